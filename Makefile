@@ -1,0 +1,38 @@
+# make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
+# make test    the tests (pytest -m slow runs the long ones)
+# make lint    ruff
+# make benchmark   speed, as ratios in one run
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+WORKDIR ?= results/audit
+
+.PHONY: audit test slow lint benchmark clean
+
+$(VENV)/.installed: setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gradleak needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 …"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+audit: $(VENV)/.installed
+	$(BIN)/python launch/audit.py --workdir=$(WORKDIR)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+benchmark: $(VENV)/.installed
+	$(BIN)/python launch/benchmark.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

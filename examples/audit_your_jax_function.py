@@ -1,0 +1,35 @@
+"""Audits a network written in plain JAX, under a defense written in plain optax.
+
+python examples/audit_your_jax_function.py
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from sklearn.datasets import load_digits
+
+import gradleak as gl
+
+
+def init(key, image_shape):
+  """Two dense layers; any pytree will do."""
+  first, second = jax.random.split(key)
+  num_pixels = image_shape[0] * image_shape[1] * image_shape[2]
+  return {
+    'hidden': {'w': jax.random.normal(first, (num_pixels, 64)) / num_pixels**0.5, 'b': jnp.zeros(64)},
+    'logits': {'w': jax.random.normal(second, (64, 10)) / 8, 'b': jnp.zeros(10)},
+  }
+
+
+def apply(params, images):
+  """Returns logits [N, 10]."""
+  hidden = jnp.tanh(images.reshape(images.shape[0], -1) @ params['hidden']['w'] + params['hidden']['b'])
+  return hidden @ params['logits']['w'] + params['logits']['b']
+
+
+images, labels = load_digits().images[:4, :, :, None] / 16, load_digits().target[:4]
+scenario = gl.scenario(gl.models.from_functions(init, apply), images, labels, key=jax.random.key(0))
+defenses = {'none': 'none', 'quantised': optax.stateless(lambda g, _: jax.tree.map(lambda x: jnp.round(x, 1), g))}
+result = gl.audit(jax.random.key(1), scenario, defenses, ['idlg', 'csdlg(tv=1e-6)'], num_trials=4, steps=300)
+gl.report.write(result, 'results/my_function')
+print(gl.report.terminal_table(result), '\n\nreport: results/my_function/report.html')

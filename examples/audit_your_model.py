@@ -1,0 +1,28 @@
+"""Audits a network of your own, written in Flax, on arrays of your own.
+
+python examples/audit_your_model.py
+"""
+
+import jax
+from flax import linen as nn
+from sklearn.datasets import load_digits
+
+import gradleak as gl
+
+
+class MyNet(nn.Module):
+  """Any Flax module called as module(images) or module(images, train=…)."""
+
+  @nn.compact
+  def __call__(self, images):
+    hidden = nn.relu(nn.Dense(64)(images.reshape(images.shape[0], -1)))
+    return nn.Dense(10)(hidden)
+
+
+images = load_digits().images[:4, :, :, None] / 16  # [N, H, W, C] in [0, 1]
+labels = load_digits().target[:4]
+scenario = gl.scenario(gl.models.from_flax(MyNet()), images, labels, key=jax.random.key(0), dataset='my digits')
+defenses = ['none', 'prune(rate=0.7)', 'clip(norm=1)+gaussian(stddev=0.02)']
+result = gl.audit(jax.random.key(1), scenario, defenses, ['csdlg(tv=1e-6)'], num_trials=4, steps=500)
+gl.report.write(result, 'results/my_model')
+print(gl.report.terminal_table(result), '\n\nreport: results/my_model/report.html')

@@ -1,0 +1,46 @@
+"""What an attack is: pure functions that a driver scans, so that every attack gets progress bars and checkpoints."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+
+class Reconstruction(NamedTuple):
+  """What an attack returns.
+
+  Attributes:
+    images: [N, H, W, C].
+    labels: class indices, int32 [N].
+    objective: the value that the attack minimised, priors included, at these images; float32 scalar.
+    distance: the matching distance alone; restarts are chosen by it.
+    objective_start: the objective at the start.
+    diverged_step: the first step with a value that is not finite, or −1; int32 scalar.
+  """
+
+  images: jax.Array
+  labels: jax.Array
+  objective: jax.Array
+  distance: jax.Array
+  objective_start: jax.Array
+  diverged_step: jax.Array
+
+
+class Attack(NamedTuple):
+  """An attack as pure functions of an `Observation`; it sees nothing else.
+
+  Attributes:
+    init: (key, observation) -> state.
+    step: (state, observation) -> (state, info), info a dict of scalars with at least 'objective', NaN once diverged.
+    reconstruct: (state, observation) -> Reconstruction.
+    objective: (observation, images, labels as probabilities) -> objective; the auditor evaluates it at the truth.
+    num_steps: how many steps to run; 0 for closed-form attacks.
+    labels: the label mode that the attack was published with: 'known', 'inferred' or 'optimised'.
+  """
+
+  init: Callable
+  step: Callable
+  reconstruct: Callable
+  objective: Callable
+  num_steps: int
+  labels: str

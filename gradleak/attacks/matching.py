@@ -1,0 +1,228 @@
+"""Gradient matching: dummy samples are optimised until the simulated client's update equals the observed one.
+
+DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020) and csDLG (Geiping et al. 2020) are this one algorithm with different
+distances, priors, optimizers and starts; see `gradleak.attacks.presets`. Deltas of several local steps are matched the
+same way, since the client simulation is the client's own code.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak import errors, trees
+from gradleak.attacks import labels as label_rules
+from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.models import model as models
+
+
+def squared_euclidean(simulated, observed, weights=None):
+  """Returns Σ_l w_l ‖a_l − b_l‖² over the tensors (Zhu et al. 2019, eq. 4)."""
+  difference = trees.subtract(simulated, observed)
+  return trees.inner_product(difference, _weighted(difference, weights))
+
+
+def cosine(simulated, observed, weights=None):
+  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
+  product = trees.inner_product(simulated, _weighted(observed, weights))
+  scale = trees.safe_sqrt(
+    trees.inner_product(simulated, _weighted(simulated, weights))
+    * trees.inner_product(observed, _weighted(observed, weights))
+  )
+  return 1 - jnp.where(scale > 0, product / jnp.where(scale > 0, scale, 1.0), 0.0)
+
+
+DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine}
+
+
+def _weighted(tree, weights):
+  return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
+
+
+# Position of a layer in (0, 1], first to last -> its weight in the distance.
+LAYER_WEIGHTS = {
+  'uniform': None,
+  'linear': lambda position: position,
+  'early': lambda position: 2.0 ** (-8.0 * position),
+}
+
+
+def layer_weights(model, params, image_shape, mode):
+  """Returns a tree of scalars that weights each tensor in the distance, or None for 'uniform'.
+
+  'linear' weights the l-th of L layers by l/L, 'early' by 2^(−8·l/L). Needs a model that offers `layers`.
+  """
+  if mode not in LAYER_WEIGHTS:
+    raise errors.unknown('layer weighting', mode, LAYER_WEIGHTS)
+  if LAYER_WEIGHTS[mode] is None:
+    return None
+  layers = models.require(model, 'layers')(image_shape)
+  position = {path: (i + 1) / len(layers) for i, layer in enumerate(layers) for path in layer.paths}
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[tuple(key.key for key in path)])), params
+  )
+
+
+def total_variation(images):
+  """Returns the anisotropic total variation, mean |∂x/∂row| + mean |∂x/∂column|; images [N, H, W, C]."""
+  rows = jnp.mean(jnp.abs(images[:, 1:] - images[:, :-1]))
+  columns = jnp.mean(jnp.abs(images[:, :, 1:] - images[:, :, :-1]))
+  return rows + columns
+
+
+def start_images(start, key, shape):
+  """Returns the first dummy images: 'normal' N(0, 1), 'uniform' U(0, 1), 'constant' 0.5, or the array given."""
+  starts = {
+    'normal': lambda: jax.random.normal(key, shape),
+    'uniform': lambda: jax.random.uniform(key, shape),
+    'constant': lambda: jnp.full(shape, 0.5, jnp.float32),
+  }
+  if isinstance(start, str):
+    if start not in starts:
+      raise errors.unknown('start', start, starts)
+    return starts[start]()
+  start = jnp.asarray(start, jnp.float32)
+  if start.shape not in (shape, shape[1:]):
+    raise errors.UsageError(f'the start image has shape {start.shape}, expected {shape} or {shape[1:]}')
+  return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
+
+
+class MatchState(NamedTuple):
+  """State of a matching attack.
+
+  Attributes:
+    count: steps done.
+    dummy: {'images': [N, H, W, C]} and, while labels are optimised, {'logits': [N, classes]}.
+    labels: the labels that are not optimised, probabilities [N, classes].
+    optimizer: its state.
+    best: (dummy, objective, distance) of the lowest objective so far.
+    objective_start: the objective of the start.
+    diverged_step: first step that was not finite, −1 before.
+  """
+
+  count: jax.Array
+  dummy: dict
+  labels: jax.Array
+  optimizer: object
+  best: tuple
+  objective_start: jax.Array
+  diverged_step: jax.Array
+
+
+def gradient_matching(
+  client,
+  optimizer,
+  num_steps,
+  *,
+  distance='squared_euclidean',
+  layer_weighting='uniform',
+  tv=0.0,
+  l2=0.0,
+  box=False,
+  start='normal',
+  labels='known',
+):
+  """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
+
+  Args:
+    client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
+    optimizer: an optax optimizer of the dummy samples; it is given `value=`.
+    num_steps: number of evaluations.
+    distance: 'squared_euclidean' or 'cosine'.
+    layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
+    tv, l2: weights of the priors; may be traced.
+    box: project the images into [0, 1] after each step.
+    start: 'normal', 'uniform', 'constant' or an array of images.
+    labels: the mode that the attack was published with; the observation's knowledge decides.
+
+  Raises:
+    UsageError: for an unknown distance, weighting or start.
+  """
+  if distance not in DISTANCES:
+    raise errors.unknown('distance', distance, DISTANCES)
+  if layer_weighting not in LAYER_WEIGHTS:
+    raise errors.unknown('layer weighting', layer_weighting, LAYER_WEIGHTS)
+  errors.check_number('tv', tv, low=0)
+  errors.check_number('l2', l2, low=0)
+  errors.check_number('steps', num_steps, low=1, integer=True)
+  measure = DISTANCES[distance]
+  optimizer = optax.with_extra_args_support(optimizer)
+
+  def losses(observation, images, labels):
+    """Returns (objective, distance)."""
+    simulated = client.local_update(None, observation.variables, images, labels).update
+    weights = layer_weights(client.model, observation.update, observation.image_shape[1:], layer_weighting)
+    apart = measure(simulated, observation.update, weights)
+    return apart + tv * total_variation(images) + l2 * jnp.mean(jnp.square(images)), apart
+
+  def evaluate(dummy, state, observation):
+    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
+    return losses(observation, dummy['images'], labels)
+
+  def init(key, observation):
+    image_key, label_key = jax.random.split(key)
+    knowledge = observation.knowledge
+    dummy = {'images': start_images(start, image_key, observation.image_shape)}
+    given = observation.labels
+    if knowledge.labels == 'optimised':
+      dummy['logits'] = jax.random.normal(label_key, given.shape)
+    elif knowledge.labels == 'inferred':
+      given = jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+    infinite = jnp.asarray(jnp.inf, jnp.float32)
+    return MatchState(
+      jnp.zeros((), jnp.int32),
+      dummy,
+      given,
+      optimizer.init(dummy),
+      (dummy, infinite, infinite),
+      infinite,
+      jnp.full((), -1, jnp.int32),
+    )
+
+  def better(best, dummy, objective, apart):
+    improved = objective < best[1]
+    return jax.tree.map(functools.partial(jnp.where, improved), (dummy, objective, apart), best)
+
+  def step(state, observation):
+    value_and_grad = jax.value_and_grad(evaluate, has_aux=True)
+    (objective, apart), gradient = value_and_grad(state.dummy, state, observation)
+    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
+    dummy = optax.apply_updates(state.dummy, updates)
+    if box:
+      dummy = {**dummy, 'images': jnp.clip(dummy['images'], 0.0, 1.0)}
+    first = state.count == 0
+    # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
+    finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
+    diverged = jnp.where((state.diverged_step < 0) & ~finite, state.count, state.diverged_step)
+    state = MatchState(
+      state.count + 1,
+      dummy,
+      state.labels,
+      optimizer_state,
+      better(state.best, state.dummy, objective, apart),
+      jnp.where(first, objective, state.objective_start),
+      diverged,
+    )
+    reported = jnp.where(jnp.isfinite(objective), objective, state.best[1])
+    return state, {'objective': jnp.where(diverged >= 0, jnp.nan, reported)}
+
+  def reconstruct(state, observation):
+    dummy, objective, apart = better(state.best, state.dummy, *evaluate(state.dummy, state, observation))
+    chosen = dummy.get('logits', state.labels)
+    diverged = state.diverged_step >= 0
+    lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction, whatever it passed on its way
+    return Reconstruction(
+      dummy['images'] + lost,
+      jnp.argmax(chosen, axis=-1).astype(jnp.int32),
+      objective + lost,
+      jnp.where(diverged, jnp.inf, apart),
+      state.objective_start,
+      state.diverged_step,
+    )
+
+  def objective(observation, images, labels):
+    return losses(observation, images, labels)[0]
+
+  return Attack(init, step, reconstruct, objective, num_steps, labels)

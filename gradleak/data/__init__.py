@@ -1,0 +1,141 @@
+"""Where private samples come from: embedded data, folders of images, TensorFlow Datasets.
+
+>>> faces = load('faces', limit=8)
+>>> faces.images.shape, faces.class_names
+((8, 25, 25, 1), ('non-face', 'face'))
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gradleak import errors
+from gradleak.data import embedded, folder, images, tfds
+
+EMBEDDED = {'faces': embedded.faces, 'digits': embedded.digits}
+
+
+class Dataset(NamedTuple):
+  """Images of one split, in a fixed order.
+
+  Attributes:
+    name: as given to `load`.
+    split: as given to `load`.
+    images: float32 [N, H, W, C], pixels in [0, 1].
+    labels: int32 [N], in [0, num_classes).
+    class_names: a name for each label, also for classes that no image here belongs to.
+  """
+
+  name: str
+  split: str
+  images: np.ndarray
+  labels: np.ndarray
+  class_names: tuple[str, ...]
+
+  @property
+  def num_classes(self):
+    """The number of classes that the dataset distinguishes."""
+    return len(self.class_names)
+
+
+def load(name, split='test', *, data_dir=None, limit=None, image_size=None, channels=None):
+  """Returns a split of a dataset as a `Dataset`.
+
+  Args:
+    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), or a TFDS image-classification dataset such as
+      `mnist`, `emnist/letters` or `cifar10:3.0.2`, prepared by `launch/prepare_data.py`.
+    split: `test`, `train`, or whichever others the dataset has; TFDS's slices (`train[:10%]`) for its datasets.
+    data_dir: the folder that holds TFDS datasets (None: `~/tensorflow_datasets`); others ignore it.
+    limit: the number of images to return, the first ones, and no others are decoded (None: all).
+    image_size: the side in pixels to resize to, with anti-aliasing, after cutting images to their central square
+      (None: as they are).
+    channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for as they are.
+
+  Raises:
+    UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
+      or channels where none are asked for, and pixels or labels out of range; the submodules' docstrings say more.
+  """
+  if channels not in (None, 1, 3):
+    raise errors.UsageError(f'channels is {channels!r}, expected 1 (grey), 3 (RGB) or none (as the images are)')
+  if image_size is not None:
+    image_size = int(errors.check_number('image_size', image_size, low=1, integer=True))
+  if limit is not None:
+    limit = int(errors.check_number('limit', limit, low=1, integer=True))
+  try:
+    source = _open(name, split, data_dir)
+    if not source.size:
+      raise errors.UsageError(f'the split {split!r} of {name} has no images')
+    if limit is not None and limit > source.size:
+      raise errors.UsageError(f'limit is {limit}, but the split {split!r} of {name} has {source.size} images')
+    pixels, labels = _read(source, source.size if limit is None else limit, image_size, channels)
+  except OSError as error:
+    raise errors.UsageError(f'cannot read the dataset {name}: {error}') from error
+  try:
+    validate(pixels, labels, len(source.class_names))
+  except errors.UsageError as error:
+    raise errors.UsageError(f'the dataset {name}, split {split!r}: {error}') from error
+  return Dataset(name, split, pixels, labels, source.class_names)
+
+
+def validate(images, labels, num_classes=None):
+  """Checks a user's arrays; what passes can be attacked, defended and measured.
+
+  Args:
+    images: floating [N, H, W, C], N ≥ 1, pixels finite and in [0, 1].
+    labels: integer [N], in [0, num_classes).
+    num_classes: the number of classes (None: labels need only be ≥ 0).
+
+  Raises:
+    UsageError: for anything else; names the value, and the first image that has it.
+  """
+  images, labels = np.asarray(images), np.asarray(labels)
+  if images.ndim != 4 or not images.size:
+    raise errors.UsageError(f'images have the shape {images.shape}, expected [N, H, W, C], none of them 0')
+  if not np.issubdtype(images.dtype, np.floating):
+    advice = '; divide by 255 and convert to float32' if images.dtype == np.uint8 else ''
+    raise errors.UsageError(f'images are {images.dtype.name}, expected floats in [0, 1]{advice}')
+  if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+    raise errors.UsageError(
+      f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {len(images)} images'
+    )
+  wrong = np.argwhere(~((images >= 0) & (images <= 1)))  # so put that NaN is wrong too
+  if len(wrong):
+    value = images[tuple(wrong[0])]
+    raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
+  highest = np.inf if num_classes is None else num_classes - 1
+  wrong = np.flatnonzero((labels < 0) | (labels > highest))
+  if len(wrong):
+    expected = 'at least 0' if num_classes is None else f'in [0, {highest}]'
+    raise errors.UsageError(f'image {wrong[0]} has the label {labels[wrong[0]]}, expected {expected}')
+
+
+def _open(name, split, data_dir):
+  """Returns the `images.Source` of a dataset by name."""
+  if name in EMBEDDED:
+    return EMBEDDED[name](split)
+  kind, _, path = str(name).partition(':')
+  if kind == 'folder':
+    return folder.read(path, split)
+  if kind.startswith(('/', '.', '~')):
+    raise errors.UsageError(f'no dataset is named {name!r}; for a folder of images write folder:{name}')
+  return tfds.read(str(name), split, data_dir)
+
+
+def _read(source, count, image_size, channels):
+  """Returns the first `count` images of a source, [N, H, W, C] float32, and their labels, [N] int32."""
+  pixels, labels, first = None, np.empty(count, np.int32), None
+  for index, (image, label, where) in enumerate(source.examples(count)):
+    image = images.convert(image, where, image_size, channels)
+    if pixels is None:
+      pixels, first = np.empty((count, *image.shape), np.float32), where
+    _check_alike(image.shape, where, pixels.shape[1:], first)
+    pixels[index], labels[index] = image, label
+  return pixels, labels
+
+
+def _check_alike(shape, where, expected, first):
+  for key, mine, others in (('image_size', shape[:2], expected[:2]), ('channels', shape[2:], expected[2:])):
+    if mine != others:
+      mine, others = ('×'.join(map(str, lengths)) for lengths in (mine, others))
+      unit = 'pixels' if key == 'image_size' else 'channels'
+      raise errors.UsageError(f'{first} has {others} {unit}, {where} {mine}: pass {key} (--{key}) to make them alike')

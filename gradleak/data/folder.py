@@ -1,0 +1,86 @@
+"""A user's own folder of images: PATH/split/label/*.png, .jpg or .jpeg."""
+
+import pathlib
+import warnings
+
+import numpy as np
+
+from gradleak import errors
+from gradleak.data import images
+
+_SUFFIXES = ('.png', '.jpg', '.jpeg')
+
+
+def read(path, split):
+  """Returns the `Source` of the images in `path`/`split`/label/.
+
+  The classes are the label folders' names over all splits, sorted, so that splits agree on them. Images are ordered by
+  (file name, label), not by label: the first N are then not all of one class where classes number their files alike.
+
+  Files are turned upright by their EXIF tag; palettes, CMYK and other colour spaces become RGB, transparent pixels are
+  laid over white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored.
+
+  Args:
+    path: the folder that holds the splits; `~` is the home folder.
+    split: the name of a folder in it.
+
+  Raises:
+    UsageError: for a path that does not exist, a missing split (lists those there are), a split without images, and,
+      when it is read, a file that is no readable image.
+  """
+  root = pathlib.Path(path).expanduser()
+  if not path or not root.is_dir():
+    raise errors.UsageError(f'no folder {path!r}; folder:PATH expects images at PATH/split/label/*.png, .jpg or .jpeg')
+  splits = {folder.name: folder for folder in _folders(root)}
+  if split not in splits:
+    raise errors.unknown(f'split of folder:{path}', split, splits or ['(it has none: expected PATH/split/label/*.png)'])
+  class_names = sorted({label.name for folder in splits.values() for label in _folders(folder)})
+  files = sorted(
+    ((file.name, label.name, file) for label in _folders(splits[split]) for file in label.iterdir() if _is_image(file)),
+  )
+  if not files:
+    raise errors.UsageError(f'no images in {splits[split]}, expected {splits[split]}/label/*.png, .jpg or .jpeg')
+  label_of = {name: index for index, name in enumerate(class_names)}
+
+  def examples(count):
+    for _, label, file in files[:count]:
+      yield _decode(file), label_of[label], str(file)
+
+  return images.Source(tuple(class_names), len(files), examples)
+
+
+def _folders(path):
+  return [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith('.')]
+
+
+def _is_image(file):
+  return file.suffix.lower() in _SUFFIXES and not file.name.startswith('.') and file.is_file()
+
+
+def _decode(file):
+  """Returns the pixels of an image file, [H, W, 1 or 3], uint8 or uint16."""
+  import PIL.Image
+  import PIL.ImageOps
+
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # PIL's remarks on unusual, but readable, files
+      with PIL.Image.open(file) as image:
+        image = PIL.ImageOps.exif_transpose(image)
+        pixels = np.asarray(image if image.mode.startswith('I') else _flatten(image))
+  except Exception as error:  # whatever a decoder makes of foreign bytes: PIL documents no closed list
+    raise errors.UsageError(f'cannot read the image {file}: {error or type(error).__name__}') from error
+  if pixels.dtype != np.uint8:  # 16-bit grey, in the file's byte order or widened to 32 bits
+    pixels = np.clip(pixels, 0, 65535).astype(np.uint16)
+  return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _flatten(image):
+  """Returns a PIL image as grey (L) or RGB, with transparent pixels over white."""
+  import PIL.Image
+
+  mode = 'L' if image.mode in ('1', 'L', 'LA', 'La') else 'RGB'
+  if image.has_transparency_data:
+    white = PIL.Image.new('RGBA', image.size, 'white')
+    image = PIL.Image.alpha_composite(white, image.convert('RGBA'))
+  return image.convert(mode)

@@ -1,0 +1,80 @@
+"""What every source of images has in common: how one is read, and how its images become float32 pixels in [0, 1]."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gradleak import errors
+
+# The largest value of each stored type; floating images are taken to be in [0, 1] already.
+_LARGEST = {'bool': 1, 'uint8': 255, 'uint16': 65535}
+
+_LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in PIL and torchvision
+
+
+class Source(NamedTuple):
+  """One split of a dataset, not decoded yet.
+
+  Attributes:
+    class_names: a name for each label.
+    size: the number of images.
+    examples: `examples(n)` yields the first n images as (image [H, W, C] as stored, label, what messages call it), and
+      decodes no others.
+  """
+
+  class_names: tuple[str, ...]
+  size: int
+  examples: Callable[[int], Iterator[tuple[np.ndarray, int, str]]]
+
+
+def convert(image, where, image_size=None, channels=None):
+  """Returns `image` as float32 pixels in [0, 1], resized and in grey or RGB as asked.
+
+  Args:
+    image: [H, W, C]; unsigned integers span their type's range, floats are in [0, 1] already.
+    where: what messages call the image.
+    image_size: the side in pixels of the square to return (None: as it is). An image that is not square loses the
+      ends of its longer side first, evenly, so that nothing is distorted.
+    channels: 1 (grey: BT.601 luma), 3 (RGB: grey is repeated) or None (as it is).
+
+  Returns:
+    [image_size, image_size, channels] float32.
+
+  Raises:
+    UsageError: for pixels of another type, and for a conversion from neither grey nor RGB.
+  """
+  if image.dtype.name in _LARGEST:
+    image = image.astype(np.float32) / np.float32(_LARGEST[image.dtype.name])
+  elif not np.issubdtype(image.dtype, np.floating):
+    raise errors.UsageError(f'{where} has {image.dtype.name} pixels, expected uint8, uint16 or floats in [0, 1]')
+  image = image.astype(np.float32)
+  if channels is not None and channels != image.shape[-1]:
+    image = _to_channels(image, channels, where)
+  if image_size is not None and image.shape[:2] != (image_size, image_size):
+    image = _to_square(image, image_size)
+  return image
+
+
+def _to_channels(image, channels, where):
+  if image.shape[-1] not in (1, 3):
+    raise errors.UsageError(f'{where} has {image.shape[-1]} channels; only 1 (grey) and 3 (RGB) convert to {channels}')
+  if channels == 3:
+    return np.repeat(image, 3, axis=-1)
+  # In float64, where the weights' sum rounds to one, so that white stays white.
+  return (image.astype(np.float64) @ _LUMA).astype(np.float32)[..., np.newaxis]
+
+
+def _to_square(image, size):
+  import PIL.Image
+
+  side = min(image.shape[:2])
+  top, left = ((length - side) // 2 for length in image.shape[:2])
+  image = image[top : top + side, left : left + side]
+  bilinear = PIL.Image.Resampling.BILINEAR  # PIL widens it to the area that a smaller image's pixel covers: no aliasing
+  planes = [
+    np.asarray(PIL.Image.fromarray(np.ascontiguousarray(plane)).resize((size, size), bilinear))
+    for plane in np.moveaxis(image, -1, 0)
+  ]
+  # The weights' rounding may leave the range by one unit in the last place.
+  return np.clip(np.stack(planes, axis=-1), image.min(), image.max())

@@ -1,0 +1,161 @@
+"""Any image-classification dataset of TensorFlow Datasets, read from array_record files, without TensorFlow."""
+
+import contextlib
+import difflib
+import logging
+import pathlib
+import re
+import textwrap
+import warnings
+
+from gradleak import errors
+from gradleak.data import images
+
+DEFAULT_DATA_DIR = '~/tensorflow_datasets'
+FILE_FORMAT = 'array_record'
+
+_ASKED = re.compile(r'^Failed to construct dataset .*?}": ')
+
+
+def read(name, split, data_dir=None):
+  """Returns the `Source` of a prepared TFDS dataset, in the order in which TFDS stores it.
+
+  Args:
+    name: as TFDS writes it: `mnist`, `emnist/letters`, `mnist:3.0.1`.
+    split: as TFDS writes it: `test`, `train[:1000]`, `train+test`.
+    data_dir: the folder that holds prepared datasets (None: `~/tensorflow_datasets`).
+
+  Raises:
+    UsageError: for an unknown dataset, configuration, version or split, a dataset that is not prepared in `data_dir`
+      (says how to prepare it, and what is there), damaged files, and a dataset without images and class labels.
+  """
+  with quiet():
+    found = builder(name, data_dir)
+    image_key, label_key, class_names = _keys(found, name)
+    records = _open(found, name, split)
+
+  def examples(count):
+    for index in range(count):
+      try:
+        with quiet():
+          record = records[index]
+      except Exception as error:  # array_record raises several types for damaged files
+        raise errors.UsageError(f'cannot read {name} in {found.data_dir}: {one_line(error)}') from error
+      yield record[image_key], int(record[label_key]), f'image {index}'
+
+  return images.Source(class_names, len(records), examples)
+
+
+def builder(name, data_dir=None):
+  """Returns the TFDS builder of a dataset by name, prepared or not.
+
+  Raises:
+    UsageError: for a name, configuration or version that TFDS does not know and `data_dir` does not hold, and for a
+      dataset that `data_dir` holds in another file format than array_record.
+  """
+  import tensorflow_datasets
+
+  root = _root(data_dir)
+  try:
+    return tensorflow_datasets.builder(name, data_dir=root, file_format=FILE_FORMAT)
+  except tensorflow_datasets.core.DatasetNotFoundError as error:
+    raise _unknown_dataset(name, data_dir) from error
+  except Exception as error:  # TFDS raises several types, with the reason in the text
+    if 'File format is already set' in str(error):
+      raise errors.UsageError(
+        f'{name} in {root} is not in the {FILE_FORMAT} format that is read here; delete it and prepare it again: '
+        f'{_preparation(name, data_dir)}'
+      ) from error
+    if 'Parsing builder name' in str(error):
+      raise _unknown_dataset(name, data_dir) from error
+    raise errors.UsageError(f'TFDS cannot open the dataset {name!r}: {one_line(error)}') from error
+
+
+def prepared(data_dir=None):
+  """Returns the sorted names of the datasets (name or name/configuration) that lie prepared in `data_dir`."""
+  root = pathlib.Path(_root(data_dir))
+  infos = [*root.glob('*/*/dataset_info.json'), *root.glob('*/*/*/dataset_info.json')]
+  return sorted({info.parent.parent.relative_to(root).as_posix() for info in infos})
+
+
+def one_line(error):
+  """Returns the message of TFDS's `error` on one line of bearable length, without the request, which TFDS repeats."""
+  text = ' '.join(str(error).split()) or type(error).__name__
+  return textwrap.shorten(_ASKED.sub('', text), 300, placeholder=' …')
+
+
+@contextlib.contextmanager
+def quiet():
+  """Silences TFDS's advice (install OpenCV, a folder without metadata): what matters is raised as an error."""
+  logger = logging.getLogger('absl')
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      yield
+  finally:
+    logger.setLevel(level)
+
+
+def _open(found, name, split):
+  """Returns the random-access records of a split."""
+  try:
+    return found.as_data_source(split=split)
+  except Exception as error:  # asked only now, since TFDS's mock data need no files
+    if not found.is_prepared():
+      data_dir = found.data_dir_root
+      raise errors.UsageError(
+        f'the dataset {name} is not prepared in {data_dir} (there: {_contents(data_dir)}); prepare it: '
+        f'{_preparation(name, data_dir)}'
+      ) from error
+    if 'Unknown split' in str(error):
+      raise errors.unknown(f'split of {name}', split, found.info.splits) from error
+    raise errors.UsageError(
+      f'cannot read the split {split!r} of {name} in {found.data_dir} (splits there: {", ".join(found.info.splits)}): '
+      f'{one_line(error)}'
+    ) from error
+
+
+def _keys(found, name):
+  """Returns the features that hold the image and its class, and the classes' names."""
+  from tensorflow_datasets import features as kinds
+
+  features = found.info.features
+  pair = found.info.supervised_keys
+  keys = pair if isinstance(pair, tuple) and len(pair) == 2 else features.keys()
+  keys = [key for key in keys if isinstance(key, str)]
+  image_keys = [key for key in keys if isinstance(features[key], kinds.Image)]
+  label_keys = [key for key in keys if isinstance(features[key], kinds.ClassLabel)]
+  if len(image_keys) != 1 or len(label_keys) != 1:
+    raise errors.UsageError(
+      f'the dataset {name} is not for image classification: expected one image and one class label, its features are '
+      f'{", ".join(sorted(features.keys()))}'
+    )
+  return image_keys[0], label_keys[0], tuple(features[label_keys[0]].names)
+
+
+def _unknown_dataset(name, data_dir):
+  import tensorflow_datasets
+
+  known = tensorflow_datasets.list_builders(with_community_datasets=False)
+  near = difflib.get_close_matches(str(name), ['faces', 'digits', *prepared(data_dir), *known], n=1)
+  hint = f'; did you mean {near[0]!r}?' if near else ''
+  return errors.UsageError(
+    f'unknown dataset {name!r}{hint} (valid: faces, digits, folder:PATH, or an image-classification dataset of TFDS; '
+    f'in {_root(data_dir)}: {_contents(data_dir)})'
+  )
+
+
+def _contents(data_dir):
+  if not pathlib.Path(_root(data_dir)).is_dir():
+    return 'no such folder'
+  return ', '.join(prepared(data_dir)) or 'nothing'
+
+
+def _preparation(name, data_dir):
+  return f'python launch/prepare_data.py --dataset={name} --data_dir={_root(data_dir)}'
+
+
+def _root(data_dir):
+  return str(pathlib.Path(data_dir or DEFAULT_DATA_DIR).expanduser())

@@ -1,0 +1,177 @@
+"""A client: local training on private samples, and what leaves it.
+
+The victim and the attacker's simulation of it are the same code, so that they differ in nothing that is not named here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak import errors, trees
+from gradleak.federated.losses import cross_entropy
+from gradleak.models import Model
+from gradleak.strictness import lenient
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Upload:
+  """What leaves a client.
+
+  Attributes:
+    update: the gradient, or the delta θ_T − θ_0, a tree shaped like the parameters.
+    sent: a tree of the same structure of boolean masks (scalars where a whole tensor is sent or withheld).
+    num_samples: number of private samples behind it, an int32 scalar.
+  """
+
+  update: object
+  sent: object
+  num_samples: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+  """How a client trains and what it shares.
+
+  Attributes:
+    model: the network.
+    num_classes: number of classes.
+    loss: (logits, label probabilities) -> loss per example.
+    share: 'gradient' (FedSGD: the gradient of one step on all samples) or 'delta' (FedAvg: θ_T − θ_0).
+    optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
+    step: the defense on the gradient of each local step, before the local optimizer.
+    upload: the defense on what is about to be sent.
+    epochs: passes over the samples, in their order.
+    batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
+    batch_norm: 'train' (batch statistics: what real clients do) or 'eval' (running ones: what older attacks assumed).
+    remat: recompute local steps in the attacker's backward pass: less memory, more time, same function.
+  """
+
+  model: Model
+  num_classes: int
+  loss: Callable = cross_entropy
+  share: str = 'gradient'
+  optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
+  step: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
+  upload: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
+  epochs: int = 1
+  batch_size: int | None = None
+  batch_norm: str = 'train'
+  remat: bool = False
+
+  def __post_init__(self):
+    if self.share not in ('gradient', 'delta'):
+      raise errors.unknown('share', self.share, ('gradient', 'delta'))
+    if self.batch_norm not in ('train', 'eval'):
+      raise errors.unknown('batch_norm mode', self.batch_norm, ('train', 'eval'))
+    errors.check_number('epochs', self.epochs, low=1, integer=True)
+    if self.batch_size is not None:
+      errors.check_number('local batch size', self.batch_size, low=1, integer=True)
+    if self.share == 'gradient' and self.epochs != 1:
+      raise errors.UsageError(
+        f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
+      )
+
+  def num_steps(self, num_samples):
+    """Returns the number of local steps on `num_samples` samples."""
+    return self.epochs * -(-num_samples // (self.batch_size or num_samples))
+
+  def undefended(self):
+    """Returns the same client without its defenses: what an attacker simulates who does not know them."""
+    return dataclasses.replace(self, step=optax.identity(), upload=optax.identity())
+
+  def local_update(self, key, variables, images, labels):
+    """Trains on the samples and returns the `Upload`. Pure; `variables` stay as they are.
+
+    Args:
+      key: drives dropout and the defenses' noise; None switches dropout off (and random defenses raise).
+      variables: the global model's.
+      images: float32 [N, H, W, C] in [0, 1].
+      labels: class indices, integer [N], or probabilities, float32 [N, classes].
+    """
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+      labels = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
+    steps = self.num_steps(images.shape[0])
+    if self.share == 'gradient':
+      if steps != 1:
+        raise errors.UsageError(
+          f'a gradient is shared after one step, but {images.shape[0]} samples in batches of '
+          f'{self.batch_size} make {steps}'
+        )
+      weights = jnp.ones(images.shape[:1], jnp.float32)
+      update, _, state = self._defended_gradient(key, variables, self._init_step(variables), images, labels, weights)
+    else:
+      update, state = self._train(key, variables, images, labels, steps)
+    return self._send(key, variables['params'], update, state, images, labels)
+
+  def _init_step(self, variables):
+    return optax.with_extra_args_support(self.step).init(variables['params'])
+
+  def _defended_gradient(self, key, variables, state, images, labels, weights):
+    """Returns the step chain's output, the new batch statistics and the chain's new state."""
+    params = variables['params']
+    dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
+
+    def mean_loss(params):
+      logits, batch_stats = self.model.apply(
+        {**variables, 'params': params}, images, self.batch_norm == 'train', dropout
+      )
+      return jnp.sum(weights * self.loss(logits, labels)) / jnp.sum(weights), batch_stats
+
+    gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
+    chain = optax.with_extra_args_support(self.step)
+    gradient, state = chain.update(gradient, state, params, key=noise, batch=(images, labels))
+    return gradient, batch_stats, state
+
+  def _train(self, key, variables, images, labels, steps):
+    """Runs local SGD and returns (θ_T − θ_0, the step chain's last state)."""
+    size = self.batch_size or images.shape[0]
+    per_epoch = steps // self.epochs
+    padding = per_epoch * size - images.shape[0]
+    if padding and self.batch_norm == 'train' and variables.get('batch_stats'):
+      raise errors.UsageError(
+        f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
+        'the padding: choose a batch size that divides them'
+      )
+
+    def batched(x):
+      x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
+      return x.reshape(per_epoch, size, *x.shape[1:])
+
+    data = (batched(images), batched(labels), batched(jnp.ones(images.shape[:1], jnp.float32)))
+    optimizer = lenient(self.optimizer)
+
+    def one_step(carry, index):
+      params, batch_stats, state, optimizer_state = carry
+      step_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, 2), index)
+      current = {**variables, 'params': params}
+      if variables.get('batch_stats'):
+        current['batch_stats'] = batch_stats
+      gradient, batch_stats, state = self._defended_gradient(
+        step_key, current, state, *trees.take(data, index % per_epoch)
+      )
+      updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+      return (optax.apply_updates(params, updates), batch_stats, state, optimizer_state), None
+
+    if self.remat:
+      one_step = jax.checkpoint(one_step, prevent_cse=False)
+    params = variables['params']
+    start = (params, variables.get('batch_stats', {}), self._init_step(variables), optimizer.init(params))
+    # Optimizer states may hold weakly typed leaves, which a scan's carry rejects.
+    start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), start)
+    (trained, _, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
+    return trees.subtract(trained, params), state
+
+  def _send(self, key, params, update, step_state, images, labels):
+    """Applies the upload chain, then withholds what any defense of either chain marked as not sent."""
+    noise = None if key is None else jax.random.fold_in(key, 3)
+    chain = optax.with_extra_args_support(self.upload)
+    update, state = chain.update(update, chain.init(params), params, key=noise, batch=(images, labels))
+    sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
+    for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
+      sent = jax.tree.map(jnp.logical_and, sent, mask)
+    update = jax.tree.map(lambda u, s: jnp.where(s, u, jnp.zeros_like(u)), update, sent)
+    return Upload(update, sent, jnp.asarray(images.shape[0], jnp.int32))

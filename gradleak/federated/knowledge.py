@@ -1,0 +1,121 @@
+"""What an attacker is granted, and all that it sees."""
+
+import dataclasses
+
+import jax
+
+from gradleak import errors
+
+LABELS = ('known', 'inferred', 'optimised')
+
+TIERS = {
+  'A': 'eavesdropper: the update and the model',
+  'B': 'informed eavesdropper: and the labels of the private samples',
+  'C': 'parameter-aware eavesdropper: and how the client trains (local steps, batches, learning rate)',
+  'D': 'data-enhanced eavesdropper: and auxiliary data of the same kind',
+  'E': 'statistically informed eavesdropper: and statistics of the private data',
+  'F': 'active manipulator: sends a modified model',
+  'G': 'data-enhanced manipulator: a modified model and auxiliary data',
+  'H': 'active client manipulator: and chooses or isolates its clients',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Knowledge:
+  """What this attacker is granted; recorded with every result. Hashable: it is structure, not data.
+
+  Attributes:
+    labels: 'known' (given), 'inferred' (from the update, before the attack) or 'optimised' (with the images).
+    label_inference: the rule of 'inferred', a name of `gradleak.attacks.labels.RULES`.
+    local_steps: number of local steps behind the update.
+    share: 'gradient' or 'delta'.
+    batch_norm: 'train' or 'eval', how the client ran BatchNorm, if the model has any ('none').
+    defense: 'unknown' or 'known'.
+    model: 'honest' or 'modified'.
+    auxiliary_data: whether the attacker holds data of the same kind.
+  """
+
+  labels: str = 'known'
+  label_inference: str = 'bias_corrected'
+  local_steps: int = 1
+  share: str = 'gradient'
+  batch_norm: str = 'none'
+  defense: str = 'unknown'
+  model: str = 'honest'
+  auxiliary_data: bool = False
+
+  def __post_init__(self):
+    if self.labels not in LABELS:
+      raise errors.unknown('label mode', self.labels, LABELS)
+
+  @property
+  def tier(self):
+    """The threat model of Carletti et al. (SoK, USENIX Security 2025), A–H, that this amounts to, as we read it."""
+    if self.model == 'modified':
+      return 'G' if self.auxiliary_data else 'F'
+    if self.auxiliary_data:
+      return 'D'
+    if self.local_steps > 1:
+      return 'C'
+    return 'B' if self.labels == 'known' else 'A'
+
+  def in_words(self):
+    """Returns the threat model as a list of sentences."""
+    label = {
+      'known': 'It is given the true labels of the private samples.',
+      'inferred': f'It infers the labels from the update by the rule {self.label_inference!r}; they are not given.',
+      'optimised': 'It is given no labels and optimises them together with the images.',
+    }[self.labels]
+    server = (
+      'The server is honest but curious: it sends the genuine model and reads what comes back.'
+      if self.model == 'honest'
+      else 'The server is malicious: it sends a modified model.'
+    )
+    sees = (
+      'It sees the gradient of one step on the private samples, as the client sent it.'
+      if self.share == 'gradient'
+      else f'It sees the difference of the weights after {self.local_steps} local steps, as the client sent it, and '
+      'knows the local optimizer, its learning rate, the order of the batches and their size.'
+    )
+    norm = {
+      'none': [],
+      'train': [
+        'The client runs BatchNorm on batch statistics; the attacker simulates the same and is given no statistics.'
+      ],
+      'eval': ['The client runs BatchNorm on the running statistics of the global model, which the server knows.'],
+    }[self.batch_norm]
+    defense = (
+      'It does not know which defense the client uses, and ignores it.'
+      if self.defense == 'unknown'
+      else 'It knows the defense and its settings.'
+    )
+    data = 'It holds auxiliary data of the same kind.' if self.auxiliary_data else 'It holds no auxiliary data.'
+    count = (
+      'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
+    )
+    tier = f'Threat model {self.tier} of Carletti et al. (2025), as we read it: {TIERS[self.tier]}.'
+    return [server, sees, count, label, *norm, defense, data, tier]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Observation:
+  """All that an attack sees.
+
+  Attributes:
+    variables: the global model that the client was sent.
+    update: what it sent back: a gradient, or a delta.
+    sent: masks of what was sent, see `Upload`.
+    labels: probabilities [N, classes]; those of the private samples if the knowledge grants them, else zeros.
+    knowledge: see `Knowledge`.
+    image_shape: (N, H, W, C) of the private samples.
+    num_classes: number of classes.
+  """
+
+  variables: object
+  update: object
+  sent: object
+  labels: jax.Array
+  knowledge: Knowledge = dataclasses.field(metadata={'static': True})
+  image_shape: tuple[int, ...] = dataclasses.field(metadata={'static': True})
+  num_classes: int = dataclasses.field(metadata={'static': True})

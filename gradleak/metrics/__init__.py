@@ -1,0 +1,92 @@
+"""How close a reconstruction is to the private images: metrics, matching, and the statistics of many trials.
+
+The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), both float [N, H, W, C] with pixels in
+[0, 1]; they return float32 [N] and work under `jit` and `vmap`. The rest runs on the host.
+"""
+
+import collections
+
+import jax
+import numpy as np
+
+from gradleak import errors
+from gradleak.metrics.assignment import match
+from gradleak.metrics.pixel import MAX_PSNR, check_shapes, mse, mse_unclipped, pearson, psnr, psnr_unclipped
+from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
+from gradleak.metrics.structural import ssim
+
+__all__ = [
+  'MAX_PSNR',
+  'REGISTRY',
+  'evaluate',
+  'match',
+  'mean_interval',
+  'mse',
+  'mse_unclipped',
+  'pearson',
+  'percentile_threshold',
+  'proportion_interval',
+  'psnr',
+  'psnr_unclipped',
+  'ssim',
+]
+
+REGISTRY = {
+  'mse': mse,
+  'psnr': psnr,
+  'ssim': ssim,
+  'pearson': pearson,
+  'mse_unclipped': mse_unclipped,
+  'psnr_unclipped': psnr_unclipped,
+}
+
+
+def evaluate(reconstructions, truth, labels_hat, labels):
+  """Scores one reconstructed batch against the private one, after matching the two one-to-one (`match`).
+
+  A host function that compiles once per shape.
+
+  Args:
+    reconstructions: float [N, H, W, C], in any order, pixels in [0, 1] or beyond.
+    truth: float [N, H, W, C], pixels in [0, 1].
+    labels_hat: int [N], the labels the attack gives its reconstructions.
+    labels: int [N], the labels of `truth`.
+
+  Returns:
+    A dict of Python values. Each metric of `REGISTRY`: its mean over the batch, NaN if any image diverged.
+    'label_correct': the share of images whose matched reconstruction has their label. 'label_counts_correct': the share
+    of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct', since
+    an attack may know the labels of a batch without knowing which image bears which. 'permutation': list of N integers,
+    the reconstruction matched to each image.
+
+  Raises:
+    UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
+  """
+  reconstructions, truth = np.asarray(reconstructions), np.asarray(truth)
+  check_shapes(reconstructions.shape, truth.shape)
+  if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
+    raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
+  labels_hat = _checked_labels('labels_hat', labels_hat, len(truth))
+  labels = _checked_labels('labels', labels, len(truth))
+
+  permutation = match(reconstructions, truth)
+  figures = jax.device_get(_all_metrics(reconstructions[permutation], truth))
+  recovered = collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())
+  return {
+    **{name: float(np.mean(figure, dtype=np.float64)) for name, figure in figures.items()},
+    'label_correct': float(np.mean(labels_hat[permutation] == labels)),
+    'label_counts_correct': recovered.total() / len(labels),
+    'permutation': permutation.tolist(),
+  }
+
+
+@jax.jit
+def _all_metrics(reconstructions, truth):
+  return {name: metric(reconstructions, truth) for name, metric in REGISTRY.items()}
+
+
+def _checked_labels(name, labels, num):
+  labels = np.asarray(labels)
+  if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
+    raise errors.UsageError(f'{name} are {labels.dtype} of shape {labels.shape}, expected integers of shape {(num,)}')
+  return labels

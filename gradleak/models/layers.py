@@ -1,0 +1,135 @@
+"""Building blocks: convolution in two formulations, pooling, initialisations, activations."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from gradleak import errors
+
+ACTIVATIONS = {
+  'sigmoid': jax.nn.sigmoid,
+  'relu': jax.nn.relu,
+  'tanh': jnp.tanh,
+  'leaky_relu': jax.nn.leaky_relu,
+  'gelu': jax.nn.gelu,
+  'identity': lambda x: x,
+}
+
+
+def activation(name):
+  """Returns the activation called `name`. Raises `UsageError` for an unknown one."""
+  if name not in ACTIVATIONS:
+    raise errors.unknown('activation', name, ACTIVATIONS)
+  return ACTIVATIONS[name]
+
+
+def _uniform(bound):
+  def initialise(key, shape, dtype=jnp.float32):
+    return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
+
+  return initialise
+
+
+def _explicit(fan_in):
+  del fan_in  # DLG's weights are U(−0.5, 0.5) whatever the layer's size
+  return _uniform(0.5)
+
+
+def _default(fan_in):
+  return _uniform(1 / math.sqrt(fan_in))
+
+
+INITS = {'explicit': _explicit, 'default': _default}
+
+
+def initialiser(name):
+  """Returns fan_in -> initialiser of weights and biases.
+
+  `explicit` is U(−0.5, 0.5) on both, as in DLG's published code (Zhu et al. 2019); `default` is U(±1/√fan_in) on both,
+  as PyTorch's layers start.
+  """
+  if name not in INITS:
+    raise errors.unknown('init', name, INITS)
+  return INITS[name]
+
+
+def default_formulation():
+  """Returns the convolution formulation that is fast for per-trial weight gradients on the default backend."""
+  return 'patches' if jax.default_backend() == 'cpu' else 'native'
+
+
+def _patches(images, size, stride, padding):
+  """Returns [N, H', W', size·size·C]: rows are cut first, then columns, at half the copies of a one-stage im2col."""
+  images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  height = (images.shape[1] - size) // stride + 1
+  width = (images.shape[2] - size) // stride + 1
+  rows = [images[:, i : i + stride * (height - 1) + 1 : stride] for i in range(size)]
+  rows = jnp.concatenate(rows, axis=-1)
+  columns = [rows[:, :, j : j + stride * (width - 1) + 1 : stride] for j in range(size)]
+  return jnp.concatenate(columns, axis=-1)
+
+
+class Conv(nn.Module):
+  """A square 2-D convolution whose kernel is a matrix [features, size·size·C], ordered (column, row, channel).
+
+  Gradient matching differentiates per-trial weight gradients; under `vmap` those are grouped convolutions in XLA, two
+  orders of magnitude slower on CPU than the matrix products that `patches` makes of them. Both formulations compute the
+  same function of the same parameters.
+  """
+
+  features: int
+  size: int
+  initial: str
+  stride: int = 1
+  padding: int = 0
+  formulation: str = 'patches'
+
+  @nn.compact
+  def __call__(self, images):
+    channels = images.shape[-1]
+    fan_in = self.size * self.size * channels
+    initialise = initialiser(self.initial)(fan_in)
+    kernel = self.param('kernel', initialise, (self.features, fan_in))
+    bias = self.param('bias', initialise, (self.features,))
+    if self.formulation == 'patches':
+      patches = _patches(images, self.size, self.stride, self.padding)
+      outputs = jnp.einsum('nhwk,fk->nhwf', patches, kernel)
+    else:
+      kernel = kernel.reshape(self.features, self.size, self.size, channels).transpose(2, 1, 3, 0)
+      outputs = jax.lax.conv_general_dilated(
+        images,
+        kernel,
+        (self.stride, self.stride),
+        [(self.padding, self.padding)] * 2,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+      )
+    return outputs + bias.reshape(1, 1, 1, -1)
+
+
+class Dense(nn.Module):
+  """A dense layer with kernel [in, out], as Flax's, under this project's initialisations."""
+
+  features: int
+  initial: str
+
+  @nn.compact
+  def __call__(self, inputs):
+    initialise = initialiser(self.initial)(inputs.shape[-1])
+    kernel = self.param('kernel', initialise, (inputs.shape[-1], self.features))
+    bias = self.param('bias', initialise, (self.features,))
+    return inputs @ kernel + bias.reshape(1, -1)
+
+
+def max_pool(images, size):
+  """Non-overlapping max pooling; a remainder at the right and lower border is dropped."""
+  batch, height, width, channels = images.shape
+  height, width = height // size, width // size
+  images = images[:, : height * size, : width * size]
+  return images.reshape(batch, height, size, width, size, channels).max(axis=(2, 4))
+
+
+def flatten(images):
+  """Returns [N, H·W·C]. PyTorch flattens C·H·W: dense weights are a permutation of theirs."""
+  return images.reshape(images.shape[0], -1)

@@ -1,0 +1,84 @@
+"""What a person sees while an attack runs: a bar with the objective and the time left, or lines where no bar can be."""
+
+import sys
+import time
+
+import numpy as np
+
+from gradleak import errors
+
+MODES = ('auto', 'bar', 'lines', 'none')
+
+
+def reporter(mode='auto', stream=None):
+  """Returns a callback for `audit(progress=…)`, or None for 'none'.
+
+  Args:
+    mode: 'bar' (a live bar), 'lines' (about ten lines per attack), 'none', or 'auto': a bar on a terminal, else lines.
+    stream: where to write; standard error by default.
+
+  Raises:
+    UsageError: for an unknown mode.
+  """
+  if mode not in MODES:
+    raise errors.unknown('progress mode', mode, MODES)
+  stream = stream or sys.stderr
+  if mode == 'none':
+    return None
+  bar = mode == 'bar' or (mode == 'auto' and stream.isatty())
+  return _Bar(stream) if bar else _Lines(stream)
+
+
+def _figure(objective):
+  finite = objective[np.isfinite(objective)]
+  return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
+
+
+class _Bar:
+  """One tqdm bar per attack, whose rate gives the time left."""
+
+  def __init__(self, stream):
+    self._stream, self._attack, self._bar = stream, None, None
+
+  def __call__(self, attack, progress, objective):
+    from tqdm import tqdm
+
+    if attack != self._attack:
+      self._attack = attack
+      self._bar = tqdm(
+        total=progress.num_steps, initial=progress.step, desc=attack, unit='step', file=self._stream, dynamic_ncols=True
+      )
+    self._bar.set_postfix_str(f'{_figure(objective)}, {len(progress.objective)} runs', refresh=False)
+    self._bar.update(progress.step - self._bar.n)
+    if progress.done:
+      self._bar.close()
+      self._attack = None
+
+
+class _Lines:
+  """A line at the start and at each tenth of the way."""
+
+  def __init__(self, stream):
+    self._stream, self._attack, self._tenth, self._since = stream, None, 0, None
+
+  def __call__(self, attack, progress, objective):
+    tenth = 10 * progress.step // progress.num_steps
+    if attack != self._attack:
+      self._attack, self._tenth, self._since = attack, tenth, None
+      resumed = f' from step {progress.step}' if progress.step else ''
+      self._print(f'{attack}: {len(progress.objective)} runs of {progress.num_steps} steps{resumed}')
+    elif self._since is None:  # the first chunk held the compilation
+      self._since = time.monotonic(), progress.step
+    if tenth > self._tenth or progress.done:
+      self._tenth = tenth
+      began, first = self._since or (0, progress.step)
+      left = ''
+      if first < progress.step < progress.num_steps:
+        seconds = (time.monotonic() - began) / (progress.step - first) * (progress.num_steps - progress.step)
+        left = f', {seconds:.0f} s left'
+      self._print(f'{attack}: {100 * progress.step // progress.num_steps:3d} %, {_figure(objective)}{left}')
+    if progress.done:
+      self._attack = None
+
+  def _print(self, line):
+    print(line, file=self._stream, flush=True)

@@ -1,0 +1,18 @@
+"""Audit results for people: summaries, a terminal table, a picture grid, curves, one self-contained HTML page."""
+
+from gradleak.report.descent import curves
+from gradleak.report.page import render, write
+from gradleak.report.pictures import data_uri, grid
+from gradleak.report.tables import summarise, summary_csv, terminal_table, worst_case
+
+__all__ = [
+  'curves',
+  'data_uri',
+  'grid',
+  'render',
+  'summarise',
+  'summary_csv',
+  'terminal_table',
+  'worst_case',
+  'write',
+]

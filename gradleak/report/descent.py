@@ -1,0 +1,115 @@
+"""How the attacks descended: the objective against the step, as SVG that takes its colours from the page around it."""
+
+import io
+import re
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+
+from gradleak.report import tables
+
+# Okabe and Ito's colour-blind-safe palette, without the two that vanish on white; orange darkened and blue lightened,
+# so that all of them stand out from white and from near-black.
+_PALETTE = ('#2f86c9', '#d55e00', '#009e73', '#cc79a7', '#b87f00')
+_DASHES = ('-', (0, (7, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1.2, 1)))
+_THEME_INK = '#0a0b0c'  # stands for the colour of the page's text, whatever it is
+_AT_TRUTH = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
+_MAX_POINTS = 160
+_MAX_LINES = 24
+
+
+def curves(result):
+  """Returns {attack: SVG}: the objective against the step, on log axes, a colour per defense.
+
+  Thin lines are trials (the first 24), the thick one is their median, the dashed one the objective at the truth
+  (median) where it is above zero. Text and axes take the colour of the surrounding text. Attacks without a descent
+  (closed forms) are left out.
+  """
+  attacks = {}
+  for (attack, defense), (steps, objective) in result.curves.items():
+    if np.size(steps) > 1:
+      attacks.setdefault(attack, {})[defense] = np.asarray(steps), np.asarray(objective, np.float64)
+  defenses = list(dict.fromkeys(row['defense'] for row in result.rows))
+  at_truth = {
+    pair: [row['objective_at_truth'] for row in group if row.get('objective_at_truth') is not None]
+    for pair, group in tables.grouped(result.rows, 'attack', 'defense').items()
+  }
+  return {attack: _panel(attack, descents, defenses, at_truth) for attack, descents in attacks.items()}
+
+
+def _panel(attack, descents, defenses, at_truth):
+  """Returns the SVG of one attack's descents, {defense: (steps [K], objective [T, K])}."""
+  from matplotlib import rc_context
+  from matplotlib.backends.backend_svg import FigureCanvasSVG
+  from matplotlib.figure import Figure
+  from matplotlib.lines import Line2D
+
+  theme = dict.fromkeys(('text.color', 'axes.labelcolor', 'axes.edgecolor', 'xtick.color', 'ytick.color'), _THEME_INK)
+  fonts = {'font.family': ['DejaVu Sans'], 'font.size': 9, 'svg.fonttype': 'none', 'svg.hashsalt': f'gradleak {attack}'}
+  with rc_context({**theme, **fonts}):
+    figure = Figure(figsize=(5.2, 3.3 + 0.19 * len(descents)), facecolor='none', layout='constrained')
+    axes = figure.add_subplot(facecolor='none', xlabel='step', ylabel='objective')
+    handles = []
+    for defense, (steps, objective) in descents.items():
+      colour, dashes = _line_style(defense, defenses)
+      chosen = _log_spaced(steps)
+      steps, objective = steps[chosen], objective[:, chosen]
+      for trial in objective[:_MAX_LINES]:
+        axes.plot(steps, _positive(trial), color=colour, linewidth=0.7, alpha=0.35)
+      axes.plot(steps, _positive(_median(objective)), color=colour, linewidth=2.2, linestyle=dashes)
+      handles.append(Line2D([], [], color=colour, linewidth=2.2, linestyle=dashes, label=_plain(defense)))
+      truth = np.median(at_truth[attack, defense]) if at_truth.get((attack, defense)) else 0.0
+      if truth > 0:
+        axes.axhline(truth, color=colour, **_AT_TRUTH)
+    handles.append(Line2D([], [], color=_THEME_INK, label='objective at the truth', **_AT_TRUTH))
+    axes.set_xscale('symlog', linthresh=1)
+    axes.set_xlim(min(steps[0] for steps, _ in descents.values()), max(steps[-1] for steps, _ in descents.values()))
+    axes.set_yscale('log', nonpositive='mask')
+    axes.grid(color=_THEME_INK, alpha=0.12, linewidth=0.6)
+    axes.spines[['top', 'right']].set_visible(False)
+    figure.legend(handles=handles, loc='outside lower left', frameon=False, handlelength=3, labelspacing=0.35)
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(('Date', 'Creator', 'Format', 'Type')))
+  return _embeddable(buffer.getvalue(), f'The objective of {attack} against its step, a line per trial and defense.')
+
+
+def _embeddable(svg, label):
+  """Returns matplotlib's SVG fit to stand in a page beside others: own ids only, no style for the whole page."""
+  svg = svg[svg.index('<svg') :].replace(_THEME_INK, 'currentColor')
+  svg = re.sub(r'<style.*?</style>', '', svg, count=1, flags=re.DOTALL)
+  svg = re.sub(r'<g id="[^"]*"', '<g', svg)
+  opening = f'<svg role="img" aria-label={quoteattr(label)} style="stroke-linejoin: round; stroke-linecap: butt"'
+  return svg.replace('<svg', opening, 1)
+
+
+def _plain(name):
+  """Returns `name` so that matplotlib reads no mathematics into it."""
+  return name.replace('$', r'\$')
+
+
+def _line_style(defense, defenses):
+  """Returns (colour, dashes): the undefended run in ink, the others in the palette's colours, then dashed."""
+  if defense == 'none':
+    return _THEME_INK, '-'
+  place = [name for name in defenses if name != 'none'].index(defense)
+  return _PALETTE[place % len(_PALETTE)], _DASHES[place // len(_PALETTE) % len(_DASHES)]
+
+
+def _log_spaced(steps):
+  """Returns at most `_MAX_POINTS` indices into `steps`, evenly spaced on a log axis, the ends among them."""
+  if len(steps) <= _MAX_POINTS:
+    return np.arange(len(steps))
+  return np.unique(np.round(np.geomspace(1, len(steps), _MAX_POINTS)).astype(int) - 1)
+
+
+def _median(objective):
+  """Returns the median over trials [T, K] -> [K] of what is finite; NaN where nothing is."""
+  median = np.full(objective.shape[1], np.nan)
+  some = np.isfinite(objective).any(axis=0)
+  median[some] = np.nanmedian(np.where(np.isfinite(objective), objective, np.nan)[:, some], axis=0)
+  return median
+
+
+def _positive(values):
+  """Returns `values` with NaN for what a log axis cannot show."""
+  return np.where(np.isfinite(values) & (values > 0), values, np.nan)

@@ -1,0 +1,57 @@
+"""Numbers and names as people read them."""
+
+import math
+import re
+
+
+def number(value, digits=1):
+  """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
+  if value is None or math.isnan(value):
+    return '–'
+  return '∞' if math.isinf(value) else f'{value:.{digits}f}'
+
+
+def significant(value, digits=2):
+  """Returns `value` with `digits` significant digits, as number × power of ten where it is small or large."""
+  if value is None or math.isnan(value):
+    return '–'
+  text = f'{value:.{digits}g}'
+  mantissa, _, exponent = text.partition('e')
+  power = str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')) if exponent else ''
+  return f'{mantissa} × 10{power}' if exponent else text
+
+
+def plus_minus(summary, name, digits=1):
+  """Returns 'mean ± half the width of the 95 % interval', or the mean alone where there is no interval."""
+  mean, low, high = (summary[key] for key in (name, f'{name}_low', f'{name}_high'))
+  return number(mean, digits) if low is None else f'{number(mean, digits)} ± {number((high - low) / 2, digits)}'
+
+
+def interval(summary, name, digits=1):
+  """Returns 'low – high' of the 95 % interval of the mean; empty where there is none."""
+  low, high = summary[f'{name}_low'], summary[f'{name}_high']
+  return '' if low is None else f'{number(low, digits)} – {number(high, digits)}'
+
+
+def percent_range(summary):
+  """Returns the exact interval of a share in whole per cent, rounded outwards so that it never looks narrower."""
+  low, high = (round(100 * summary[f'success_{end}'], 6) for end in ('low', 'high'))
+  return f'{math.floor(low)}–{math.ceil(high)} %'
+
+
+def listed(parts):
+  """Returns 'a, b and c'."""
+  return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} and {parts[-1]}'
+
+
+def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
+  """Returns `text` as lines of at most `width` characters, broken after `+` and `,` where that is possible."""
+  lines = ['']
+  for token in re.findall(tokens, text):
+    if len(lines[-1]) + len(token.rstrip()) > width and lines[-1].strip():
+      lines.append('')
+    while len(token.rstrip()) > width:
+      lines[-1:] = [token[:width], '']
+      token = token[width:]
+    lines[-1] += token
+  return [line.rstrip() for line in lines if line] or ['']

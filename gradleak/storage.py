@@ -1,0 +1,160 @@
+"""Results on disk: files that are whole or as they were, a folder with an identity, checkpoints to resume from."""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from gradleak import errors
+
+
+def write_atomically(path, content):
+  """Writes `content` (bytes, or a string as UTF-8) to `path`: a kill at any moment leaves the old file or the new.
+
+  Raises:
+    OSError: if the folder does not exist or cannot be written; `path` is then untouched.
+  """
+  path = pathlib.Path(path)
+  content = content.encode('utf-8') if isinstance(content, str) else content
+  descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
+  try:
+    with os.fdopen(descriptor, 'wb') as file:
+      file.write(content)
+      file.flush()
+      os.fsync(file.fileno())
+    os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def _umask():
+  mask = os.umask(0)
+  os.umask(mask)
+  return mask
+
+
+def json_lines(rows):
+  """Returns one JSON object per line; NaN becomes null."""
+  return ''.join(json.dumps(plain(row), allow_nan=False) + '\n' for row in rows)
+
+
+def plain(value):
+  """Returns `value` as plain JSON: NumPy and JAX scalars as Python's, values that are not finite as None."""
+  if isinstance(value, dict):
+    return {key: plain(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [plain(item) for item in value]
+  if isinstance(value, np.generic) or (hasattr(value, 'ndim') and value.ndim == 0):
+    value = value.item()
+  return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+class Workdir:
+  """A folder that belongs to one set of scientific settings.
+
+  It holds `config.json` (the settings), `parts/` (what each compiled attack found, written once it is complete),
+  `checkpoints/` (the attack in progress) and whatever is rendered from the parts.
+  """
+
+  def __init__(self, path, config, speed):
+    """Claims `path` for `config`, or finds it claimed for the same.
+
+    Args:
+      path: the folder; made if it does not exist.
+      config: the scientific settings, plain JSON; they are the folder's identity.
+      speed: settings that change no figure in kind but bits, as the micro-group size: the first run's are kept and
+        reused, and readable as `self.speed`.
+
+    Raises:
+      UsageError: if the folder belongs to other settings (names them), is no folder, holds other files, or cannot be
+        written. Nothing is left behind then.
+    """
+    self.path = pathlib.Path(path)
+    self._checkpoint_cost = 0.0
+    self._checkpoint_time = time.monotonic()
+    config = plain(config)
+    try:
+      known = self._read('config.json')
+      if known is None:
+        if self.path.is_dir() and any(self.path.iterdir()):
+          raise errors.UsageError(
+            f'the work directory {path} holds other files and no config.json: choose an empty or new one'
+          )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / 'speed.json', json.dumps(speed, indent=2))
+        write_atomically(self.path / 'config.json', json.dumps(config, indent=2))
+      elif known != config:
+        differing = [key for key in {**known, **config} if known.get(key, ...) != config.get(key, ...)]
+        # Derived values are named only where nothing explains them.
+        differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
+        changes = '; '.join(f'{key} was {known.get(key)!r}, now {config.get(key)!r}' for key in differing)
+        raise errors.UsageError(
+          f'the work directory {path} belongs to other settings: {changes}. '
+          'Choose another directory, or the same settings to resume'
+        )
+      (self.path / 'parts').mkdir(exist_ok=True)
+      self.speed = self._read('speed.json') or speed
+    except OSError as error:
+      raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
+
+  def _read(self, name):
+    try:
+      return json.loads((self.path / name).read_text('utf-8'))
+    except FileNotFoundError:
+      return None
+    except json.JSONDecodeError as error:
+      raise errors.UsageError(f'{self.path / name} is damaged ({error}); remove the folder to start anew') from error
+
+  def load_part(self, name):
+    """Returns the (rows, arrays) of a completed part, or None."""
+    try:
+      with np.load(self.path / 'parts' / f'{name}.npz', allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+      return None
+    return json.loads(arrays.pop('rows').item()), arrays
+
+  def save_part(self, name, rows, arrays):
+    """Writes a completed part and forgets its checkpoints."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, rows=json.dumps(plain(rows)), **arrays)
+    write_atomically(self.path / 'parts' / f'{name}.npz', buffer.getvalue())
+    shutil.rmtree(self.path / 'checkpoints', ignore_errors=True)
+
+  def save_checkpoint(self, name, step, tree):
+    """Saves `tree` as of `step`, unless saving would take more than a tenth of the time since the last one.
+
+    Orbax writes beside and renames, so that a kill leaves this checkpoint or the one before.
+    """
+    now = time.monotonic()
+    if now - self._checkpoint_time < 10 * self._checkpoint_cost:
+      return
+    from orbax.checkpoint import v1 as ocp
+
+    folder = (self.path / 'checkpoints').absolute()
+    leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    ocp.save_pytree(folder / f'{name}-{step:08}', leaves, overwrite=True)
+    for other in folder.iterdir():
+      if other.name != f'{name}-{step:08}':
+        shutil.rmtree(other, ignore_errors=True)
+    self._checkpoint_time = time.monotonic()
+    self._checkpoint_cost = self._checkpoint_time - now
+
+  def load_checkpoint(self, name):
+    """Returns (step, leaves) of the newest whole checkpoint of `name`, or None."""
+    from orbax.checkpoint import v1 as ocp
+
+    folder = (self.path / 'checkpoints').absolute()
+    found = sorted(folder.glob(f'{name}-????????')) if folder.is_dir() else []
+    for path in reversed(found):
+      leaves = ocp.load_pytree(path)
+      return int(path.name[-8:]), [np.asarray(leaves[key]) for key in sorted(leaves)]
+    return None

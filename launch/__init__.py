@@ -1,0 +1,1 @@
+"""The programs: flags in, one library call each."""

@@ -1,0 +1,49 @@
+"""Package metadata; tool settings live in pyproject.toml."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'gradleak' / '__init__.py').read_text('utf-8')).group(1)
+
+setup(
+  name='gradleak',
+  version=VERSION,
+  description='Measures what federated-learning updates reveal about the data behind them, and what hiding it costs.',
+  long_description=(HERE / 'README.md').read_text('utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=find_packages(include=['gradleak', 'gradleak.*', 'launch']),
+  package_data={'gradleak.report': ['*.j2']},
+  install_requires=[
+    'absl-py>=2.1,<3',
+    'array_record>=0.7,<1',  # with importlib_resources: what reading TFDS data without TensorFlow needs
+    'flax>=0.12,<0.13',
+    'importlib_resources>=6,<8',
+    'jax>=0.10,<0.13',
+    'jaxlib>=0.10,<0.13',
+    'jinja2>=3.1,<4',
+    'matplotlib>=3.9,<4',
+    'numpy>=2.0,<3',
+    'optax>=0.2.8,<0.3',
+    'orbax-checkpoint>=0.12,<0.13',
+    'pillow>=11',
+    'scikit-image>=0.25,<0.27',
+    'scikit-learn>=1.6,<2',
+    'scipy>=1.14,<2',
+    'tensorflow-datasets>=4.9.8,<5',
+    'tqdm>=4.66,<5',
+  ],
+  extras_require={
+    'gpu': ['jax[cuda13]>=0.10,<0.13'],
+    'prepare': ['tensorflow-cpu>=2.16,<3'],
+    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.12,<0.18'],
+  },
+  classifiers=[
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+  ],
+)
