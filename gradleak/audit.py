@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import platform
+import re
 import time
 import zlib
 from typing import NamedTuple
@@ -25,9 +26,10 @@ from gradleak.attacks.labels import RULES
 from gradleak.defenses import registry as defense_registry
 from gradleak.federated import Knowledge, Observation, knowledge
 from gradleak.progress import reporter
-from gradleak.storage import Workdir, json_lines, write_atomically
+from gradleak.storage import Workdir, json_lines, plain, write_atomically
 
 CONTROL = 'null_gradient'
+RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz')
 
 
 class AuditResult(NamedTuple):
@@ -35,7 +37,7 @@ class AuditResult(NamedTuple):
 
   Attributes:
     config: the scientific settings, plain JSON.
-    rows: one dict per attack × defense × trial.
+    rows: one dict per attack × defense × trial, plain JSON values; None for what a diverged trial has not.
     controls: one dict per attack × control run, same keys.
     truth: the private images [T, B, H, W, C].
     reconstructions: (attack, defense) -> [T, B, H, W, C], matched to the truth; NaN where a trial diverged.
@@ -101,7 +103,8 @@ def audit(
     steps: steps of every attack that does not set its own.
     labels: 'auto' (as each attack was published), 'known', 'inferred', 'optimised', or the name of a label rule.
     controls: null-gradient runs per attack that define success.
-    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
+      transformations of your own are known to it by their names alone.
     group_size: trials that share one pass; None takes a measured default. It changes speed, and bits.
     progress: 'auto', 'bar', 'lines' or 'none', see `gradleak.progress`; or a function that is called with (attack,
       `driver.Progress`, the first defense's objectives) after each chunk.
@@ -114,7 +117,8 @@ def audit(
   """
   settings = _parse(scenario, defenses, attacks, num_trials, batch_size, restarts, steps, labels, controls)
   progress = reporter(progress) if isinstance(progress, str) else progress
-  group_size = group_size or driver.default_group_size(scenario.variables, batch_size)
+  if group_size is None:
+    group_size = driver.default_group_size(scenario.variables, batch_size)
   errors.check_number('group_size', group_size, low=1, integer=True)
   config = {
     **scenario.settings,
@@ -126,6 +130,7 @@ def audit(
     'batch_size': batch_size,
     'labels': labels,
     'controls': controls,
+    **_texts(attack=attacks, defense=defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size})
@@ -135,7 +140,7 @@ def audit(
   run = _Run(key, scenario, settings, group_size, store, progress)
   rows, arrays, seconds = [], [], []
   for index, members in enumerate(run.structures()):
-    name = f'{index:02}-{members[0].structure[0]}'
+    name = f'{index:02}-' + re.sub(r'\W', '_', members[0].structure[0])  # a user may name an attack 'mine/new'
     part = store and store.load_part(name)
     resumed = part is not None
     if not resumed:
@@ -148,7 +153,7 @@ def audit(
     rows.append(part[0])
     arrays.append(part[1])
   result = _assemble(run, config, rows, arrays, sum(seconds), not seconds)
-  if store is not None:
+  if store is not None and not (result.resumed and all((store.path / name).exists() for name in RENDERED)):
     _write(store, result)
   return result
 
@@ -206,6 +211,8 @@ def _named(entries, kind, parse, custom):
     raise errors.UsageError(f'no {kind} is given')
   parsed = []
   for name, entry in pairs:
+    if name is None and not isinstance(entry, str):
+      raise errors.UsageError(f'{kind}s of your own need names: give a dict {{name: {kind}}}, not a list')
     item = parse(entry) if isinstance(entry, str) else custom(name, entry)
     parsed.append(item if name is None else item._replace(name=name))
   names = [item.name for item in parsed]
@@ -213,6 +220,16 @@ def _named(entries, kind, parse, custom):
     if names.count(name) > 1:
       raise errors.UsageError(f'the {kind} {name!r} is listed twice')
   return parsed
+
+
+def _texts(**entries):
+  """Returns what names that a user gave to texts stand for: without it, a changed text would be no changed setting."""
+  texts = {
+    f'{kind}_texts': {name: text for name, text in named.items() if isinstance(text, str)}
+    for kind, named in entries.items()
+    if isinstance(named, dict)
+  }
+  return {key: value for key, value in texts.items() if value}
 
 
 class _Run:
@@ -397,7 +414,7 @@ class _Run:
     found, at_truth = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), (found, at_truth))
     curve = np.asarray(curve).T.reshape(*shape, -1)
     rows, images, curves = self._score(members, found, at_truth, curve, trial, changes, num_steps)
-    return rows, {'images': images, 'curves': curves, 'steps': np.asarray(steps)}
+    return plain(rows), {'images': images, 'curves': curves, 'steps': np.asarray(steps)}
 
   def _objective_at_truth(self, build, shared, lanes, trial):
     """Returns what each lane's attacker would have measured at the private images: the auditor's figure."""
@@ -447,10 +464,10 @@ class _Run:
             'restarts': settings.restarts,
             'labels': granted.labels,
             **figures,
-            'objective': found.objective[m, u, chosen],
-            'distance': found.distance[m, u, chosen],
-            'objective_start': found.objective_start[m, u, chosen],
-            'objective_at_truth': at_truth[m, u, chosen],
+            'objective': float(found.objective[m, u, chosen]),
+            'distance': float(found.distance[m, u, chosen]),
+            'objective_start': float(found.objective_start[m, u, chosen]),
+            'objective_at_truth': float(at_truth[m, u, chosen]),
             'oracle_psnr': float(np.nanmax(psnrs)) if not np.isnan(psnrs).all() else np.nan,
             'constant_psnr': constant_psnr(truth),
             'diverged': diverged >= 0,

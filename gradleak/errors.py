@@ -19,22 +19,30 @@ def unknown(kind, name, valid):
   return UsageError(f'unknown {kind} {name!r}{hint} (valid: {", ".join(valid)})')
 
 
-def check_number(name, value, *, low=-math.inf, high=math.inf, integer=False):
-  """Returns `value` if it is a number in [low, high], else raises `UsageError`. Traced values pass unchecked."""
+def check_number(name, value, *, low=-math.inf, high=math.inf, integer=False, finite=False):
+  """Returns `value` if it is a number in [low, high], else raises `UsageError`.
+
+  NaN and booleans are no numbers here; infinity is one, unless it must be `finite` or `integer`. Traced values pass
+  unchecked.
+  """
   import jax  # at call time, so that usage errors cost no import of JAX
 
   if isinstance(value, jax.core.Tracer):
     return value
-  expected = f'{"an integer" if integer else "a number"} in [{low:g}, {high:g}]'
+  expected = 'an integer' if integer else 'a finite number' if finite else 'a number'
+  if (low, high) != (-math.inf, math.inf):
+    expected += f' in [{_bound(low)}, {_bound(high)}]'
   try:
-    number = float(value)
+    number = math.nan if isinstance(value, bool) else float(value)
   except (TypeError, ValueError):
-    raise UsageError(f'{name} is {value!r}, expected {expected}') from None
-  if math.isnan(number) or not low <= number <= high or (integer and not number.is_integer()):
-    nearest = (
-      ''
-      if math.isnan(number) or low <= number <= high
-      else f'; the nearest valid value is {low if number < low else high:g}'
-    )
+    number = math.nan
+  if not low <= number <= high:
+    nearest = '' if math.isnan(number) else f'; the nearest valid value is {_bound(low if number < low else high)}'
     raise UsageError(f'{name} is {value!r}, expected {expected}{nearest}')
+  if (integer and not number.is_integer()) or (finite and math.isinf(number)):
+    raise UsageError(f'{name} is {value!r}, expected {expected}')
   return value
+
+
+def _bound(number):
+  return str(number) if isinstance(number, int) else f'{number:g}'

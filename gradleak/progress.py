@@ -62,7 +62,8 @@ class _Lines:
     self._stream, self._attack, self._tenth, self._since = stream, None, 0, None
 
   def __call__(self, attack, progress, objective):
-    tenth = 10 * progress.step // progress.num_steps
+    steps = max(1, progress.num_steps)  # closed forms have none
+    tenth = 10 * progress.step // steps
     if attack != self._attack:
       self._attack, self._tenth, self._since = attack, tenth, None
       resumed = f' from step {progress.step}' if progress.step else ''
@@ -76,7 +77,7 @@ class _Lines:
       if first < progress.step < progress.num_steps:
         seconds = (time.monotonic() - began) / (progress.step - first) * (progress.num_steps - progress.step)
         left = f', {seconds:.0f} s left'
-      self._print(f'{attack}: {100 * progress.step // progress.num_steps:3d} %, {_figure(objective)}{left}')
+      self._print(f'{attack}: {100 * progress.step // steps:3d} %, {_figure(objective)}{left}')
     if progress.done:
       self._attack = None
 

@@ -74,7 +74,7 @@ def scenario(
     )
   if loss not in LOSSES:
     raise errors.unknown('loss', loss, LOSSES)
-  errors.check_number('learning_rate', learning_rate, low=1e-12)
+  errors.check_number('learning_rate', learning_rate, low=1e-12, finite=True)
   images, labels = np.asarray(images), np.asarray(labels)
   data.validate(images, labels, num_classes)
   image_shape = images.shape[1:]

@@ -52,7 +52,10 @@ def parse(text, kind):
 
 def parse_chain(text, kind):
   """Returns the tuple of `Spec`s of `a(…)+b(…)`."""
-  return tuple(parse(part, kind) for part in _split(text, '+', text, kind))
+  parts = _split(text, '+', text, kind)
+  if not all(part.strip() for part in parts):
+    raise errors.UsageError(f'the {kind} {text!r} is empty or has an empty member')
+  return tuple(parse(part, kind) for part in parts)
 
 
 def parse_list(text, kind):

@@ -4,14 +4,18 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import time
+import zipfile
 
 import jax
 import numpy as np
 
 from gradleak import errors
+
+_CLAIM = re.compile(r'speed\.json|\.(speed|config)\.json\..*\.tmp')
 
 
 def write_atomically(path, content):
@@ -84,9 +88,10 @@ class Workdir:
     try:
       known = self._read('config.json')
       if known is None:
-        if self.path.is_dir() and any(self.path.iterdir()):
+        # A kill while the folder was claimed leaves it with speed.json, or parts of these two.
+        if self.path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in self.path.iterdir()):
           raise errors.UsageError(
-            f'the work directory {path} holds other files and no config.json: choose an empty or new one'
+            f'the work directory {self.path} holds other files and no config.json: choose an empty or new one'
           )
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / 'speed.json', json.dumps(speed, indent=2))
@@ -101,26 +106,38 @@ class Workdir:
           'Choose another directory, or the same settings to resume'
         )
       (self.path / 'parts').mkdir(exist_ok=True)
+      for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
+        leftover.unlink(missing_ok=True)
       self.speed = self._read('speed.json') or speed
     except OSError as error:
       raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
 
   def _read(self, name):
     try:
-      return json.loads((self.path / name).read_text('utf-8'))
+      content = json.loads((self.path / name).read_text('utf-8'))
     except FileNotFoundError:
       return None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor UTF-8
       raise errors.UsageError(f'{self.path / name} is damaged ({error}); remove the folder to start anew') from error
+    if not isinstance(content, dict):
+      raise errors.UsageError(f'{self.path / name} is damaged (no settings in it); remove the folder to start anew')
+    return content
 
   def load_part(self, name):
-    """Returns the (rows, arrays) of a completed part, or None."""
+    """Returns the (rows, arrays) of a completed part, or None.
+
+    Raises:
+      UsageError: if the file is damaged.
+    """
+    path = self.path / 'parts' / f'{name}.npz'
     try:
-      with np.load(self.path / 'parts' / f'{name}.npz', allow_pickle=False) as archive:
+      with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive.files}
+      return json.loads(arrays.pop('rows').item()), arrays
     except FileNotFoundError:
       return None
-    return json.loads(arrays.pop('rows').item()), arrays
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+      raise errors.UsageError(f'{path} is damaged ({error}); remove it to compute it anew') from error
 
   def save_part(self, name, rows, arrays):
     """Writes a completed part and forgets its checkpoints."""
@@ -134,19 +151,19 @@ class Workdir:
 
     Orbax writes beside and renames, so that a kill leaves this checkpoint or the one before.
     """
-    now = time.monotonic()
-    if now - self._checkpoint_time < 10 * self._checkpoint_cost:
+    if time.monotonic() - self._checkpoint_time < 10 * self._checkpoint_cost:
       return
     from orbax.checkpoint import v1 as ocp
 
+    started = time.monotonic()
     folder = (self.path / 'checkpoints').absolute()
     leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    ocp.save_pytree(folder / f'{name}-{step:08}', leaves, overwrite=True)
+    ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
     for other in folder.iterdir():
       if other.name != f'{name}-{step:08}':
         shutil.rmtree(other, ignore_errors=True)
     self._checkpoint_time = time.monotonic()
-    self._checkpoint_cost = self._checkpoint_time - now
+    self._checkpoint_cost = self._checkpoint_time - started
 
   def load_checkpoint(self, name):
     """Returns (step, leaves) of the newest whole checkpoint of `name`, or None."""
@@ -155,6 +172,9 @@ class Workdir:
     folder = (self.path / 'checkpoints').absolute()
     found = sorted(folder.glob(f'{name}-????????')) if folder.is_dir() else []
     for path in reversed(found):
-      leaves = ocp.load_pytree(path)
+      try:
+        leaves = ocp.load(path)
+      except Exception:  # what a kill left of it, or of its removal: Orbax documents no closed list
+        continue
       return int(path.name[-8:]), [np.asarray(leaves[key]) for key in sorted(leaves)]
     return None

@@ -41,7 +41,7 @@ _ATTACKS = flags.DEFINE_string(
 )
 _DEFENSES = flags.DEFINE_string(
   'defenses',
-  'none;gaussian(stddev=0.1);laplace(scale=0.1);prune(rate=0.9);clip(norm=1)',
+  'none;clip(norm=1);gaussian(stddev=0.01);prune(rate=0.9);laplace(scale=0.1)',
   "List separated by ';'; '+' composes a chain: prune(rate=0.9)+laplace(scale=0.001).",
 )
 _TRIALS = flags.DEFINE_integer('trials', 8, 'Uploads attacked per defense.')

@@ -30,9 +30,11 @@ def main(argv):
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)
 
   import gradleak as gl
-  from gradleak import attacks
+  from gradleak import attacks, errors
   from gradleak.attacks import driver
 
+  for name, flag, low in (('trials', _TRIALS, 1), ('steps', _STEPS, 2), ('repeats', _REPEATS, 1)):
+    errors.check_number(name, flag.value, low=low, integer=True)
   fast = gl.models.layers.default_formulation()
   slow = 'native' if fast == 'patches' else 'patches'
   dataset = gl.data.load(

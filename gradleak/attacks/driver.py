@@ -86,8 +86,8 @@ class _Program:
     devices = devices[: max(1, min(len(devices), groups))]
     groups = -(-groups // len(devices)) * len(devices)
     # Dummy lanes repeat real ones: they cost time, never bits.
-    padded = np.arange(groups * group_size) % self.count
-    self.lanes = jax.tree.map(lambda x: x[padded].reshape(groups, group_size, *x.shape[1:]), lanes)
+    self.padded = np.arange(groups * group_size).reshape(groups, group_size) % self.count
+    self.lanes = jax.tree.map(self.pad, lanes)
     self.shared = shared
     mesh = jax.make_mesh((len(devices),), ('lanes',), axis_types=(AxisType.Auto,), devices=devices)
 
@@ -146,8 +146,12 @@ class _Program:
     return self._finish(self.shared, self.lanes, states).objective
 
   def restore(self, leaves):
+    """Returns the states of `leaves`; another number of devices pads the lanes otherwise."""
     treedef = jax.tree.structure(jax.eval_shape(self._init, self.shared, self.lanes, self.lanes))
-    return treedef.unflatten(jnp.asarray(leaf) for leaf in leaves)
+    return treedef.unflatten(self.pad(jnp.asarray(self.unpad(leaf))) for leaf in leaves)
+
+  def pad(self, x):
+    return x[self.padded]
 
   def unpad(self, x):
     x = np.asarray(x)

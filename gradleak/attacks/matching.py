@@ -26,12 +26,8 @@ def squared_euclidean(simulated, observed, weights=None):
 
 def cosine(simulated, observed, weights=None):
   """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
-  product = trees.inner_product(simulated, _weighted(observed, weights))
-  scale = trees.safe_sqrt(
-    trees.inner_product(simulated, _weighted(simulated, weights))
-    * trees.inner_product(observed, _weighted(observed, weights))
-  )
-  return 1 - jnp.where(scale > 0, product / jnp.where(scale > 0, scale, 1.0), 0.0)
+  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
+  return 1 - trees.cosine(_weighted(simulated, root), _weighted(observed, root))
 
 
 DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine}
@@ -144,8 +140,8 @@ def gradient_matching(
     raise errors.unknown('distance', distance, DISTANCES)
   if layer_weighting not in LAYER_WEIGHTS:
     raise errors.unknown('layer weighting', layer_weighting, LAYER_WEIGHTS)
-  errors.check_number('tv', tv, low=0)
-  errors.check_number('l2', l2, low=0)
+  errors.check_number('tv', tv, low=0, finite=True)
+  errors.check_number('l2', l2, low=0, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
   measure = DISTANCES[distance]
   optimizer = optax.with_extra_args_support(optimizer)

@@ -51,6 +51,7 @@ def first_order(name, learning_rate, num_steps, *, gradient='plain', decay='cons
   ):
     if value not in valid:
       raise errors.unknown(kind, value, valid)
+  errors.check_number('learning_rate', learning_rate, low=1e-12, finite=True)
 
   def modify(updates, state, params=None):
     del params

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from gradleak import errors, specs
 from gradleak.attacks import presets
+from gradleak.attacks.base import Attack
 
 REGISTRY = {
   'dlg': presets.dlg,
@@ -61,5 +62,20 @@ def parse(text, steps=None):
 
 
 def custom(name, factory):
-  """Returns the template of a user's own attack; `factory` maps a client to an `Attack`."""
-  return AttackTemplate(name, (name, id(factory)), (), lambda numbers, client: factory(client))
+  """Returns the template of a user's own attack; `factory` maps a client to an `Attack`.
+
+  Raises:
+    UsageError: if it is no function, or (from `build`) returns something else.
+  """
+  if not callable(factory):
+    raise errors.UsageError(
+      f'the attack {name!r} is {factory!r}, expected a text or a function of a Client that returns an Attack'
+    )
+
+  def build(numbers, client):
+    attack = factory(client)
+    if not isinstance(attack, Attack):
+      raise errors.UsageError(f'the attack {name!r} returns {attack!r}, expected a gradleak.attacks.Attack')
+    return attack
+
+  return AttackTemplate(name, (name, id(factory)), (), build)

@@ -66,7 +66,7 @@ def load(name, split='test', *, data_dir=None, limit=None, image_size=None, chan
     if not source.size:
       raise errors.UsageError(f'the split {split!r} of {name} has no images')
     if limit is not None and limit > source.size:
-      raise errors.UsageError(f'limit is {limit}, but the split {split!r} of {name} has {source.size} images')
+      raise errors.UsageError(f'{limit} images are asked for, but the split {split!r} of {name} has {source.size}')
     pixels, labels = _read(source, source.size if limit is None else limit, image_size, channels)
   except OSError as error:
     raise errors.UsageError(f'cannot read the dataset {name}: {error}') from error

@@ -33,6 +33,15 @@ def chain(*transformations):
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def require_key(name, key):
+  """Returns `key`, or raises the `UsageError` that says how the defense `name` is given one."""
+  if key is None:
+    raise errors.UsageError(
+      f'the defense {name} draws noise and needs a key: call update(updates, state, params, key=jax.random.key(…))'
+    )
+  return key
+
+
 def stateless(name, function, *, random=False):
   """Returns the transformation that maps updates by `function(updates)`, or `function(key, updates)` if random.
 
@@ -46,10 +55,6 @@ def stateless(name, function, *, random=False):
     del params, extra
     if not random:
       return function(updates), state
-    if key is None:
-      raise errors.UsageError(
-        f'the defense {name} draws noise and needs a key: call update(updates, state, params, key=jax.random.key(…))'
-      )
-    return function(jax.random.fold_in(key, zlib.crc32(name.encode())), updates), state
+    return function(jax.random.fold_in(require_key(name, key), zlib.crc32(name.encode())), updates), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

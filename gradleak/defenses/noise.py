@@ -17,11 +17,11 @@ def _additive(name, sample, scale):
 
 def gaussian(*, stddev: float):
   """Adds N(0, stddev²) to every entry. `stddev` ≥ 0 is a standard deviation (papers mix it with the variance)."""
-  errors.check_number('gaussian(stddev)', stddev, low=0)
+  errors.check_number('gaussian(stddev)', stddev, low=0, finite=True)
   return _additive('gaussian', jax.random.normal, stddev)
 
 
 def laplace(*, scale: float):
   """Adds Laplace(0, scale) to every entry. `scale` ≥ 0 is the density's b; the variance is 2·scale²."""
-  errors.check_number('laplace(scale)', scale, low=0)
+  errors.check_number('laplace(scale)', scale, low=0, finite=True)
   return _additive('laplace', jax.random.laplace, scale)

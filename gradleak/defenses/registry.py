@@ -64,5 +64,13 @@ def parse(text):
 
 
 def custom(name, transformation):
-  """Returns the `Defense` of a user's own optax transformation on what is about to be sent."""
+  """Returns the `Defense` of a user's own optax transformation on what is about to be sent.
+
+  Raises:
+    UsageError: if it is none.
+  """
+  if not isinstance(transformation, optax.GradientTransformation):
+    raise errors.UsageError(
+      f'the defense {name!r} is {transformation!r}, expected a text or an optax transformation, such as optax.clip(1.0)'
+    )
   return Defense(name, (name, id(transformation)), (), lambda numbers: (optax.identity(), transformation))

@@ -8,6 +8,14 @@ from gradleak import errors
 
 LABELS = ('known', 'inferred', 'optimised')
 
+_VALID = {
+  'labels': ('label mode', LABELS),
+  'share': ('share', ('gradient', 'delta')),
+  'batch_norm': ('batch_norm mode', ('none', 'train', 'eval')),
+  'defense': ('defense knowledge', ('unknown', 'known')),
+  'model': ('model state', ('honest', 'modified')),
+}
+
 TIERS = {
   'A': 'eavesdropper: the update and the model',
   'B': 'informed eavesdropper: and the labels of the private samples',
@@ -45,8 +53,9 @@ class Knowledge:
   auxiliary_data: bool = False
 
   def __post_init__(self):
-    if self.labels not in LABELS:
-      raise errors.unknown('label mode', self.labels, LABELS)
+    for field, (kind, valid) in _VALID.items():
+      if getattr(self, field) not in valid:
+        raise errors.unknown(kind, getattr(self, field), valid)
 
   @property
   def tier(self):
@@ -71,12 +80,12 @@ class Knowledge:
       if self.model == 'honest'
       else 'The server is malicious: it sends a modified model.'
     )
-    sees = (
-      'It sees the gradient of one step on the private samples, as the client sent it.'
-      if self.share == 'gradient'
-      else f'It sees the difference of the weights after {self.local_steps} local steps, as the client sent it, and '
-      'knows the local optimizer, its learning rate, the order of the batches and their size.'
-    )
+    steps = '1 local step' if self.local_steps == 1 else f'{self.local_steps} local steps'
+    sees = {
+      'gradient': 'It sees the gradient of one step on the private samples, as the client sent it.',
+      'delta': f'It sees the difference of the weights after {steps}, as the client sent it, and knows the local '
+      'optimizer, its learning rate, the order of the batches and their size.',
+    }[self.share]
     norm = {
       'none': [],
       'train': [

@@ -60,12 +60,13 @@ def from_flax(module, name=None, *, mean=None, std=None):
   def normalise(images):
     if mean is None:
       return images
-    return (images - jnp.asarray(mean, images.dtype)) / jnp.asarray(std, images.dtype)
+    centre, scale = (jnp.asarray(values, images.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
+    return (images - centre) / scale
 
   def call(variables, images, train, key, watch=None):
     def intercept(next_function, args, kwargs, context):
       if key is None and isinstance(context.module, nn.Dropout):
-        return args[0]
+        return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
       return next_function(*args, **kwargs)

@@ -22,12 +22,12 @@ def curves(result):
   """Returns {attack: SVG}: the objective against the step, on log axes, a colour per defense.
 
   Thin lines are trials (the first 24), the thick one is their median, the dashed one the objective at the truth
-  (median) where it is above zero. Text and axes take the colour of the surrounding text. Attacks without a descent
-  (closed forms) are left out.
+  (median) where it is above zero. Text and axes take the colour of the surrounding text. What has no descent (closed
+  forms, runs that all diverged at once) is left out.
   """
   attacks = {}
   for (attack, defense), (steps, objective) in result.curves.items():
-    if np.size(steps) > 1:
+    if np.size(steps) > 1 and np.isfinite(_positive(np.asarray(objective))).any():
       attacks.setdefault(attack, {})[defense] = np.asarray(steps), np.asarray(objective, np.float64)
   defenses = list(dict.fromkeys(row['defense'] for row in result.rows))
   at_truth = {

@@ -1,0 +1,88 @@
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import Client, errors, models
+from gradleak.attacks import labels as rules
+
+
+@pytest.fixture(scope='module')
+def dense_network():
+  """A network whose features are ≥ 0 and unequal, at default initialisation, as a real classifier starts."""
+  model = models.create('mlp', 10, init='default')
+  return model, model.init(jax.random.key(2), (8, 8, 1))
+
+
+@pytest.mark.parametrize('rule', rules.RULES)
+def test_single_labels_are_read_exactly(rule, observe, client, small_images):
+  images, labels = small_images
+  for i in range(8):
+    observation = observe(images[i : i + 1], labels[i : i + 1], 'inferred')
+    assert rules.infer(rule, client.model, observation).tolist() == [labels[i]]
+
+
+@pytest.mark.parametrize('rule', ['yin', 'bias_corrected', 'wainakh'])
+def test_distinct_labels_of_a_batch_are_read_exactly(rule, dense_network, small_images, observe):
+  model, variables = dense_network
+  images, labels = small_images
+  upload = jax.jit(functools.partial(Client(model, 10).local_update, None))(variables, images[:6], labels[:6])
+  kernel, bias = rules.last_layer(model, upload.update, (8, 8, 1), 10)
+  assert sorted(rules.RULES[rule](kernel, bias, 6).tolist()) == sorted(labels[:6].tolist())
+
+
+@pytest.mark.parametrize('rule', ['bias_corrected', 'wainakh'])
+def test_repeated_labels_are_counted(rule, dense_network, small_images):
+  model, variables = dense_network
+  images = jnp.asarray(small_images[0])
+  truth = np.asarray([3, 3, 3, 3, 7, 7, 1, 1], np.int32)
+  upload = jax.jit(functools.partial(Client(model, 10).local_update, None))(variables, images, truth)
+  kernel, bias = rules.last_layer(model, upload.update, (8, 8, 1), 10)
+  assert collections.Counter(rules.RULES[rule](kernel, bias, 8).tolist()) == collections.Counter(truth.tolist())
+
+
+def test_bias_corrected_against_a_naive_form_on_random_gradients():
+  """Subtracts at the label just taken: a public implementation subtracted at a stale index."""
+  rng = np.random.default_rng(0)
+  for _ in range(20):
+    bias, count = rng.normal(size=6).astype(np.float32), 9
+    scores, taken = bias.astype(np.float64).copy(), []
+    impact = bias[bias < 0].sum() / count
+    for label in sorted(np.flatnonzero(bias < 0), key=lambda c: bias[c])[:count]:
+      taken.append(label)
+      scores[label] -= impact
+    while len(taken) < count:
+      label = int(np.argmin(scores))
+      taken.append(label)
+      scores[label] -= impact
+    found = rules.bias_corrected(jnp.zeros((2, 6)), jnp.asarray(bias), count)
+    assert found.tolist() == taken
+
+
+def test_labels_of_a_delta_are_read_with_the_sign_turned(network, small_images, observe):
+  import optax
+
+  images, labels = small_images
+  victim = Client(network[0], 10, share='delta', optimizer=optax.sgd(0.01), epochs=2)
+  observation = observe(images[:1], labels[:1], 'inferred', victim=victim, local_steps=2)
+  assert rules.infer('idlg', network[0], observation).tolist() == [labels[0]]
+
+
+def test_rules_that_cannot_read_a_batch_say_so(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:2], labels[:2], 'inferred')
+  with pytest.raises(errors.UsageError, match='batch holds 2'):
+    rules.infer('idlg', client.model, observation)
+  with pytest.raises(errors.UsageError, match='no class twice'):
+    rules.yin(jnp.zeros((4, 3)), jnp.zeros(3), 5)
+  with pytest.raises(errors.UsageError, match="did you mean 'yin'"):
+    rules.infer('yn', client.model, observation)
+
+
+def test_a_network_without_a_classifying_bias_is_named(small_images):
+  model = models.from_functions(lambda key, shape: {'w': jnp.zeros((64, 10))}, lambda p, x: x.reshape(-1, 64) @ p['w'])
+  with pytest.raises(errors.UsageError, match='0 biases for 10 classes'):
+    rules.last_layer(model, {'w': jnp.zeros((64, 10))}, (8, 8, 1), 10)

@@ -1,0 +1,169 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from gradleak import Client, attacks, errors, metrics
+from gradleak.attacks import matching
+from gradleak.attacks.optimizers import first_order
+
+
+def run(attack, observation):
+  """Runs an attack on one observation."""
+
+  @jax.jit
+  def whole(key):
+    state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
+    state = jax.lax.fori_loop(0, attack.num_steps, lambda _, state: attack.step(state, observation)[0], state)
+    return attack.reconstruct(state, observation)
+
+  return whole(jax.random.key(5))
+
+
+def psnr(found, truth):
+  permutation = metrics.match(np.asarray(found.images), truth)
+  return float(np.mean(metrics.psnr(np.asarray(found.images)[permutation], truth)))
+
+
+def test_distances_and_prior_by_hand():
+  a = {'x': jnp.asarray([3.0, 4.0]), 'y': jnp.asarray([[1.0]])}
+  b = {'x': jnp.asarray([0.0, 4.0]), 'y': jnp.asarray([[-1.0]])}
+  assert float(matching.squared_euclidean(a, b)) == 9 + 4
+  assert float(matching.squared_euclidean(a, b, {'x': 2.0, 'y': 0.5})) == 18 + 2
+  np.testing.assert_allclose(matching.cosine(a, b), 1 - 15 / np.sqrt(26 * 17), rtol=1e-6)
+  np.testing.assert_allclose(matching.cosine(a, jax.tree.map(lambda x: -7 * x, a)), 2, rtol=1e-6)
+  images = jnp.asarray([[0.0, 1.0], [0.5, 0.5]]).reshape(1, 2, 2, 1)
+  np.testing.assert_allclose(matching.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
+
+
+def test_cosine_of_nothing_is_one_and_has_a_gradient():
+  zero = {'x': jnp.zeros(3)}
+  value, gradient = jax.value_and_grad(lambda a: matching.cosine(a, {'x': jnp.ones(3)}))(zero)
+  assert float(value) == 1 and np.isfinite(gradient['x']).all()
+
+
+def test_layer_weights_follow_the_forward_order(network):
+  weights = matching.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'linear')
+  assert [float(weights[f'Conv_{i}']['bias']) for i in range(3)] == [0.25, 0.5, 0.75]
+  assert float(weights['Dense_0']['kernel']) == 1
+  early = matching.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'early')
+  assert float(early['Conv_0']['kernel']) > float(early['Dense_0']['kernel']) > 0
+
+
+@pytest.mark.parametrize('name,settings,mode,bar', [
+  ('dga', {'steps': 150}, 'known', 60), ('idlg', {'steps': 150}, 'inferred', 60),
+  ('dlg', {'steps': 250}, 'optimised', 40), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
+  ('gs', {'steps': 400}, 'known', 25),
+])  # fmt: skip
+def test_presets_recover_an_image(name, settings, mode, bar, client, observe, small_images):
+  images, labels = small_images
+  attack = getattr(attacks, name)(client, **settings)
+  assert attack.labels == mode
+  found = run(attack, observe(images[:1], labels[:1], mode, label_inference='idlg'))
+  assert psnr(found, images[:1]) > bar
+  assert found.labels.tolist() == [labels[0]] and int(found.diverged_step) == -1
+
+
+def test_a_strong_defense_lowers_what_is_recovered(network, client, observe, small_images):
+  from gradleak import defenses
+
+  images, labels = small_images
+  victim = Client(network[0], 10, upload=defenses.gaussian(stddev=0.3))
+  found = run(attacks.dga(client, steps=150), observe(images[:1], labels[:1], victim=victim))
+  assert psnr(found, images[:1]) < 15
+
+
+def test_a_batch_is_recovered(client, observe, small_images):
+  images, labels = small_images
+  found = run(attacks.dga(client, steps=600, start='uniform'), observe(images[:2], labels[:2]))
+  assert psnr(found, images[:2]) > 30
+
+
+def test_a_delta_of_several_steps_is_matched(network, observe, small_images):
+  images, labels = small_images
+  victim = Client(network[0], 10, share='delta', optimizer=optax.sgd(0.05), epochs=3)
+  found = run(attacks.dga(victim, steps=200), observe(images[:1], labels[:1], victim=victim, local_steps=3))
+  assert psnr(found, images[:1]) > 40
+
+
+def test_the_objective_at_the_truth_is_zero_without_a_defense(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:2], labels[:2])
+  objective = jax.jit(attacks.dga(client, steps=1).objective)
+  onehot = jax.nn.one_hot(jnp.asarray(labels[:2]), 10)
+  assert float(objective(observation, jnp.asarray(images[:2]), onehot)) < 1e-8
+  assert float(objective(observation, jnp.asarray(images[2:4]), onehot)) > 1e-2
+
+
+def test_step_equals_the_textbook_step(client, observe, small_images):
+  """One step of csDLG in its published form, with the gradient of the whole chain written out."""
+  images, labels = small_images
+  observation = observe(images[:1], labels[:1])
+  attack = attacks.csdlg(client, steps=10, tv=0.01, learning_rate=0.1)
+  state = attack.init(jax.random.key(1), observation)
+  x = state.dummy['images']
+
+  def objective(x):
+    g = client.local_update(None, observation.variables, x, observation.labels).update
+    g, target = ravel_pytree(g)[0], ravel_pytree(observation.update)[0]
+    tv = jnp.mean(jnp.abs(jnp.diff(x, axis=1))) + jnp.mean(jnp.abs(jnp.diff(x, axis=2)))
+    return 1 - g @ target / jnp.linalg.norm(g) / jnp.linalg.norm(target) + 0.01 * tv
+
+  value, gradient = jax.jit(jax.value_and_grad(objective))(x)
+  state, info = jax.jit(attack.step)(state, observation)
+  np.testing.assert_allclose(info['objective'], value, rtol=1e-4)
+  # Adam's first step is lr·sign(g), whatever g is.
+  expected = jnp.clip(x - 0.1 * jnp.sign(gradient), 0, 1)
+  agree = jnp.isclose(state.dummy['images'], expected, atol=1e-5)
+  assert float(agree.mean()) > 0.95  # the sign of a gradient of nearly zero may differ
+
+
+def test_best_is_kept_when_the_end_is_worse(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:1], labels[:1])
+  rough = matching.gradient_matching(client, first_order('sgd', 30.0, 50), 50)
+  state = rough.init(jax.random.key(0), observation)
+  step, seen = jax.jit(rough.step), []
+  for _ in range(20):
+    state, info = step(state, observation)
+    seen.append(float(info['objective']))
+  found = jax.jit(rough.reconstruct)(state, observation)
+  assert float(found.objective) <= min(seen) < seen[-1]
+  assert float(found.objective_start) == seen[0]
+
+
+def test_starts(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:1], labels[:1])
+
+  def start(value):
+    attack = matching.gradient_matching(client, optax.sgd(0.1), 1, start=value)
+    return attack.init(jax.random.key(0), observation).dummy['images']
+
+  assert float(start('uniform').min()) >= 0 and float(start('uniform').max()) <= 1
+  assert float(start('normal').min()) < -1
+  assert np.unique(start('constant')).tolist() == [0.5]
+  np.testing.assert_array_equal(start(images[0]), images[:1])
+  with pytest.raises(errors.UsageError, match='start image has shape'):
+    start(images[0, :4])
+  with pytest.raises(errors.UsageError, match="did you mean 'uniform'"):
+    start('unifrm')
+
+
+def test_labels_that_are_not_granted_are_not_used(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:1], labels[:1], 'optimised')
+  assert not np.asarray(observation.labels).any()
+  state = attacks.csdlg(client, steps=5).init(jax.random.key(0), observation)
+  assert set(state.dummy) == {'images', 'logits'}
+
+
+@pytest.mark.parametrize('bad,message', [
+  ({'distance': 'cosin'}, "did you mean 'cosine'"), ({'layer_weighting': 'late'}, 'layer weighting'),
+  ({'tv': -1.0}, 'tv'), ({'l2': float('nan')}, 'l2'),
+])  # fmt: skip
+def test_bad_settings_are_named(bad, message, client):
+  with pytest.raises(errors.UsageError, match=message):
+    matching.gradient_matching(client, optax.sgd(0.1), 5, **bad)

@@ -1,0 +1,73 @@
+"""Strict settings for all tests, two CPU devices so that sharding is always exercised, and shared fixtures."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update('jax_num_cpu_devices', 2)
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+# Tests build the same programs again and again; one that was compiled in this session is read back, bit for bit.
+if 'GRADLEAK_TEST_CACHE' not in os.environ:  # the first process makes the folder, its workers inherit it
+  os.environ['GRADLEAK_TEST_CACHE'] = tempfile.mkdtemp(prefix='gradleak-test-cache-')
+  atexit.register(shutil.rmtree, os.environ['GRADLEAK_TEST_CACHE'], ignore_errors=True)
+jax.config.update('jax_compilation_cache_dir', os.environ['GRADLEAK_TEST_CACHE'])
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+@pytest.fixture(scope='session')
+def small_images():
+  """Eight real 8×8 digits in [0, 1], float32 [8, 8, 8, 1], and their labels."""
+  from sklearn.datasets import load_digits
+
+  digits = load_digits()
+  return (digits.images[:8, :, :, None] / 16).astype(np.float32), digits.target[:8].astype(np.int32)
+
+
+@pytest.fixture(scope='session')
+def compilation_cache(tmp_path_factory):
+  """A folder where `fast_compilation` keeps what was compiled."""
+  return str(tmp_path_factory.mktemp('compiled'))
+
+
+@pytest.fixture(scope='module')
+def fast_compilation(compilation_cache):
+  """Compiles in half the time, and the same program once: for tests that run whole audits of a few steps."""
+  from jax.experimental.compilation_cache import compilation_cache as cache
+
+  settings = {
+    'jax_compilation_cache_dir': compilation_cache,
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+    'jax_persistent_cache_min_entry_size_bytes': -1,
+    'jax_disable_most_optimizations': True,
+  }
+  before = {name: jax.config.values[name] for name in settings}
+
+  def apply(settings):
+    for name, value in settings.items():
+      jax.config.update(name, value)
+    cache.reset_cache()  # JAX asks once whether there is a cache
+
+  apply(settings)
+  yield
+  apply(before)
+
+
+@pytest.fixture(scope='session')
+def linear(small_images):
+  """A scenario that compiles fast: one dense layer on eight 8×8 digits."""
+  import gradleak
+
+  model = gradleak.models.from_functions(
+    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, 10)), 'bias': jax.numpy.zeros(10)},
+    lambda params, images: images.reshape(-1, 64) @ params['kernel'] + params['bias'].reshape(1, -1),
+    'linear',
+  )
+  return gradleak.scenario(model, *small_images, key=jax.random.key(0), dataset='digits')

@@ -1,0 +1,216 @@
+import io
+import json
+from typing import NamedTuple
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from gradleak import data, errors
+from gradleak.data import tfds
+
+
+class Prepared(NamedTuple):
+  root: object
+  grey: np.ndarray  # mnist: 300 training images, then 7 test images
+  colour: list  # shapes
+
+
+def png(pixels):
+  file = io.BytesIO()
+  PIL.Image.fromarray(pixels).save(file, 'PNG')
+  return file.getvalue()
+
+
+def write(root, path, features, splits):
+  """Writes a dataset as TFDS prepares it, but without TensorFlow; `splits` is {split: [{feature: bytes or int}]}."""
+  from array_record.python import array_record_module
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  folder = root / path
+  folder.mkdir(parents=True)
+  name, *config, version = path.split('/')
+  features.save_config(folder)
+  features.save_metadata(folder)
+  for split, examples in splits.items():
+    file = folder / f'{name}-{split}.array_record-00000-of-00001'
+    writer = array_record_module.ArrayRecordWriter(str(file), 'group_size:1')
+    for example in examples:
+      record = tf_example_pb2.Example()
+      for key, value in example.items():
+        kind = record.features.feature[key]
+        (kind.bytes_list if isinstance(value, bytes) else kind.int64_list).value.append(value)
+      writer.write(record.SerializeToString())
+    writer.close()
+  info = {'fileFormat': 'array_record', 'name': name, 'version': version, 'configName': ''.join(config)}
+  template = '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
+  info['splits'] = [
+    {'name': split, 'shardLengths': [str(len(examples))], 'numBytes': '1', 'filepathTemplate': template}
+    for split, examples in splits.items()
+  ]
+  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A data_dir with `mnist` (whose code TFDS has), `shapes/rgb` (whose code it has not) and `captions` (no classes)."""
+  from tensorflow_datasets import features as kinds
+
+  root = tmp_path_factory.mktemp('tfds')
+  rng = np.random.default_rng(0)
+  grey = rng.integers(0, 256, (307, 28, 28), dtype=np.uint8)
+  colour = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((6, 9), (8, 8))]
+  image = kinds.Image(shape=(28, 28, 1))
+  digits = [{'image': png(pixels), 'label': index % 10} for index, pixels in enumerate(grey)]
+  write(
+    root,
+    'mnist/3.0.1',
+    kinds.FeaturesDict({'image': image, 'label': kinds.ClassLabel(num_classes=10)}),
+    {'train': digits[:300], 'test': digits[300:]},
+  )
+  write(
+    root,
+    'shapes/rgb/1.2.0',
+    kinds.FeaturesDict({'photo': kinds.Image(shape=(None, None, 3)), 'kind': kinds.ClassLabel(names=['disc', 'box'])}),
+    {'validation': [{'photo': png(pixels), 'kind': 1 - index} for index, pixels in enumerate(colour)]},
+  )
+  write(
+    root,
+    'captions/1.0.0',
+    kinds.FeaturesDict({'image': image, 'caption': kinds.Text()}),
+    {'test': [{'image': png(grey[0]), 'caption': b'noise'}]},
+  )
+  return Prepared(root, grey, colour)
+
+
+@pytest.mark.parametrize('name', ['mnist', 'mnist:3.0.1'])
+def test_prepared_dataset_is_read_exactly(prepared, name):
+  dataset = data.load(name, 'train', data_dir=prepared.root)
+  np.testing.assert_array_equal(np.rint(dataset.images[..., 0] * 255), prepared.grey[:300])
+  np.testing.assert_array_equal(dataset.labels, np.arange(300) % 10)
+  assert dataset.images.dtype == np.float32
+  assert dataset.labels.dtype == np.int32
+  assert dataset.class_names == tuple('0123456789')
+  assert len(data.load(name, data_dir=prepared.root).images) == 7
+
+
+def test_splits_may_be_slices(prepared):
+  dataset = data.load('mnist', 'train[10:20]+test', data_dir=prepared.root, limit=12)
+  expected = np.concatenate([prepared.grey[10:20], prepared.grey[300:302]])
+  np.testing.assert_array_equal(np.rint(dataset.images[..., 0] * 255), expected)
+
+
+def test_features_may_have_other_names(prepared):
+  dataset = data.load('shapes/rgb', 'validation', data_dir=prepared.root, limit=1)
+  np.testing.assert_array_equal(np.rint(dataset.images[0] * 255), prepared.colour[0])
+  assert dataset.labels.tolist() == [1]
+  assert dataset.class_names == ('disc', 'box')
+
+
+def test_differing_sizes_need_image_size(prepared):
+  with pytest.raises(errors.UsageError, match='image 0 has 6×9 pixels, image 1 8×8: pass image_size'):
+    data.load('shapes/rgb', 'validation', data_dir=prepared.root)
+  assert data.load('shapes/rgb', 'validation', data_dir=prepared.root, image_size=8).images.shape == (2, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+  ('name', 'split', 'message'),
+  [
+    ('minst', 'test', r"unknown dataset 'minst'; did you mean 'mnist'\? \(valid: faces, digits, folder:PATH"),
+    ('face', 'test', "unknown dataset 'face'; did you mean 'faces'"),
+    ('no good name', 'test', "unknown dataset 'no good name' .*captions, mnist, shapes/rgb"),
+    ('mnist:9.9.9', 'test', "TFDS cannot open the dataset 'mnist:9.9.9': .*only: 3.0.1"),
+    ('mnist', 'tests', "unknown split of mnist 'tests'; did you mean 'test'. .valid: test, train"),
+    ('mnist', 'train[:999]', "cannot read the split 'train.:999.' of mnist .*train, test.*300 examples"),
+    ('captions', 'test', 'captions is not for image classification: .* its features are caption, image'),
+    (
+      'cifar10',
+      'test',
+      'cifar10 is not prepared in .* .there: captions, mnist, shapes/rgb.; prepare it: '
+      'python launch/prepare_data.py --dataset=cifar10 --data_dir=/',
+    ),
+  ],
+)
+def test_what_cannot_be_read(prepared, name, split, message):
+  with pytest.raises(errors.UsageError, match=message):
+    data.load(name, split, data_dir=prepared.root)
+
+
+def test_limit_beyond_the_data(prepared):
+  with pytest.raises(errors.UsageError, match="8 images are asked for, but the split 'test' of mnist has 7"):
+    data.load('mnist', data_dir=prepared.root, limit=8)
+
+
+def test_missing_data_dir():
+  with pytest.raises(errors.UsageError, match=r'mnist is not prepared in /no/such/place .there: no such folder'):
+    data.load('mnist', data_dir='/no/such/place')
+
+
+def test_other_file_formats_are_refused(tmp_path):
+  folder = tmp_path / 'mnist' / '3.0.1'
+  folder.mkdir(parents=True)
+  (folder / 'dataset_info.json').write_text('{"fileFormat": "tfrecord", "name": "mnist", "version": "3.0.1"}')
+  with pytest.raises(errors.UsageError, match=r'mnist in .* is not in the array_record format .*prepare it again'):
+    data.load('mnist', data_dir=tmp_path)
+
+
+@pytest.mark.parametrize('damage', ['missing', 'empty', 'truncated', 'overwritten'])
+def test_damaged_files_are_usage_errors(tmp_path, damage):
+  from tensorflow_datasets import features as kinds
+
+  features = kinds.FeaturesDict({'image': kinds.Image(shape=(28, 28, 1)), 'label': kinds.ClassLabel(num_classes=10)})
+  noise = np.random.default_rng(0).integers(0, 256, (50, 28, 28), dtype=np.uint8)
+  folder = write(tmp_path, 'mnist/3.0.1', features, {'test': [{'image': png(pixels), 'label': 0} for pixels in noise]})
+  (file,) = folder.glob('*.array_record*')
+  content = file.read_bytes()
+  file.unlink()
+  if damage != 'missing':
+    file.write_bytes(
+      {
+        'empty': b'',
+        'truncated': content[: len(content) // 2],
+        'overwritten': content[:9000] + bytes(20000) + content[29000:],
+      }[damage]
+    )
+  with pytest.raises(errors.UsageError, match=r'^cannot read .*mnist'):
+    data.load('mnist', data_dir=tmp_path)
+
+
+def test_negative_labels_are_refused(tmp_path):
+  from tensorflow_datasets import features as kinds
+
+  features = kinds.FeaturesDict({'image': kinds.Image(shape=(2, 2, 1)), 'label': kinds.ClassLabel(num_classes=10)})
+  write(tmp_path, 'secret/1.0.0', features, {'test': [{'image': png(np.zeros((2, 2), np.uint8)), 'label': -1}]})
+  with pytest.raises(errors.UsageError, match="the dataset secret, split 'test': image 0 has the label -1"):
+    data.load('secret', data_dir=tmp_path)
+
+
+def test_mock_data():
+  import tensorflow_datasets
+
+  with tensorflow_datasets.testing.mock_data(num_examples=5):
+    dataset = data.load('emnist/letters', 'train', limit=3)
+  assert dataset.images.shape == (3, 28, 28, 1)
+  assert dataset.num_classes == 37
+
+
+def test_prepared_lists_what_is_there(prepared, tmp_path):
+  assert tfds.prepared(prepared.root) == ['captions', 'mnist', 'shapes/rgb']
+  assert tfds.prepared(tmp_path / 'nowhere') == []
+
+
+def test_real_cifar10(test_data):
+  dataset = data.load('cifar10', 'train', data_dir=test_data / 'tfds', limit=5000)
+  assert dataset.images.shape == (5000, 32, 32, 3)
+  # The published means of the whole training set.
+  np.testing.assert_allclose(dataset.images.mean((0, 1, 2)), [0.4914, 0.4822, 0.4465], atol=0.01)
+  assert np.bincount(dataset.labels).min() > 400
+
+
+def test_real_fashion_mnist(test_data):
+  dataset = data.load('fashion_mnist', data_dir=test_data / 'tfds')
+  assert dataset.images.shape == (10000, 28, 28, 1)
+  assert dataset.class_names[0] == 'T-shirt/top'
+  np.testing.assert_array_equal(np.bincount(dataset.labels), [1000] * 10)
+  assert abs(dataset.images.mean() - 0.2868) < 1e-3

@@ -1,0 +1,347 @@
+"""What every defense of the registry keeps to.
+
+A new defense needs an entry in `CASES`; the first test fails without it.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from flax import linen as nn
+
+from gradleak import Client, defenses, errors, models, specs, trees
+
+
+class Sample(NamedTuple):
+  """An update with all that a defense may be handed beside it, at its making (`client`) or at each update."""
+
+  updates: dict
+  params: dict
+  batch: tuple
+  client: Client | None = None
+
+
+class Case(NamedTuple):
+  """How to test a defense.
+
+  Attributes:
+    identity: the settings of strength zero, or None where there is no such strength.
+    strong: settings that change a gradient visibly.
+    needs: the arguments of `update` that it cannot do without: 'key' (it is random), 'batch', 'params'.
+    bad: (settings, words of the error) beyond NaN and −1, which every number refuses.
+    arguments: sample -> positional arguments of its factory, for one that is made for a model or a client.
+    maskable: whether it makes sense on some of the tensors alone, by `optax.masked`.
+  """
+
+  identity: dict | None
+  strong: dict
+  needs: tuple[str, ...] = ()
+  bad: tuple[tuple[dict, str], ...] = ()
+  arguments: Callable = lambda sample: ()
+  maskable: bool = True
+
+
+CASES = {
+  'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), (({'stddev': math.inf}, 'inf'),)),
+  'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), (({'scale': math.inf}, 'inf'),)),
+  'prune': Case({'rate': 0.0}, {'rate': 0.7}, (), (({'rate': 1.1}, 'nearest valid value is 1'),)),
+  'clip': Case({'norm': math.inf}, {'norm': 0.1}, (), (({'norm': 0.0}, 'nearest valid value is 1e-12'),)),
+  'null_gradient': Case(None, {}, ('key',)),
+}
+WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not None]
+KEY = jax.random.key(11)
+
+every_defense = pytest.mark.parametrize('name', CASES)
+every_sample = pytest.mark.parametrize('network', ['lenet', 'normed'])
+
+
+class Normed(nn.Module):
+  """A convolution, BatchNorm, a dense layer and a scalar: tensors of every rank that networks have."""
+
+  @nn.compact
+  def __call__(self, images, train=False):
+    x = nn.Conv(3, (3, 3), strides=2)(images)
+    x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+    return nn.Dense(10)(x.reshape(x.shape[0], -1)) * self.param('temperature', nn.initializers.ones, ())
+
+
+@pytest.fixture(scope='module')
+def samples(small_images):
+  """Gradients of two digits: of a LeNet, and of a small network with BatchNorm and a scalar parameter."""
+  images, labels = jnp.asarray(small_images[0][:2]), jnp.asarray(small_images[1][:2])
+
+  def sample(model):
+    client = Client(model, 10)
+    variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+    upload = jax.jit(client.local_update)(None, variables, images, labels)
+    return Sample(upload.update, variables['params'], (images, jax.nn.one_hot(labels, 10)), client)
+
+  return {'lenet': sample(models.create('lenet', 10)), 'normed': sample(models.from_flax(Normed()))}
+
+
+@pytest.fixture(autouse=True)
+def no_key_is_used_twice():
+  with jax.debug_key_reuse(True):
+    yield
+
+
+def text(name, settings):
+  return f'{name}({",".join(f"{key}={value}" for key, value in settings.items())})'
+
+
+def template(name, settings):
+  return specs.template(specs.parse(text(name, settings), 'defense'), defenses.REGISTRY, 'defense')
+
+
+def make(name, sample, settings=None):
+  """Returns the defense of a sample's client, at its strong setting by default."""
+  case = CASES[name]
+  return defenses.REGISTRY[name](*case.arguments(sample), **(case.strong if settings is None else settings))
+
+
+def apply(transformation, sample, key=KEY, updates=None, **changed):
+  """Returns the defended updates; the key is cloned, so that a test may use it again."""
+  key = key if key is None else jax.random.clone(key)
+  given = {'params': sample.params, 'key': key, 'batch': sample.batch, **changed}
+  updates = sample.updates if updates is None else updates
+  return transformation.update(updates, transformation.init(sample.params), **given)[0]
+
+
+class Compiled:
+  """A defense compiled with its numbers traced; `traces` counts its tracings by the number of tensors."""
+
+  def __init__(self, name):
+    structure = template(name, CASES[name].strong)
+    self.numbers = structure.numbers
+    self.traces = []
+
+    def run(numbers, key, sample, updates):
+      self.traces.append(len(jax.tree.leaves(updates)))
+      return apply(structure.build(numbers, *CASES[name].arguments(sample)), sample, key, updates)
+
+    self.run = run
+    self.jitted = {}
+
+  def __call__(self, sample, numbers=None, key=KEY, updates=None):
+    updates = sample.updates if updates is None else updates
+    if sample.client not in self.jitted:  # what is static of a sample
+      self.jitted[sample.client] = jax.jit(lambda numbers, key, updates: self.run(numbers, key, sample, updates))
+    numbers = self.numbers if numbers is None else numbers
+    return self.jitted[sample.client](numbers, jax.random.clone(key), updates)
+
+
+@pytest.fixture(scope='module')
+def compiled():
+  return functools.cache(Compiled)
+
+
+def difference(a, b):
+  """Returns ‖a − b‖ / ‖b‖."""
+  return float(trees.norm(trees.subtract(a, b)) / trees.norm(b))
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_close(a, b):
+  def close(x, y):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6 * max(1.0, float(np.abs(y).max())))
+
+  jax.tree.map(close, a, b)
+
+
+def assert_finite(tree):
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+def test_the_table_covers_the_registry():
+  assert set(CASES) == set(defenses.REGISTRY), 'every defense needs a Case here, and nothing else has one'
+
+
+@every_defense
+def test_compiled_equals_eager(name, samples, compiled):
+  sample = samples['normed']
+  assert_close(compiled(name)(sample), apply(make(name, sample), sample))
+
+
+@every_sample
+@every_defense
+def test_a_strong_setting_really_changes_the_update(name, network, samples, compiled):
+  assert difference(compiled(name)(samples[network]), samples[network].updates) > 0.01
+
+
+@every_sample
+@pytest.mark.parametrize('name', WITH_IDENTITY)
+def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled):
+  sample = samples[network]
+  identity = {**CASES[name].strong, **CASES[name].identity}
+  assert_equal(compiled(name)(sample, template(name, identity).numbers), sample.updates)
+  if network == 'normed':
+    assert_equal(apply(make(name, sample, identity), sample), sample.updates)
+
+
+@every_defense
+def test_all_strengths_share_one_trace_per_shape(name, samples, compiled):
+  defended = compiled(name)
+  outputs = [
+    defended(samples['lenet'], tuple(number * factor / 10 for number in defended.numbers)) for factor in range(1, 11)
+  ]
+  assert defended.traces.count(len(jax.tree.leaves(samples['lenet'].updates))) == 1
+  if defended.numbers:
+    assert difference(outputs[0], outputs[-1]) > 1e-3
+
+
+@every_defense
+def test_lanes_of_their_own_strength_and_key_equal_a_loop(name, samples, compiled):
+  sample, defended = samples['normed'], compiled(name)
+  factors = (1.0, 0.5, 0.25)
+  lanes = (
+    tuple(jnp.asarray([number * factor for factor in factors], jnp.float32) for number in defended.numbers),
+    jax.random.split(jax.random.clone(KEY), 3),
+    jax.tree.map(lambda u: jnp.stack([u, -u, 3 * u]), sample.updates),
+  )
+  together = jax.jit(jax.vmap(lambda numbers, key, updates: defended.run(numbers, key, sample, updates)))(*lanes)
+  for i in range(3):
+    numbers, key, updates = trees.take(lanes, i)
+    assert_close(trees.take(together, i), defended(sample, tuple(float(n) for n in numbers), key, updates))
+
+
+@every_defense
+def test_keys(name, samples, compiled):
+  outputs = [compiled(name)(samples['lenet'], key=jax.random.key(seed)) for seed in (1, 1, 2)]
+  assert_equal(outputs[0], outputs[1])
+  if 'key' in CASES[name].needs:
+    assert difference(outputs[0], outputs[2]) > 0.01
+  else:
+    assert_equal(outputs[0], outputs[2])
+
+
+@every_sample
+@every_defense
+def test_finite_stays_finite_where_gradients_vanish(name, network, samples, compiled):
+  sample = samples[network]
+  zero = trees.zeros_like(sample.updates)
+  assert_finite(compiled(name)(sample, updates=zero))
+  leaves, treedef = jax.tree.flatten(sample.updates)
+  for i in range(len(leaves)):
+    dead = [jnp.zeros_like(leaf) if j == i else leaf for j, leaf in enumerate(leaves)]
+    assert_finite(compiled(name)(sample, updates=treedef.unflatten(dead)))
+  for scale in (1e-12, 1e12):
+    assert_finite(compiled(name)(sample, updates=jax.tree.map(lambda u, s=scale: u * s, sample.updates)))
+
+
+@every_defense
+def test_missing_extra_arguments_are_named(name, samples):
+  sample = samples['normed']
+  defense, needs = make(name, sample), CASES[name].needs
+  for missing in needs:
+    with pytest.raises(errors.UsageError) as caught:
+      apply(defense, sample, **{missing: None})
+    assert name in str(caught.value) and missing in str(caught.value) and '\n' not in str(caught.value)
+  if not needs:
+    assert_equal(defense.update(sample.updates, defense.init(sample.params))[0], apply(defense, sample))
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16])
+@every_defense
+def test_structure_shapes_and_dtypes_stay(name, dtype, samples):
+  sample = samples['normed']
+  updates = jax.tree.map(lambda u: u.astype(dtype), sample.updates)
+  defense = make(name, sample)
+
+  def run(key, updates):
+    state = defense.init(updates)
+    return (updates, state), defense.update(updates, state, updates, key=key, batch=sample.batch)
+
+  before, after = jax.eval_shape(run, jax.random.clone(KEY), updates)
+  assert jax.tree.structure(before) == jax.tree.structure(after)
+  assert [(x.shape, x.dtype) for x in jax.tree.leaves(before)] == [(x.shape, x.dtype) for x in jax.tree.leaves(after)]
+
+
+@every_defense
+def test_it_stands_in_front_of_an_optimizer(name, samples):
+  sample = samples['normed']
+  for chain, key in ((optax.chain, KEY), (defenses.chain, jax.random.fold_in(KEY, 0))):
+    expected = jax.tree.map(lambda u: -0.1 * u, apply(make(name, sample), sample, key))
+    assert_close(apply(chain(make(name, sample), optax.sgd(0.1)), sample), expected)
+
+
+@every_defense
+def test_another_defense_may_follow(name, samples):
+  sample = samples['normed']
+  for follower in (defenses.clip(norm=0.01), defenses.gaussian(stddev=0.2)):
+    first = apply(make(name, sample), sample, jax.random.fold_in(KEY, 0))
+    expected = apply(follower, sample, jax.random.fold_in(KEY, 1), first)
+    assert_close(apply(defenses.chain(make(name, sample), follower), sample), expected)
+
+
+@pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.maskable])
+def test_masked_tensors_are_left_alone(name, samples):
+  sample = samples['normed']
+  mask = {layer: layer == 'Dense_0' for layer in sample.updates}
+  masked = apply(optax.masked(make(name, sample), mask), sample)
+  for layer in sample.updates:
+    if mask[layer]:
+      assert difference(masked[layer], sample.updates[layer]) > 0.01
+    else:
+      assert_equal(masked[layer], sample.updates[layer])
+
+
+@every_defense
+def test_gradient_accumulation(name, samples):
+  """Two calls of `optax.MultiSteps` defend the mean of two gradients, once."""
+  sample = samples['normed']
+  accumulated = optax.MultiSteps(optax.chain(make(name, sample), optax.sgd(1.0)), every_k_schedule=2)
+
+  @jax.jit
+  def step(key, updates, state):
+    with jax.numpy_dtype_promotion('standard'):  # optax divides floats by an integer count
+      return accumulated.update(updates, state, sample.params, key=key, batch=sample.batch)
+
+  first, state = step(jax.random.key(1), sample.updates, accumulated.init(sample.params))
+  second, _ = step(jax.random.key(2), jax.tree.map(lambda u: 3 * u, sample.updates), state)
+  assert_equal(first, trees.zeros_like(sample.updates))
+  mean = jax.tree.map(lambda u: 2 * u, sample.updates)
+  assert_close(second, jax.tree.map(jnp.negative, apply(make(name, sample), sample, jax.random.key(2), mean)))
+
+
+@every_defense
+def test_numbers_out_of_range_are_named(name, samples):
+  case = CASES[name]
+  parameters = inspect.signature(defenses.REGISTRY[name]).parameters.values()
+  numeric = [parameter.name for parameter in parameters if parameter.annotation is float]
+  bad = [({setting: value}, str(value)) for setting in numeric for value in (math.nan, -1.0)]
+  for changed, words in [*bad, *case.bad]:
+    settings = {**case.strong, **changed}
+    for attempt in (lambda s: make(name, samples['normed'], s), lambda s: defenses.parse(text(name, s))):
+      with pytest.raises(errors.UsageError) as caught:
+        attempt(settings)
+      assert f'{name}({next(iter(changed))})' in str(caught.value) and words in str(caught.value)
+
+
+@every_defense
+def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
+  sample, defended = samples['normed'], compiled(name)
+  gradient = jax.jit(
+    jax.grad(lambda updates: trees.squared_norm(defended.run(defended.numbers, jax.random.clone(KEY), sample, updates)))
+  )
+  assert_finite(gradient(sample.updates))
+  assert_finite(gradient(trees.zeros_like(sample.updates)))
+
+
+def test_different_defenses_draw_different_noise_from_one_key(samples):
+  """In a plain `optax.chain` all members get the same key; their ranks must not move together all the same."""
+  sample = Sample({'w': jnp.ones(4000)}, {'w': jnp.ones(4000)}, (), samples['normed'].client)
+  noises = [make(name, sample) for name, case in CASES.items() if case.needs == ('key',)]
+  ranks = [scipy.stats.rankdata(apply(noise, sample)['w']) for noise in noises]
+  correlations = np.corrcoef(ranks)[np.triu_indices(len(ranks), 1)]
+  assert np.abs(correlations).max() < 0.08  # five standard deviations

@@ -1,0 +1,462 @@
+"""The client against closed forms and hand-written training loops."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from gradleak import defenses, errors, models, trees
+from gradleak.federated import LOSSES, Client, Upload, squared_error
+
+CLASSES = 10
+KEY = jax.random.key(7)
+
+
+def softmax_regression():
+  """A dense layer alone: its gradient under cross-entropy is xᵀ(softmax(z) − y) / N."""
+  return models.from_functions(
+    lambda key, shape: {'w': jnp.zeros((int(np.prod(shape)), CLASSES)), 'b': jnp.zeros(CLASSES)},
+    lambda params, images: images.reshape(images.shape[0], -1) @ params['w'] + params['b'].reshape(1, -1),
+    'softmax regression',
+  )
+
+
+class Normed(nn.Module):
+  """Dense, BatchNorm, dropout, dense: everything that differs between training and evaluation."""
+
+  rate: float = 0.0
+
+  @nn.compact
+  def __call__(self, images, train=False):
+    x = nn.Dense(6)(images.reshape(images.shape[0], -1))
+    x = nn.sigmoid(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
+    x = nn.Dropout(self.rate, deterministic=False)(x)
+    return nn.Dense(CLASSES)(x)
+
+
+@pytest.fixture(scope='module')
+def samples(small_images):
+  images, labels = small_images
+  return images[:5], labels[:5]
+
+
+@pytest.fixture(scope='module')
+def linear():
+  rng = np.random.default_rng(0)
+  params = {'w': rng.normal(0, 0.3, (64, CLASSES)), 'b': rng.normal(0, 0.3, CLASSES)}
+  return softmax_regression(), {'params': jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)}
+
+
+@pytest.fixture(scope='module')
+def normed():
+  model = models.from_flax(Normed())
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  rng = np.random.default_rng(0)
+  stats = jax.tree.map(lambda x: jnp.asarray(x + rng.uniform(0, 1, x.shape), x.dtype), variables['batch_stats'])
+  return model, {**variables, 'batch_stats': stats}
+
+
+def update(client, variables, images, labels, key=None):
+  return jax.jit(client.local_update)(key, variables, images, labels)
+
+
+def assert_trees_close(actual, expected, rtol=1e-4, atol=1e-6):
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, expected)
+
+
+def onehot(labels):
+  return np.eye(CLASSES, dtype=np.float32)[labels]
+
+
+def softmax(z):
+  e = np.exp(z - z.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def closed_form(params, images, targets):
+  """Returns the cross-entropy gradient of softmax regression, in float64."""
+  x = images.reshape(len(images), -1).astype(np.float64)
+  error = (softmax(x @ np.asarray(params['w'], np.float64) + np.asarray(params['b'])) - targets) / len(x)
+  return {'w': x.T @ error, 'b': error.sum(0)}
+
+
+def trained(params, images, targets, batch_size, epochs, rate, momentum=0.0):
+  """Returns θ_T − θ_0 of SGD with momentum over the samples in their order, in float64."""
+  current = {name: np.asarray(value, np.float64) for name, value in params.items()}
+  velocity = {name: np.zeros_like(value) for name, value in current.items()}
+  for _ in range(epochs):
+    for start in range(0, len(images), batch_size):
+      gradient = closed_form(current, images[start : start + batch_size], targets[start : start + batch_size])
+      velocity = {name: momentum * velocity[name] + gradient[name] for name in current}
+      current = {name: current[name] - rate * velocity[name] for name in current}
+  return {name: current[name] - np.asarray(params[name], np.float64) for name in current}
+
+
+def test_losses_by_hand():
+  logits, labels = np.asarray([[1.0, 2.0, 0.5], [0.0, 0.0, 3.0]]), np.asarray([[0, 1, 0], [0.25, 0.25, 0.5]])
+  p = softmax(logits)
+  expected = {'cross_entropy': -(labels * np.log(p)).sum(-1), 'squared_error': ((p - labels) ** 2).sum(-1) / 3}
+  assert set(expected) == set(LOSSES)
+  for name, loss in LOSSES.items():
+    computed = loss(jnp.asarray(logits, jnp.float32), jnp.asarray(labels, jnp.float32))
+    np.testing.assert_allclose(computed, expected[name], rtol=1e-5, err_msg=name)
+
+
+def test_gradient_is_the_closed_form(linear, samples):
+  model, variables = linear
+  upload = update(Client(model, CLASSES), variables, *samples)
+  assert isinstance(upload, Upload)
+  assert_trees_close(upload.update, closed_form(variables['params'], samples[0], onehot(samples[1])))
+  assert upload.num_samples == 5 and upload.num_samples.dtype == jnp.int32
+  assert all(mask.dtype == bool and mask.all() for mask in jax.tree.leaves(upload.sent))
+  assert jax.tree.structure(upload.sent) == jax.tree.structure(upload.update)
+
+
+def test_squared_error_gradient_is_that_of_the_softmax_jacobian(linear, samples):
+  model, variables = linear
+  images, labels = samples
+  x = images.reshape(5, -1).astype(np.float64)
+  p = softmax(x @ np.asarray(variables['params']['w'], np.float64) + np.asarray(variables['params']['b']))
+  inner = 2 / CLASSES * (p - onehot(labels))
+  error = p * (inner - (p * inner).sum(-1, keepdims=True)) / 5
+  upload = update(Client(model, CLASSES, squared_error), variables, images, labels)
+  assert_trees_close(upload.update, {'w': x.T @ error, 'b': error.sum(0)})
+
+
+def test_integer_labels_equal_their_probabilities_and_soft_labels_work(linear, samples):
+  model, variables = linear
+  images, labels = samples
+  client = Client(model, CLASSES)
+  hard = update(client, variables, images, labels).update
+  jax.tree.map(np.testing.assert_array_equal, hard, update(client, variables, images, onehot(labels)).update)
+  soft = np.random.default_rng(1).dirichlet(np.ones(CLASSES), 5).astype(np.float32)
+  assert_trees_close(update(client, variables, images, soft).update, closed_form(variables['params'], images, soft))
+
+
+@pytest.mark.parametrize(
+  ('batch_size', 'epochs', 'momentum', 'steps'),
+  [(None, 1, 0.0, 1), (1, 1, 0.0, 5), (2, 2, 0.0, 6), (2, 3, 0.9, 9), (7, 2, 0.0, 2)],
+)
+def test_delta_is_that_of_a_hand_written_loop(linear, samples, batch_size, epochs, momentum, steps):
+  model, variables = linear
+  images, labels = samples
+  client = Client(
+    model, CLASSES, share='delta', optimizer=optax.sgd(0.3, momentum or None), epochs=epochs, batch_size=batch_size
+  )
+  assert client.num_steps(5) == steps
+  expected = trained(variables['params'], images, onehot(labels), batch_size or 5, epochs, 0.3, momentum)
+  assert_trees_close(update(client, variables, images, labels).update, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_remat_changes_nothing_but_memory(linear, samples):
+  model, variables = linear
+
+  @jax.jit
+  def both(images):
+    def distance(images, remat):
+      client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, remat=remat)
+      return trees.squared_norm(client.local_update(None, variables, images, samples[1]).update)
+
+    return [jax.value_and_grad(distance)(images, remat) for remat in (False, True)]
+
+  (plain, plain_gradient), (remat, remat_gradient) = both(samples[0])
+  assert plain > 0 and np.abs(plain_gradient).max() > 0
+  np.testing.assert_allclose(plain, remat, rtol=1e-5)
+  np.testing.assert_allclose(plain_gradient, remat_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_adam_as_local_optimizer_under_strict_settings(linear, samples):
+  model, variables = linear
+  upload = update(Client(model, CLASSES, share='delta', optimizer=optax.adam(0.01)), variables, *samples)
+  # Adam's first step is rate · gradient / (|gradient| + ε).
+  gradient = closed_form(variables['params'], samples[0], onehot(samples[1]))
+  expected = {name: -0.01 * g / (np.abs(g) + 1e-8) for name, g in gradient.items()}
+  assert_trees_close(upload.update, expected, atol=1e-5)
+  several = Client(model, CLASSES, share='delta', optimizer=optax.adam(0.01), epochs=2, batch_size=2)
+  moved = update(several, variables, *samples).update
+  assert 0.01 < np.abs(moved['w']).max() <= 6 * 0.01 * 1.01
+
+
+@pytest.mark.parametrize(
+  ('options', 'words'),
+  [
+    ({'share': 'gradients'}, ["unknown share 'gradients'", "did you mean 'gradient'", 'delta']),
+    ({'batch_norm': 'training'}, ["unknown batch_norm mode 'training'", 'eval, train']),
+    ({'epochs': 2}, ['one step', 'epochs=2', "share='delta'"]),
+    ({'share': 'delta', 'epochs': 0}, ['epochs', '0', '[1, inf]']),
+    ({'share': 'delta', 'epochs': 1.5}, ['epochs', '1.5', 'integer']),
+    ({'share': 'delta', 'batch_size': 0}, ['local batch size', '0']),
+  ],
+)
+def test_bad_settings_raise_at_once(linear, options, words):
+  with pytest.raises(errors.UsageError) as caught:
+    Client(linear[0], CLASSES, **options)
+  assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_gradient_of_several_steps_is_refused(linear, samples):
+  client = Client(linear[0], CLASSES, batch_size=2)
+  with pytest.raises(errors.UsageError, match='5 samples in batches of 2 make 3'):
+    client.local_update(None, linear[1], *samples)
+  assert Client(linear[0], CLASSES, batch_size=5).local_update(None, linear[1], *samples).num_samples == 5
+
+
+# --- BatchNorm and dropout
+
+
+def flax_gradient(variables, images, labels, train):
+  """Returns Linen's own gradient of the mean cross-entropy, and the new statistics."""
+
+  def loss(params):
+    logits, changed = Normed().apply({**variables, 'params': params}, images, train, mutable=['batch_stats'])
+    return optax.softmax_cross_entropy(logits, labels).mean(), changed['batch_stats']
+
+  return jax.grad(loss, has_aux=True)(variables['params'])
+
+
+@pytest.mark.parametrize('mode', ['train', 'eval'])
+def test_batch_norm_mode_of_a_gradient(normed, samples, mode):
+  model, variables = normed
+  upload = update(Client(model, CLASSES, batch_norm=mode), variables, *samples)
+  targets = jnp.asarray(onehot(samples[1]))
+  gradient = jax.jit(flax_gradient, static_argnums=3)
+  expected, other = (gradient(variables, samples[0], targets, (mode == 'train') == same)[0] for same in (True, False))
+  assert_trees_close(upload.update, expected, atol=1e-5)
+  assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, other))) > 1e-3
+
+
+@pytest.mark.parametrize('mode', ['train', 'eval'])
+def test_batch_norm_mode_of_a_delta(normed, samples, mode):
+  model, variables = normed
+  images, labels = samples[0][:4], samples[1][:4]
+  client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, optimizer=optax.sgd(0.2), batch_norm=mode)
+  step = jax.jit(flax_gradient, static_argnums=3)
+  current = variables
+  for start in (0, 2, 0, 2):
+    targets = jnp.asarray(onehot(labels[start : start + 2]))
+    gradient, stats = step(current, images[start : start + 2], targets, mode == 'train')
+    params = jax.tree.map(lambda p, g: p - 0.2 * g, current['params'], gradient)
+    current = {'params': params, 'batch_stats': stats}
+  expected = jax.tree.map(jnp.subtract, current['params'], variables['params'])
+  assert_trees_close(update(client, variables, images, labels).update, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_batch_norm_refuses_a_ragged_last_batch_in_train_mode_only(normed, samples):
+  model, variables = normed
+  client = Client(model, CLASSES, share='delta', batch_size=2)
+  with pytest.raises(errors.UsageError, match='5 samples do not fill batches of 2'):
+    client.local_update(None, variables, *samples)
+  jax.eval_shape(dataclasses.replace(client, batch_norm='eval').local_update, None, variables, *samples)
+
+
+def test_statistics_pass_from_one_local_step_to_the_next(samples):
+  """A model whose logits are its statistics times w, and whose statistics count: gradients 1, 2, 3 sum to 6."""
+
+  def apply(variables, images, train, key):
+    count = variables['batch_stats']['count']
+    return count * jnp.broadcast_to(variables['params']['w'], (images.shape[0], CLASSES)), {'count': count + 1}
+
+  variables = {'params': {'w': jnp.zeros((1, CLASSES))}, 'batch_stats': {'count': jnp.ones(())}}
+  train = {'loss': lambda logits, labels: logits.sum(-1), 'share': 'delta', 'optimizer': optax.sgd(0.5), 'epochs': 3}
+  upload = update(Client(models.Model('counting', None, apply), CLASSES, **train), variables, *samples)
+  np.testing.assert_allclose(upload.update['w'], -0.5 * 6, rtol=1e-6)
+
+
+@pytest.mark.parametrize('share', ['gradient', 'delta'])
+def test_dropout_is_on_only_with_a_key(normed, samples, share):
+  _, variables = normed
+  plain, dropping = (models.from_flax(Normed(rate)) for rate in (0.0, 0.5))
+  images, labels = samples[0][:4], samples[1][:4]
+  client = Client(dropping, CLASSES, share=share, batch_size=4 if share == 'gradient' else 2)
+  compute = jax.jit(client.local_update)
+  without = compute(None, variables, images, labels).update
+  expected = update(dataclasses.replace(client, model=plain), variables, images, labels, KEY).update
+  assert_trees_close(without, expected, atol=1e-5)
+  first, again, other = (compute(jax.random.key(s), variables, images, labels).update for s in (1, 1, 2))
+  jax.tree.map(np.testing.assert_array_equal, first, again)
+  for changed in (without, other):
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), first, changed))) > 1e-3
+
+
+def test_every_local_step_drops_other_units(normed, samples):
+  # At learning rate 0, steps on the same batch differ in nothing but what is dropped.
+  _, variables = normed
+  seen = []
+
+  def watch(updates, state, params=None, *, key=None, **extra):
+    jax.debug.callback(lambda u: seen.append(np.asarray(u)), updates['Dense_1']['kernel'], ordered=True)
+    return updates, state
+
+  watcher = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), watch)
+  train = {'share': 'delta', 'optimizer': optax.sgd(0.0), 'epochs': 3, 'batch_norm': 'eval'}
+  client = Client(models.from_flax(Normed(0.5)), CLASSES, **train, step=watcher)
+  jax.block_until_ready(update(client, variables, *samples, key=KEY))
+  jax.effects_barrier()
+  assert len(seen) == 3
+  assert np.abs(seen[0] - seen[1]).max() > 0 and np.abs(seen[1] - seen[2]).max() > 0
+
+
+# --- where the defenses act
+
+
+class CountState(NamedTuple):
+  count: jax.Array
+  sent: dict
+
+
+def withhold(name, *, until=0, shape=()):
+  """A defense that withholds the tensor `name` until it has been called `until` times (0: always)."""
+
+  def init(params):
+    return CountState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.ones((), bool), params))
+
+  def update(updates, state, params=None, **extra):
+    count = state.count + 1
+    open_ = (count == until) if until else jnp.zeros((), bool)
+    mask = {key: jnp.broadcast_to(open_, shape) if key == name else jnp.ones((), bool) for key in updates}
+    return updates, CountState(count, mask)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def test_step_chain_acts_at_each_local_step_and_upload_chain_once(linear, samples):
+  model, variables = linear
+  images, labels = samples
+  train = {'share': 'delta', 'optimizer': optax.sgd(0.1), 'epochs': 2, 'batch_size': 2}
+  doubled_steps = update(Client(model, CLASSES, **train, step=optax.scale(2.0)), variables, images, labels).update
+  expected = trained(variables['params'], images, onehot(labels), 2, 2, 0.2)
+  assert_trees_close(doubled_steps, expected, rtol=1e-3, atol=1e-5)
+  doubled_upload = update(Client(model, CLASSES, **train, upload=optax.scale(2.0)), variables, images, labels).update
+  expected = trained(variables['params'], images, onehot(labels), 2, 2, 0.1)
+  assert_trees_close(doubled_upload, jax.tree.map(lambda x: 2 * x, expected), rtol=1e-3, atol=1e-5)
+
+
+def test_both_chains_act_on_a_gradient(linear, samples):
+  model, variables = linear
+  plain = update(Client(model, CLASSES), variables, *samples).update
+  for options, factor in (({'step': optax.scale(2.0)}, 2), ({'upload': optax.scale(3.0)}, 3)):
+    defended = update(Client(model, CLASSES, **options), variables, *samples).update
+    assert_trees_close(defended, jax.tree.map(lambda x, f=factor: f * x, plain))
+
+
+@pytest.mark.parametrize(('until', 'sent'), [(6, True), (1, False), (5, False), (7, False)])
+def test_the_step_chains_state_is_carried_through_all_local_steps(linear, samples, until, sent):
+  model, variables = linear
+  client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, step=withhold('w', until=until))
+  upload = update(client, variables, *samples)
+  assert upload.sent == {'w': sent, 'b': True}
+  assert (np.abs(upload.update['w']).max() > 0) == sent
+
+
+def test_withheld_entries_are_zero_whatever_follows_and_masks_are_joined(linear, samples):
+  model, variables = linear
+  client = Client(
+    model,
+    CLASSES,
+    step=withhold('w'),
+    upload=defenses.chain(withhold('b', shape=(CLASSES,)), defenses.gaussian(stddev=1.0)),
+  )
+  upload = update(client, variables, *samples, key=KEY)
+  assert not upload.sent['w'].any() and not upload.sent['b'].any()
+  assert upload.sent['w'].shape == () and upload.sent['b'].shape == (CLASSES,)
+  assert not upload.update['w'].any() and not upload.update['b'].any()
+  half = update(dataclasses.replace(client, step=optax.identity()), variables, *samples, key=KEY)
+  assert half.sent['w'].all() and np.abs(half.update['w']).max() > 1
+  assert not half.update['b'].any()
+
+
+def test_random_defenses_need_the_clients_key(linear, samples):
+  model, variables = linear
+  for place in ('step', 'upload'):
+    client = Client(model, CLASSES, **{place: defenses.gaussian(stddev=1.0)})
+    with pytest.raises(errors.UsageError, match=r'gaussian.*key'):
+      client.local_update(None, variables, *samples)
+
+
+def test_chains_and_local_steps_draw_different_noise(linear, samples):
+  model, variables = linear
+  noise = optax.chain(optax.scale(0.0), defenses.gaussian(stddev=1.0))
+
+  def drawn(**options):
+    return np.asarray(update(Client(model, CLASSES, **options), variables, *samples, key=KEY).update['w']).ravel()
+
+  assert abs(np.corrcoef(drawn(step=noise), drawn(upload=noise))[0, 1]) < 0.15
+  # Three local steps of rate −1 sum three draws: of standard deviation √3 if they are independent, 3 if they are one.
+  steps = drawn(step=noise, share='delta', epochs=3, optimizer=optax.sgd(-1.0))
+  assert 1.55 < steps.std() < 1.95
+
+
+def test_data_dependent_defenses_get_the_batch_of_their_step(linear, samples):
+  model, variables = linear
+  images, labels = samples
+  shapes = []
+
+  def watch(updates, state, params=None, *, batch, **extra):
+    shapes.append((batch[0].shape, batch[1].shape, params is not None))
+    return updates, state
+
+  watcher = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), watch)
+  client = Client(model, CLASSES, share='delta', batch_size=2, step=watcher, upload=watcher)
+  jax.eval_shape(client.local_update, None, variables, images, labels)
+  assert set(shapes) == {((2, 8, 8, 1), (2, CLASSES), True), ((5, 8, 8, 1), (5, CLASSES), True)}
+
+
+def test_undefended_drops_both_chains_and_nothing_else(linear, samples):
+  model, variables = linear
+  client = Client(
+    model, CLASSES, share='delta', epochs=2, batch_size=2, step=optax.scale(2.0), upload=defenses.gaussian(stddev=1.0)
+  )
+  plain = client.undefended()
+  for field in dataclasses.fields(Client):
+    if field.name not in ('step', 'upload'):
+      assert getattr(plain, field.name) is getattr(client, field.name)
+  upload = update(plain, variables, *samples)  # without a key
+  assert_trees_close(
+    upload.update, trained(variables['params'], samples[0], onehot(samples[1]), 2, 2, 0.1), rtol=1e-3, atol=1e-5
+  )
+
+
+# --- as the attacker runs it
+
+
+@pytest.mark.parametrize(
+  'options',
+  [{}, {'share': 'delta', 'epochs': 2}, {'share': 'delta', 'batch_size': 2, 'batch_norm': 'eval'}],
+  ids=['gradient', 'delta', 'batches'],
+)
+def test_an_attacker_can_differentiate_the_upload(normed, samples, options):
+  """Compares the derivative of an upload with respect to the images with a central difference."""
+  model, variables = normed
+  images, labels = samples[0][:4], jnp.asarray(onehot(samples[1][:4]))
+  client = Client(model, CLASSES, **options)
+  rng = np.random.default_rng(0)
+  direction = rng.normal(size=images.shape).astype(np.float32)
+  probe = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), variables['params'])
+
+  def projected(images):
+    return trees.inner_product(client.local_update(None, variables, images, labels).update, probe)
+
+  gradient = jax.jit(jax.grad(projected))(images)
+  assert np.isfinite(gradient).all() and min(np.abs(gradient).max(axis=(1, 2, 3))) > 0
+  evaluate, h = jax.jit(projected), 3e-3
+  difference = (evaluate(images + h * direction) - evaluate(images - h * direction)) / (2 * h)
+  np.testing.assert_allclose(np.sum(gradient * direction), difference, rtol=0.02)
+
+
+def test_local_update_leaves_the_global_model_and_vmaps_over_clients(linear, small_images):
+  model, variables = linear
+  before = jax.tree.map(np.array, variables)
+  images, labels = small_images[0].reshape(2, 4, 8, 8, 1), small_images[1].reshape(2, 4)
+  client = Client(model, CLASSES, share='delta', batch_size=2, upload=defenses.gaussian(stddev=0.1))
+  keys = jax.random.split(KEY, 2)
+  together = jax.jit(jax.vmap(client.local_update, in_axes=(0, None, 0, 0)))(keys, variables, images, labels)
+  alone = jax.jit(client.local_update)
+  for i in range(2):
+    upload = alone(keys[i], variables, images[i], labels[i])
+    assert_trees_close(trees.take(together, i), upload, rtol=1e-4, atol=1e-5)
+  jax.tree.map(np.testing.assert_array_equal, before, variables)

@@ -1,0 +1,114 @@
+"""What an attacker is granted: its tier, its sentences, and its place in a pytree."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradleak import errors
+from gradleak.federated import Knowledge, Observation
+from gradleak.federated.knowledge import LABELS, TIERS
+
+
+@pytest.mark.parametrize(
+  ('granted', 'tier'),
+  [
+    ({'labels': 'inferred'}, 'A'),
+    ({'labels': 'optimised'}, 'A'),
+    ({}, 'B'),
+    ({'local_steps': 4, 'share': 'delta'}, 'C'),
+    ({'local_steps': 4, 'share': 'delta', 'labels': 'inferred'}, 'C'),
+    ({'auxiliary_data': True}, 'D'),
+    ({'auxiliary_data': True, 'labels': 'optimised', 'local_steps': 4}, 'D'),
+    ({'model': 'modified'}, 'F'),
+    ({'model': 'modified', 'auxiliary_data': True}, 'G'),
+  ],
+)
+def test_tiers(granted, tier):
+  knowledge = Knowledge(**granted)
+  assert knowledge.tier == tier
+  assert any(f'Threat model {tier} of' in sentence and TIERS[tier] in sentence for sentence in knowledge.in_words())
+
+
+def words(**granted):
+  sentences = Knowledge(**granted).in_words()
+  assert all(sentence.endswith('.') and '\n' not in sentence for sentence in sentences)
+  return ' '.join(sentences)
+
+
+@pytest.mark.parametrize(
+  ('granted', 'said', 'not_said'),
+  [
+    ({'labels': 'known'}, 'given the true labels', 'infers'),
+    ({'labels': 'inferred', 'label_inference': 'argmin'}, "infers the labels from the update by the rule 'arg", 'true'),
+    ({'labels': 'optimised'}, 'optimises them together with the images', 'infers'),
+    ({'share': 'gradient'}, 'sees the gradient of one step', 'local steps'),
+    ({'share': 'delta', 'local_steps': 6}, 'after 6 local steps', 'gradient of one step'),
+    ({'batch_norm': 'train'}, 'batch statistics', 'running statistics'),
+    ({'batch_norm': 'eval'}, 'running statistics', 'batch statistics'),
+    ({'batch_norm': 'none'}, '.', 'BatchNorm'),
+    ({'defense': 'unknown'}, 'does not know which defense', 'knows the defense and'),
+    ({'defense': 'known'}, 'knows the defense and its settings', 'does not know which'),
+    ({'model': 'honest'}, 'honest but curious', 'malicious'),
+    ({'model': 'modified'}, 'malicious', 'honest but curious'),
+    ({'auxiliary_data': True}, 'holds auxiliary data', 'holds no auxiliary data'),
+    ({'auxiliary_data': False}, 'holds no auxiliary data', 'holds auxiliary data'),
+  ],
+)
+def test_every_grant_is_put_into_words(granted, said, not_said):
+  assert said in words(**granted)
+  assert not_said not in words(**granted)
+
+
+@pytest.mark.parametrize(
+  ('granted', 'message'),
+  [
+    ({'labels': 'optimized'}, "unknown label mode 'optimized'; did you mean 'optimised'"),
+    ({'share': 'gradients'}, "unknown share 'gradients'; did you mean 'gradient'"),
+    ({'batch_norm': 'evaluate'}, "unknown batch_norm mode 'evaluate'; did you mean 'eval'"),
+    ({'defense': 'hidden'}, "unknown defense knowledge 'hidden'"),
+    ({'model': 'malicious'}, r"unknown model state 'malicious'.*honest, modified"),
+  ],
+)
+def test_unknown_modes(granted, message):
+  with pytest.raises(errors.UsageError, match=message):
+    Knowledge(**granted)
+
+
+def test_knowledge_is_frozen_and_hashable():
+  assert {Knowledge(), Knowledge(labels='known'), Knowledge(labels='inferred')} == {
+    Knowledge(labels=mode) for mode in LABELS[:2]
+  }
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    Knowledge().labels = 'inferred'
+
+
+def observation(**granted):
+  tree, sent = {'w': jnp.ones((2, 3))}, {'w': jnp.ones((), bool)}
+  return Observation({'params': tree}, tree, sent, jnp.zeros((1, 3)), Knowledge(**granted), (1, 8, 8, 1), 3)
+
+
+def test_observation_is_a_pytree_of_arrays_with_static_knowledge():
+  leaves, treedef = jax.tree.flatten(observation())
+  assert [leaf.shape for leaf in leaves] == [(2, 3), (2, 3), (), (1, 3)]
+  assert treedef == jax.tree.structure(observation())
+  assert treedef != jax.tree.structure(observation(labels='inferred'))
+  rebuilt = jax.tree.unflatten(treedef, leaves)
+  assert rebuilt.knowledge == Knowledge() and rebuilt.image_shape == (1, 8, 8, 1) and rebuilt.num_classes == 3
+
+
+def test_other_knowledge_compiles_anew_and_other_numbers_do_not():
+  traces = []
+
+  @jax.jit
+  def attack(observed):
+    traces.append(observed.knowledge.labels)
+    return observed.update['w'].sum() * observed.num_classes
+
+  assert attack(observation()) == attack(jax.tree.map(lambda x: x, observation())) == 18
+  assert traces == ['known']
+  attack(dataclasses.replace(observation(), update={'w': jnp.zeros((2, 3))}))
+  assert traces == ['known']
+  attack(observation(labels='inferred'))
+  assert traces == ['known', 'inferred']

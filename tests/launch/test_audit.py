@@ -1,0 +1,198 @@
+"""The main program, end to end on small settings."""
+
+import functools
+import json
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from gradleak.attacks import registry
+from tests import programs
+
+SMOKE = ('--dataset=digits', '--model=mlp', '--trials=2', '--steps=5', '--controls=2', '--compilation_cache=')
+DEFENSES = '--defenses=none;prune(rate=0.9)'
+FILES = {'config.json', 'rows.jsonl', 'controls.jsonl', 'summary.csv', 'reconstructions.npz', 'report.html', 'grid.png'}
+KEYS = {
+  'dataset', 'model', 'attack', 'defense', 'trial', 'seed', 'mse', 'psnr', 'ssim', 'pearson', 'label_correct',
+  'objective', 'diverged', 'steps', 'oracle_psnr', 'objective_at_truth', 'control_psnr', 'success',
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+class Completed(NamedTuple):
+  """A run that is complete: its folder, what it printed, and how often its attacks were traced."""
+
+  workdir: object
+  done: object
+  traces: int
+
+  def read(self, name):
+    return [json.loads(line) for line in (self.workdir / name).read_text('utf-8').splitlines()]
+
+
+def run(workdir, *arguments):
+  """Runs the program, and counts how often csDLG is built with traced numbers, that is while it is compiled."""
+  traces = []
+
+  @functools.wraps(registry.REGISTRY['csdlg'])
+  def counted(client, **settings):
+    traces.extend([None] * isinstance(settings['tv'], jax.core.Tracer))
+    return counted.__wrapped__(client, **settings)
+
+  with mock.patch.dict(registry.REGISTRY, csdlg=counted):
+    done = programs.start('audit', *SMOKE, f'--workdir={workdir}', *arguments)
+  assert done.status == 0, done.err
+  return Completed(workdir, done, len(traces))
+
+
+@pytest.fixture(scope='module')
+def completed(fast_compilation, tmp_path_factory):
+  return run(tmp_path_factory.mktemp('results') / 'new' / 'er', DEFENSES)
+
+
+def snapshot(folder):
+  return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob('*')}
+
+
+def test_everything_is_there(completed):
+  assert {path.name for path in completed.workdir.iterdir()} >= FILES
+  assert not list(completed.workdir.rglob('*.tmp')) and not (completed.workdir / 'checkpoints').exists()
+  config = json.loads((completed.workdir / 'config.json').read_text())
+  assert (config['dataset'], config['model'], config['trials'], config['steps'], config['seed']) == (
+    'digits', 'mlp', 2, 5, 0
+  )  # fmt: skip
+  assert (config['defenses'], config['attacks']) == (['none', 'prune(rate=0.9)'], ['csdlg(tv=1e-06)'])
+
+
+def test_one_row_per_trial(completed):
+  rows, controls = completed.read('rows.jsonl'), completed.read('controls.jsonl')
+  assert [(row['defense'], row['trial']) for row in rows] == [
+    ('none', 0), ('none', 1), ('prune(rate=0.9)', 0), ('prune(rate=0.9)', 1)
+  ]  # fmt: skip
+  assert [(row['defense'], row['trial']) for row in controls] == [('null_gradient', 0), ('null_gradient', 1)]
+  for row in rows + controls:
+    assert row.keys() >= KEYS
+    assert (row['dataset'], row['model'], row['attack'], row['seed']) == ('digits', 'mlp', 'csdlg(tv=1e-06)', 0)
+    assert row['steps'] == 5 and not row['diverged'] and row['objective'] < row['objective_start']
+
+
+def test_pictures_and_tables_are_readable(completed):
+  with np.load(completed.workdir / 'reconstructions.npz') as archive:
+    assert set(archive) == {'truth', 'csdlg(tv=1e-06)|none', 'csdlg(tv=1e-06)|prune(rate=0.9)'}
+    assert {archive[name].shape for name in archive} == {(2, 1, 8, 8, 1)}
+  with PIL.Image.open(completed.workdir / 'grid.png') as image:
+    assert min(image.size) > 100
+  summary = (completed.workdir / 'summary.csv').read_text().splitlines()
+  assert len(summary) == 3 and summary[0].startswith('attack,defense,')
+  page = (completed.workdir / 'report.html').read_text('utf-8')
+  assert 'csdlg(tv=1e-06)' in page and 'prune(rate=0.9)' in page and page.rstrip().endswith('</html>')
+
+
+def test_it_prints_a_table_and_shows_progress(completed):
+  out, err = completed.done.out, completed.done.err
+  assert 'PSNR dB' in out and 'not solved' in out
+  assert [line.split()[0] for line in out.splitlines() if line.startswith('  ')][:2] == ['none', 'prune(rate=0.9)']
+  assert f'report: {completed.workdir}/report.html' in out
+  assert 'csdlg(tv=1e-06): 6 runs of 5 steps' in err and '100 %, objective' in err
+
+
+def test_the_second_start_says_that_it_is_complete(completed):
+  """In a process of its own: what a user does."""
+  before = snapshot(completed.workdir)
+  done = programs.spawn('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}')
+  assert (done.status, done.err) == (0, '')
+  assert done.out.startswith(f'{completed.workdir} is complete already: nothing to do.\n')
+  assert done.out.endswith(completed.done.out)
+  assert snapshot(completed.workdir) == before
+
+
+def test_speed_is_no_setting(completed):
+  before = snapshot(completed.workdir)
+  done = programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}', '--group_size=3')
+  assert done.status == 0 and 'is complete already' in done.out
+  assert snapshot(completed.workdir) == before
+
+
+@pytest.mark.parametrize(
+  ('flag', 'named'),
+  [
+    ('--trials=1', 'trials was 2, now 1'),
+    ('--steps=6', 'steps was 5, now 6'),
+    ('--seed=1', 'seed was 0, now 1'),
+    ('--model=mlp(activation=tanh)', "model was 'mlp', now 'mlp(activation=tanh)'"),
+    ('--share=delta', "share was 'gradient', now 'delta'"),
+    ('--defenses=none', "defenses was ['none', 'prune(rate=0.9)'], now ['none']"),
+  ],
+)
+def test_another_setting_is_named_and_the_folder_stays_as_it_is(completed, flag, named):
+  before = snapshot(completed.workdir)
+  done = programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}', flag)
+  assert done.status == 2 and done.out == ''
+  assert done.err.startswith('error: the work directory ') and done.err.count('\n') == 1
+  assert named in done.err and 'fingerprint' not in done.err and 'key was' not in done.err
+  assert snapshot(completed.workdir) == before
+
+
+def test_what_was_deleted_is_rendered_again(completed):
+  names = ('rows.jsonl', 'report.html', 'reconstructions.npz')
+  before = {name: (completed.workdir / name).read_bytes() for name in names}
+  (completed.workdir / 'rows.jsonl').unlink()
+  (completed.workdir / 'report.html').unlink()
+  done = programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}')
+  assert done.status == 0 and done.err == ''  # nothing is attacked again
+  after = {name: (completed.workdir / name).read_bytes() for name in names}
+  assert after['rows.jsonl'] == before['rows.jsonl']
+  assert after['reconstructions.npz'] == before['reconstructions.npz']
+  assert after['report.html'].startswith(b'<!')
+
+
+@pytest.fixture(scope='module')
+def restarted(fast_compilation, tmp_path_factory):
+  return run(tmp_path_factory.mktemp('restarted') / 'new', DEFENSES, '--restarts=2')
+
+
+def test_attacks_of_one_structure_are_compiled_once(completed, restarted, tmp_path):
+  both = run(tmp_path / 'new', DEFENSES, '--attacks=csdlg(tv=0.01);csdlg(tv=1e-6)')
+  assert both.traces == restarted.traces > 0  # as many runs of one attack
+  assert 'csdlg × 2: 12 runs of 5 steps' in both.done.err
+  rows = both.read('rows.jsonl')
+  assert [row['attack'] for row in rows] == ['csdlg(tv=0.01)'] * 4 + ['csdlg(tv=1e-06)'] * 4
+  assert rows[4:] == completed.read('rows.jsonl')
+  assert all(a['objective'] > b['objective'] for a, b in zip(rows[:4], rows[4:], strict=True))
+
+
+def test_restarts(completed, restarted):
+  rows, one = restarted.read('rows.jsonl'), completed.read('rows.jsonl')
+  assert len(rows) == len(one)
+  assert all(a['distance'] <= b['distance'] for a, b in zip(rows, one, strict=True))  # the first start is the same
+  assert any(a['distance'] < b['distance'] for a, b in zip(rows, one, strict=True))
+  assert all(row['oracle_psnr'] >= row['psnr'] and row['restarts'] == 2 for row in rows)
+
+
+def test_a_client_that_shares_its_delta(tmp_path):
+  flags = ('--share=delta', '--local_epochs=2', '--local_batch_size=1', '--batch_size=2', '--learning_rate=0.05')
+  found = run(tmp_path / 'new', '--defenses=none', *flags)
+  config = json.loads((found.workdir / 'config.json').read_text())
+  assert {key: config[key] for key in ('share', 'local_epochs', 'local_batch_size', 'learning_rate', 'batch_size')} == {
+    'share': 'delta', 'local_epochs': 2, 'local_batch_size': 1, 'learning_rate': 0.05, 'batch_size': 2
+  }  # fmt: skip
+  rows = found.read('rows.jsonl')
+  assert len(rows) == 2
+  assert all(row['objective_at_truth'] < 1e-4 < row['objective'] < row['objective_start'] for row in rows)
+  assert 'after 4 local steps' in (found.workdir / 'report.html').read_text('utf-8')
+  with np.load(found.workdir / 'reconstructions.npz') as archive:
+    assert archive['truth'].shape == (2, 2, 8, 8, 1)
+
+
+def test_a_batch_with_inferred_labels(tmp_path):
+  found = run(tmp_path / 'new', '--defenses=none', '--batch_size=3', '--labels=inferred')
+  rows = found.read('rows.jsonl')
+  assert [row['labels'] for row in rows] == ['inferred'] * 2
+  assert all(0 <= row['label_correct'] <= row['label_counts_correct'] <= 1 for row in rows)
+  assert all(row['batch_size'] == 3 for row in rows)
+  assert 'It infers the labels from the update' in (found.workdir / 'report.html').read_text('utf-8')

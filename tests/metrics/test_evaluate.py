@@ -1,0 +1,101 @@
+"""One batch scored end to end."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gradleak import errors, metrics
+
+LABELS = np.array([3, 1, 3, 0])
+
+
+def batch(seed=0, n=4, side=12):
+  return np.random.default_rng(seed).uniform(0, 1, (n, side, side, 1)).astype(np.float32)
+
+
+def test_a_perfect_recovery_in_another_order():
+  truth, order = batch(), np.array([2, 0, 3, 1])
+  row = metrics.evaluate(truth[order], truth, LABELS[order], LABELS)
+  assert row['permutation'] == [1, 3, 0, 2]
+  assert row['mse'] == row['mse_unclipped'] == 0
+  assert row['psnr'] == row['psnr_unclipped'] == metrics.MAX_PSNR
+  assert row['ssim'] == pytest.approx(1, abs=1e-6)
+  assert row['pearson'] == pytest.approx(1, abs=1e-6)
+  assert row['label_correct'] == row['label_counts_correct'] == 1
+
+
+def test_means_over_the_batch_are_those_of_the_matched_pairs():
+  truth, reconstructions = batch(1), batch(2) * 2 - np.float32(0.5)
+  row = metrics.evaluate(reconstructions, truth, LABELS, LABELS)
+  for name, metric in metrics.REGISTRY.items():
+    one_by_one = [metric(reconstructions[[j]], truth[[i]])[0] for i, j in enumerate(row['permutation'])]
+    assert row[name] == pytest.approx(np.mean(one_by_one), rel=1e-5)
+  assert row['mse_unclipped'] > row['mse']
+
+
+@pytest.mark.parametrize(
+  'labels_hat, correct, counts',
+  [
+    ([3, 1, 3, 0], 1, 1),
+    ([1, 3, 0, 3], 0, 1),  # all the right labels on the wrong images
+    ([3, 3, 3, 3], 0.5, 0.5),
+    ([0, 0, 0, 0], 0.25, 0.25),  # 0 is counted once, however often it is guessed
+    ([1, 1, 0, 5], 0.25, 0.5),
+    ([7, 8, 9, -1], 0, 0),
+  ],
+)
+def test_labels_in_place_and_as_counts(labels_hat, correct, counts):
+  truth = batch()
+  row = metrics.evaluate(truth, truth, np.array(labels_hat), LABELS)
+  assert (row['label_correct'], row['label_counts_correct']) == (correct, counts)
+
+
+def test_labels_follow_their_images():
+  truth = batch()
+  row = metrics.evaluate(truth[::-1], truth, LABELS[::-1], LABELS)
+  assert row['label_correct'] == 1
+  assert metrics.evaluate(truth[::-1], truth, LABELS, LABELS)['label_correct'] == 0
+
+
+def test_a_diverged_batch_has_nan_metrics_and_keeps_its_labels():
+  truth, reconstructions = batch(), batch()
+  reconstructions[2, 5, 5, 0] = np.nan
+  row = metrics.evaluate(reconstructions, truth, LABELS, LABELS)
+  assert all(np.isnan(row[name]) for name in metrics.REGISTRY)
+  assert row['permutation'] == [0, 1, 2, 3]
+  assert row['label_correct'] == 1
+
+
+def test_a_row_is_plain_python():
+  row = metrics.evaluate(batch(1), batch(2), LABELS.astype(np.int32), LABELS)
+  assert json.loads(json.dumps(row)) == row
+  assert set(row) == {*metrics.REGISTRY, 'label_correct', 'label_counts_correct', 'permutation'}
+  assert {type(value) for key, value in row.items() if key != 'permutation'} == {float}
+
+
+def test_compiles_once_per_shape():
+  before = metrics._all_metrics._cache_size()
+  for seed in range(4):
+    metrics.evaluate(batch(seed, side=13), batch(seed + 10, side=13), LABELS, LABELS)
+  assert metrics._all_metrics._cache_size() == before + 1
+
+
+@pytest.mark.parametrize(
+  'changes, expected',
+  [
+    ({'reconstructions': batch(n=3)}, r'\(3, 12, 12, 1\), expected that of the truth, \(4, 12, 12, 1\)'),
+    ({'reconstructions': batch(side=11)}, 'expected that of the truth'),
+    ({'reconstructions': batch()[..., 0], 'truth': batch()[..., 0]}, r'\[N, H, W, C\]'),
+    ({'truth': batch() * 2}, r'expected \[0, 1\]'),
+    ({'truth': batch() - np.float32(0.5)}, r'expected \[0, 1\]'),
+    ({'truth': batch() * np.float32(np.nan)}, r'nan.*expected \[0, 1\]'),
+    ({'labels': LABELS[:3]}, r'labels are .* shape \(3,\), expected integers of shape \(4,\)'),
+    ({'labels_hat': LABELS[:, None]}, 'labels_hat are'),
+    ({'labels_hat': LABELS.astype(np.float32)}, 'labels_hat are float32'),
+  ],
+)
+def test_bad_input_is_a_usage_error(changes, expected):
+  arguments = {'reconstructions': batch(1), 'truth': batch(2), 'labels_hat': LABELS, 'labels': LABELS, **changes}
+  with pytest.raises(errors.UsageError, match=expected):
+    metrics.evaluate(**arguments)

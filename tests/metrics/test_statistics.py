@@ -1,0 +1,109 @@
+"""Intervals against tables, definitions and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradleak import errors, metrics
+
+
+def test_mean_interval_by_the_table():
+  # 1, 2, 3: mean 2, standard error 1/√3; t(0.975, 2) = 4.3027, t(0.95, 2) = 2.9200.
+  np.testing.assert_allclose(metrics.mean_interval([1, 2, 3]), [2, 2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5], rtol=1e-4)
+  np.testing.assert_allclose(metrics.mean_interval([1, 2, 3], 0.9)[2], 2 + 2.92 / 3**0.5, rtol=1e-4)
+
+
+def test_mean_interval_leaves_nans_out():
+  assert metrics.mean_interval([1, np.nan, 2, 3, np.nan]) == metrics.mean_interval([1, 2, 3])
+
+
+def test_mean_interval_without_spread_or_without_values():
+  assert metrics.mean_interval([0.5] * 4) == (0.5, 0.5, 0.5)
+  for values in ([7.0], [7.0, np.nan]):
+    mean, low, high = metrics.mean_interval(values)
+    assert mean == 7
+    assert math.isnan(low) and math.isnan(high)
+  assert all(math.isnan(value) for value in metrics.mean_interval([]))
+  assert all(math.isnan(value) for value in metrics.mean_interval([np.nan]))
+
+
+def test_mean_interval_of_an_infinite_figure():
+  mean, low, high = metrics.mean_interval([1.0, -np.inf])
+  assert mean == -math.inf
+  assert math.isnan(low) and math.isnan(high)
+  assert math.isnan(metrics.mean_interval([np.inf, -np.inf])[0])
+
+
+def test_mean_interval_covers_as_often_as_it_says():
+  draws = np.random.default_rng(0).normal(3, 2, (1500, 5))
+  covered = [low <= 3 <= high for _, low, high in map(metrics.mean_interval, draws)]
+  # Four standard deviations of the share; the normal quantile in place of Student's would cover 0.88.
+  assert abs(np.mean(covered) - 0.95) < 4 * (0.95 * 0.05 / 1500) ** 0.5
+
+
+@pytest.mark.parametrize('successes, n', [(3, 10), (1, 64), (63, 64), (20, 40)])
+def test_proportion_interval_solves_the_binomial_tails(successes, n):
+  share, low, high = metrics.proportion_interval(successes, n)
+  assert share == successes / n
+  np.testing.assert_allclose(stats.binom.sf(successes - 1, n, low), 0.025, rtol=1e-6)
+  np.testing.assert_allclose(stats.binom.cdf(successes, n, high), 0.025, rtol=1e-6)
+
+
+def test_proportion_interval_at_the_ends():
+  # Closed form of Clopper–Pearson: 1 − (α/2)^(1/n).
+  bound = 1 - 0.025 ** (1 / 20)
+  np.testing.assert_allclose(metrics.proportion_interval(0, 20), [0, 0, bound], atol=1e-9)
+  np.testing.assert_allclose(metrics.proportion_interval(20, 20), [1, 1 - bound, 1], atol=1e-9)
+  np.testing.assert_allclose(metrics.proportion_interval(0, 20, 0.9)[2], 1 - 0.05 ** (1 / 20), atol=1e-9)
+  share, low, high = metrics.proportion_interval(0, 0)
+  assert math.isnan(share)
+  assert (low, high) == (0, 1)
+
+
+@pytest.mark.parametrize('successes, n', [(3, 2), (-1, 2), (1.5, 2), (0, -1), ('a', 2)])
+def test_proportion_interval_rejects_impossible_counts(successes, n):
+  with pytest.raises(errors.UsageError, match='expected an integer'):
+    metrics.proportion_interval(successes, n)
+
+
+@pytest.mark.parametrize('confidence', [0, 1, 95, -0.1, np.nan, '0.95'])
+def test_confidence_lies_between_zero_and_one(confidence):
+  with pytest.raises(errors.UsageError, match='confidence is'):
+    metrics.mean_interval([1, 2], confidence)
+  with pytest.raises(errors.UsageError, match='confidence is'):
+    metrics.proportion_interval(1, 2, confidence)
+
+
+def test_percentile_threshold():
+  pool = np.random.default_rng(1).permutation(101).astype(float)
+  assert metrics.percentile_threshold(pool) == 95
+  assert metrics.percentile_threshold(pool, q=50) == 50
+  assert metrics.percentile_threshold([0.0, 1.0], q=95) == pytest.approx(0.95)
+  assert metrics.percentile_threshold([*pool, np.nan, np.nan]) == 95
+
+
+def test_a_threshold_without_controls_is_exceeded_by_nothing():
+  for pool in ([], [np.nan, np.nan]):
+    threshold = metrics.percentile_threshold(pool)
+    assert math.isnan(threshold)
+    assert not np.any(np.array([-np.inf, 0.0, 100.0, np.inf]) > threshold)
+
+
+def test_percentile_threshold_with_infinite_controls():
+  assert metrics.percentile_threshold([-np.inf, *range(100)]) == 94
+  assert metrics.percentile_threshold([-np.inf] * 50) == -np.inf
+  assert metrics.percentile_threshold([-np.inf, 2.0]) == 2
+  assert metrics.percentile_threshold([0.0, np.inf]) == np.inf
+
+
+@pytest.mark.parametrize('q', [-1, 101, np.nan])
+def test_percentile_must_be_one(q):
+  with pytest.raises(errors.UsageError, match='q is'):
+    metrics.percentile_threshold([1.0], q)
+
+
+def test_returns_plain_floats():
+  results = (*metrics.mean_interval([1, 2]), *metrics.proportion_interval(1, 2), metrics.percentile_threshold([1, 2]))
+  assert {type(value) for value in results} == {float}

@@ -1,0 +1,127 @@
+"""Building blocks: both convolution formulations against NumPy and each other, pooling, initialisations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from gradleak import errors
+from gradleak.models import layers
+
+
+def convolve(images, kernel, bias, size, stride, padding):
+  """Convolution by its definition; kernel [features, size·size·C] in (column, row, channel) order."""
+  images = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  height, width = ((side - size) // stride + 1 for side in images.shape[1:3])
+  weights = kernel.reshape(len(kernel), size, size, images.shape[-1])
+  outputs = np.empty((len(images), height, width, len(kernel)))
+  for y in range(height):
+    for x in range(width):
+      window = images[:, y * stride : y * stride + size, x * stride : x * stride + size]
+      outputs[:, y, x] = np.einsum('nrck,fcrk->nf', window, weights)
+  return outputs + bias
+
+
+def all_orders(formulation, size, stride, padding, images, variables):
+  """Returns the outputs, the weight gradient, and the image gradient of the weight gradient's squared norm."""
+  conv = layers.Conv(3, size, 'explicit', stride, padding, formulation)
+
+  def weight_gradient(variables, images):
+    return jax.grad(lambda v: jnp.sum(jnp.sin(conv.apply(v, images))))(variables)
+
+  def squared_norm(images):
+    return sum(jnp.sum(g**2) for g in jax.tree.leaves(weight_gradient(variables, images)))
+
+  return conv.apply(variables, images), weight_gradient(variables, images), jax.grad(squared_norm)(images)
+
+
+@pytest.mark.parametrize(
+  ('size', 'stride', 'padding', 'shape'),
+  [
+    (5, 2, 2, (2, 8, 8, 1)),
+    (5, 2, 2, (1, 7, 10, 3)),
+    (5, 1, 2, (1, 2, 2, 2)),
+    (3, 1, 1, (2, 6, 5, 2)),
+    (3, 1, 0, (2, 6, 5, 2)),
+    (3, 3, 0, (1, 8, 7, 1)),
+    (1, 2, 0, (1, 4, 5, 2)),
+  ],
+)
+def test_patches_equal_native_in_every_order_and_the_definition(size, stride, padding, shape):
+  rng = np.random.default_rng(0)
+  images = rng.uniform(0, 1, shape).astype(np.float32)
+  kernel = rng.uniform(-0.5, 0.5, (3, size * size * shape[-1])).astype(np.float32)
+  bias = rng.uniform(-0.5, 0.5, 3).astype(np.float32)
+  variables = {'params': {'kernel': kernel, 'bias': bias}}
+  computed = jax.jit(
+    lambda images: [all_orders(name, size, stride, padding, images, variables) for name in ('patches', 'native')]
+  )
+  patches, native = computed(images)
+  np.testing.assert_allclose(patches[0], convolve(images, kernel, bias, size, stride, padding), rtol=1e-5, atol=1e-5)
+  for a, b in zip(jax.tree.leaves(patches), jax.tree.leaves(native), strict=True):
+    assert np.abs(a).max() > 0
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
+
+
+@pytest.mark.parametrize(('size', 'shape'), [(2, (2, 4, 6, 3)), (3, (1, 11, 10, 2)), (2, (1, 3, 2, 1))])
+def test_max_pool_takes_whole_windows(size, shape):
+  images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  pooled = layers.max_pool(jnp.asarray(images), size)
+  assert pooled.shape == (shape[0], shape[1] // size, shape[2] // size, shape[3])
+  for n, y, x, c in np.ndindex(pooled.shape):
+    assert pooled[n, y, x, c] == images[n, y * size : (y + 1) * size, x * size : (x + 1) * size, c].max()
+
+
+@pytest.fixture(scope='module')
+def initial_weights():
+  """Returns init -> (layer, part) -> (values, fan-in): a convolution and a dense layer of 64 features."""
+  modules = {'conv': (layers.Conv, (64, 5), (1, 5, 5, 2), 50), 'dense': (layers.Dense, (64,), (1, 40), 40)}
+
+  def draw(init):
+    found = {}
+    for name, (module, arguments, shape, fan_in) in modules.items():
+      params = module(*arguments, init).init(jax.random.key(0), jnp.zeros(shape))['params']
+      found |= {(name, part): (np.asarray(values).ravel(), fan_in) for part, values in params.items()}
+    return found
+
+  return {init: draw(init) for init in layers.INITS}
+
+
+def test_explicit_weights_and_biases_are_uniform_in_half(initial_weights):
+  assert len(initial_weights['explicit']) == 4
+  for place, (values, _) in initial_weights['explicit'].items():
+    assert 0.4 < np.abs(values).max() <= 0.5, place
+    assert scipy.stats.kstest(values, scipy.stats.uniform(-0.5, 1.0).cdf).pvalue > 0.01, place
+  values, _ = initial_weights['explicit']['conv', 'kernel']
+  for half in (0.75, 1 / 3):
+    assert scipy.stats.kstest(values, scipy.stats.uniform(-half, 2 * half).cdf).pvalue < 1e-6
+
+
+def test_default_weights_and_biases_are_uniform_in_one_by_root_fan_in(initial_weights):
+  for place, (values, fan_in) in initial_weights['default'].items():
+    bound = 1 / np.sqrt(fan_in)
+    assert 0.8 * bound < np.abs(values).max() <= bound * (1 + 1e-6), place
+    assert scipy.stats.kstest(values, scipy.stats.uniform(-bound, 2 * bound).cdf).pvalue > 0.01, place
+
+
+def test_activations_at_known_points():
+  x = jnp.asarray([-2.0, 0.0, 2.0])
+  expected = {
+    'sigmoid': [0.119203, 0.5, 0.880797],
+    'relu': [0, 0, 2],
+    'tanh': [-0.964028, 0, 0.964028],
+    'leaky_relu': [-0.02, 0, 2],
+    'gelu': [-0.0455, 0, 1.9545],
+    'identity': [-2, 0, 2],
+  }
+  assert set(expected) == set(layers.ACTIVATIONS)
+  for name, values in expected.items():
+    np.testing.assert_allclose(layers.activation(name)(x), values, atol=2e-3, err_msg=name)
+
+
+def test_unknown_names_list_the_valid_ones():
+  with pytest.raises(errors.UsageError, match=r"unknown activation 'rellu'; did you mean 'relu'.*gelu, identity"):
+    layers.activation('rellu')
+  with pytest.raises(errors.UsageError, match=r"unknown init 'glorot'.*default, explicit"):
+    layers.initialiser('glorot')

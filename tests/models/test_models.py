@@ -1,0 +1,347 @@
+"""The registry's models, and a user's own networks as models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from gradleak import errors, models, trees
+from gradleak.models.model import require
+
+SPECS = {'mlp': (5, 5, 1), 'cnn': (6, 6, 1), 'lenet': (8, 8, 1), 'lenet4': (8, 8, 1), 'convnet(width=2)': (12, 12, 1)}
+
+
+def uniform_variables(model, image_shape):
+  """Returns variables of the model's shapes without compiling its initialisation: norms about one, all else zero."""
+  rng = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    centre = 1.0 if path[-1].key in ('scale', 'var') else 0.0
+    return jnp.asarray(rng.uniform(centre - 0.5, centre + 0.5, leaf.shape), leaf.dtype)
+
+  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return jax.tree.map_with_path(draw, shapes)
+
+
+@pytest.fixture(scope='module')
+def convnet():
+  """Returns the ConvNet of width 2, its variables, two images, and its compiled `apply`."""
+  model = models.create('convnet(width=2)', 10)
+  images = np.random.default_rng(1).uniform(0, 1, (2, 12, 12, 1)).astype(np.float32)
+  return uniform_variables(model, (12, 12, 1)), images, jax.jit(model.apply, static_argnums=2)
+
+
+def count(spec, image_shape, num_classes=10, collection='params'):
+  model = models.create(spec, num_classes)
+  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes.get(collection, {})))
+
+
+def test_every_registered_model_is_tested_here():
+  assert {spec.partition('(')[0] for spec in SPECS} == set(models.REGISTRY)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'image_shape', 'parameters'),
+  [
+    # 12 filters of 5·5·3, two times 12 of 5·5·12, and 768 or 588 features to ten logits
+    ('lenet', (32, 32, 3), (75 + 1) * 12 + 2 * (300 + 1) * 12 + (768 + 1) * 10),
+    ('lenet', (28, 28, 1), (25 + 1) * 12 + 2 * (300 + 1) * 12 + (588 + 1) * 10),
+    ('lenet', (25, 25, 1), (25 + 1) * 12 + 2 * (300 + 1) * 12 + (7 * 7 * 12 + 1) * 10),
+    ('lenet4', (32, 32, 3), 15_826 + (300 + 1) * 12),
+    # Fidel's tables I and II
+    ('mlp', (28, 28, 1), 785 * 128 + 129 * 128 + 129 * 64 + 65 * 10),
+    ('mlp', (32, 32, 3), 3073 * 128 + 129 * 128 + 129 * 64 + 65 * 10),
+    ('cnn', (28, 28, 1), 10 * 32 + (13 * 13 * 32 + 1) * 128 + 129 * 64 + 65 * 10),
+    ('cnn', (32, 32, 3), 28 * 32 + (15 * 15 * 32 + 1) * 128 + 129 * 64 + 65 * 10),
+    # conv and dense 2,901,770; a scale and a shift for each of 1,600 channels
+    (
+      'convnet',
+      (32, 32, 3),
+      28 * 64 + 577 * 128 + 1153 * 128 + 1153 * 256 + 4 * 2305 * 256 + (36 * 64 + 1) * 10 + 2 * 1600,
+    ),
+    ('convnet(width=2)', (25, 25, 1), 10 * 2 + 19 * 4 + 37 * 4 + 37 * 8 + 4 * 73 * 8 + (4 * 8 + 1) * 10 + 2 * 50),
+  ],
+)
+def test_parameter_counts_by_hand(spec, image_shape, parameters):
+  assert count(spec, image_shape) == parameters
+
+
+def test_lenet_on_cifar_has_15826_parameters():
+  assert count('lenet', (32, 32, 3)) == 15_826
+
+
+def test_batch_statistics_are_a_mean_and_a_variance_per_channel():
+  assert count('convnet', (32, 32, 3), collection='batch_stats') == 2 * 1600
+  assert count('lenet', (32, 32, 3), collection='batch_stats') == 0
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_both_formulations_give_logits_that_are_features_times_the_last_dense_layer(spec):
+  model, native = models.create(spec, 10, conv='patches'), models.create(spec, 10, conv='native')
+  assert model.name == spec
+  variables = uniform_variables(model, SPECS[spec])
+  images = np.random.default_rng(1).uniform(0, 1, (2, *SPECS[spec])).astype(np.float32)
+
+  def run(variables):
+    logits = [m.apply(variables, images, False)[0] for m in (model, native)]
+    return *logits, model.features(variables, images)
+
+  patches, native, features = jax.jit(run)(variables)
+  last = trees.get(variables['params'], model.layers(SPECS[spec])[-1].paths[0][:-1])
+  assert patches.shape == (2, 10) and patches.dtype == jnp.float32
+  np.testing.assert_allclose(patches, native, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(patches, features @ last['kernel'] + last['bias'].reshape(1, -1), rtol=1e-4, atol=1e-4)
+  assert np.ptp(np.asarray(patches), axis=0).max() > 0  # the two images differ
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_layers_name_every_parameter_once_the_weight_first(spec):
+  model = models.create(spec, 10)
+  params = jax.eval_shape(lambda key: model.init(key, SPECS[spec]), jax.random.key(0))['params']
+  layers = model.layers(SPECS[spec])
+  paths = [path for layer in layers for path in layer.paths]
+  assert sorted(paths) == sorted(tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(params))
+  assert len({layer.name for layer in layers}) == len(layers)
+  for layer in layers:
+    weight, *others = (trees.get(params, path) for path in layer.paths)
+    assert weight.ndim == 2 and all(other.ndim == 1 for other in others)
+
+
+def test_layers_stand_in_forward_order_with_their_norms():
+  convnet = models.create('convnet(width=2)', 10).layers((12, 12, 1))
+  assert [layer.name for layer in convnet] == [f'Conv_{i}' for i in range(8)] + ['Dense_0']
+  for i, layer in enumerate(convnet[:-1]):
+    expected = [(f'Conv_{i}', 'kernel'), (f'Conv_{i}', 'bias'), (f'BatchNorm_{i}', 'bias'), (f'BatchNorm_{i}', 'scale')]
+    assert list(layer.paths) == expected
+  lenet = models.create('lenet', 10).layers((8, 8, 1))
+  assert [layer.name for layer in lenet] == ['Conv_0', 'Conv_1', 'Conv_2', 'Dense_0']
+
+
+def test_dropout_is_on_only_with_a_key():
+  images = np.random.default_rng(0).uniform(0, 1, (2, 5, 5, 1)).astype(np.float32)
+  plain, dropping = models.create('mlp', 10), models.create('mlp(dropout=0.5)', 10)
+  variables = uniform_variables(dropping, (5, 5, 1))
+  apply = jax.jit(dropping.apply, static_argnums=2)
+  expected, _ = plain.apply(variables, images, True)
+  for train in (False, True):
+    np.testing.assert_allclose(apply(variables, images, train)[0], expected, rtol=1e-5)
+  first, again, other = (apply(variables, images, True, jax.random.key(seed))[0] for seed in (1, 1, 2))
+  np.testing.assert_array_equal(first, again)
+  assert np.abs(first - expected).max() > 0.1
+  assert np.abs(first - other).max() > 0.1
+  np.testing.assert_allclose(plain.apply(variables, images, True, jax.random.key(1))[0], expected, rtol=1e-5)
+
+
+def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(convnet):
+  variables, images, apply = convnet
+  train, updated = apply(variables, images, True)
+  evaluated, kept = apply(variables, images, False)
+  assert np.abs(train - evaluated).max() > 0.1
+  jax.tree.map(np.testing.assert_array_equal, kept, variables['batch_stats'])
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), updated, variables['batch_stats'])
+  assert min(jax.tree.leaves(moved)) > 0
+  # An image's logits depend on its neighbours in training only.
+  neighbour = np.stack([images[0], 1 - images[1]])
+  assert np.abs(apply(variables, neighbour, True)[0][0] - train[0]).max() > 0.01
+  np.testing.assert_allclose(apply(variables, neighbour, False)[0][0], evaluated[0], rtol=1e-5)
+  # And evaluation uses what training stored.
+  later = apply({**variables, 'batch_stats': updated}, images, False)[0]
+  assert np.abs(later - evaluated).max() > 0.01
+
+
+@pytest.mark.parametrize('spec', SPECS)
+@pytest.mark.parametrize('image_shape', [(25, 25, 1), (28, 28, 1), (9, 14, 3)])
+def test_any_size(spec, image_shape):
+  model = models.create(spec, 7)
+
+  def run(key, images):
+    variables = model.init(key, image_shape)
+    return model.apply(variables, images, True)[0], model.features(variables, images)
+
+  logits, features = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *image_shape), jnp.float32))
+  assert logits.shape == (3, 7) and features.shape[0] == 3
+
+
+@pytest.mark.parametrize(('spec', 'image_shape'), [('cnn', (3, 8, 1)), ('convnet(width=2)', (32, 8, 3))])
+def test_images_too_small_for_the_pooling(spec, image_shape):
+  with pytest.raises(errors.UsageError, match=f'{image_shape[0]}×{image_shape[1]}'):
+    jax.eval_shape(lambda key: models.create(spec, 10).init(key, image_shape), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  ('spec', 'options', 'words'),
+  [
+    ('lenett', {}, ["unknown model 'lenett'", "did you mean 'lenet'", 'cnn, convnet, lenet, lenet4, mlp']),
+    ('lenet(width=3)', {}, ["'width'", 'lenet', 'activation']),
+    ('lenet(activation=sigmoidd)', {}, ["unknown activation 'sigmoidd'", "'sigmoid'"]),
+    ('mlp(activation=swish)', {}, ["unknown activation 'swish'", 'identity']),
+    ('cnn(dropout=1)', {}, ['cnn(dropout)', '1.0', '0.99']),
+    ('mlp(dropout=-0.5)', {}, ['mlp(dropout)', '-0.5']),
+    ('convnet(width=0)', {}, ['convnet(width)', '0', '[1, 1024]']),
+    ('convnet(width=2.5)', {}, ['convnet(width)', '2.5', 'int']),
+    ('lenet', {'init': 'explicitt'}, ["unknown init 'explicitt'", "'explicit'", 'default']),
+    ('lenet', {'conv': 'im2col'}, ["'im2col'", 'native, patches']),
+    ('lenet', {'num_classes': 0}, ['num_classes', '0']),
+    ('lenet', {'num_classes': 2.5}, ['num_classes', '2.5', 'integer']),
+  ],
+)
+def test_bad_settings_are_named_with_the_valid_ones(spec, options, words):
+  with pytest.raises(errors.UsageError) as caught:
+    models.create(spec, **{'num_classes': 10, **options})
+  assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+class Stem(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Conv(3, (3, 3), name='zeta')(x)
+    return nn.relu(nn.LayerNorm(name='norm')(x))
+
+
+class Own(nn.Module):
+  """Nested, named against the alphabet, with dropout and BatchNorm: what a user may bring."""
+
+  rate: float = 0.5
+
+  @nn.compact
+  def __call__(self, images, train):
+    x = Stem(name='stem')(images)
+    x = nn.Dropout(self.rate, deterministic=not train)(x)
+    x = nn.Dense(6, name='middle')(x.reshape(x.shape[0], -1))
+    x = nn.BatchNorm(use_running_average=not train, name='after')(x)
+    x = self.param('temperature', nn.initializers.ones, ()) * x
+    return nn.Dense(4, name='alpha')(nn.tanh(x))
+
+
+class Plain(nn.Module):
+  """Takes no `train`; its dropout is always on, as in a Keras habit, and is called by keyword."""
+
+  @nn.compact
+  def __call__(self, images):
+    x = nn.Dense(5)(images.reshape(images.shape[0], -1))
+    x = nn.Dropout(0.5, deterministic=False)(inputs=x)
+    return nn.Dense(3)(x)
+
+
+@pytest.fixture(scope='module')
+def own(small_images):
+  model = models.from_flax(Own())
+  return model, uniform_variables(model, (8, 8, 1)), small_images[0][:4]
+
+
+def test_from_flax_is_the_users_function(own):
+  model, variables, images = own
+  key = jax.random.key(3)
+  assert model.name == 'own'
+  assert set(variables) == {'params', 'batch_stats'}
+
+  @jax.jit
+  def run(variables):
+    module = Own()
+    trained = module.apply(variables, images, True, rngs={'dropout': key}, mutable=['batch_stats'])
+    return (
+      (model.apply(variables, images, False, None), (module.apply(variables, images, False), variables['batch_stats'])),
+      (model.apply(variables, images, True, key), (trained[0], trained[1]['batch_stats'])),
+    )
+
+  for ours, expected in run(variables):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected)
+
+
+def test_from_flax_has_no_dropout_without_a_key(own):
+  model, variables, images = own
+  apply = jax.jit(lambda key: model.apply(variables, images, True, key)[0])
+  without = apply(None)
+  rateless, _ = models.from_flax(Own(rate=0.0)).apply(variables, images, True, None)
+  np.testing.assert_allclose(without, rateless, atol=1e-4)
+  assert np.abs(apply(jax.random.key(0)) - without).max() > 0.01
+
+
+def test_from_flax_finds_nested_layers_in_forward_order(own):
+  model, variables, _ = own
+  layers = model.layers((8, 8, 1))
+  assert [layer.name for layer in layers if 'temperature' not in str(layer)] == ['stem/zeta', 'middle', 'alpha']
+  assert dict(layers)['stem/zeta'] == (
+    ('stem', 'zeta', 'kernel'),
+    ('stem', 'zeta', 'bias'),
+    ('stem', 'norm', 'bias'),
+    ('stem', 'norm', 'scale'),
+  )
+  assert dict(layers)['middle'][2:] == (('after', 'bias'), ('after', 'scale'))
+  paths = {path for layer in layers for path in layer.paths}
+  assert paths == {tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(variables['params'])}
+
+
+def test_from_flax_features_are_the_last_dense_layers_inputs(own):
+  model, variables, images = own
+  features, (expected, _) = jax.jit(lambda v: (model.features(v, images), model.apply(v, images, False)))(variables)
+  last = variables['params']['alpha']
+  np.testing.assert_allclose(features @ last['kernel'] + last['bias'].reshape(1, -1), expected, rtol=1e-5)
+
+
+def test_from_flax_without_a_train_argument(small_images):
+  images = small_images[0][:2]
+  model = models.from_flax(Plain(), 'habit')
+  variables = uniform_variables(model, (8, 8, 1))
+  assert model.name == 'habit' and set(variables) == {'params'}
+  first, second = variables['params']['Dense_0'], variables['params']['Dense_1']
+  hidden = images.reshape(2, 64) @ np.asarray(first['kernel']) + np.asarray(first['bias'])
+  expected = hidden @ np.asarray(second['kernel']) + np.asarray(second['bias'])
+  for train in (True, False):
+    logits, stats = model.apply(variables, images, train, None)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert stats == {}
+  assert np.abs(model.apply(variables, images, False, jax.random.key(0))[0] - expected).max() > 0.01
+  assert [layer.name for layer in model.layers((8, 8, 1))] == ['Dense_0', 'Dense_1']
+
+
+def test_normalisation_belongs_to_the_model(small_images):
+  images = np.repeat(small_images[0][:2], 3, axis=-1)
+  mean, std = (0.5, 0.4, 0.3), (0.2, 0.1, 0.25)
+  model = models.from_flax(Plain(), mean=mean, std=std)
+  variables = uniform_variables(model, (8, 8, 3))
+  normalised = ((images - np.asarray(mean)) / np.asarray(std)).astype(np.float32)
+  expected, _ = models.from_flax(Plain()).apply(variables, normalised, False)
+  np.testing.assert_allclose(model.apply(variables, images, False)[0], expected, rtol=1e-4, atol=1e-4)
+  assert model.features(variables, images).shape == (2, 5)
+
+
+class ConvOnly(nn.Module):
+  @nn.compact
+  def __call__(self, images):
+    return nn.Conv(4, (3, 3))(images).mean((1, 2))
+
+
+def test_a_network_without_a_dense_layer_has_no_features():
+  model = models.from_flax(ConvOnly())
+  variables = uniform_variables(model, (4, 4, 1))
+  with pytest.raises(errors.UsageError, match=r"'ConvOnly' has no dense layer"):
+    model.features(variables, jnp.zeros((1, 4, 4, 1)))
+
+
+def test_from_functions(small_images):
+  images = small_images[0][:2]
+  kernel = lambda key, shape: {'w': jax.random.normal(key, (int(np.prod(shape)), 3))}  # noqa: E731
+  flat = lambda params, images: images.reshape(images.shape[0], -1)  # noqa: E731
+  layer = trees.Layer('only', (('w',),))
+  model = models.from_functions(
+    kernel, lambda params, images: flat(params, images) @ params['w'], 'linear', features=flat, layers=[layer]
+  )
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  assert model.name == 'linear' and set(variables) == {'params'} and variables['params']['w'].shape == (64, 3)
+  expected = images.reshape(2, 64) @ np.asarray(variables['params']['w'])
+  for extra in ((), (True,), (False, jax.random.key(0))):
+    logits, stats = model.apply(variables, images, *extra)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert stats == {}
+  np.testing.assert_array_equal(require(model, 'features')(variables, images), images.reshape(2, 64))
+  assert require(model, 'layers')((8, 8, 1)) == (layer,)
+
+
+def test_what_plain_functions_lack_is_named():
+  model = models.from_functions(lambda key, shape: {}, lambda params, images: images, 'bare')
+  for what in ('features', 'layers'):
+    with pytest.raises(errors.UsageError, match=f"'bare' does not offer '{what}'.*{what}=.*from_functions"):
+      require(model, what)

@@ -1,0 +1,71 @@
+"""Starts programs in this process (fast) or in one of their own (as a user does)."""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import os
+import pathlib
+import subprocess
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+from absl import flags
+
+import launch
+from launch import _program
+
+ROOT = pathlib.Path(launch.__file__).parent.parent
+DEFINITIONS = ('DEFINE_string', 'DEFINE_integer', 'DEFINE_float', 'DEFINE_boolean')
+
+
+class Done(NamedTuple):
+  """How a program ended, and what it printed."""
+
+  status: int
+  out: str
+  err: str
+
+
+def start(name, *arguments):
+  """Runs a program in this process."""
+  module, own = _load(name)
+  out, err, status = io.StringIO(), io.StringIO(), 0
+  with (
+    mock.patch.object(flags, 'FLAGS', own),
+    mock.patch.object(os, 'cpu_count', jax.device_count),  # XLA's devices cannot be changed any more
+    contextlib.redirect_stdout(out),
+    contextlib.redirect_stderr(err),
+  ):
+    try:
+      _program._guarded(module.main, _program._parse([name, *arguments]))
+    except SystemExit as end:
+      status = end.code
+  return Done(status, out.getvalue(), err.getvalue())
+
+
+def _load(name):
+  """Returns a program's module, imported afresh, and its flags: in one process, all programs' flags would clash."""
+  own = flags.FlagValues()
+  definitions = {define: functools.partial(getattr(flags, define), flag_values=own) for define in DEFINITIONS}
+  specification = importlib.util.spec_from_file_location(f'{name}_program', ROOT / 'launch' / f'{name}.py')
+  module = importlib.util.module_from_spec(specification)
+  with mock.patch.multiple(flags, **definitions):
+    specification.loader.exec_module(module)
+  own['verbosity'] = flags.FLAGS['verbosity']
+  return module, own
+
+
+def spawn(name, *arguments):
+  """Runs a program in a process of its own."""
+  command = [sys.executable, str(ROOT / 'launch' / f'{name}.py'), *arguments]
+  done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False)
+  return Done(done.returncode, done.stdout, done.stderr)
+
+
+def environment():
+  """Returns the environment of a process that compiles as `fast_compilation` does."""
+  fast = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+  return {**os.environ, **fast, 'PYTHONPATH': str(ROOT)}

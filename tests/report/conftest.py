@@ -1,0 +1,126 @@
+"""A made-up audit in the shape of a real one: 4 trials, 2 attacks × 4 defenses, with every verdict among them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+ATTACKS = ('dlg(history=100)', 'csdlg(tv=1e-4)')
+DEFENSES = ('none', 'prune(rate=0.9)', 'laplace(scale=0.1)', 'prune(rate=0.99)+gaussian(stddev=0.01)')
+# Per defense: how much noise is mixed into the truth (dlg, csdlg), the final objective over the truth's, the change.
+OUTCOMES = {
+  'none': ((0.01, 0.04), 0.1, 0.0),
+  'prune(rate=0.9)': ((0.08, 0.3), 0.95, 0.42),
+  'laplace(scale=0.1)': ((1.0, 1.0), 0.5, 3.1),
+  'prune(rate=0.99)+gaussian(stddev=0.01)': ((1.0, 1.0), 4.0, 0.97),
+}
+CONTROL_PSNR = {'dlg(history=100)': 10.4, 'csdlg(tv=1e-4)': 11.2}
+
+
+class Result(NamedTuple):
+  """Stands in for `gradleak.audit.AuditResult`."""
+
+  config: dict
+  rows: list
+  controls: list
+  truth: np.ndarray
+  reconstructions: dict
+  curves: dict
+  threat_models: dict
+  versions: dict
+  seconds: float
+
+
+def digits(trials, batch=1, side=16):
+  from sklearn.datasets import load_digits
+
+  images = load_digits().images[: trials * batch] / 16
+  return np.kron(images, np.ones((side // 8, side // 8))).reshape(trials, batch, side, side, 1).astype(np.float32)
+
+
+def decibels(image, truth):
+  return float(-10 * np.log10(np.mean((np.clip(image, 0, 1) - truth) ** 2)))
+
+
+def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)', 'prune(rate=0.9)', 2),), controls=64):
+  """Returns a `Result` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial)."""
+  rng = np.random.default_rng(0)
+  trials, batch = truth.shape[:2]
+  steps = np.unique(np.geomspace(1, 1000, 60).astype(int)) - 1
+  rows, reconstructions, curves = [], {}, {}
+  for attack in attacks:
+    for defense in defenses:
+      (mixes, end, change) = OUTCOMES[defense]
+      mix = mixes[ATTACKS.index(attack)]
+      noise = rng.uniform(size=truth.shape) if mix == 1 else rng.normal(0.5, 0.5, truth.shape)
+      images = ((1 - mix) * truth + mix * noise).astype(np.float32)
+      at_truth = 0.002 * (1 + change) * rng.uniform(0.9, 1.1, trials)
+      fall = 1 + 900 * np.exp(-np.sqrt(steps) / 2.5) * rng.uniform(0.6, 1.6, (trials, 1))
+      objective = (at_truth * end * rng.uniform(0.7, 1.3, trials))[:, np.newaxis] * fall
+      for t in range(trials):
+        gone = (attack, defense, t) in diverged
+        if gone:
+          images[t] = np.nan
+          objective[t, 30:] = np.nan
+        psnr = None if gone else float(np.mean([decibels(images[t, b], truth[t, b]) for b in range(batch)]))
+        error = None if gone else float(np.mean((np.clip(images[t], 0, 1) - truth[t]) ** 2))
+        success = psnr is not None and psnr > CONTROL_PSNR[attack]
+        solved = not gone and bool(objective[t, -1] <= at_truth[t])
+        verdict = 'diverged' if gone else 'recovered' if success else 'protected' if solved else 'not solved'
+        rows.append(
+          {
+            'dataset': 'digits', 'model': 'lenet', 'init': 'explicit', 'attack': attack, 'defense': defense, 'trial': t,
+            'seed': 0, 'batch_size': batch, 'restarts': 2, 'labels': 'known', 'mse': error, 'psnr': psnr,
+            'ssim': None if gone else 1 - mix - t / 100, 'pearson': None if gone else 1 - mix**2 - t / 100,
+            'mse_unclipped': error, 'psnr_unclipped': psnr, 'label_correct': 1.0,
+            'objective': None if gone else float(objective[t, -1]),
+            'distance': None if gone else float(objective[t, -1]), 'objective_start': float(objective[t, 0]),
+            'objective_at_truth': float(at_truth[t]), 'oracle_psnr': None if gone else psnr + 0.5,
+            'control_psnr': CONTROL_PSNR[attack], 'success': success, 'solved': solved, 'verdict': verdict,
+            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'tier': 'B',
+          }
+        )  # fmt: skip
+      reconstructions[attack, defense], curves[attack, defense] = images, (steps, objective)
+  return Result(
+    config={
+      'dataset': 'digits', 'split': 'all', 'model': 'lenet', 'init': 'explicit', 'num_classes': 10,
+      'image_shape': list(truth.shape[2:]), 'attacks': list(attacks), 'defenses': list(defenses), 'trials': trials,
+      'restarts': 2, 'steps': 1000, 'batch_size': batch, 'labels': 'known', 'seed': 0, 'local_epochs': 1,
+      'share': 'gradient', 'batch_norm': 'none', 'controls': controls,
+    },
+    rows=rows,
+    controls=[
+      {
+        **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'verdict': 'not solved',
+        'success': False, 'solved': False, 'diverged': False,
+        'psnr': float(rng.normal(CONTROL_PSNR[attack] - 2.5, 1.5)),
+        'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
+      }
+      for attack in attacks for i in range(controls)
+    ],
+    truth=truth,
+    reconstructions=reconstructions,
+    curves=curves,
+    threat_models={
+      attack: [
+        'The server is honest but curious: it sends the genuine model and reads what comes back.',
+        'It sees the gradient of one step on the private samples, as the client sent it.',
+        'It is given the true labels of the private samples.',
+        'It does not know which defense the client uses, and ignores it.',
+      ]
+      for attack in attacks
+    },
+    versions={'gradleak': '0.1.0', 'jax': '0.10.2', 'python': '3.11.2', 'platform': 'Linux x86_64', 'device': 'cpu'},
+    seconds=83.2,
+  )  # fmt: skip
+
+
+@pytest.fixture(scope='session')
+def result():
+  return make(digits(4))
+
+
+@pytest.fixture(scope='session')
+def build():
+  """The maker itself, for other shapes: `build(trials=…, batch=…, **settings of make)`."""
+  return lambda trials=4, batch=1, **settings: make(digits(trials, batch), **settings)

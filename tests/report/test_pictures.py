@@ -1,0 +1,104 @@
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gradleak.report import data_uri, grid, pictures
+
+
+def decode(uri):
+  head, data = uri.split(',')
+  assert head == 'data:image/png;base64'
+  return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+
+
+def test_data_uri_keeps_every_pixel_and_clips():
+  grey = np.array([[[0.0], [0.2]], [[-3.0], [1.7]]])
+  np.testing.assert_array_equal(decode(data_uri(grey)), [[0, 51], [0, 255]])
+  colour = np.random.default_rng(0).uniform(size=(5, 4, 3))
+  np.testing.assert_array_equal(decode(data_uri(colour)), np.round(colour * 255))
+
+
+def test_pixels_that_are_no_numbers_become_a_checkerboard():
+  image = np.full((2, 3, 1), 0.5)
+  image[0, 0], image[0, 1] = np.nan, np.inf
+  pixels = decode(data_uri(image))
+  assert pixels[0, 0] != pixels[0, 1]
+  assert min(pixels[0, 0], pixels[0, 1]) > 128
+  assert (pixels[0, 2], *pixels[1]) == (128,) * 4
+
+
+def test_large_images_are_reduced():
+  assert decode(data_uri(np.zeros((448, 224, 3)))).shape == (192, 96, 3)
+
+
+@pytest.mark.parametrize(
+  ('trials', 'batch', 'places'),
+  [
+    (12, 1, [(t, 0) for t in range(8)]),
+    (1, 1, [(0, 0)]),
+    (4, 3, [(t, b) for t in range(2) for b in range(3)]),
+    (2, 11, [(0, b) for b in range(8)]),
+  ],
+)
+def test_the_first_trials_and_images_are_shown_at_most_eight(build, trials, batch, places):
+  result = build(trials, batch)
+  truth, shown = pictures.select(result)
+  assert [(p.trial, p.index) for p in truth] == places
+  for pair, row in shown.items():
+    for picture, (t, b) in zip(row, places, strict=True):
+      np.testing.assert_array_equal(picture.pixels, result.reconstructions[pair][t, b])
+      assert (picture.row['trial'], picture.row['attack'], picture.row['defense']) == (t, *pair)
+
+
+def test_each_picture_has_its_own_psnr(build):
+  result = build(2, 3)
+  _, shown = pictures.select(result)
+  for pair, row in shown.items():
+    for picture in row:
+      error = np.clip(picture.pixels, 0, 1) - result.truth[picture.trial, picture.index]
+      if np.isnan(error).any():
+        assert picture.psnr is None
+      else:
+        assert picture.psnr == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
+
+
+def test_trials_are_found_by_their_place_whatever_their_number(build):
+  result = build(2)
+  result = result._replace(rows=[row | {'trial': row['trial'] + 100} for row in result.rows])
+  truth, _ = pictures.select(result)
+  assert [picture.trial for picture in truth] == [100, 101]
+  np.testing.assert_array_equal(truth[1].pixels, result.truth[1, 0])
+
+
+def test_grid_shows_crisp_pixels(build):
+  result = build(1, diverged=())
+  board = np.indices((8, 8)).sum(0).reshape(1, 1, 8, 8, 1) % 2
+  result = result._replace(
+    truth=np.where(board, 0.2, 0.6),
+    reconstructions={pair: np.where(board, 0.3, 0.7) for pair in result.reconstructions},
+  )
+  image = np.asarray(Image.open(io.BytesIO(grid(result))).convert('L'))
+  picture = (0.95 * 160) ** 2  # inches at 160 dots
+  for level, count in ((51, 1), (153, 1), (76, 8), (178, 8)):  # one truth, 2 attacks × 4 defenses
+    assert (image == level).sum() == pytest.approx(count * picture / 2, rel=0.08), level
+
+
+def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
+  results = result, build(8), build(4, attacks=result.config['attacks'][:1])
+  sizes = [Image.open(io.BytesIO(grid(each))).size for each in results]
+  assert sizes[1][0] - sizes[0][0] == pytest.approx(4 * 1.05 * 160, abs=2)
+  assert sizes[1][1] == sizes[0][1]
+  assert sizes[0][1] > 1.7 * sizes[2][1]
+  assert grid(result) == grid(result)
+
+
+def test_grid_takes_names_literally(result):
+  name = r'$x$<b>\frac'
+  result = result._replace(
+    rows=[row | {'defense': name} for row in result.rows if row['defense'] == 'none'],
+    reconstructions={(attack, name): images for (attack, _), images in result.reconstructions.items()},
+  )
+  assert Image.open(io.BytesIO(grid(result))).format == 'PNG'

@@ -1,0 +1,170 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradleak.report import formatting, summarise, summary_csv, terminal_table, worst_case
+
+DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
+
+
+def row(**changes):
+  """A row of an audit: one trial that nothing recovers."""
+  base = {
+    'attack': 'a', 'defense': 'none', 'trial': 0, 'psnr': 10.0, 'ssim': 0.1, 'mse': 0.1, 'pearson': 0.0,
+    'oracle_psnr': 10.0, 'control_psnr': 12.0, 'label_correct': 1.0, 'success': False, 'solved': True,
+    'verdict': 'protected', 'diverged': False, 'change': 0.0, 'tier': 'B',
+  }  # fmt: skip
+  return base | changes
+
+
+RECOVERED = {'success': True, 'verdict': 'recovered', 'psnr': 30.0}
+
+
+def clopper_pearson(k, n):
+  """The exact interval from its definition by quantiles of the beta distribution."""
+  low = stats.beta.ppf(0.025, k, n - k + 1) if k else 0.0
+  high = stats.beta.ppf(0.975, k + 1, n - k) if k < n else 1.0
+  return low, high
+
+
+def test_summaries_match_scipy_and_numpy(result):
+  summaries = summarise(result.rows)
+  assert [(s['attack'], s['defense']) for s in summaries] == list(result.reconstructions)
+  for summary in summaries:
+    rows = [r for r in result.rows if (r['attack'], r['defense']) == (summary['attack'], summary['defense'])]
+    assert summary['n'] == len(rows) == 4
+    for metric in ('psnr', 'ssim', 'mse', 'pearson'):
+      values = np.array([r[metric] for r in rows if r[metric] is not None])
+      assert summary[metric] == pytest.approx(values.mean())
+      interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+      assert (summary[f'{metric}_low'], summary[f'{metric}_high']) == pytest.approx((interval.low, interval.high))
+    successes = sum(r['psnr'] is not None and r['psnr'] > r['control_psnr'] for r in rows)
+    assert summary['success'] == successes / 4
+    assert (summary['success_low'], summary['success_high']) == pytest.approx(clopper_pearson(successes, 4))
+    assert summary['recovered'] == successes
+    assert summary['recovered'] + summary['protected'] + summary['not_solved'] + summary['diverged'] == 4
+
+
+def test_a_diverged_run_enters_no_mean_but_counts_as_not_recovered(result):
+  (summary,) = [s for s in summarise(result.rows) if (s['attack'], s['defense']) == DIVERGED]
+  survivors = [r['psnr'] for r in result.rows if (r['attack'], r['defense']) == DIVERGED and not r['diverged']]
+  assert len(survivors) == 3
+  assert summary['psnr'] == pytest.approx(sum(survivors) / 3)
+  assert (summary['n'], summary['recovered'], summary['diverged'], summary['success']) == (4, 3, 1, 0.75)
+
+
+def test_means_of_nothing_and_intervals_of_one_value_are_none():
+  gone = row(psnr=None, ssim=None, mse=None, pearson=None, oracle_psnr=None, verdict='diverged', diverged=True)
+  (summary,) = summarise([gone])
+  assert summary['psnr'] is summary['psnr_low'] is summary['oracle_psnr'] is None
+  (summary,) = summarise([row()])
+  assert (summary['psnr'], summary['psnr_low'], summary['psnr_high']) == (10.0, None, None)
+
+
+@pytest.mark.parametrize(
+  ('verdicts', 'word'),
+  [
+    (['recovered'] * 2, 'recovered'),
+    (['recovered', 'not solved'], 'partly recovered'),
+    (['protected'] * 2, 'protected'),
+    (['protected', 'not solved'], 'undecided'),
+    (['not solved'] * 2, 'not solved'),
+    (['diverged', 'protected'], 'undecided'),
+  ],
+)
+def test_the_word_for_several_runs_claims_no_more_than_all_of_them_show(verdicts, word):
+  rows = [row(trial=t, verdict=verdict, success=verdict == 'recovered') for t, verdict in enumerate(verdicts)]
+  assert summarise(rows)[0]['verdict'] == word
+
+
+def test_unfinished_counts_recovered_runs_that_were_not_solved():
+  rows = [row(trial=0, solved=False, **RECOVERED), row(trial=1, **RECOVERED), row(trial=2, solved=False)]
+  assert summarise(rows)[0]['unfinished'] == 1
+
+
+def test_worst_case_is_the_union_over_attacks():
+  rows = [row(attack=attack, trial=t) for attack in 'ab' for t in range(5)]
+  rows[0] |= RECOVERED  # a on trial 0
+  rows[5] |= RECOVERED  # b on trial 0
+  rows[8] |= RECOVERED  # b on trial 3
+  (entry,) = worst_case(rows)
+  assert (entry['recovered'], entry['n'], entry['runs'], entry['attacks']) == (2, 5, 10, ['a', 'b'])
+  assert entry['success'] == 0.4
+  assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(2, 5))
+  assert entry['flags'] == []
+
+
+def test_flags():
+  prune = {'defense': 'prune', 'change': 0.5}
+  works, fails = row(**RECOVERED), row()
+  assert [e['flags'] for e in worst_case([works, row(**prune)])] == [[], []]
+  assert [e['flags'] for e in worst_case([fails, row(**prune)])] == [['undefended run fails']] * 2
+  assert worst_case([row(**prune)])[0]['flags'] == ['no undefended run']
+  assert worst_case([works, row(defense='prune')])[1]['flags'] == ['defense changed nothing']
+  rows = [works, row(**prune, verdict='not solved'), row(**prune, verdict='diverged', trial=1), row(**prune, trial=2)]
+  assert worst_case(rows)[1]['flags'] == ['1 of 3 not solved', 'diverged 1']
+
+
+def test_a_defense_that_changed_one_upload_is_not_called_idle():
+  rows = [row(**RECOVERED), row(defense='prune', change=0.0), row(defense='prune', change=0.1, trial=1)]
+  assert worst_case(rows)[1]['flags'] == []
+
+
+def test_csv_reads_back(result):
+  summaries = summarise(result.rows)
+  lines = list(csv.DictReader(io.StringIO(summary_csv(result.rows))))
+  assert len(lines) == len(summaries) == 8
+  for line, summary in zip(lines, summaries, strict=True):
+    assert line['defense'] == summary['defense']
+    assert float(line['psnr']) == summary['psnr']
+    assert int(line['not_solved']) == summary['not_solved']
+  assert next(csv.DictReader(io.StringIO(summary_csv([row(change=None)]))))['change'] == ''
+  assert summary_csv([]).strip() == 'attack,defense'
+
+
+def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
+  text = terminal_table(result)
+  lines = text.splitlines()
+  assert max(map(len, lines)) <= 110
+  start = lines[0].index('verdict')
+  for summary in summarise(result.rows):
+    (line,) = [
+      line for line in lines if line.strip().startswith(f'{summary["defense"]} ') and f'{summary["psnr"]:.1f} ' in line
+    ]
+    assert line[start:] == summary['verdict']
+    assert f'{summary["recovered"]} of 4' in line
+  assert 'the server recovers 4 of 4 images' in ' '.join(lines)
+  assert '`' not in text
+
+
+def test_terminal_table_wraps_long_names(result):
+  long = '+'.join(f'prune(rate=0.{i})' for i in range(1, 9))
+  rows = [r | {'defense': long if r['defense'].startswith('laplace') else r['defense']} for r in result.rows]
+  lines = terminal_table(result._replace(rows=rows)).splitlines()
+  assert max(map(len, lines)) <= 110
+  for i in range(1, 9):
+    assert sum(f'prune(rate=0.{i})' in line for line in lines) >= 2  # once per attack: nothing is cut away
+
+
+def test_percentages_are_rounded_outwards():
+  assert formatting.percent_range({'success_low': 0.3976, 'success_high': 1.0}) == '39–100 %'
+  assert formatting.percent_range({'success_low': 0.0, 'success_high': 0.602}) == '0–61 %'
+  assert formatting.percent_range({'success_low': 0.29, 'success_high': 0.57}) == '29–57 %'  # 100 · 0.29 < 29 in floats
+
+
+@pytest.mark.parametrize(
+  ('value', 'text'),
+  [(None, '–'), (float('nan'), '–'), (0.0, '0'), (0.42, '0.42'), (2.9e-5, '2.9 × 10⁻⁵'), (1.2e9, '1.2 × 10⁹')],
+)
+def test_significant(value, text):
+  assert formatting.significant(value) == text
+
+
+def test_wrap_breaks_after_joints_and_loses_nothing():
+  assert formatting.wrap('prune(rate=0.9)+laplace(scale=0.1)', 20) == ['prune(rate=0.9)+', 'laplace(scale=0.1)']
+  name = 'x' * 50 + '+' + 'y' * 7
+  assert ''.join(formatting.wrap(name, 12)) == name
+  assert max(map(len, formatting.wrap(name, 12))) <= 12

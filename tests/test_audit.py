@@ -1,0 +1,364 @@
+"""The library call: what is attacked, what is measured, and what is made of it."""
+
+import html
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import report
+from gradleak.audit import judge
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+KEY = jax.random.key(7)
+RECOVERY = 'csdlg(tv=0,steps=200)'  # enough for a linear model
+
+
+def audit(scenario, defenses=('none',), attacks=(RECOVERY,), trials=4, **settings):
+  settings = {'controls': 8, 'group_size': 4, 'progress': 'none', **settings}
+  return gl.audit(KEY, scenario, defenses, attacks, trials, **settings)
+
+
+def closed_form(reconstruct):
+  """Returns a user's attack without steps: `reconstruct(key, observation)` gives (images, distance)."""
+
+  def factory(client):
+    del client
+
+    def finish(key, observation):
+      images, distance = reconstruct(key, observation)
+      zero, labels = jnp.zeros((), jnp.float32), jnp.zeros(observation.image_shape[:1], jnp.int32)
+      return gl.attacks.Reconstruction(images, labels, zero, distance, zero, jnp.full((), -1, jnp.int32))
+
+    return gl.attacks.Attack(
+      init=lambda key, observation: jax.random.key_data(key),
+      step=lambda state, observation: (state, {'objective': jnp.zeros((), jnp.float32)}),
+      reconstruct=lambda state, observation: finish(jax.random.wrap_key_data(state), observation),
+      objective=lambda observation, images, labels: jnp.zeros((), jnp.float32),
+      num_steps=0,
+      labels='known',
+    )
+
+  return factory
+
+
+def draw(key, observation):
+  """An attack that guesses: a constant image drawn from its key, which it holds for the better the darker it is."""
+  value = jax.random.uniform(key)
+  return jnp.full(observation.image_shape, value), value
+
+
+def by(rows, **chosen):
+  return [row for row in rows if all(row[key] == value for key, value in chosen.items())]
+
+
+def without(row, *keys):
+  return {key: value for key, value in row.items() if key not in keys}
+
+
+# ---- what a trial is
+
+
+@pytest.fixture(scope='module')
+def result(linear):
+  """Four trials: undefended, pruned, by a defense that breaks the upload of digit 3, and on noise alone."""
+
+  def break_threes(updates, params):
+    del params
+    broken = updates['bias'][3] < 0  # with cross-entropy, at the true class only
+    return jax.tree.map(lambda u: jnp.where(broken, jnp.nan, u), updates)
+
+  texts = {text: text for text in ('none', 'prune(rate=0.5)', 'null_gradient')}
+  return audit(linear, {**texts, 'break_threes': optax.stateless(break_threes)})
+
+
+def test_rows_come_by_attack_then_defense_then_trial(result, linear):
+  assert [(row['defense'], row['trial']) for row in result.rows] == [
+    (defense, trial) for defense in ('none', 'prune(rate=0.5)', 'null_gradient', 'break_threes') for trial in range(4)
+  ]
+  assert [(row['defense'], row['trial']) for row in result.controls] == [('null_gradient', i) for i in range(8)]
+  assert {row['attack'] for row in result.rows + result.controls} == {RECOVERY}
+  np.testing.assert_array_equal(result.truth, linear.images[:4, np.newaxis])
+
+
+def test_an_undefended_linear_layer_leaks_everything(result):
+  for row in by(result.rows, defense='none'):
+    assert row['psnr'] > 40 and row['label_correct'] == 1
+    assert row['success'] and row['verdict'] == 'recovered'
+    assert row['psnr'] == row['oracle_psnr']  # one restart
+    assert row['control_psnr'] < 15
+  for row in result.controls:
+    assert row['psnr'] < 15
+
+
+def test_figures_are_those_of_the_images(result):
+  for (attack, defense), images in result.reconstructions.items():
+    for row, image, truth in zip(by(result.rows, attack=attack, defense=defense), images, result.truth, strict=True):
+      if not row['diverged']:
+        error = np.mean((np.clip(image, 0, 1) - truth) ** 2, dtype=np.float64)
+        np.testing.assert_allclose([row['mse'], row['psnr']], [error, -10 * np.log10(error)], rtol=1e-4)
+
+
+def test_a_trial_that_is_not_finite_is_diverged_and_its_neighbours_are_untouched(result):
+  broken, plain = by(result.rows, defense='break_threes'), by(result.rows, defense='none')
+  assert [row['diverged'] for row in broken] == [False, False, False, True]
+  assert (broken[3]['verdict'], broken[3]['diverged_step'], broken[3]['success']) == ('diverged', 0, False)
+  assert broken[3]['psnr'] is None and broken[3]['mse'] is None
+  assert [without(row, 'defense') for row in broken[:3]] == [without(row, 'defense') for row in plain[:3]]
+  images = result.reconstructions[RECOVERY, 'break_threes']
+  assert np.isnan(images[3]).all()
+  np.testing.assert_array_equal(images[:3], result.reconstructions[RECOVERY, 'none'][:3])
+
+
+def test_a_report_of_a_diverged_trial_names_it(result, tmp_path):
+  assert '1 NaN' in report.terminal_table(result)
+  report.write(result, tmp_path)
+  assert 'diverged at step 0' in (tmp_path / 'report.html').read_text('utf-8')
+
+
+def test_defenses_changed_what_is_sent(linear):
+  defenses = ['none', 'prune(rate=0)', 'clip(norm=inf)', 'prune(rate=0.9)', 'clip(norm=0.01)', 'gaussian(stddev=0.1)']
+  found = audit(linear, defenses, {'guess': closed_form(draw)})
+  change = {defense: [row['change'] for row in by(found.rows, defense=defense)] for defense in defenses}
+  assert change['none'] == change['prune(rate=0)'] == change['clip(norm=inf)'] == [0.0] * 4
+  assert all(0 < value < 1 for value in change['prune(rate=0.9)'])
+  assert all(0.9 < value < 1 for value in change['clip(norm=0.01)'])
+  assert all(value > 0 for value in change['gaussian(stddev=0.1)'])
+  assert len(set(change['gaussian(stddev=0.1)'])) == 4  # each client draws its own noise
+  flags = {entry['defense']: entry['flags'] for entry in report.worst_case(found.rows)}
+  assert 'defense changed nothing' in flags['prune(rate=0)']
+  assert 'defense changed nothing' not in flags['prune(rate=0.9)'] + flags['none']
+
+
+def test_scaling_by_half_changes_an_upload_by_half(linear):
+  found = audit(linear, {'half': optax.scale(0.5)}, {'guess': closed_form(draw)})
+  np.testing.assert_allclose([row['change'] for row in found.rows], 0.5, rtol=1e-6)
+  assert found.config['defenses'] == ['half']
+
+
+def test_rows_do_not_depend_on_the_defenses_beside_them(result, linear):
+  alone = audit(linear, ['none'])
+  assert alone.rows == by(result.rows, defense='none')
+  assert alone.controls == result.controls
+
+
+def test_rows_do_not_depend_on_the_trials_beside_them(result, linear):
+  few = audit(linear, ['prune(rate=0.5)'], trials=3, controls=2)
+  judged = ('control_psnr', 'success', 'solved', 'verdict')  # the control pool is another
+  expected = by(result.rows, defense='prune(rate=0.5)')[:3]
+  assert [without(row, *judged) for row in few.rows] == [without(row, *judged) for row in expected]
+
+
+def test_starts_are_paired_across_defenses_and_differ_across_trials(linear):
+  found = audit(linear, ['none', 'prune(rate=0.5)'], {'guess': closed_form(draw)}, trials=8)
+  start = {defense: found.reconstructions['guess', defense][:, 0, 0, 0, 0] for defense in ('none', 'prune(rate=0.5)')}
+  np.testing.assert_array_equal(start['none'], start['prune(rate=0.5)'])
+  controls = [row['distance'] for row in found.controls]
+  assert len({*start['none'].tolist(), *controls}) == 16
+
+
+def test_restarts_are_chosen_by_the_distance_and_the_oracle_stands_beside(linear):
+  one = audit(linear, attacks={'guess': closed_form(draw)}, trials=8)
+  four = audit(linear, attacks={'guess': closed_form(draw)}, trials=8, restarts=4)
+  images = four.reconstructions['guess', 'none'][:, 0, 0, 0, 0]
+  np.testing.assert_array_equal(images, np.float32([row['distance'] for row in four.rows]))
+  assert all(more['distance'] <= less['distance'] for more, less in zip(four.rows, one.rows, strict=True))
+  assert sum(more['distance'] < less['distance'] for more, less in zip(four.rows, one.rows, strict=True)) > 2
+  assert all(row['oracle_psnr'] >= row['psnr'] for row in four.rows)
+  assert any(row['oracle_psnr'] > row['psnr'] for row in four.rows)  # the darkest is not always the closest
+
+
+@pytest.mark.parametrize(('labels', 'granted'), [('known', 1), ('inferred', 0), ('optimised', 0), ('wainakh', 0)])
+def test_an_attacker_sees_no_labels_that_it_is_not_granted(linear, labels, granted):
+  def reveal(key, observation):
+    assert observation.labels.shape == (2, 10)
+    return jnp.broadcast_to(jnp.max(observation.labels, axis=1)[:, None, None, None], (2, 8, 8, 1)), jnp.float32(0)
+
+  found = audit(linear, attacks={'reveal': closed_form(reveal)}, labels=labels, batch_size=2, trials=2)
+  assert (found.reconstructions['reveal', 'none'] == granted).all()
+  assert {row['labels'] for row in found.rows} == {labels if labels in ('known', 'optimised') else 'inferred'}
+  granted_words = 'It is given the true labels' in ' '.join(found.threat_models['reveal'])
+  assert granted_words == bool(granted)
+
+
+# ---- a user's own attack, defense and network
+
+
+def test_an_attack_of_ones_own_in_closed_form(linear, tmp_path, capsys):
+  """Each column of a dense layer's weight gradient is the input times the bias gradient."""
+
+  def divide(key, observation):
+    kernel, bias = observation.update['kernel'], observation.update['bias']
+    most = jnp.argmax(jnp.abs(bias))
+    return (kernel[:, most] / bias[most]).reshape(observation.image_shape), jnp.float32(0)
+
+  attacks = {'own/closed form': closed_form(divide)}
+  found = audit(linear, attacks=attacks, workdir=tmp_path / 'new', progress='lines')
+  assert all(row['psnr'] > 90 and row['success'] and row['steps'] == 0 for row in found.rows)
+  assert all(row['attack'] == 'own/closed form' for row in found.rows)
+  assert 'own/closed form: 12 runs' in capsys.readouterr().err
+  report.write(found, tmp_path / 'new')
+  again = audit(linear, attacks=attacks, workdir=tmp_path / 'new')
+  assert again.resumed and again.rows == found.rows
+
+
+@pytest.fixture(scope='module')
+def stopped():
+  """LeNet on digits after 20 steps: by a matching attack and a defense of the user's own."""
+  dataset = gl.data.load('digits', limit=2)
+  model = gl.models.create('lenet', dataset.num_classes)
+  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
+
+  def own(client):
+    return gl.attacks.gradient_matching(client, optax.sgd(0.1), 20, distance='cosine')
+
+  return audit(scenario, {'none': 'none', 'half': optax.scale(0.5)}, {'own': own}, trials=2, controls=2)
+
+
+def test_an_attack_of_ones_own_by_matching(stopped):
+  assert [(row['attack'], row['defense'], row['trial']) for row in stopped.rows] == [
+    ('own', defense, trial) for defense in ('none', 'half') for trial in range(2)
+  ]
+  for row in stopped.rows:
+    assert row['objective'] < row['objective_start'] and row['steps'] == 20
+    np.testing.assert_allclose(row['objective_at_truth'], 0, atol=1e-5)  # the cosine does not notice a scale
+  assert stopped.curves['own', 'half'][1].shape == (2, len(stopped.curves['own', 'half'][0]))
+
+
+def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_path):
+  assert {row['verdict'] for row in stopped.rows} == {'not solved'}
+  assert not any(row['solved'] for row in stopped.rows)
+  report.write(stopped, tmp_path)
+  page = re.sub(r'<style.*?</style>|<svg.*?</svg>', '', (tmp_path / 'report.html').read_text('utf-8'), flags=re.DOTALL)
+  cells = [html.unescape(re.sub('<.*?>', '', cell)).strip() for cell in re.findall(r'<td.*?</td>', page, re.DOTALL)]
+  assert any('not solved' in cell for cell in cells) and not any('protected' in cell for cell in cells)
+  text = ' '.join(html.unescape(re.sub('<.*?>', ' ', page)).split())
+  for claim in ('is protected', 'are protected', 'is safe', 'are safe', 'no longer singles out', 'withst'):
+    assert claim not in text
+  table = report.terminal_table(stopped)
+  assert 'not solved' in table and 'protected' not in table
+  assert 'this setting proves nothing about any defense' in ' '.join(table.split())
+
+
+def test_all_trials_diverged(linear, tmp_path):
+  """A finite strength whose squares overflow: nothing is recovered, and the report still comes."""
+  found = audit(linear, ['gaussian(stddev=1e30)'])
+  assert {row['verdict'] for row in found.rows} == {'diverged'}
+  report.write(found, tmp_path)
+  assert '4 NaN' in report.terminal_table(found)
+
+
+# ---- success and verdict
+
+ROW = {
+  'psnr': 30.0, 'constant_psnr': 12.0, 'objective': 0.001, 'objective_at_truth': 1e-7, 'objective_start': 1.0,
+  'diverged': False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('changes', 'control', 'success', 'solved', 'verdict'),
+  [
+    ({}, 10.0, True, True, 'recovered'),
+    ({'objective': 0.0011}, 10.0, True, False, 'recovered'),  # less than 99.9 % of the descent
+    ({'objective': 0.0}, 10.0, True, True, 'recovered'),  # beyond the truth
+    ({}, 30.0, False, False, 'not solved'),  # beyond the control means beyond
+    ({}, 29.9, True, True, 'recovered'),
+    ({'psnr': 11.9}, 10.0, False, False, 'not solved'),  # better than the control, worse than a grey image
+    ({'psnr': 12.0}, 10.0, False, False, 'not solved'),
+    ({'psnr': 12.1}, 10.0, True, True, 'recovered'),
+    ({'psnr': 5.0}, 10.0, False, False, 'not solved'),
+    ({'psnr': 5.0, 'objective': 1e-7}, 10.0, False, True, 'protected'),  # as good an objective as the truth's
+    ({'psnr': 5.0, 'objective': 9e-8}, 10.0, False, True, 'protected'),
+    ({'psnr': 5.0, 'objective': 1.1e-7}, 10.0, False, False, 'not solved'),  # near is not there, without a recovery
+    ({'psnr': 5.0, 'objective': 0.5, 'objective_at_truth': 0.9}, 10.0, False, True, 'protected'),
+    ({'psnr': 5.0, 'objective': 0.0, 'objective_at_truth': 0.0}, 10.0, False, True, 'protected'),
+    ({'psnr': math.nan, 'objective': math.nan, 'diverged': True}, 10.0, False, False, 'diverged'),
+    ({'psnr': math.nan, 'objective': math.inf, 'objective_at_truth': math.inf}, 10.0, False, False, 'not solved'),
+    ({}, math.nan, False, False, 'not solved'),  # no control run ended with a figure
+    ({'objective_at_truth': math.nan}, 10.0, True, False, 'recovered'),
+  ],
+)
+def test_judge(changes, control, success, solved, verdict):
+  found = judge({**ROW, **changes}, control)
+  assert (found['success'], found['solved'], found['verdict']) == (success, solved, verdict)
+  assert found['control_psnr'] is control
+
+
+def test_noise_alone_is_no_success(result):
+  """The null gradient as a defense draws other noise than the control does."""
+  rows = by(result.rows, defense='null_gradient')
+  assert not any(row['success'] for row in rows)
+  assert all(row['change'] > 0.5 for row in rows)
+  assert len({row['psnr'] for row in [*rows, *result.controls]}) == 12
+
+
+@pytest.mark.slow
+def test_faces_leak_and_their_controls_do_not():
+  dataset = gl.data.load('faces', limit=20)
+  model = gl.models.create('lenet', dataset.num_classes)
+  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.fold_in(jax.random.key(0), 0))
+  found = gl.audit(
+    jax.random.fold_in(jax.random.key(0), 1), scenario, ['none', 'null_gradient'], ['csdlg(tv=1e-6)'], 20, steps=2000,
+    progress='none',
+  )  # fmt: skip
+  psnr = {defense: [row['psnr'] for row in by(found.rows, defense=defense)] for defense in ('none', 'null_gradient')}
+  assert np.mean(psnr['none'][:8]) >= 45  # the program's default are eight trials
+  assert sum(row['success'] for row in by(found.rows, defense='null_gradient')) <= 2
+  assert len(found.controls) == 64
+  assert max(row['psnr'] for row in found.controls) < 15
+  assert max(psnr['null_gradient']) < 15
+
+
+# ---- a work directory
+
+
+def test_fresh_and_found_results_are_the_same(linear, tmp_path):
+  settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
+  fresh, found = (audit(linear, **settings) for _ in range(2))
+  assert (fresh.resumed, found.resumed) == (False, True)
+  assert (fresh.rows, fresh.controls, fresh.config) == (found.rows, found.controls, found.config)
+  for pair, images in fresh.reconstructions.items():
+    np.testing.assert_array_equal(images, found.reconstructions[pair])
+    for a, b in zip(fresh.curves[pair], found.curves[pair], strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
+  settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
+  found = audit(linear, {'mild': 'prune(rate=0.5)'}, **settings)
+  assert {row['defense'] for row in found.rows} == {'mild'}
+  with pytest.raises(gl.UsageError, match=r'prune\(rate=0.5\).* now .*prune\(rate=0.6\)'):
+    audit(linear, {'mild': 'prune(rate=0.6)'}, **settings)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'trials': 9}, '9 trials of 1 images need 9, the data has 8; the most trials are 8'),
+    ({'trials': 3, 'batch_size': 3}, '3 trials of 3 images need 9, the data has 8; the most trials are 2'),
+    ({'trials': True}, 'trials is True, expected an integer'),
+    ({'defenses': []}, 'no defense is given'),
+    ({'attacks': {}}, 'no attack is given'),
+    ({'defenses': ['none', 'none']}, "the defense 'none' is listed twice"),
+    ({'attacks': 'csdgl'}, "unknown attack 'csdgl'; did you mean 'csdlg'"),
+    ({'defenses': {'own': 'gausian(stddev=1)'}}, "unknown defense 'gausian'; did you mean 'gaussian'"),
+    ({'defenses': {'own': 0.5}}, "the defense 'own' is 0.5, expected a text or an optax transformation"),
+    ({'defenses': [optax.scale(0.5)]}, r'defenses of your own need names: give a dict \{name: defense\}'),
+    ({'attacks': {'own': 7}}, "the attack 'own' is 7, expected a text or a function"),
+    ({'attacks': {'own': lambda client: None}}, "the attack 'own' returns None, expected a gradleak.attacks.Attack"),
+    ({'group_size': 0}, 'group_size is 0, expected an integer'),
+    ({'steps': 0}, 'steps is 0, expected an integer'),
+    ({'progress': 'loud'}, "unknown progress mode 'loud'"),
+  ],
+)
+def test_what_cannot_be_run_says_so_before_anything_is_written(linear, tmp_path, settings, message):
+  with pytest.raises(gl.UsageError, match=message):
+    audit(linear, workdir=tmp_path / 'new', **settings)
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,243 @@
+"""A run that was stopped, at whatever moment, ends with the same bits as one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import storage
+from tests import programs
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+STEPS = 6  # in as many chunks
+FILES = ('rows.jsonl', 'controls.jsonl')
+
+
+class Stop(BaseException):
+  """What stops a run from outside, as KeyboardInterrupt or a kill."""
+
+
+def audit(linear, workdir, **settings):
+  settings = {'attacks': [f'csdlg(tv=0,steps={STEPS})'], 'progress': 'none', **settings}
+  return gl.audit(
+    jax.random.key(7), linear, ['none', 'prune(rate=0.5)'], settings.pop('attacks'), 2, controls=3, group_size=3,
+    workdir=workdir, **settings,
+  )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def save_each_chunk(monkeypatch):
+  """Makes every checkpoint due, however long it takes."""
+  save = storage.Workdir.save_checkpoint
+
+  def due(self, *arguments):
+    self._checkpoint_cost = 0.0
+    save(self, *arguments)
+
+  monkeypatch.setattr(storage.Workdir, 'save_checkpoint', due)
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(linear, fast_compilation, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('uninterrupted') / 'new'
+  return workdir, audit(linear, workdir)
+
+
+def same(workdir, result, uninterrupted):
+  expected_workdir, expected = uninterrupted
+  assert result.rows == expected.rows and result.controls == expected.controls
+  for name in FILES:
+    assert (workdir / name).read_bytes() == (expected_workdir / name).read_bytes()
+  for pair, (steps, objective) in expected.curves.items():
+    np.testing.assert_array_equal(result.curves[pair][0], steps)
+    np.testing.assert_array_equal(result.curves[pair][1], objective)
+  same_arrays(workdir, expected_workdir)
+  assert not (workdir / 'checkpoints').exists()
+  assert not list(workdir.rglob('*.tmp'))
+
+
+def same_arrays(workdir, expected_workdir):
+  with (
+    np.load(workdir / 'reconstructions.npz') as found,
+    np.load(expected_workdir / 'reconstructions.npz') as expected,
+  ):
+    assert set(found) == set(expected)
+    for key in expected:
+      np.testing.assert_array_equal(found[key], expected[key])
+
+
+class Watch:
+  """A progress callback that notes the steps, and stops the run at one of them."""
+
+  def __init__(self, stop=None):
+    self.stop, self.seen = stop, []
+
+  def __call__(self, attack, progress, objective):
+    if progress.step == self.stop:
+      raise Stop
+    self.seen.append(progress.step)
+
+
+def interrupt(linear, workdir, step):
+  with pytest.raises(Stop):
+    audit(linear, workdir, progress=Watch(step))
+  assert not (workdir / 'rows.jsonl').exists()
+
+
+@pytest.mark.parametrize('step', [0, 3, STEPS])
+def test_stopped_at_a_chunk(linear, uninterrupted, tmp_path, step):
+  interrupt(linear, tmp_path / 'new', step)
+  watch = Watch()
+  result = audit(linear, tmp_path / 'new', progress=watch)
+  assert watch.seen == list(range(step, STEPS + 1))  # the chunk that was lost, and what was left
+  same(tmp_path / 'new', result, uninterrupted)
+
+
+def test_stopped_twice(linear, uninterrupted, tmp_path):
+  for step in (2, 4):
+    interrupt(linear, tmp_path / 'new', step)
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new'), uninterrupted)
+
+
+def test_resumed_on_fewer_devices(linear, uninterrupted, tmp_path, monkeypatch):
+  """Fewer devices pad the lanes otherwise."""
+  interrupt(linear, tmp_path / 'new', 3)
+  monkeypatch.setattr(jax, 'local_devices', lambda: jax.devices()[:1])
+  watch = Watch()
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
+  assert watch.seen[0] == 3
+
+
+def test_resumed_with_another_group_size_keeps_the_first(linear, uninterrupted, tmp_path):
+  interrupt(linear, tmp_path / 'new', 3)
+  store = json.loads((tmp_path / 'new' / 'speed.json').read_text())
+  assert store == {'group_size': 3}
+  result = gl.audit(
+    jax.random.key(7), linear, ['none', 'prune(rate=0.5)'], [f'csdlg(tv=0,steps={STEPS})'], 2, controls=3,
+    group_size=2, workdir=tmp_path / 'new', progress='none',
+  )  # fmt: skip
+  same(tmp_path / 'new', result, uninterrupted)
+
+
+def test_what_kills_leave_behind_does_not_disturb(linear, uninterrupted, tmp_path):
+  interrupt(linear, tmp_path / 'new', 3)
+  checkpoints = tmp_path / 'new' / 'checkpoints'
+  (checkpoints / '00-csdlg-00000003.orbax-checkpoint-tmp').mkdir()
+  (checkpoints / '00-csdlg-00000004').mkdir()
+  (checkpoints / '01-csdlg-00000005').mkdir()
+  for name in ('.rows.jsonl.a1.tmp', '.config.json.b2.tmp', 'parts/.00-csdlg.npz.c3.tmp'):
+    (tmp_path / 'new' / name).write_text('half')
+  watch = Watch()
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
+  assert watch.seen[0] == 3
+
+
+def test_stopped_while_a_checkpoint_is_written(linear, uninterrupted, tmp_path, monkeypatch):
+  from orbax.checkpoint import v1 as ocp
+
+  save = ocp.save
+
+  def stop(path, *arguments, **settings):
+    if path.name.endswith('04'):
+      (path.parent / f'{path.name}.orbax-checkpoint-tmp').mkdir()
+      raise Stop
+    save(path, *arguments, **settings)
+
+  with monkeypatch.context() as patch, pytest.raises(Stop):
+    patch.setattr(ocp, 'save', stop)
+    audit(linear, tmp_path / 'new')
+  watch = Watch()
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
+  assert watch.seen[0] == 4
+
+
+@pytest.mark.parametrize('name', ['rows.jsonl', 'reconstructions.npz'])
+def test_stopped_between_the_attack_and_its_tables(linear, uninterrupted, tmp_path, monkeypatch, name):
+  write = storage.write_atomically
+
+  def stop(path, content):
+    if path.name == name:
+      raise Stop
+    write(path, content)
+
+  with monkeypatch.context() as patch, pytest.raises(Stop):
+    patch.setattr(sys.modules['gradleak.audit'], 'write_atomically', stop)  # gl.audit is the function
+    audit(linear, tmp_path / 'new')
+  watch = Watch()
+  result = audit(linear, tmp_path / 'new', progress=watch)
+  assert watch.seen == [] and result.resumed
+  same(tmp_path / 'new', result, uninterrupted)
+
+
+def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_path):
+  attacks = [f'csdlg(tv=0,steps={STEPS})', f'csdlg(tv=0,steps={STEPS},gradient=plain)']
+  seen = []
+
+  def watch(attack, progress, objective):
+    seen.append((attack, progress.step))
+    if len(seen) == STEPS + 4:
+      raise Stop
+
+  with pytest.raises(Stop):
+    audit(linear, tmp_path / 'new', attacks=attacks, progress=watch)
+  assert (tmp_path / 'new' / 'parts' / '00-csdlg.npz').exists()
+  stopped_at = seen[-1]
+  assert stopped_at[0] == f'csdlg(tv=0,steps={STEPS},gradient=plain)'
+  result = audit(linear, tmp_path / 'new', attacks=attacks, progress=watch)
+  assert seen[STEPS + 4] == stopped_at
+  assert not result.resumed
+  assert [row for row in result.rows if row['attack'] == attacks[0]] == uninterrupted[1].rows
+
+
+# What the program is, but that every checkpoint is due.
+PROGRAM = """
+import runpy, sys
+from gradleak import storage
+save = storage.Workdir.save_checkpoint
+def due(self, *arguments):
+  self._checkpoint_cost = 0.0
+  save(self, *arguments)
+storage.Workdir.save_checkpoint = due
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def test_kill_9(tmp_path, compilation_cache):
+  flags = [
+    '--dataset=digits', '--model=mlp', '--trials=2', '--steps=500', '--controls=2', '--defenses=none;prune(rate=0.9)',
+    '--progress=lines', f'--compilation_cache={compilation_cache}',
+  ]  # fmt: skip
+  killed, whole = tmp_path / 'killed', tmp_path / 'whole'
+  assert programs.start('audit', *flags, f'--workdir={whole}').status == 0
+
+  process = subprocess.Popen(
+    [sys.executable, '-c', PROGRAM, 'launch/audit.py', *flags, f'--workdir={killed}'],
+    cwd=programs.ROOT, env=programs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  while not any(int(path.name[-8:]) >= 100 for path in killed.glob('checkpoints/00-csdlg-????????')):
+    assert process.poll() is None, process.stderr.read()
+    time.sleep(0.01)
+  os.kill(process.pid, signal.SIGKILL)
+  process.communicate()
+  assert process.returncode == -signal.SIGKILL
+  assert not (killed / 'rows.jsonl').exists()
+
+  done = programs.spawn('audit', *flags, f'--workdir={killed}')
+  assert done.status == 0, done.err
+  first, *lines = done.err.splitlines()
+  assert int(first.rpartition('from step ')[2]) > 100
+  assert len(lines) > 1 and all(int(line.split(':')[1].split('%')[0]) > 20 for line in lines)
+  assert 'report: ' in done.out and (killed / 'report.html').exists()
+  for name in FILES:
+    assert (killed / name).read_bytes() == (whole / name).read_bytes()
+  same_arrays(killed, whole)
+  assert not (killed / 'checkpoints').exists() and not list(killed.rglob('*tmp*'))

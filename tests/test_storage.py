@@ -1,0 +1,249 @@
+"""Files that are whole or as they were, folders with an identity, checkpoints."""
+
+import json
+import math
+import os
+import stat
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import errors, storage
+
+CONFIG = {'dataset': 'digits', 'trials': 2, 'steps': None, 'attacks': ['csdlg'], 'learning_rate': 0.1}
+
+
+def open_workdir(path, **changes):
+  return storage.Workdir(path, {**CONFIG, **changes}, {'group_size': 8})
+
+
+@pytest.mark.parametrize('content', ['grüße\n', b'\x00\xff'])
+def test_write_atomically(tmp_path, content):
+  storage.write_atomically(tmp_path / 'file', 'old')
+  storage.write_atomically(tmp_path / 'file', content)
+  assert (tmp_path / 'file').read_bytes() == (content if isinstance(content, bytes) else content.encode('utf-8'))
+  assert os.listdir(tmp_path) == ['file']
+
+
+@pytest.mark.parametrize('failing', ['fsync', 'chmod', 'replace'])
+@pytest.mark.parametrize('error', [OSError('disk full'), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing, error):
+  (tmp_path / 'file').write_text('old')
+
+  def fail(*arguments):
+    raise error
+
+  monkeypatch.setattr(os, failing, fail)
+  with pytest.raises(type(error)):
+    storage.write_atomically(tmp_path / 'file', 'new')
+  assert os.listdir(tmp_path) == ['file']
+  assert (tmp_path / 'file').read_text() == 'old'
+
+
+def test_a_missing_folder_is_an_os_error(tmp_path):
+  with pytest.raises(OSError):
+    storage.write_atomically(tmp_path / 'none' / 'file', 'new')
+
+
+@pytest.mark.parametrize('mask', [0o022, 0o077])
+def test_files_have_the_permissions_that_the_user_asks_for(tmp_path, mask):
+  before = os.umask(mask)
+  try:
+    storage.write_atomically(tmp_path / 'file', 'new')
+    assert os.umask(mask) == mask  # reading the mask has not changed it
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE((tmp_path / 'file').stat().st_mode) == 0o666 & ~mask
+
+
+def test_json_lines_hold_no_nan():
+  rows = [{'psnr': math.nan, 'mse': np.float32(0.5), 'n': np.int64(3), 'ok': np.bool_(True), 'name': 'ä'}]
+  rows.append({'psnr': jnp.float32(-jnp.inf), 'curve': (1.0, math.inf), 'deeper': {'x': np.nan}, 'none': None})
+  text = storage.json_lines(rows)
+  assert text.endswith('\n') and text.count('\n') == 2
+  assert [json.loads(line) for line in text.splitlines()] == [
+    {'psnr': None, 'mse': 0.5, 'n': 3, 'ok': True, 'name': 'ä'},
+    {'psnr': None, 'curve': [1.0, None], 'deeper': {'x': None}, 'none': None},
+  ]
+  assert storage.json_lines([]) == ''
+
+
+def test_plain_is_what_json_gives_back():
+  value = {'a': (np.float32(0.1), [jnp.int32(2), math.nan]), 'b': 'text', 'c': True}
+  assert json.loads(json.dumps(storage.plain(value))) == storage.plain(value)
+
+
+def test_the_same_settings_own_the_folder_again(tmp_path):
+  open_workdir(tmp_path / 'deep' / 'er')
+  # Tuples and NumPy numbers are what JSON makes of them.
+  again = open_workdir(tmp_path / 'deep' / 'er', attacks=('csdlg',), trials=np.int64(2))
+  assert again.speed == {'group_size': 8}
+
+
+def test_the_first_speed_settings_are_kept(tmp_path):
+  open_workdir(tmp_path / 'new')
+  assert storage.Workdir(tmp_path / 'new', CONFIG, {'group_size': 3}).speed == {'group_size': 8}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'named', 'unnamed'),
+  [
+    ({'trials': 3}, ['trials was 2, now 3'], ['steps', 'fingerprint']),
+    ({'steps': 7, 'dataset': 'faces'}, ["dataset was 'digits', now 'faces'", 'steps was None, now 7'], ['trials']),
+    ({'restarts': 2}, ['restarts was None, now 2'], ['trials']),
+    ({'data_fingerprint': 'b', 'trials': 3}, ['trials was 2, now 3'], ['fingerprint']),
+    ({'data_fingerprint': 'b'}, ["data_fingerprint was 'a', now 'b'"], ['trials']),
+  ],
+)
+def test_other_settings_are_named_and_nothing_changes(tmp_path, changes, named, unnamed):
+  open_workdir(tmp_path / 'new', data_fingerprint='a')
+  before = {path: path.read_bytes() for path in (tmp_path / 'new').iterdir() if path.is_file()}
+  with pytest.raises(errors.UsageError) as caught:
+    open_workdir(tmp_path / 'new', **{'data_fingerprint': 'a', **changes})
+  assert all(words in str(caught.value) for words in [*named, str(tmp_path / 'new')])
+  assert not any(words in str(caught.value) for words in unnamed)
+  assert {path: path.read_bytes() for path in (tmp_path / 'new').iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize('name', ['config.json', 'speed.json'])
+@pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
+def test_damaged_settings_are_a_usage_error(tmp_path, name, content):
+  open_workdir(tmp_path / 'new')
+  (tmp_path / 'new' / name).write_bytes(content)
+  with pytest.raises(errors.UsageError, match=rf'{name} is damaged .*; remove the folder to start anew'):
+    open_workdir(tmp_path / 'new')
+  assert (tmp_path / 'new' / name).read_bytes() == content
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('precious')
+  with pytest.raises(errors.UsageError, match=r'holds other files and no config\.json'):
+    open_workdir(tmp_path)
+  assert os.listdir(tmp_path) == ['thesis.tex']
+
+
+def test_a_file_is_no_folder(tmp_path):
+  (tmp_path / 'file').write_text('precious')
+  for path in (tmp_path / 'file', tmp_path / 'file' / 'below'):
+    with pytest.raises(errors.UsageError, match=f'cannot use the work directory {path}: Not a directory'):
+      open_workdir(path)
+  assert (tmp_path / 'file').read_text() == 'precious'
+
+
+@pytest.mark.parametrize('killed_at', ['speed.json', 'config.json'])
+def test_a_kill_while_claiming_leaves_the_folder_free(tmp_path, monkeypatch, killed_at):
+  write = storage.write_atomically
+
+  def killed(path, content):
+    if path.name == killed_at:
+      (path.parent / f'.{path.name}.a1b2.tmp').write_text(content[:5])  # as kill -9 leaves it
+      raise KeyboardInterrupt
+    write(path, content)
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(storage, 'write_atomically', killed)
+    open_workdir(tmp_path / 'new')
+  store = open_workdir(tmp_path / 'new', trials=3)
+  assert store.speed == {'group_size': 8}
+  assert sorted(os.listdir(tmp_path / 'new')) == ['config.json', 'parts', 'speed.json']
+
+
+def test_what_a_kill_while_writing_leaves_is_removed(tmp_path):
+  open_workdir(tmp_path / 'new')
+  for name in ('.rows.jsonl.a1b2.tmp', 'parts/.00-csdlg.npz.c3d4.tmp', 'notes.tmp'):
+    (tmp_path / 'new' / name).write_text('half')
+  open_workdir(tmp_path / 'new')
+  assert sorted(os.listdir(tmp_path / 'new')) == ['config.json', 'notes.tmp', 'parts', 'speed.json']
+  assert not os.listdir(tmp_path / 'new' / 'parts')
+
+
+def test_parts(tmp_path):
+  store = open_workdir(tmp_path / 'new')
+  assert store.load_part('00-csdlg') is None
+  rows = [{'psnr': 12.5, 'mse': math.nan, 'verdict': 'diverged', 'solved': False}]
+  arrays = {'images': np.full((1, 2), np.nan, np.float32), 'steps': np.arange(3)}
+  store.save_checkpoint('00-csdlg', 3, [np.zeros(2)])
+  store.save_part('00-csdlg', rows, arrays)
+  assert not (tmp_path / 'new' / 'checkpoints').exists()
+  found_rows, found = open_workdir(tmp_path / 'new').load_part('00-csdlg')
+  assert found_rows == [{'psnr': 12.5, 'mse': None, 'verdict': 'diverged', 'solved': False}]
+  assert found.keys() == arrays.keys()
+  for key, array in arrays.items():
+    np.testing.assert_array_equal(found[key], array)
+    assert found[key].dtype == array.dtype
+  assert store.load_part('01-dlg') is None
+
+
+@pytest.mark.parametrize('damage', [lambda whole: whole[:-40], lambda whole: b'', lambda whole: b'no archive'])
+def test_a_damaged_part_is_a_usage_error(tmp_path, damage):
+  store = open_workdir(tmp_path / 'new')
+  store.save_part('00-csdlg', [{'psnr': 1.0}], {'images': np.ones((4, 4))})
+  path = tmp_path / 'new' / 'parts' / '00-csdlg.npz'
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(errors.UsageError, match=r'00-csdlg\.npz is damaged'):
+    store.load_part('00-csdlg')
+
+
+def test_checkpoints(tmp_path):
+  store = open_workdir(tmp_path / 'new')
+  assert store.load_checkpoint('00-csdlg') is None
+  # More leaves than ten, so that their order is no accident of their names.
+  leaves = [np.full((i + 1,), i, np.float32) for i in range(12)] + [np.asarray(-1, np.int32)]
+  store.save_checkpoint('00-csdlg', 40, tuple(leaves))
+  step, found = open_workdir(tmp_path / 'new').load_checkpoint('00-csdlg')
+  assert step == 40
+  for a, b in zip(found, leaves, strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert a.dtype == b.dtype
+  assert store.load_checkpoint('01-dlg') is None
+
+
+def cheap(store):
+  """Makes the next checkpoint due."""
+  store._checkpoint_cost = 0.0
+  return store
+
+
+def test_only_the_newest_checkpoint_is_kept(tmp_path):
+  store = open_workdir(tmp_path / 'new')
+  for step in (5, 10, 15):
+    cheap(store).save_checkpoint('00-csdlg', step, [np.full(3, step)])
+  assert os.listdir(tmp_path / 'new' / 'checkpoints') == ['00-csdlg-00000015']
+  cheap(store).save_checkpoint('00-csdlg', 15, [np.full(3, 16)])  # a resumed run may come by the same step
+  assert store.load_checkpoint('00-csdlg')[1][0].tolist() == [16, 16, 16]
+
+
+def test_what_a_kill_leaves_behind_is_no_checkpoint(tmp_path):
+  store = open_workdir(tmp_path / 'new')
+  store.save_checkpoint('00-csdlg', 5, [np.full(3, 5)])
+  folder = tmp_path / 'new' / 'checkpoints'
+  (folder / '00-csdlg-00000010').mkdir()  # being removed
+  half = folder / '00-csdlg-00000015'  # being removed, too
+  half.mkdir()
+  (half / '_CHECKPOINT_METADATA').write_text('{}')
+  (folder / '00-csdlg-00000020.orbax-checkpoint-tmp').mkdir()  # being written
+  assert store.load_checkpoint('00-csdlg')[0] == 5
+  cheap(store).save_checkpoint('00-csdlg', 25, [np.full(3, 25)])
+  assert os.listdir(folder) == ['00-csdlg-00000025']
+
+
+def test_saving_takes_a_tenth_of_the_time_at_most(tmp_path, monkeypatch):
+  now = 0.0
+  monkeypatch.setattr(storage.time, 'monotonic', lambda: now)
+  store = open_workdir(tmp_path / 'new')
+  saved = []
+
+  def save(path, leaves, overwrite):
+    nonlocal now
+    now += 2.0  # seconds that a checkpoint costs
+    path.mkdir(parents=True)
+    saved.append(int(path.name[-8:]))
+
+  from orbax.checkpoint import v1 as ocp
+
+  monkeypatch.setattr(ocp, 'save', save)
+  for step in range(100):
+    store.save_checkpoint('00-csdlg', step, [])
+    now += 1.0  # seconds of work between
+  assert saved == [0, 20, 40, 60, 80]

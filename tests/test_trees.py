@@ -1,0 +1,82 @@
+"""Pytree arithmetic against NumPy on the flattened trees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import trees
+
+
+def tree(seed, scale=1.0):
+  rng = np.random.default_rng(seed)
+  draw = lambda *shape: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32)  # noqa: E731
+  return {'conv': {'kernel': draw(3, 4), 'bias': draw(4)}, 'scale': draw()}
+
+
+def flat(tree):
+  return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def test_products_and_norms_are_those_of_the_flattened_vectors():
+  a, b = tree(0), tree(1)
+  x, y = flat(a), flat(b)
+  np.testing.assert_allclose(trees.inner_product(a, b), x @ y, rtol=1e-5)
+  np.testing.assert_allclose(trees.squared_norm(a), x @ x, rtol=1e-6)
+  np.testing.assert_allclose(trees.norm(a), np.linalg.norm(x), rtol=1e-6)
+  np.testing.assert_allclose(trees.cosine(a, b), x @ y / np.linalg.norm(x) / np.linalg.norm(y), rtol=1e-5)
+  np.testing.assert_allclose(flat(trees.subtract(a, b)), x - y, rtol=1e-5)
+
+
+def test_sums_of_half_precision_leaves_are_float32():
+  ones = {'a': jnp.ones(4096, jnp.bfloat16)}  # in bfloat16 a running sum of ones stops at 256
+  assert trees.inner_product(ones, ones).dtype == jnp.float32
+  assert trees.squared_norm(ones) == 4096
+
+
+@pytest.mark.parametrize('scale', [1e-9, 1e-11, 1.0, 1e9])
+def test_cosine_does_not_depend_on_scale(scale):
+  # Squared norms of a well-trained network's gradients are small enough that their product is zero in float32.
+  expected = flat(tree(0)) @ flat(tree(1)) / np.linalg.norm(flat(tree(0))) / np.linalg.norm(flat(tree(1)))
+  np.testing.assert_allclose(trees.cosine(tree(0, scale), tree(1, scale)), expected, rtol=1e-5)
+
+
+def test_zero_trees_have_no_nan_in_value_or_gradient():
+  a, zero = tree(0), trees.zeros_like(tree(0))
+  assert trees.norm(zero) == 0
+  assert trees.cosine(a, zero) == trees.cosine(zero, a) == trees.cosine(zero, zero) == 0
+  np.testing.assert_array_equal(flat(jax.grad(trees.norm)(zero)), 0)
+  assert np.isfinite(flat(jax.grad(trees.cosine)(zero, a))).all()
+
+
+def test_gradient_of_the_norm_is_the_unit_vector():
+  np.testing.assert_allclose(flat(jax.grad(trees.norm)(tree(0))), flat(tree(0)) / np.linalg.norm(flat(tree(0))), 1e-5)
+
+
+def test_safe_sqrt():
+  np.testing.assert_array_equal(trees.safe_sqrt(jnp.asarray([0.0, 4.0, 0.25])), [0, 2, 0.5])
+  np.testing.assert_array_equal(jax.vmap(jax.grad(trees.safe_sqrt))(jnp.asarray([0.0, 4.0])), [0, 0.25])
+
+
+def test_take_and_concatenate_undo_each_other():
+  rows = [jax.tree.map(lambda x, i=i: x.reshape(1, *x.shape) + i, tree(0)) for i in range(3)]
+  joined = trees.concatenate(rows)
+  assert joined['conv']['kernel'].shape == (3, 3, 4)
+  np.testing.assert_array_equal(flat(trees.take(joined, 2)), flat(rows[2]))
+
+
+def test_get_walks_nested_dicts():
+  a = tree(0)
+  assert trees.get(a, ('conv', 'bias')) is a['conv']['bias']
+  assert trees.get(a, ()) is a
+  with pytest.raises(KeyError, match='weight'):
+    trees.get(a, ('conv', 'weight'))
+
+
+def test_every_leaf_gets_a_key_of_its_own_by_its_place():
+  key = jax.random.key(5)
+  keys = trees.fold_in_leaves(key, tree(0))
+  assert jax.tree.structure(keys) == jax.tree.structure(tree(0))
+  data = np.stack([jax.random.key_data(k) for k in jax.tree.leaves(keys)])
+  assert len(np.unique(data, axis=0)) == 3
+  np.testing.assert_array_equal(data[1], jax.random.key_data(jax.random.fold_in(key, 1)))
