@@ -21,7 +21,7 @@ audit: $(VENV)/.installed
 	$(BIN)/python launch/audit.py --workdir=$(WORKDIR)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow

@@ -29,6 +29,8 @@ from gradleak.progress import reporter
 from gradleak.storage import Workdir, json_lines, plain, write_atomically
 
 CONTROL = 'null_gradient'
+# The Pearson correlation at which a quarter of an image's variance is explained.
+RECOGNISABLE = 0.5
 RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz')
 
 
@@ -319,36 +321,44 @@ class _Run:
     return self._sent
 
   def _compute_sent(self):
-    trials, controls = self.settings.num_trials, self.settings.controls
-    client_key, control_key = self.stream('client'), self.stream('control')
-    compiled = {}
-
-    def uploads(defense, keys, index):
-      if defense.structure not in compiled:
-
-        def one(variables, numbers, key, images, labels):
-          return self._defended(defense, numbers).local_update(key, variables, images, labels)
-
-        compiled[defense.structure] = jax.jit(jax.vmap(one, in_axes=(None, None, 0, 0, 0)))
-      return compiled[defense.structure](
-        self.scenario.variables, defense.numbers, keys, jnp.asarray(self.truth[index]), jnp.asarray(self.labels[index])
-      )
-
-    def keys(key, count):
-      return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(count))
-
-    every = np.arange(trials)
-    plain = uploads(defense_names.parse('none'), keys(client_key, trials), every)
-    sent = [uploads(defense, keys(client_key, trials), every) for defense in self.settings.defenses]
-    repeated = np.arange(controls) % trials
-    control = uploads(defense_names.parse(CONTROL), keys(control_key, controls), repeated)
+    settings = self.settings
+    every, repeated = np.arange(settings.num_trials), np.arange(settings.controls) % settings.num_trials
+    requests = [(defense, 'client', every) for defense in (defense_names.parse('none'), *settings.defenses)]
+    requests.append((defense_names.parse(CONTROL), 'control', repeated))
+    found = [None] * len(requests)
+    for structure in dict.fromkeys(defense.structure for defense, _, _ in requests):
+      chosen = [i for i, (defense, _, _) in enumerate(requests) if defense.structure == structure]
+      lanes = jax.tree.map(lambda *xs: jnp.concatenate(xs), *(self._upload_lanes(*requests[i]) for i in chosen))
+      uploads = self._uploads(requests[chosen[0]][0], lanes)
+      edges = np.cumsum([0] + [len(requests[i][2]) for i in chosen])
+      for i, first, last in zip(chosen, edges[:-1], edges[1:], strict=True):
+        found[i] = jax.tree.map(lambda x, first=first, last=last: jnp.asarray(x[first:last]), uploads)
+    plain, *sent, control = found
 
     def change(upload):
       return jax.vmap(lambda a, b: trees.norm(trees.subtract(a, b)) / trees.norm(b))(upload.update, plain.update)
 
-    changes = np.concatenate([np.asarray(change(upload)) for upload in sent] + [np.full(controls, np.nan)])
+    changes = np.concatenate([np.asarray(change(upload)) for upload in sent] + [np.full(settings.controls, np.nan)])
     trial = np.concatenate([np.tile(every, len(sent)), repeated])
     return trees.concatenate([*sent, control]), trial, changes
+
+  def _upload_lanes(self, defense, stream, trial):
+    """Returns the lanes of one defense on the data of `trial`; the i-th upload draws the i-th key of the stream."""
+    keys = jax.vmap(functools.partial(jax.random.fold_in, self.stream(stream)))(jnp.arange(len(trial)))
+    numbers = tuple(jnp.full(len(trial), number, jnp.float32) for number in defense.numbers)
+    return {'key': keys, 'trial': jnp.asarray(trial), 'numbers': numbers}
+
+  def _uploads(self, defense, lanes):
+    """Returns the `Upload`s of lanes whose defenses have the structure of `defense`: one compilation."""
+
+    def one(shared, lane):
+      client = self._defended(defense, lane['numbers'])
+      images, labels = shared['images'][lane['trial']], shared['labels'][lane['trial']]
+      return client.local_update(lane['key'], shared['variables'], images, labels)
+
+    images, labels = jnp.asarray(self.truth), jnp.asarray(self.labels)
+    shared = {'variables': self.scenario.variables, 'images': images, 'labels': labels}
+    return driver.evaluate(one, shared, lanes, group_size=self.group_size)
 
   def attack(self, name, members):
     """Runs one structure on every upload; returns the part's (rows, arrays)."""
@@ -418,18 +428,14 @@ class _Run:
 
   def _objective_at_truth(self, build, shared, lanes, trial):
     """Returns what each lane's attacker would have measured at the private images: the auditor's figure."""
-    truth = jnp.asarray(self.truth)
+    lanes = {**lanes, 'truth': jnp.asarray(trial)}
 
-    def one(lane, images, labels):
+    def one(shared, lane):
       attack, _, observation = build(shared, lane)
+      images, labels = shared['truth'][lane['truth']], shared['labels'][lane['truth']]
       return attack.objective(observation, images, labels)
 
-    compute = jax.jit(
-      lambda lanes, index: jax.lax.map(
-        lambda pair: one(pair[0], truth[pair[1]], shared['labels'][pair[1]]), (lanes, index), batch_size=self.group_size
-      )
-    )
-    return compute(lanes, jnp.asarray(trial))
+    return driver.evaluate(one, {**shared, 'truth': jnp.asarray(self.truth)}, lanes, group_size=self.group_size)
 
   def _score(self, members, found, at_truth, curve, trial, changes, num_steps):
     """Returns the rows of all members × uploads, with the images and curves of the restarts chosen."""
@@ -469,7 +475,6 @@ class _Run:
             'objective_start': float(found.objective_start[m, u, chosen]),
             'objective_at_truth': float(at_truth[m, u, chosen]),
             'oracle_psnr': float(np.nanmax(psnrs)) if not np.isnan(psnrs).all() else np.nan,
-            'constant_psnr': constant_psnr(truth),
             'diverged': diverged >= 0,
             'diverged_step': diverged if diverged >= 0 else None,
             'steps': num_steps,
@@ -487,22 +492,17 @@ class _Run:
     return rows, images.reshape(*shape, *images.shape[1:]), curves.reshape(*shape, *curves.shape[1:])
 
 
-def constant_psnr(truth):
-  """Returns the mean PSNR in dB of the best constant guess for each image [N, H, W, C], its own mean."""
-  return float(np.mean(metrics.psnr(np.broadcast_to(truth.mean((1, 2, 3), keepdims=True), truth.shape), truth)))
-
-
 def judge(row, control_psnr):
   """Returns a row's `control_psnr`, `success`, `solved` and `verdict`.
 
-  A trial is a success beyond the 95th percentile of the control pool, and closer to the truth than any constant image:
-  attacks whose control ends in noise of full contrast would otherwise call slightly milder noise a recovery.
+  A trial is a success beyond the 95th percentile of the control pool, if it also correlates with the truth by at least
+  `RECOGNISABLE`: attacks whose control ends in noise of full contrast would otherwise call milder noise a recovery.
 
   It is solved when the attacker did as well on its own objective as the truth would (a failure then is the defense's
   merit), or, for a success, when 99.9 % of the descent from the start to the truth is done; less means that the leak is
   at least this.
   """
-  success = bool(row['psnr'] > control_psnr and row['psnr'] > row['constant_psnr'])
+  success = bool(row['psnr'] > control_psnr and row['pearson'] >= RECOGNISABLE)
   gap = row['objective'] - row['objective_at_truth']
   tolerance = (
     1e-3 * (row['objective_start'] - row['objective_at_truth']) if success else 1e-6 * abs(row['objective_at_truth'])

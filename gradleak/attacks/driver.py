@@ -4,6 +4,8 @@ A lane is one trial × restart × set of numeric settings. Lanes never communica
 which others run: they are the same bits at a fixed micro-group size, whatever the number of lanes or devices.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,13 +22,20 @@ class Progress(NamedTuple):
     step: steps done.
     num_steps: steps in all.
     objective: of every lane at its current point, float32 [lanes].
-    states: the lanes' states; their leaves can be checkpointed and handed to `resume`.
+    padded: the lanes' states on the devices, whose number decides how they are padded.
+    unpad: leaf of `padded` -> the same of the lanes alone, on the host.
   """
 
   step: int
   num_steps: int
   objective: np.ndarray
-  states: object
+  padded: object
+  unpad: Callable
+
+  @property
+  def states(self):
+    """The lanes' states on the host; their leaves can be checkpointed and handed to `resume`, on any devices."""
+    return jax.tree.map(self.unpad, self.padded)
 
   @property
   def done(self):
@@ -66,7 +75,7 @@ def run(build, shared, lanes, *, num_steps, group_size, chunk_steps=None, on_chu
     objective = None
   while True:
     if objective is not None:
-      progress = Progress(step, num_steps, program.unpad(objective), states)
+      progress = Progress(step, num_steps, program.unpad(objective), states, program.unpad)
       if on_chunk is not None:
         on_chunk(progress)
       if progress.done:
@@ -77,63 +86,103 @@ def run(build, shared, lanes, *, num_steps, group_size, chunk_steps=None, on_chu
   return program.finish(states)
 
 
-class _Program:
-  """The compiled functions of one attack structure, and the padding of its lanes to whole groups on all devices."""
+def evaluate(function, shared, lanes, *, group_size, devices=None):
+  """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in the groups that `run` makes."""
+  groups = _Groups(lanes, group_size, devices or jax.local_devices())
+  return jax.tree.map(groups.unpad, groups.over(function)(shared, groups.lanes))
 
-  def __init__(self, build, shared, lanes, group_size, devices):
+
+class _Groups:
+  """Lanes padded to whole micro-groups on all devices, and the functions compiled over them."""
+
+  def __init__(self, lanes, group_size, devices):
     self.count = jax.tree.leaves(lanes)[0].shape[0]
     groups = -(-self.count // group_size)
     devices = devices[: max(1, min(len(devices), groups))]
-    groups = -(-groups // len(devices)) * len(devices)
+    # What the compiler knows to be a single group it compiles to other bits: there is room for two, and the number to
+    # run is an argument.
+    self.per_device = -(-groups // len(devices))
+    self.shape = (len(devices), max(2, self.per_device), group_size)
     # Dummy lanes repeat real ones: they cost time, never bits.
-    self.padded = np.arange(groups * group_size).reshape(groups, group_size) % self.count
+    padded = np.zeros(self.shape, np.int32)
+    real = np.arange(len(devices) * self.per_device * group_size) % self.count
+    padded[:, : self.per_device] = real.reshape(len(devices), self.per_device, group_size)
+    self.padded = padded.reshape(-1, group_size)
     self.lanes = jax.tree.map(self.pad, lanes)
-    self.shared = shared
-    mesh = jax.make_mesh((len(devices),), ('lanes',), axis_types=(AxisType.Auto,), devices=devices)
+    self.mesh = jax.make_mesh((len(devices),), ('lanes',), axis_types=(AxisType.Auto,), devices=devices)
 
-    def over_groups(function, extra=()):
-      """Maps function(lane, state, *extra) over groups on each device, and over lanes within a group."""
+  def over(self, function, num_lane_trees=1):
+    """Returns the compiled (shared, *trees of lanes, *extra) -> results, over groups and over lanes within a group.
 
-      def mapped(shared, lanes, states, *extra):
-        def group(member):
-          return jax.vmap(lambda lane, state: function(shared, lane, state, *extra))(*member)
+    `function(shared, *lanes, *extra)` is of one lane; extra arguments are the same for all.
+    """
 
-        return jax.lax.map(group, (lanes, states))
+    def mapped(count, shared, *arguments):
+      lanes, extra = arguments[:num_lane_trees], arguments[num_lane_trees:]
 
+      def group(i):
+        member = jax.tree.map(lambda x: x[i], lanes)
+        return jax.vmap(lambda *lane: function(shared, *lane, *extra))(*member)
+
+      def put(i, results):
+        return jax.tree.map(lambda all_, one: all_.at[i].set(one), results, group(i))
+
+      shapes = jax.eval_shape(group, jnp.int32(0))
+      empty = jax.tree.map(lambda x: jax.lax.full((self.shape[1], *x.shape), 0, x.dtype), shapes)
+      return jax.lax.fori_loop(jnp.int32(0), count, put, empty)
+
+    @functools.partial(jax.jit, static_argnames='num_extra')
+    def sharded(count, shared, *arguments, num_extra):
       # With check_vma=True, gradients with respect to the replicated weights would be summed over devices, silently.
-      return jax.jit(
-        jax.shard_map(
-          mapped,
-          mesh=mesh,
-          in_specs=(P(), P('lanes'), P('lanes'), *(P() for _ in extra)),
-          out_specs=P('lanes'),
-          check_vma=False,
-        )
+      specs = (P(), P(), *(P('lanes') for _ in range(num_lane_trees)), *(P() for _ in range(num_extra)))
+      return jax.shard_map(mapped, mesh=self.mesh, in_specs=specs, out_specs=P('lanes'), check_vma=False)(
+        count, shared, *arguments
       )
 
-    def init(shared, lane, _):
+    def call(shared, *arguments):
+      return sharded(jnp.int32(self.per_device), shared, *arguments, num_extra=len(arguments) - num_lane_trees)
+
+    return call
+
+  def pad(self, x):
+    return x[self.padded]
+
+  def unpad(self, x):
+    x = np.asarray(x)
+    x = x.reshape(*self.shape, *x.shape[2:])[:, : self.per_device]
+    return x.reshape(-1, *x.shape[3:])[: self.count]
+
+
+class _Program:
+  """The compiled functions of one attack structure."""
+
+  def __init__(self, build, shared, lanes, group_size, devices):
+    self.groups = _Groups(lanes, group_size, devices)
+    self.shared, self.lanes, self.unpad = shared, self.groups.lanes, self.groups.unpad
+
+    def init(shared, lane):
       attack, key, observation = build(shared, lane)
       # optax's states hold weakly typed leaves, which would compile the chunk twice.
       return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
 
     def chunk(shared, lane, state, size):
       attack, _, observation = build(shared, lane)
-      unknown = jnp.full((), jnp.nan, jnp.float32)
-      return jax.lax.fori_loop(
-        0,
-        size,
-        lambda _, carry: (lambda new: (new[0], new[1]['objective']))(attack.step(carry[0], observation)),
-        (state, unknown),
-      )
+
+      def step(_, carry):
+        state, info = attack.step(carry[0], observation)
+        return state, info['objective']
+
+      return jax.lax.fori_loop(0, size, step, (state, jnp.full((), jnp.nan, jnp.float32)))
 
     def finish(shared, lane, state):
       attack, _, observation = build(shared, lane)
       return attack.reconstruct(state, observation)
 
-    self._init, self._chunk, self._finish = over_groups(init), over_groups(chunk, (0,)), over_groups(finish)
+    self._init = self.groups.over(init)
+    self._chunk, self._finish = self.groups.over(chunk, 2), self.groups.over(finish, 2)
 
   def init(self):
-    return self._init(self.shared, self.lanes, self.lanes)
+    return self._init(self.shared, self.lanes)
 
   def chunk(self, states, size):
     return self._chunk(self.shared, self.lanes, states, jnp.int32(size))
@@ -146,13 +195,6 @@ class _Program:
     return self._finish(self.shared, self.lanes, states).objective
 
   def restore(self, leaves):
-    """Returns the states of `leaves`; another number of devices pads the lanes otherwise."""
-    treedef = jax.tree.structure(jax.eval_shape(self._init, self.shared, self.lanes, self.lanes))
-    return treedef.unflatten(self.pad(jnp.asarray(self.unpad(leaf))) for leaf in leaves)
-
-  def pad(self, x):
-    return x[self.padded]
-
-  def unpad(self, x):
-    x = np.asarray(x)
-    return x.reshape(-1, *x.shape[2:])[: self.count]
+    """Returns the states that `Progress.states` had these leaves."""
+    treedef = jax.tree.structure(jax.eval_shape(self._init, self.shared, self.lanes))
+    return treedef.unflatten(self.groups.pad(jnp.asarray(leaf)) for leaf in leaves)

@@ -174,25 +174,18 @@ def test_restarts(completed, restarted):
   assert all(row['oracle_psnr'] >= row['psnr'] and row['restarts'] == 2 for row in rows)
 
 
-def test_a_client_that_shares_its_delta(tmp_path):
+def test_a_client_that_shares_its_delta_of_a_batch_whose_labels_are_inferred(tmp_path):
   flags = ('--share=delta', '--local_epochs=2', '--local_batch_size=1', '--batch_size=2', '--learning_rate=0.05')
-  found = run(tmp_path / 'new', '--defenses=none', *flags)
+  found = run(tmp_path / 'new', '--defenses=none', '--labels=inferred', *flags)
   config = json.loads((found.workdir / 'config.json').read_text())
   assert {key: config[key] for key in ('share', 'local_epochs', 'local_batch_size', 'learning_rate', 'batch_size')} == {
     'share': 'delta', 'local_epochs': 2, 'local_batch_size': 1, 'learning_rate': 0.05, 'batch_size': 2
   }  # fmt: skip
   rows = found.read('rows.jsonl')
-  assert len(rows) == 2
+  assert [(row['trial'], row['batch_size'], row['labels']) for row in rows] == [(0, 2, 'inferred'), (1, 2, 'inferred')]
   assert all(row['objective_at_truth'] < 1e-4 < row['objective'] < row['objective_start'] for row in rows)
-  assert 'after 4 local steps' in (found.workdir / 'report.html').read_text('utf-8')
+  assert all(0 <= row['label_correct'] <= row['label_counts_correct'] <= 1 for row in rows)
+  page = (found.workdir / 'report.html').read_text('utf-8')
+  assert 'after 4 local steps' in page and 'It infers the labels from the update' in page
   with np.load(found.workdir / 'reconstructions.npz') as archive:
     assert archive['truth'].shape == (2, 2, 8, 8, 1)
-
-
-def test_a_batch_with_inferred_labels(tmp_path):
-  found = run(tmp_path / 'new', '--defenses=none', '--batch_size=3', '--labels=inferred')
-  rows = found.read('rows.jsonl')
-  assert [row['labels'] for row in rows] == ['inferred'] * 2
-  assert all(0 <= row['label_correct'] <= row['label_counts_correct'] <= 1 for row in rows)
-  assert all(row['batch_size'] == 3 for row in rows)
-  assert 'It infers the labels from the update' in (found.workdir / 'report.html').read_text('utf-8')
