@@ -28,6 +28,9 @@ def _guarded(main, argv):
     return main(argv)
   except errors.UsageError as error:
     _refuse(error)
+  except KeyboardInterrupt:
+    print('stopped; the same command goes on from the last checkpoint', file=sys.stderr)
+    sys.exit(130)
 
 
 def _refuse(error):
