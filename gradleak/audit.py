@@ -486,7 +486,7 @@ class _Run:
         curves.append(curve[m, u, chosen])
       controls = [row['psnr'] for row in scored[-settings.controls :]]
       threshold = metrics.percentile_threshold(controls)
-      rows += [{**row, **judge(row, threshold)} for row in scored]
+      rows += credit_no_failure([{**row, **judge(row, threshold)} for row in scored])
     shape = (len(members), num_uploads)
     images, curves = np.stack(images), np.stack(curves)
     return rows, images.reshape(*shape, *images.shape[1:]), curves.reshape(*shape, *curves.shape[1:])
@@ -515,6 +515,17 @@ def judge(row, control_psnr):
   else:
     verdict = 'protected' if solved else 'not solved'
   return {'control_psnr': control_psnr, 'success': success, 'solved': solved, 'verdict': verdict}
+
+
+def credit_no_failure(rows):
+  """Returns one attack's rows, none 'protected' on a trial that the attack fails without a defense, too."""
+  failing = {row['trial'] for row in rows if row['defense'] == 'none' and row['verdict'] != 'recovered'}
+
+  def credited(row):
+    undeserved = row['verdict'] == 'protected' and row['trial'] in failing and row['defense'] != CONTROL
+    return {**row, 'verdict': 'not solved'} if undeserved else row
+
+  return [credited(row) for row in rows]
 
 
 def _assemble(run, config, rows, arrays, seconds, resumed):

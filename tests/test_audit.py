@@ -12,7 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import judge
+from gradleak.audit import credit_no_failure, judge
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -296,6 +296,18 @@ def test_judge(changes, control, success, solved, verdict):
   found = judge({**ROW, **changes}, control)
   assert (found['success'], found['solved'], found['verdict']) == (success, solved, verdict)
   assert found['control_psnr'] is control
+
+
+def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
+  rows = [
+    {'defense': defense, 'trial': trial, 'verdict': verdict}
+    for trial, verdicts in enumerate(
+      (('recovered', 'protected'), ('not solved', 'protected'), ('not solved', 'recovered'))
+    )
+    for defense, verdict in zip(('none', 'clip(norm=1)'), verdicts, strict=True)
+  ]
+  found = [row['verdict'] for row in credit_no_failure(rows) if row['defense'] != 'none']
+  assert found == ['protected', 'not solved', 'recovered']
 
 
 def test_noise_alone_is_no_success(result):
