@@ -1,9 +1,9 @@
 """A made-up audit in the shape of a real one: 4 trials, 2 attacks × 4 defenses, with every verdict among them."""
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
+
+from gradleak import AuditResult
 
 ATTACKS = ('dlg(history=100)', 'csdlg(tv=1e-4)')
 DEFENSES = ('none', 'prune(rate=0.9)', 'laplace(scale=0.1)', 'prune(rate=0.99)+gaussian(stddev=0.01)')
@@ -15,20 +15,6 @@ OUTCOMES = {
   'prune(rate=0.99)+gaussian(stddev=0.01)': ((1.0, 1.0), 4.0, 0.97),
 }
 CONTROL_PSNR = {'dlg(history=100)': 10.4, 'csdlg(tv=1e-4)': 11.2}
-
-
-class Result(NamedTuple):
-  """Stands in for `gradleak.audit.AuditResult`."""
-
-  config: dict
-  rows: list
-  controls: list
-  truth: np.ndarray
-  reconstructions: dict
-  curves: dict
-  threat_models: dict
-  versions: dict
-  seconds: float
 
 
 def digits(trials, batch=1, side=16):
@@ -43,7 +29,7 @@ def decibels(image, truth):
 
 
 def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)', 'prune(rate=0.9)', 2),), controls=64):
-  """Returns a `Result` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial)."""
+  """Returns an `AuditResult` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial)."""
   rng = np.random.default_rng(0)
   trials, batch = truth.shape[:2]
   steps = np.unique(np.geomspace(1, 1000, 60).astype(int)) - 1
@@ -81,7 +67,8 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
           }
         )  # fmt: skip
       reconstructions[attack, defense], curves[attack, defense] = images, (steps, objective)
-  return Result(
+  return AuditResult(
+    resumed=False,
     config={
       'dataset': 'digits', 'split': 'all', 'model': 'lenet', 'init': 'explicit', 'num_classes': 10,
       'image_shape': list(truth.shape[2:]), 'attacks': list(attacks), 'defenses': list(defenses), 'trials': trials,
