@@ -419,20 +419,19 @@ class _Run:
     found = driver.run(
       build, shared, lanes, num_steps=num_steps, group_size=self.group_size, on_chunk=on_chunk, resume=resume or None
     )
-    at_truth = self._objective_at_truth(build, shared, lanes, trial[of_upload])
+    at_truth = self._objective_at_truth(build, shared, lanes)
     shape = (len(members), num_uploads, restarts)
     found, at_truth = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), (found, at_truth))
     curve = np.asarray(curve).T.reshape(*shape, -1)
     rows, images, curves = self._score(members, found, at_truth, curve, trial, changes, num_steps)
     return plain(rows), {'images': images, 'curves': curves, 'steps': np.asarray(steps)}
 
-  def _objective_at_truth(self, build, shared, lanes, trial):
+  def _objective_at_truth(self, build, shared, lanes):
     """Returns what each lane's attacker would have measured at the private images: the auditor's figure."""
-    lanes = {**lanes, 'truth': jnp.asarray(trial)}
 
     def one(shared, lane):
       attack, _, observation = build(shared, lane)
-      images, labels = shared['truth'][lane['truth']], shared['labels'][lane['truth']]
+      images, labels = shared['truth'][lane['trial']], shared['labels'][lane['trial']]
       return attack.objective(observation, images, labels)
 
     return driver.evaluate(one, {**shared, 'truth': jnp.asarray(self.truth)}, lanes, group_size=self.group_size)

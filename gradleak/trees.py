@@ -52,11 +52,6 @@ def subtract(a, b):
   return jax.tree.map(jnp.subtract, a, b)
 
 
-def add(a, b):
-  """Returns a + b, leaf by leaf."""
-  return jax.tree.map(jnp.add, a, b)
-
-
 def zeros_like(tree):
   """Returns zeros in the shape of `tree`."""
   return jax.tree.map(jnp.zeros_like, tree)

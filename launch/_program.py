@@ -29,7 +29,7 @@ def _guarded(main, argv):
   except errors.UsageError as error:
     _refuse(error)
   except KeyboardInterrupt:
-    print('stopped; the same command goes on from the last checkpoint', file=sys.stderr)
+    print('interrupted', file=sys.stderr)
     sys.exit(130)
 
 
