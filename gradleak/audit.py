@@ -195,7 +195,11 @@ def _parse(scenario, defenses, attacks, num_trials, batch_size, restarts, steps,
   valid = ('auto', *knowledge.LABELS, *RULES)
   if labels not in valid:
     raise errors.unknown('label mode', labels, valid)
-  defenses = _named(defenses, 'defense', defense_names.parse, defense_registry.custom)
+  context = defense_registry.Context(
+    scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous
+  )
+  parse = functools.partial(defense_names.parse, context=context)
+  defenses = _named(defenses, 'defense', parse, defense_registry.custom)
   attacks = _named(attacks, 'attack', functools.partial(attack_names.parse, steps=steps), attack_names.custom)
   settings = Settings(defenses, attacks, num_trials, batch_size, restarts, controls, labels)
   observed = _Run(jax.random.key(0), scenario, settings, 1, None, None)
@@ -311,8 +315,7 @@ class _Run:
     jax.eval_shape(start, key, variables, upload.update, upload.sent, onehot)
 
   def _defended(self, defense, numbers):
-    step, upload = defense.build(numbers)
-    return dataclasses.replace(self.scenario.client, step=step, upload=upload)
+    return defense.build(numbers, self.scenario.client)
 
   def sent(self):
     """Returns the uploads of all defenses and controls, the trial behind each, and each one's relative change."""

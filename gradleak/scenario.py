@@ -20,6 +20,8 @@ class Scenario(NamedTuple):
     images: float32 [N, H, W, C] in [0, 1]; trial t audits the t-th batch of them.
     labels: int32 [N].
     settings: what identifies all this in a result: plain JSON values.
+    public: (images, labels) that everyone holds, the attacker too, or None.
+    previous: variables of the model that clients were sent before this one, or None.
   """
 
   client: Client
@@ -27,6 +29,8 @@ class Scenario(NamedTuple):
   images: np.ndarray
   labels: np.ndarray
   settings: dict
+  public: tuple | None = None
+  previous: dict | None = None
 
 
 def scenario(
@@ -44,6 +48,8 @@ def scenario(
   local_batch_size=None,
   learning_rate=0.1,
   batch_norm='train',
+  public=None,
+  previous=None,
   **settings,
 ):
   """Returns the `Scenario` of a model and private samples.
@@ -60,6 +66,9 @@ def scenario(
     share: 'gradient' (one step on the batch) or 'delta' (local SGD).
     local_epochs, local_batch_size, learning_rate: local SGD of 'delta' clients.
     batch_norm: 'train' or 'eval', see `Client`.
+    public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on, and
+      what an attacker may start from.
+    previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
     **settings: anything else that should be recorded with the results.
 
   Raises:
@@ -89,6 +98,13 @@ def scenario(
   if logits.shape[1] != num_classes:
     raise errors.UsageError(f'the model {model.name!r} has {logits.shape[1]} logits, the data {num_classes} classes')
   data.validate(images, labels, num_classes)
+  if public is not None:
+    public = np.asarray(public[0], np.float32), np.asarray(public[1], np.int32)
+    data.validate(*public, num_classes)
+    if public[0].shape[1:] != image_shape:
+      raise errors.UsageError(f'public images are {public[0].shape[1:]}, the private ones {image_shape}')
+  if previous is not None and jax.tree.structure(previous) != jax.tree.structure(variables):
+    raise errors.UsageError('the previous model has other parameters than the current one')
   client = Client(
     model,
     num_classes,
@@ -117,7 +133,11 @@ def scenario(
       'batch_norm': batch_norm if variables.get('batch_stats') else 'none',
       'data_fingerprint': fingerprint((images, labels)),
       'weights_fingerprint': fingerprint(variables),
+      **({} if public is None else {'public_fingerprint': fingerprint(public)}),
+      **({} if previous is None else {'previous_fingerprint': fingerprint(previous)}),
     },
+    public,
+    previous,
   )
 
 

@@ -112,28 +112,36 @@ class Template(NamedTuple):
   Attributes:
     structure: the name and all settings that decide the compilation; hashable.
     numbers: the values of the numeric settings, defaults included, in the order of the factory's signature.
-    build: (numbers, **extra keyword arguments) -> what the factory returns.
+    build: (numbers, *arguments, **extra keyword arguments) -> what the factory returns.
+    settings: all settings by name, defaults included.
   """
 
   structure: tuple
   numbers: tuple[float, ...]
   build: Callable
+  settings: dict
 
 
 def template(spec, registry, kind):
   """Returns the `Template` of `spec`; raises as `resolve` does."""
   factory, static, numeric = resolve(spec, registry, kind)
-  defaults = {
-    key: parameter.default
+  parameters = {
+    key: parameter
     for key, parameter in inspect.signature(factory).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation is float
+    if parameter.kind is parameter.KEYWORD_ONLY
   }
-  numeric = {key: float(numeric.get(key, default)) for key, default in defaults.items()}
+  numeric = {
+    key: float(numeric.get(key, parameter.default))
+    for key, parameter in parameters.items()
+    if parameter.annotation is float
+  }
 
   def build(numbers, *args, **extra):
     return factory(*args, **static, **dict(zip(numeric, numbers, strict=True)), **extra)
 
-  return Template((spec.name, tuple(sorted(static.items()))), tuple(numeric.values()), build)
+  defaults = {key: parameter.default for key, parameter in parameters.items()}
+  structure = (spec.name, tuple(sorted(static.items())))
+  return Template(structure, tuple(numeric.values()), build, {**defaults, **static, **numeric})
 
 
 def _split(text, separator, whole, kind):

@@ -1,5 +1,6 @@
 """Pytree arithmetic, and the view of parameters as the layers of a network."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -78,3 +79,31 @@ def fold_in_leaves(key, tree):
   """Returns a tree of keys shaped like `tree`, the i-th leaf's being `fold_in(key, i)`."""
   leaves, treedef = jax.tree.flatten(tree)
   return treedef.unflatten([jax.random.fold_in(key, i) for i in range(len(leaves))])
+
+
+def layer_numbers(tree, layers=None):
+  """Returns (a tree of the number of each leaf's layer, the number of layers).
+
+  Args:
+    tree: parameters, or anything shaped like them.
+    layers: a sequence of `Layer`; without it, leaves that stand in one container (a module's kernel and bias) make a
+      layer, and norms stand apart. Leaves that no layer names make layers the same way.
+  """
+  named = {path: layer.name for layer in layers or () for path in layer.paths}
+  numbers = {}
+
+  def number(path, leaf):
+    del leaf
+    keys = tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
+    layer = named.get(keys, keys[:-1] if len(keys) > 1 else keys)
+    return numbers.setdefault(layer, len(numbers))
+
+  return jax.tree_util.tree_map_with_path(number, tree), len(numbers)
+
+
+def layer_sums(values, numbers, count):
+  """Returns float32 [count]: the scalars of a tree `values` summed by the layer that `numbers` gives each leaf."""
+  sums = [[] for _ in range(count)]
+  for value, number in zip(jax.tree.leaves(values), jax.tree.leaves(numbers), strict=True):
+    sums[number].append(value)
+  return jnp.stack([functools.reduce(jnp.add, parts) for parts in sums])

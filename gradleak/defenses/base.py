@@ -42,6 +42,17 @@ def require_key(name, key):
   return key
 
 
+def require_batch(name, batch, params):
+  """Returns (images, labels as probabilities) of `batch`, or raises the `UsageError` that says how it is given."""
+  if batch is None or params is None:
+    missing = 'batch' if batch is None else 'params'
+    raise errors.UsageError(
+      f'the defense {name} looks at the samples and the model and needs {missing}: call '
+      'update(updates, state, params, batch=(images, labels))'
+    )
+  return batch
+
+
 def stateless(name, function, *, random=False):
   """Returns the transformation that maps updates by `function(updates)`, or `function(key, updates)` if random.
 

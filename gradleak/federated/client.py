@@ -36,6 +36,9 @@ class Upload:
 class Client:
   """How a client trains and what it shares.
 
+  The step chain is handed, beside gradient and parameters, `key=`, `batch=` (images, labels as probabilities),
+  `weights=` (of the examples: 0 for padding) and `variables=` (the current parameters and batch statistics).
+
   Attributes:
     model: the network.
     num_classes: number of classes.
@@ -44,6 +47,8 @@ class Client:
     optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
     step: the defense on the gradient of each local step, before the local optimizer.
     upload: the defense on what is about to be sent.
+    transform: the defense on the samples themselves, (key, images, labels as probabilities) -> the same of what is
+      trained on in their place; None leaves them.
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
     batch_norm: 'train' (batch statistics: what real clients do) or 'eval' (running ones: what older attacks assumed).
@@ -57,6 +62,7 @@ class Client:
   optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
   step: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
   upload: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
+  transform: Callable | None = None
   epochs: int = 1
   batch_size: int | None = None
   batch_norm: str = 'train'
@@ -81,7 +87,7 @@ class Client:
 
   def undefended(self):
     """Returns the same client without its defenses: what an attacker simulates who does not know them."""
-    return dataclasses.replace(self, step=optax.identity(), upload=optax.identity())
+    return dataclasses.replace(self, step=optax.identity(), upload=optax.identity(), transform=None)
 
   def local_update(self, key, variables, images, labels):
     """Trains on the samples and returns the `Upload`. Pure; `variables` stay as they are.
@@ -94,6 +100,8 @@ class Client:
     """
     if jnp.issubdtype(labels.dtype, jnp.integer):
       labels = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
+    if self.transform is not None:
+      images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
     steps = self.num_steps(images.shape[0])
     if self.share == 'gradient':
       if steps != 1:
@@ -123,7 +131,9 @@ class Client:
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     chain = optax.with_extra_args_support(self.step)
-    gradient, state = chain.update(gradient, state, params, key=noise, batch=(images, labels))
+    gradient, state = chain.update(
+      gradient, state, params, key=noise, batch=(images, labels), weights=weights, variables=variables
+    )
     return gradient, batch_stats, state
 
   def _train(self, key, variables, images, labels, steps):

@@ -27,6 +27,7 @@ class Sample(NamedTuple):
   params: dict
   batch: tuple
   client: Client | None = None
+  variables: dict | None = None
 
 
 class Case(NamedTuple):
@@ -82,7 +83,7 @@ def samples(small_images):
     client = Client(model, 10)
     variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
     upload = jax.jit(client.local_update)(None, variables, images, labels)
-    return Sample(upload.update, variables['params'], (images, jax.nn.one_hot(labels, 10)), client)
+    return Sample(upload.update, variables['params'], (images, jax.nn.one_hot(labels, 10)), client, variables)
 
   return {'lenet': sample(models.create('lenet', 10)), 'normed': sample(models.from_flax(Normed()))}
 
@@ -110,7 +111,7 @@ def make(name, sample, settings=None):
 def apply(transformation, sample, key=KEY, updates=None, **changed):
   """Returns the defended updates; the key is cloned, so that a test may use it again."""
   key = key if key is None else jax.random.clone(key)
-  given = {'params': sample.params, 'key': key, 'batch': sample.batch, **changed}
+  given = {'params': sample.params, 'key': key, 'batch': sample.batch, 'variables': sample.variables, **changed}
   updates = sample.updates if updates is None else updates
   return transformation.update(updates, transformation.init(sample.params), **given)[0]
 
