@@ -16,14 +16,16 @@ setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
-  packages=find_packages(include=['gradleak', 'gradleak.*', 'launch']),
+  packages=find_packages(include=['gradleak', 'gradleak.*', 'experiments', 'launch']),
   package_data={'gradleak.report': ['*.j2']},
   install_requires=[
     'absl-py>=2.1,<3',
     'array_record>=0.7,<1',  # with importlib_resources: what reading TFDS data without TensorFlow needs
+    'dp-accounting>=0.6,<1',
     'flax>=0.12,<0.13',
     'importlib_resources>=6,<8',
     'jax>=0.10,<0.13',
+    'jax-privacy>=2.0,<3',
     'jaxlib>=0.10,<0.13',
     'jinja2>=3.1,<4',
     'matplotlib>=3.9,<4',

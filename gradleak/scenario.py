@@ -66,8 +66,8 @@ def scenario(
     share: 'gradient' (one step on the batch) or 'delta' (local SGD).
     local_epochs, local_batch_size, learning_rate: local SGD of 'delta' clients.
     batch_norm: 'train' or 'eval', see `Client`.
-    public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on, and
-      what an attacker may start from.
+    public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on,
+      and what an attacker may start from.
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
     **settings: anything else that should be recorded with the results.
 

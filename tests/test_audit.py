@@ -12,7 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import credit_no_failure, judge
+from gradleak.verdict import credit_no_failure, judge
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

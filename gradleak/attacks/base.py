@@ -33,9 +33,11 @@ class Attack(NamedTuple):
     init: (key, observation) -> state.
     step: (state, observation) -> (state, info), info a dict of scalars with at least 'objective', NaN once diverged.
     reconstruct: (state, observation) -> Reconstruction.
-    objective: (observation, images, labels as probabilities) -> objective; the auditor evaluates it at the truth.
+    objective: (observation, images, labels as probabilities) -> objective; the auditor evaluates it at the
+      truth; NaN where the truth alone does not determine it.
     num_steps: how many steps to run; 0 for closed-form attacks.
     labels: the label mode that the attack was published with: 'known', 'inferred' or 'optimised'.
+    auxiliary_data: whether it uses data of the same kind, `Observation.class_means`.
   """
 
   init: Callable
@@ -44,3 +46,4 @@ class Attack(NamedTuple):
   objective: Callable
   num_steps: int
   labels: str
+  auxiliary_data: bool = False

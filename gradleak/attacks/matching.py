@@ -32,6 +32,15 @@ def cosine(simulated, observed, weights=None):
 
 DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine}
 
+# Observed update -> its distance from an update of zeros.
+UNITS = {'squared_euclidean': trees.squared_norm, 'cosine': lambda update: jnp.float32(1)}
+
+# (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
+FLOORS = {
+  'squared_euclidean': lambda noise, total: noise,
+  'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
+}
+
 
 def _weighted(tree, weights):
   return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
@@ -68,12 +77,31 @@ def total_variation(images):
   return rows + columns
 
 
-def start_images(start, key, shape):
-  """Returns the first dummy images: 'normal' N(0, 1), 'uniform' U(0, 1), 'constant' 0.5, or the array given."""
+def class_average(labels, class_means):
+  """Returns the mean auxiliary image of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
+
+  Raises:
+    UsageError: without auxiliary data.
+  """
+  if class_means is None:
+    raise errors.UsageError(
+      "the start 'class_average' needs auxiliary data: give public=(images, labels) to gradleak.scenario"
+    )
+  total = jnp.maximum(jnp.sum(labels, axis=1, keepdims=True), 1e-12)
+  return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
+
+
+def start_images(start, key, shape, labels=None, class_means=None):
+  """Returns the first dummy images.
+
+  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5, 'class_average' the mean image of each sample's class; or they
+  are the array given.
+  """
   starts = {
     'normal': lambda: jax.random.normal(key, shape),
     'uniform': lambda: jax.random.uniform(key, shape),
     'constant': lambda: jnp.full(shape, 0.5, jnp.float32),
+    'class_average': lambda: class_average(labels, class_means),
   }
   if isinstance(start, str):
     if start not in starts:
@@ -85,12 +113,28 @@ def start_images(start, key, shape):
   return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
 
 
+def clipped(update, observation):
+  """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
+  bounded = jnp.isfinite(observation.clip)
+  length = jnp.where(bounded, trees.norm(update), 1.0)
+  factor = jnp.where(bounded, jnp.minimum(1.0, observation.clip / jnp.maximum(length, 1e-30)), 1.0)
+  return jax.tree.map(lambda u: u * factor.astype(u.dtype), update)
+
+
+def compared(update, observation):
+  """Returns the update with zeros where the attacker does not compare."""
+  if observation.compared is None:
+    return update
+  return jax.tree.map(lambda u, mask: jnp.where(mask, u, jnp.zeros_like(u)), update, observation.compared)
+
+
 class MatchState(NamedTuple):
   """State of a matching attack.
 
   Attributes:
     count: steps done.
-    dummy: {'images': [N, H, W, C]} and, while labels are optimised, {'logits': [N, classes]}.
+    dummy: {'images': [N, H, W, C]}; while labels are optimised, {'logits': [N, classes]}; with decoys, the same of
+      them under 'decoys' and 'decoy_logits'.
     labels: the labels that are not optimised, probabilities [N, classes].
     optimizer: its state.
     best: (dummy, objective, distance) of the lowest objective so far.
@@ -118,9 +162,15 @@ def gradient_matching(
   l2=0.0,
   box=False,
   start='normal',
+  decoys=0,
+  prior=0.0,
   labels='known',
 ):
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
+
+  What the attacker knows of a defense reaches it as data in the observation: the simulated update is clipped to the
+  norm that is known, both are compared where that says something, and where the noise is known the search ends at the
+  distance that the truth would have (Morozov's discrepancy principle): beyond, it would fit the noise.
 
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
@@ -130,7 +180,12 @@ def gradient_matching(
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors; may be traced.
     box: project the images into [0, 1] after each step.
-    start: 'normal', 'uniform', 'constant' or an array of images.
+    start: 'normal', 'uniform', 'constant', 'class_average' or an array of images.
+    decoys: dummy samples beside each of the N, with labels of their own, that are simulated in the same batch and
+      thrown away: for a client that mixes concealed samples in (`defenses.concealment`), whose eq. 10 is the mean loss
+      over both, since cross-entropy is linear in the label.
+    prior: as `tv`, in units of the distance between the observed update and none (1, or its squared norm), so that one
+      figure suits both distances.
     labels: the mode that the attack was published with; the observation's knowledge decides.
 
   Raises:
@@ -141,8 +196,10 @@ def gradient_matching(
   if layer_weighting not in LAYER_WEIGHTS:
     raise errors.unknown('layer weighting', layer_weighting, LAYER_WEIGHTS)
   errors.check_number('tv', tv, low=0, finite=True)
+  errors.check_number('prior', prior, low=0, finite=True)
   errors.check_number('l2', l2, low=0, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
+  errors.check_number('decoys', decoys, low=0, high=8, integer=True)
   measure = DISTANCES[distance]
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -150,22 +207,35 @@ def gradient_matching(
     """Returns (objective, distance)."""
     simulated = client.local_update(None, observation.variables, images, labels).update
     weights = layer_weights(client.model, observation.update, observation.image_shape[1:], layer_weighting)
-    apart = measure(simulated, observation.update, weights)
-    return apart + tv * total_variation(images) + l2 * jnp.mean(jnp.square(images)), apart
+    apart = measure(
+      compared(clipped(simulated, observation), observation), compared(observation.update, observation), weights
+    )
+    weight = tv + prior * UNITS[distance](compared(observation.update, observation))
+    return apart + weight * total_variation(images) + l2 * jnp.mean(jnp.square(images)), apart
 
   def evaluate(dummy, state, observation):
     labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
-    return losses(observation, dummy['images'], labels)
+    images = dummy['images']
+    if decoys:
+      images = jnp.concatenate([images, dummy['decoys']])
+      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+    return losses(observation, images, labels)
 
   def init(key, observation):
     image_key, label_key = jax.random.split(key)
     knowledge = observation.knowledge
-    dummy = {'images': start_images(start, image_key, observation.image_shape)}
     given = observation.labels
+    if knowledge.labels == 'inferred':
+      given = jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+    of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
+    images = start_images(start, image_key, observation.image_shape, of_class, observation.class_means)
+    dummy = {'images': images}
     if knowledge.labels == 'optimised':
       dummy['logits'] = jax.random.normal(label_key, given.shape)
-    elif knowledge.labels == 'inferred':
-      given = jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+    if decoys:
+      keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]  # the other streams stay what they were
+      dummy['decoys'] = jax.random.normal(keys[0], (decoys * images.shape[0], *images.shape[1:]))
+      dummy['decoy_logits'] = jax.random.normal(keys[1], (decoys * given.shape[0], given.shape[1]))
     infinite = jnp.asarray(jnp.inf, jnp.float32)
     return MatchState(
       jnp.zeros((), jnp.int32),
@@ -177,8 +247,10 @@ def gradient_matching(
       jnp.full((), -1, jnp.int32),
     )
 
-  def better(best, dummy, objective, apart):
-    improved = objective < best[1]
+  def better(best, dummy, objective, apart, observation):
+    floor = FLOORS[distance](observation.noise, trees.squared_norm(compared(observation.update, observation)))
+    arrived = (observation.noise > 0) & (best[2] <= floor)
+    improved = (objective < best[1]) & ~arrived
     return jax.tree.map(functools.partial(jnp.where, improved), (dummy, objective, apart), best)
 
   def step(state, observation):
@@ -187,7 +259,7 @@ def gradient_matching(
     updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
     dummy = optax.apply_updates(state.dummy, updates)
     if box:
-      dummy = {**dummy, 'images': jnp.clip(dummy['images'], 0.0, 1.0)}
+      dummy |= {name: jnp.clip(dummy[name], 0.0, 1.0) for name in ('images', 'decoys') if name in dummy}
     first = state.count == 0
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
     finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
@@ -197,7 +269,7 @@ def gradient_matching(
       dummy,
       state.labels,
       optimizer_state,
-      better(state.best, state.dummy, objective, apart),
+      better(state.best, state.dummy, objective, apart, observation),
       jnp.where(first, objective, state.objective_start),
       diverged,
     )
@@ -205,7 +277,7 @@ def gradient_matching(
     return state, {'objective': jnp.where(diverged >= 0, jnp.nan, reported)}
 
   def reconstruct(state, observation):
-    dummy, objective, apart = better(state.best, state.dummy, *evaluate(state.dummy, state, observation))
+    dummy, objective, apart = better(state.best, state.dummy, *evaluate(state.dummy, state, observation), observation)
     chosen = dummy.get('logits', state.labels)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction, whatever it passed on its way
@@ -219,6 +291,10 @@ def gradient_matching(
     )
 
   def objective(observation, images, labels):
+    if decoys:  # the client's own decoys are not part of the truth
+      return jnp.full((), jnp.nan, jnp.float32)
     return losses(observation, images, labels)[0]
 
-  return Attack(init, step, reconstruct, objective, num_steps, labels)
+  return Attack(
+    init, step, reconstruct, objective, num_steps, labels, isinstance(start, str) and start == 'class_average'
+  )

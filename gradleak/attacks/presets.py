@@ -8,18 +8,40 @@ from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.optimizers import first_order, lbfgs
 
 
-def dlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, start: str = 'normal'):
+def dlg(
+  client,
+  *,
+  steps: int = 6000,
+  history: int = 100,
+  tv: float = 0.0,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
   """Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
   Ours goes back where a step does not descend, so it does not explode; a step is one evaluation.
   """
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, start=start, labels='optimised')
+  return gradient_matching(
+    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='optimised'
+  )
 
 
-def idlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, start: str = 'normal'):
+def idlg(
+  client,
+  *,
+  steps: int = 6000,
+  history: int = 100,
+  tv: float = 0.0,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
   """Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first."""
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, start=start, labels='inferred')
+  return gradient_matching(
+    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='inferred'
+  )
 
 
 def csdlg(
@@ -36,6 +58,8 @@ def csdlg(
   start: str = 'normal',
   layer_weighting: str = 'uniform',
   l2: float = 0.0,
+  decoys: int = 0,
+  prior: float = 0.0,
 ):
   """Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
@@ -51,20 +75,85 @@ def csdlg(
     box=box,
     start=start,
     layer_weighting=layer_weighting,
+    decoys=decoys,
+    prior=prior,
     labels='known',
   )
 
 
-def dga(client, *, steps: int = 500, history: int = 100, tv: float = 0.0, start: str = 'normal'):
+def csdlg_lbfgs(
+  client,
+  *,
+  steps: int = 3000,
+  history: int = 100,
+  tv: float = 0.0,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
+  """OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known."""
+  return gradient_matching(
+    client,
+    lbfgs(history=history),
+    steps,
+    distance='cosine',
+    tv=tv,
+    start=start,
+    decoys=decoys,
+    prior=prior,
+    labels='known',
+  )
+
+
+def dga(
+  client,
+  *,
+  steps: int = 500,
+  history: int = 100,
+  tv: float = 0.0,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
   """GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels."""
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, start=start, labels='known')
+  return gradient_matching(
+    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='known'
+  )
 
 
-def gia(client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, start: str = 'normal'):
+def gia(
+  client,
+  *,
+  steps: int = 1000,
+  learning_rate: float = 0.1,
+  tv: float = 1e-4,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
   """GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps."""
-  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, start=start)
+  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, start=start, decoys=decoys, prior=prior)
 
 
-def gs(client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, start: str = 'normal'):
+def gs(
+  client,
+  *,
+  steps: int = 10_000,
+  learning_rate: float = 0.1,
+  tv: float = 1e-4,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+):
   """DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known."""
-  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, start=start)
+  return csdlg(
+    client,
+    steps=steps,
+    learning_rate=learning_rate,
+    tv=tv,
+    gradient='plain',
+    box=False,
+    start=start,
+    decoys=decoys,
+    prior=prior,
+  )

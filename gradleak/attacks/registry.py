@@ -11,6 +11,7 @@ REGISTRY = {
   'dlg': presets.dlg,
   'idlg': presets.idlg,
   'csdlg': presets.csdlg,
+  'csdlg_lbfgs': presets.csdlg_lbfgs,
   'dga': presets.dga,
   'gia': presets.gia,
   'gs': presets.gs,
@@ -29,6 +30,7 @@ class AttackTemplate(NamedTuple):
     numbers: the numeric settings, a tuple of floats.
     build: (numbers, client) -> Attack.
     label_rule: the rule of inferred labels.
+    spec, steps: what `parse` was given; no spec for an attack of a user's own.
   """
 
   name: str
@@ -36,6 +38,16 @@ class AttackTemplate(NamedTuple):
   numbers: tuple[float, ...]
   build: Callable
   label_rule: str = 'bias_corrected'
+  spec: specs.Spec | None = None
+  steps: int | None = None
+
+  def changed(self, settings):
+    """Returns the template with some settings changed, (name, value) pairs; None where there is nothing to set."""
+    if not settings:
+      return self
+    if self.spec is None:
+      return None
+    return parse(str(self.spec._replace(settings=tuple(dict((*self.spec.settings, *settings)).items()))), self.steps)
 
 
 def parse(text, steps=None):
@@ -55,7 +67,13 @@ def parse(text, steps=None):
     settings.setdefault('steps', steps)
   template = specs.template(spec._replace(settings=tuple(settings.items())), REGISTRY, 'attack')
   attack = AttackTemplate(
-    str(spec), template.structure, template.numbers, template.build, LABEL_RULES.get(spec.name, 'bias_corrected')
+    str(spec),
+    template.structure,
+    template.numbers,
+    template.build,
+    LABEL_RULES.get(spec.name, 'bias_corrected'),
+    spec,
+    steps,
   )
   attack.build(attack.numbers, None)  # range errors now, not while tracing; nothing is simulated yet
   return attack

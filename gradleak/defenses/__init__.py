@@ -6,9 +6,44 @@ identity, exactly.
 
 from gradleak.defenses.base import chain
 from gradleak.defenses.clipping import clip
-from gradleak.defenses.compression import prune
+from gradleak.defenses.compensation import compensation
+from gradleak.defenses.compression import dgc, prune, topk
+from gradleak.defenses.concealment import concealed_samples, concealment
 from gradleak.defenses.control import null_gradient
+from gradleak.defenses.differential_privacy import aggregate_client_dp, client_dp, clip_samples, dpsgd
+from gradleak.defenses.fragmentation import fragmentation, fragmentation_random
+from gradleak.defenses.graddefense import graddefense, graddefense_step
 from gradleak.defenses.noise import gaussian, laplace
+from gradleak.defenses.outpost import outpost
 from gradleak.defenses.registry import REGISTRY, Defense, parse
+from gradleak.defenses.samples import ats, instahide
+from gradleak.defenses.soteria import soteria
 
-__all__ = ['REGISTRY', 'Defense', 'chain', 'clip', 'gaussian', 'laplace', 'null_gradient', 'parse', 'prune']
+__all__ = [
+  'REGISTRY',
+  'Defense',
+  'aggregate_client_dp',
+  'ats',
+  'chain',
+  'client_dp',
+  'clip',
+  'clip_samples',
+  'compensation',
+  'concealed_samples',
+  'concealment',
+  'dgc',
+  'dpsgd',
+  'fragmentation',
+  'fragmentation_random',
+  'gaussian',
+  'graddefense',
+  'graddefense_step',
+  'instahide',
+  'laplace',
+  'null_gradient',
+  'outpost',
+  'parse',
+  'prune',
+  'soteria',
+  'topk',
+]

@@ -7,7 +7,13 @@ from typing import NamedTuple
 import optax
 
 from gradleak import errors, specs
-from gradleak.defenses import base, clipping, compression, control, noise
+from gradleak.defenses import base, clipping, compression, control, differential_privacy, noise, samples
+from gradleak.defenses.concealment import concealment
+from gradleak.defenses.fragmentation import fragmentation, fragmentation_random
+from gradleak.defenses.graddefense import graddefense, graddefense_step
+from gradleak.defenses.graddefense import prepare as prepare_graddefense
+from gradleak.defenses.outpost import outpost
+from gradleak.defenses.soteria import soteria
 
 
 class Entry(NamedTuple):
@@ -55,8 +61,29 @@ ENTRIES = {
   'gaussian': Entry(noise.gaussian),
   'laplace': Entry(noise.laplace),
   'prune': Entry(compression.prune),
+  'topk': Entry(compression.topk),
+  'dgc': Entry(compression.dgc),
+  'fragmentation': Entry(
+    fragmentation,
+    arguments=lambda context, settings: (
+      context.layers,
+      context.client.share,
+      None if context.previous is None else context.previous['params'],
+    ),
+  ),
+  'fragmentation_random': Entry(fragmentation_random, arguments=lambda context, settings: (context.layers,)),
   'clip': Entry(clipping.clip),
+  'client_dp': Entry(differential_privacy.client_dp),
+  'clip_samples': Entry(differential_privacy.clip_samples, 'step', lambda context, settings: (context.client,)),
+  'dpsgd': Entry(differential_privacy.dpsgd, 'step', lambda context, settings: (context.client,)),
   'null_gradient': Entry(control.null_gradient),
+  'concealment': Entry(concealment, 'step', lambda context, settings: (context.client, context.public)),
+  'graddefense': Entry(graddefense, 'upload', prepare_graddefense),
+  'graddefense_step': Entry(graddefense_step, 'step', lambda context, settings: (context.client,)),
+  'outpost': Entry(outpost, 'step', lambda context, settings: (context.layers,)),
+  'soteria': Entry(soteria, 'step', lambda context, settings: (context.client.model,)),
+  'ats': Entry(samples.ats, 'data'),
+  'instahide': Entry(samples.instahide, 'data', lambda context, settings: (samples.require_public(context.public),)),
 }
 REGISTRY = {name: entry.factory for name, entry in ENTRIES.items()}
 

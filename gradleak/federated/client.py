@@ -13,6 +13,7 @@ import optax
 from gradleak import errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
+from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
 
 
@@ -42,7 +43,7 @@ class Client:
   Attributes:
     model: the network.
     num_classes: number of classes.
-    loss: (logits, label probabilities) -> loss per example.
+    loss: (logits, label probabilities) -> loss per example, to which the model may add its own (`Model.penalised`).
     share: 'gradient' (FedSGD: the gradient of one step on all samples) or 'delta' (FedAvg: θ_T − θ_0).
     optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
     step: the defense on the gradient of each local step, before the local optimizer.
@@ -124,10 +125,10 @@ class Client:
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
 
     def mean_loss(params):
-      logits, batch_stats = self.model.apply(
-        {**variables, 'params': params}, images, self.batch_norm == 'train', dropout
+      losses, batch_stats = per_example_loss(
+        self.model, self.loss, {**variables, 'params': params}, images, labels, self.batch_norm == 'train', dropout
       )
-      return jnp.sum(weights * self.loss(logits, labels)) / jnp.sum(weights), batch_stats
+      return jnp.sum(weights * losses) / jnp.sum(weights), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     chain = optax.with_extra_args_support(self.step)

@@ -1,6 +1,7 @@
 """What an attacker is granted, and all that it sees."""
 
 import dataclasses
+import math
 
 import jax
 
@@ -41,6 +42,8 @@ class Knowledge:
     defense: 'unknown' or 'known'.
     model: 'honest' or 'modified'.
     auxiliary_data: whether the attacker holds data of the same kind.
+    counter: what an attacker who knows the defense does about it, a sentence; empty for one who does not.
+    rounds: number of uploads of the same samples on the same model that are averaged.
   """
 
   labels: str = 'known'
@@ -51,6 +54,8 @@ class Knowledge:
   defense: str = 'unknown'
   model: str = 'honest'
   auxiliary_data: bool = False
+  counter: str = ''
+  rounds: int = 1
 
   def __post_init__(self):
     for field, (kind, valid) in _VALID.items():
@@ -96,8 +101,10 @@ class Knowledge:
     defense = (
       'It does not know which defense the client uses, and ignores it.'
       if self.defense == 'unknown'
-      else 'It knows the defense and its settings.'
+      else f'It knows the defense and its settings. {self.counter}'.strip()
     )
+    if self.rounds > 1:
+      defense += f' It averages {self.rounds} uploads of the same samples on the same model.'
     data = 'It holds auxiliary data of the same kind.' if self.auxiliary_data else 'It holds no auxiliary data.'
     count = (
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
@@ -113,18 +120,24 @@ class Observation:
 
   Attributes:
     variables: the global model that the client was sent.
-    update: what it sent back: a gradient, or a delta.
-    sent: masks of what was sent, see `Upload`.
+    update: what it sent back: a gradient, or a delta; zeros where nothing was sent.
     labels: probabilities [N, classes]; those of the private samples if the knowledge grants them, else zeros.
     knowledge: see `Knowledge`.
     image_shape: (N, H, W, C) of the private samples.
     num_classes: number of classes.
+    compared: boolean masks shaped like the update, of the entries that the attacker compares; None for all of them.
+    noise: expected squared norm of the noise that it knows to be in the entries compared; 0 if it knows of none.
+    clip: the norm that it knows the update was clipped to; infinity if it knows of none.
+    class_means: mean image of each class in the auxiliary data, [classes, H, W, C], or None without such data.
   """
 
   variables: object
   update: object
-  sent: object
   labels: jax.Array
   knowledge: Knowledge = dataclasses.field(metadata={'static': True})
   image_shape: tuple[int, ...] = dataclasses.field(metadata={'static': True})
   num_classes: int = dataclasses.field(metadata={'static': True})
+  compared: object = None
+  noise: jax.Array | float = 0.0
+  clip: jax.Array | float = math.inf
+  class_means: object = None

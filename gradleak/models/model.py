@@ -23,6 +23,8 @@ class Model(NamedTuple):
       batch's statistics; dropout is on only where a `key` is given, so that nobody has it silently.
     features: (variables, images) -> the input of the last dense layer [N, features], or None if unknown.
     layers: image_shape -> the layers in forward order, a tuple of `Layer`, or None if unknown.
+    penalised: as `apply`, with a third output: what the model itself adds to the loss of each example [N]. None where
+      it adds nothing.
   """
 
   name: str
@@ -30,6 +32,23 @@ class Model(NamedTuple):
   apply: Callable
   features: Callable | None = None
   layers: Callable | None = None
+  penalised: Callable | None = None
+
+
+def per_example_loss(model, loss, variables, images, labels, train=False, key=None):
+  """Returns (loss of each example [N], with what the model adds to it, new batch_stats).
+
+  Args:
+    model: a `Model`.
+    loss: (logits, label probabilities) -> loss per example.
+    variables, images, train, key: as `Model.apply` takes them.
+    labels: probabilities [N, classes].
+  """
+  if model.penalised is None:
+    logits, batch_stats = model.apply(variables, images, train, key)
+    return loss(logits, labels), batch_stats
+  logits, batch_stats, penalty = model.penalised(variables, images, train, key)
+  return loss(logits, labels) + penalty, batch_stats
 
 
 def require(model, what):

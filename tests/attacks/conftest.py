@@ -31,6 +31,6 @@ def observe(network, client):
     onehot = jax.nn.one_hot(jnp.asarray(labels), 10)
     given = onehot if labels_mode == 'known' else jnp.zeros_like(onehot)
     granted = Knowledge(labels=labels_mode, share=victim.share, **knowledge)
-    return Observation(variables, upload.update, upload.sent, given, granted, images.shape, 10)
+    return Observation(variables, upload.update, given, granted, images.shape, 10)
 
   return observation

@@ -1,5 +1,6 @@
-"""Pruning against a sort in NumPy."""
+"""Sparsification against sorts in NumPy."""
 
+import math
 from fractions import Fraction
 
 import jax
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import defenses
-from gradleak.defenses.compression import largest
+from gradleak import Client, defenses, models, trees
+from gradleak.defenses.compression import largest, portion
 
 
 def reference(x, rate):
@@ -92,3 +93,171 @@ def test_every_tensor_is_pruned_by_itself():
   pruned = prune(updates, 0.5)
   np.testing.assert_array_equal(pruned['large'], [0, 0, 102, 103])
   np.testing.assert_array_equal(pruned['small'], [0, 0, 3, 4])
+
+
+# --- exact portions, and what is withheld
+
+
+def exactly(ratio, size):
+  """Returns ⌈ratio·size⌉ in rational arithmetic."""
+  return math.ceil(Fraction(str(ratio)) * size)
+
+
+def test_portions_are_those_of_rational_arithmetic():
+  ratios = [round(0.01 * i, 2) for i in range(101)]
+  count = jax.jit(jax.vmap(portion, (0, None)), static_argnums=1)
+  array = jnp.asarray(ratios, jnp.float32)
+  naive = 0
+  for size in range(1, 65):
+    counts = [exactly(ratio, size) for ratio in ratios]
+    np.testing.assert_array_equal(count(array, size), counts, err_msg=str(size))
+    naive += np.sum(np.ceil(np.float32(ratios) * np.float32(size)) != counts)
+  assert naive > 0  # what the nudge is for
+  for size in (100, 1000, 3600, 23_040, 99_999, 1_000_000, 2_359_296, 102_760_448):
+    counts = [exactly(ratio, size) for ratio in (0.001, 0.01, 1)]
+    np.testing.assert_array_equal(count(jnp.asarray([0.001, 0.01, 1], jnp.float32), size), counts, err_msg=str(size))
+  np.testing.assert_array_equal(count(jnp.asarray([0, 1e-9, 1e-6], jnp.float32), 7), [0, 1, 1])
+
+
+@pytest.fixture(scope='module', params=['lenet', 'convnet(width=2)'])
+def gradients(request, small_images):
+  """Gradients of one network on four pairs of digits, and the client and its first pair."""
+  images, labels = small_images
+  if request.param != 'lenet':  # its pooling needs 9×9 pixels
+    images = np.kron(images, np.ones((1, 2, 2, 1), np.float32))
+  client = Client(models.create(request.param, 10), 10)
+  variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), images.shape[1:])
+  compute = jax.jit(client.local_update)
+  pairs = [compute(None, variables, images[i : i + 2], labels[i : i + 2]).update for i in (0, 2, 4, 6)]
+  return pairs, client, (variables, images[:2], labels[:2])
+
+
+def best(x, ratio):
+  """Returns the mask of the ⌈ratio·n⌉ entries of the largest magnitude, by a stable sort."""
+  order = np.argsort(-np.abs(x).ravel(), kind='stable')
+  mask = np.zeros(x.size, bool)
+  mask[order[: exactly(ratio, x.size)]] = True
+  return mask.reshape(x.shape)
+
+
+@pytest.mark.parametrize('ratio', [0, 0.001, 0.05, 0.1, 0.2, 0.5, 1])
+def test_topk_sends_the_largest_and_says_which(gradients, ratio):
+  defense = defenses.topk(ratio=ratio)
+  for updates in gradients[0][:2]:
+    sent, state = jax.jit(defense.update)(updates, defense.init(updates))
+    for u, s, mask in zip(*map(jax.tree.leaves, (updates, sent, state.sent)), strict=True):
+      assert mask.shape == u.shape and mask.dtype == bool and mask.sum() == exactly(ratio, u.size)
+      np.testing.assert_array_equal(mask, best(np.asarray(u), ratio))
+      np.testing.assert_array_equal(s, np.where(mask, u, np.float32(0)))
+
+
+def test_topk_counts_ties_and_zeros_once():
+  updates = {'ties': jnp.asarray([3.0, -3, 3, -3, 1]), 'dead': jnp.zeros((2, 3)), 'sparse': jnp.asarray([0.0, 0, 0, 7])}
+  defense = defenses.topk(ratio=0.5)
+  state = defense.update(updates, defense.init(updates))[1]
+  np.testing.assert_array_equal(state.sent['ties'], [True, True, True, False, False])
+  np.testing.assert_array_equal(state.sent['dead'], [[True, True, True], [False, False, False]])
+  np.testing.assert_array_equal(state.sent['sparse'], [True, False, False, True])
+
+
+def test_topk_is_prune_but_for_what_it_says(gradients):
+  updates = gradients[0][0]
+  defense = defenses.topk(ratio=0.2)
+  jax.tree.map(np.testing.assert_array_equal, defense.update(updates, defense.init(updates))[0], prune(updates, 0.8))
+
+
+class ReferenceDGC:
+  """Algorithm 4 of Lin et al. in float64, without warm-up."""
+
+  def __init__(self, like, ratio, momentum, clip):
+    self.ratio, self.momentum, self.clip = ratio, momentum, clip
+    self.u, self.v = ([np.zeros(x.shape) for x in jax.tree.leaves(like)] for _ in 'uv')
+
+  def __call__(self, gradient):
+    gradient = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradient)]
+    norm = np.sqrt(sum((g * g).sum() for g in gradient))
+    if norm > self.clip:
+      gradient = [g * self.clip / norm for g in gradient]
+    sent = []
+    for i, g in enumerate(gradient):
+      self.u[i] = self.momentum * self.u[i] + g
+      self.v[i] = self.v[i] + self.u[i]
+      mask = best(self.v[i], self.ratio)
+      sent.append(np.where(mask, self.v[i], 0))
+      self.u[i][mask] = self.v[i][mask] = 0
+    return sent
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'ratio': 0.1, 'momentum': 0.9, 'clip': math.inf},
+    {'ratio': 0.05, 'momentum': 0.0, 'clip': math.inf},
+    {'ratio': 0.2, 'momentum': 0.5, 'clip': 0.3},
+  ],
+)
+def test_dgc_over_several_participations(gradients, settings):
+  rounds = [*gradients[0], *gradients[0][::-1]]
+  assert all(trees.norm(gradient) > 0.3 for gradient in rounds)
+  defense, expected = defenses.dgc(**settings), ReferenceDGC(rounds[0], **settings)
+  update, state = jax.jit(defense.update), defense.init(rounds[0])
+  for gradient in rounds:
+    sent, state = update(gradient, state)
+    close = [
+      (jax.tree.leaves(sent), expected(gradient)),
+      (jax.tree.leaves(state.velocity), expected.u),
+      (jax.tree.leaves(state.residual), expected.v),
+    ]
+    for actual, reference_ in close:
+      for x, y in zip(actual, reference_, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6 * max(1e-6, np.abs(y).max()))
+    for mask, s in zip(jax.tree.leaves(state.sent), jax.tree.leaves(sent), strict=True):
+      assert mask.shape == s.shape and mask.sum() == exactly(settings['ratio'], mask.size)
+      assert not np.any(np.asarray(s)[~np.asarray(mask)])
+
+
+def test_dgc_without_momentum_loses_nothing(gradients):
+  """What was sent and what is left are all the gradients together."""
+  defense = defenses.dgc(ratio=0.1, momentum=0.0)
+  state, received = defense.init(gradients[0][0]), trees.zeros_like(gradients[0][0])
+  for gradient in gradients[0]:
+    sent, state = jax.jit(defense.update)(gradient, state)
+    received = jax.tree.map(jnp.add, received, sent)
+  total = jax.tree.map(lambda *gs: sum(np.asarray(g, np.float64) for g in gs), *gradients[0])
+  everything = jax.tree.map(jnp.add, received, state.residual)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6 * np.abs(y).max()), everything, total)
+
+
+def test_dgcs_momentum_and_its_masking_matter(gradients):
+  def final(momentum):
+    defense = defenses.dgc(ratio=0.1, momentum=momentum)
+    state = defense.init(gradients[0][0])
+    for gradient in gradients[0][:2]:
+      sent, state = defense.update(gradient, state)
+    return sent, state
+
+  (plain, _), (moving, state) = final(0.0), final(0.9)
+  assert trees.norm(trees.subtract(plain, moving)) > 0.1 * trees.norm(plain)
+  for kept in (state.velocity, state.residual):
+    jax.tree.map(lambda x, mask: np.testing.assert_array_equal(np.asarray(x)[np.asarray(mask)], 0), kept, state.sent)
+
+
+def test_dgc_at_the_first_participation(gradients):
+  for updates in gradients[0][:2]:
+    everything, topped = defenses.dgc(ratio=1), defenses.topk(ratio=0.1)
+    sent, state = everything.update(updates, everything.init(updates))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.view(jnp.int32), y.view(jnp.int32)), sent, updates)
+    assert not any(np.any(x) for x in jax.tree.leaves((state.velocity, state.residual)))
+    first = defenses.dgc(ratio=0.1)
+    alike = first.update(updates, first.init(updates))[0], topped.update(updates, topped.init(updates))[0]
+    jax.tree.map(np.testing.assert_array_equal, *alike)
+
+
+@pytest.mark.parametrize('text', ['topk(ratio=0.1)', 'dgc(ratio=0.1)'])
+def test_noise_does_not_fill_what_is_withheld(gradients, text):
+  (updates, *_), client, given = gradients
+  chain = defenses.parse(f'{text}+gaussian(stddev=1)')
+  upload = jax.jit(chain.build(chain.numbers, client).local_update)(jax.random.key(0), *given)
+  for mask, sent, u in zip(*map(jax.tree.leaves, (upload.sent, upload.update, updates)), strict=True):
+    assert mask.shape == u.shape and mask.sum() == exactly(0.1, u.size)
+    np.testing.assert_array_equal(np.asarray(sent) != 0, mask)

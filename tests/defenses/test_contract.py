@@ -3,6 +3,7 @@
 A new defense needs an entry in `CASES`; the first test fails without it.
 """
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -18,6 +19,7 @@ import scipy.stats
 from flax import linen as nn
 
 from gradleak import Client, defenses, errors, models, specs, trees
+from gradleak.defenses.graddefense import slice_gradients
 
 
 class Sample(NamedTuple):
@@ -50,12 +52,126 @@ class Case(NamedTuple):
   maskable: bool = True
 
 
+def single_tensors(sample):
+  """Returns a layer for each tensor."""
+  paths = jax.tree_util.tree_flatten_with_path(sample.params)[0]
+  paths = [tuple(key.key for key in path) for path, _ in paths]
+  return [trees.Layer('/'.join(path), (path,)) for path in paths]
+
+
+def sliced(params):
+  """Returns a slicing of GradDefense, every layer at the same risk."""
+  return slice_gradients(params, np.ones(trees.layer_numbers(params)[1]), 10)
+
+
+def with_fixed_statistics(sample):
+  """Returns the sample's client with BatchNorm in eval mode, where every sample has a gradient of its own."""
+  return (dataclasses.replace(sample.client, batch_norm='eval'),)
+
+
 CASES = {
   'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), (({'stddev': math.inf}, 'inf'),)),
   'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), (({'scale': math.inf}, 'inf'),)),
   'prune': Case({'rate': 0.0}, {'rate': 0.7}, (), (({'rate': 1.1}, 'nearest valid value is 1'),)),
+  'topk': Case({'ratio': 1.0}, {'ratio': 0.3}, (), (({'ratio': 1.1}, 'nearest valid value is 1'),)),
+  'dgc': Case(
+    {'ratio': 1.0},
+    {'ratio': 0.3, 'momentum': 0.9, 'clip': math.inf},
+    (),
+    (({'momentum': 1.1}, 'nearest valid value is 1'), ({'clip': 0.0}, 'nearest valid value is 1e-12')),
+  ),
+  'fragmentation': Case(
+    {'ratio': 1.0},
+    {'ratio': 0.5, 'unit': 'tensor'},
+    ('params',),
+    (({'ratio': 1.1}, 'nearest valid value is 1'),),
+    lambda sample: (None, 'gradient', jax.tree.map(lambda p: p + jnp.cos(p), sample.params)),
+  ),
+  'fragmentation_random': Case(
+    {'ratio': 1.0},
+    {'ratio': 0.5},
+    ('key',),
+    (({'ratio': 1.1}, 'nearest valid value is 1'),),
+    lambda sample: (single_tensors(sample),),
+  ),
   'clip': Case({'norm': math.inf}, {'norm': 0.1}, (), (({'norm': 0.0}, 'nearest valid value is 1e-12'),)),
   'null_gradient': Case(None, {}, ('key',)),
+  'graddefense': Case(
+    {'stddev': 0.0},
+    {'stddev': 0.1, 'ratio': 0.3},
+    ('key',),
+    (({'stddev': math.inf}, 'inf'), ({'ratio': 1.1}, 'nearest valid value is 1')),
+    lambda sample: (sliced(sample.params),),
+    maskable=False,
+  ),
+  'graddefense_step': Case(
+    {'stddev': 0.0, 'clip': math.inf},
+    {'stddev': 0.1, 'ratio': 0.5, 'clip': 1.0},
+    ('key', 'batch', 'params'),
+    (({'ratio': 1.1}, 'nearest valid value is 1'), ({'clip': 0.0}, 'nearest valid value is 1e-12')),
+    lambda sample: (sample.client,),
+    maskable=False,
+  ),
+  'client_dp': Case(
+    {'norm': math.inf, 'noise': 0.0},
+    {'norm': 0.1, 'noise': 1.0},
+    ('key',),
+    (
+      ({'norm': 0.0}, 'nearest valid value is 1e-12'),
+      ({'norm': math.inf}, 'expected a finite number'),
+      ({'noise': math.inf}, 'inf'),
+    ),
+  ),
+  'clip_samples': Case(
+    {'norm': math.inf},
+    {'norm': 0.1},
+    ('batch', 'params'),
+    (({'norm': 0.0}, 'nearest valid value is 1e-12'),),
+    with_fixed_statistics,
+    maskable=False,
+  ),
+  'dpsgd': Case(
+    {'norm': math.inf, 'noise': 0.0},
+    {'norm': 0.1, 'noise': 1.0},
+    ('key', 'batch', 'params'),
+    (
+      ({'norm': 0.0}, 'nearest valid value is 1e-12'),
+      ({'norm': math.inf}, 'expected a finite number'),
+      ({'noise': math.inf}, 'inf'),
+    ),
+    with_fixed_statistics,
+    maskable=False,
+  ),
+  'concealment': Case(
+    None,
+    {'steps': 3},
+    ('key', 'batch', 'params'),
+    (
+      ({'mixing': 1.5}, 'nearest valid value is 1'),
+      ({'steps': 0}, 'nearest valid value is 1'),
+      ({'sensitive': -1}, 'nearest valid value is 0'),
+      ({'start': 'blank'}, 'valid: noise, proxy'),
+    ),
+    lambda sample: (sample.client,),
+    maskable=False,
+  ),
+  'outpost': Case(
+    {'noise': 0.0, 'prune': 0.0},
+    {'noise': 0.8, 'fisher': 0.4, 'decay': 0.1, 'prune': 0.8},
+    ('key', 'params'),
+    (
+      ({'fisher': 1.5}, 'nearest valid value is 1'),
+      ({'prune': 1.5}, 'nearest valid value is 1'),
+      ({'variant': 'kode'}, 'valid: code, paper'),
+    ),
+  ),
+  'soteria': Case(
+    {'rate': 0.0},
+    {'rate': 0.8},
+    ('batch', 'params'),
+    (({'rate': 1.5}, 'nearest valid value is 1'), ({'variant': 'kode'}, 'valid: code, code_shifted, paper')),
+    lambda sample: (sample.client.model,),
+  ),
 }
 WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not None]
 KEY = jax.random.key(11)
@@ -165,7 +281,8 @@ def assert_finite(tree):
 
 
 def test_the_table_covers_the_registry():
-  assert set(CASES) == set(defenses.REGISTRY), 'every defense needs a Case here, and nothing else has one'
+  transformations = {name for name, entry in defenses.registry.ENTRIES.items() if entry.place != 'data'}
+  assert set(CASES) == transformations, 'every defense needs a Case here, and nothing else has one'
 
 
 @every_defense
@@ -261,7 +378,9 @@ def test_structure_shapes_and_dtypes_stay(name, dtype, samples):
 
   def run(key, updates):
     state = defense.init(updates)
-    return (updates, state), defense.update(updates, state, updates, key=key, batch=sample.batch)
+    return (updates, state), defense.update(
+      updates, state, updates, key=key, batch=sample.batch, variables=sample.variables
+    )
 
   before, after = jax.eval_shape(run, jax.random.clone(KEY), updates)
   assert jax.tree.structure(before) == jax.tree.structure(after)
@@ -306,7 +425,7 @@ def test_gradient_accumulation(name, samples):
   @jax.jit
   def step(key, updates, state):
     with jax.numpy_dtype_promotion('standard'):  # optax divides floats by an integer count
-      return accumulated.update(updates, state, sample.params, key=key, batch=sample.batch)
+      return accumulated.update(updates, state, sample.params, key=key, batch=sample.batch, variables=sample.variables)
 
   first, state = step(jax.random.key(1), sample.updates, accumulated.init(sample.params))
   second, _ = step(jax.random.key(2), jax.tree.map(lambda u: 3 * u, sample.updates), state)
@@ -342,7 +461,9 @@ def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
 def test_different_defenses_draw_different_noise_from_one_key(samples):
   """In a plain `optax.chain` all members get the same key; their ranks must not move together all the same."""
   sample = Sample({'w': jnp.ones(4000)}, {'w': jnp.ones(4000)}, (), samples['normed'].client)
-  noises = [make(name, sample) for name, case in CASES.items() if case.needs == ('key',)]
+  random = [name for name, case in CASES.items() if case.needs == ('key',)]
+  random.remove('fragmentation_random')  # it draws layers, and there is one
+  noises = [make(name, sample) for name in random]
   ranks = [scipy.stats.rankdata(apply(noise, sample)['w']) for noise in noises]
   correlations = np.corrcoef(ranks)[np.triu_indices(len(ranks), 1)]
   assert np.abs(correlations).max() < 0.08  # five standard deviations

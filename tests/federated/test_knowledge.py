@@ -86,12 +86,12 @@ def test_knowledge_is_frozen_and_hashable():
 
 def observation(**granted):
   tree, sent = {'w': jnp.ones((2, 3))}, {'w': jnp.ones((), bool)}
-  return Observation({'params': tree}, tree, sent, jnp.zeros((1, 3)), Knowledge(**granted), (1, 8, 8, 1), 3)
+  return Observation({'params': tree}, tree, jnp.zeros((1, 3)), Knowledge(**granted), (1, 8, 8, 1), 3, sent)
 
 
 def test_observation_is_a_pytree_of_arrays_with_static_knowledge():
   leaves, treedef = jax.tree.flatten(observation())
-  assert [leaf.shape for leaf in leaves] == [(2, 3), (2, 3), (), (1, 3)]
+  assert [jnp.shape(leaf) for leaf in leaves] == [(2, 3), (2, 3), (1, 3), (), (), ()]
   assert treedef == jax.tree.structure(observation())
   assert treedef != jax.tree.structure(observation(labels='inferred'))
   rebuilt = jax.tree.unflatten(treedef, leaves)

@@ -1,0 +1,23 @@
+"""The attack tables of the papers, declared: settings, the paper's numbers, and one command that reruns them.
+
+python launch/reproduce.py --list
+python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=data
+"""
+
+from experiments import dcs2, ffl, graddefense, outpost
+from gradleak import errors
+
+REGISTRY = {
+  experiment.name: experiment for module in (graddefense, outpost, dcs2, ffl) for experiment in module.EXPERIMENTS
+}
+
+
+def get(name):
+  """Returns the `Experiment` of that name.
+
+  Raises:
+    UsageError: for an unknown name; lists the valid ones.
+  """
+  if name not in REGISTRY:
+    raise errors.unknown('experiment', name, REGISTRY)
+  return REGISTRY[name]

@@ -1,0 +1,539 @@
+"""A table of a paper as data: the settings to rerun it, and the paper's numbers to set beside ours.
+
+An `Experiment` holds `Run`s (one audit each, as published as the paper says) and `Cell`s (which figure of which run
+stands beside which number). A scale turns the published settings into what a machine can carry; what it changed is
+stated wherever its numbers are shown.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradleak as gl
+from gradleak import errors, specs
+from gradleak.defenses import registry as defense_registry
+from gradleak.metrics import statistics
+from gradleak.report.formatting import number, significant
+
+SCALES = ('smoke', 'mini', 'paper')
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """A short federated training on other data: it yields the model that is attacked, and the one sent before it.
+
+  In each round every client shares its update on all its samples, and the server takes the mean over those that sent
+  it, entry by entry.
+
+  Attributes:
+    rounds: how often the server updates its model.
+    clients: number of clients.
+    samples: samples of each, from the train split.
+    rate: the server's learning rate on the mean gradient.
+    defense: what the clients do to their uploads.
+  """
+
+  rounds: int = 20
+  clients: int = 10
+  samples: int = 50
+  rate: float = 0.1
+  defense: str = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One audit. All settings are the paper's; `mini` holds what two cores need in their place.
+
+  Attributes:
+    dataset: as in `gradleak.data.load`; private images are the first ones of `split`.
+    model: as in `gradleak.models.create`.
+    attack: as in the programs.
+    defenses: label -> text.
+    trials, batch_size, restarts, controls, labels, knowledge: as in `gradleak.audit`.
+    init: as in `gradleak.models.create`.
+    share, local_batch_size, learning_rate, batch_norm: as in `gradleak.scenario`.
+    public: number of public images, from the train split.
+    bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes them as
+      they come.
+    training: how the attacked model was trained; None attacks it untrained.
+    settings: name of an attack or defense -> its settings that take the place of those in its text; a function is
+      handed the value in the text.
+    image_size: the side that images are resized to, in pixels.
+    mini: field -> value at scale 'mini'.
+  """
+
+  dataset: str
+  model: str
+  attack: str
+  defenses: Mapping[str, str]
+  trials: int
+  batch_size: int = 1
+  restarts: int = 1
+  controls: int = 64
+  labels: str = 'auto'
+  knowledge: str = 'unaware'
+  init: str = 'default'
+  split: str = 'test'
+  share: str = 'gradient'
+  local_batch_size: int | None = None
+  learning_rate: float = 0.1
+  batch_norm: str = 'train'
+  public: int = 0
+  bias: float | None = None
+  training: Training | None = None
+  settings: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
+  image_size: int | None = None
+  mini: Mapping = dataclasses.field(default_factory=dict)
+
+
+class Cell(NamedTuple):
+  """One number of the paper, and where ours is found.
+
+  Attributes:
+    column: the heading of the part of the table, such as the dataset.
+    row: the line of the table, such as the defense as the paper calls it.
+    metric: a key of an audit's rows, or 'lpips'.
+    run: a key of the experiment's `runs`.
+    defense: a label of that run's defenses.
+    paper: its number; several where it prints several (one per picture); None where it prints none.
+    spread: what stands behind its ±.
+    counter: the counter-measure of an attacker who knows the defense; None is the one who does not.
+  """
+
+  column: str
+  row: str
+  metric: str
+  run: str
+  defense: str
+  paper: float | tuple[float, ...] | None = None
+  spread: float | None = None
+  counter: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A table or figure of a paper.
+
+  Attributes:
+    name: as in `launch/reproduce.py --experiment=…`.
+    paper: authors, title, venue.
+    table: which of its tables.
+    shows: one sentence: what is to be seen.
+    runs: the audits behind it, by name.
+    cells: its numbers.
+    metrics: one sentence: how the paper's figures are defined, against ours.
+    choices: sentences on what the paper leaves open, and what stands here.
+    notes: column, or '' for all, -> a sentence on where ours and the paper's disagree.
+  """
+
+  name: str
+  paper: str
+  table: str
+  shows: str
+  runs: Mapping[str, Run]
+  cells: tuple[Cell, ...]
+  metrics: str
+  choices: tuple[str, ...] = ()
+  notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Outcome(NamedTuple):
+  """What stands beside a cell: the mean over trials with its 95 % interval; None where there is none.
+
+  Attributes:
+    mean, low, high: of the cell's metric, over the trials that did not diverge.
+    n: number of trials.
+    recovered: how many of them were successes beyond the control.
+    diverged: how many have no figure.
+  """
+
+  mean: float | None
+  low: float | None
+  high: float | None
+  n: int
+  recovered: int
+  diverged: int
+
+
+def scaled(run, scale):
+  """Returns `run` at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to see that it runs.
+
+  Raises:
+    UsageError: for an unknown scale.
+  """
+  if scale not in SCALES:
+    raise errors.unknown('scale', scale, SCALES)
+  if scale == 'paper':
+    return run
+  if scale == 'mini':
+    return dataclasses.replace(run, mini={}, **run.mini)
+  training = run.training and dataclasses.replace(run.training, rounds=2, clients=2, samples=4)
+  convnet = run.model.startswith('convnet')
+  return dataclasses.replace(
+    run,
+    dataset='digits',
+    model='convnet(width=2)' if convnet else run.model,
+    image_size=12 if convnet else None,  # its pools take 9×9 pixels to one
+    trials=2,
+    batch_size=min(run.batch_size, 2),
+    restarts=min(run.restarts, 2),
+    controls=2,
+    public=min(run.public, 16),
+    training=training,
+    settings={
+      specs.parse(run.attack, 'attack').name: {'steps': 3},
+      'concealment': {'steps': 2},
+      'graddefense': {'root': _smoke_root},
+    },
+    mini={},
+  )
+
+
+def _smoke_root(root):
+  """Returns a number of root images that is small and tells 50, 100, … apart."""
+  return max(2, root // 25)
+
+
+def changes(run, scale):
+  """Returns what a scale changes in a run, each as 'name value instead of value'."""
+  now = scaled(run, scale)
+  fields = [field.name for field in dataclasses.fields(Run) if field.name not in ('mini', 'settings', 'training')]
+  pairs = {name: (getattr(now, name), getattr(run, name)) for name in fields}
+  if run.training:
+    for field in dataclasses.fields(Training):
+      pairs[f'training {field.name}'] = getattr(now.training, field.name), getattr(run.training, field.name)
+  for new, old in zip(_specs(now), _specs(run), strict=True):
+    new, old = dict(new.settings), {'name': old.name, **dict(old.settings)}
+    pairs |= {f'{old["name"]} {key}': (value, old.get(key, 'the published')) for key, value in new.items()}
+  return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
+
+
+def _specs(run):
+  """Returns the specs of a run's attack and of all its defenses."""
+  texts = [attack_text(run), *defense_texts(run).values()]
+  return [spec for text in texts for spec in specs.parse_chain(text, 'specification')]
+
+
+def attack_text(run):
+  """Returns the attack's text, the run's settings applied."""
+  return str(_rewritten(specs.parse(run.attack, 'attack'), run.settings))
+
+
+def defense_texts(run):
+  """Returns the defenses' canonical texts by label, the run's settings applied."""
+  return {
+    label: '+'.join(str(_rewritten(spec, run.settings)) for spec in specs.parse_chain(text, 'defense'))
+    for label, text in run.defenses.items()
+  }
+
+
+def _rewritten(spec, settings):
+  changed = dict(spec.settings)
+  for key, value in settings.get(spec.name, {}).items():
+    if not callable(value):
+      changed[key] = value
+    elif key in changed:
+      changed[key] = value(changed[key])
+  return spec._replace(settings=tuple(changed.items()))
+
+
+class Data(NamedTuple):
+  """The images of a run: `private` is a `Dataset`, `public` and `others` (images, labels) or None."""
+
+  private: object
+  public: tuple | None
+  others: tuple | None
+
+
+def load(run, data_dir):
+  """Returns the `Data` of a run: private images from its split, public ones and those trained on from 'train'.
+
+  Raises:
+    UsageError: for data that are missing (says how to prepare them) or too few.
+  """
+  private = gl.data.load(
+    run.dataset, run.split, data_dir=data_dir, limit=run.trials * run.batch_size, image_size=run.image_size
+  )
+  trained = run.training.clients * run.training.samples if run.training else 0
+  # A class may be rare among the first images: enough are read to fill it.
+  pool = run.public if run.bias is None else run.public * max(1, round(1.5 * private.num_classes * run.bias) + 1)
+  if not pool + trained:
+    return Data(private, None, None)
+  if run.split == 'train':
+    raise errors.UsageError('private images come from the split that public ones are taken from')
+  train = gl.data.load(run.dataset, 'train', data_dir=data_dir, limit=pool + trained, image_size=run.image_size)
+  public = others = None
+  if run.public:
+    chosen = np.arange(run.public) if run.bias is None else biased(train.labels[:pool], run.public, run.bias)
+    public = train.images[chosen], train.labels[chosen]
+  if trained:
+    others = train.images[pool:], train.labels[pool:]
+  return Data(private, public, others)
+
+
+def biased(labels, count, bias):
+  """Returns the indices of `count` images, the share `bias` of class 0 and the others evenly from the other classes.
+
+  GradDefense's "bias probability" of the root set: with ten classes, 0.1 is uniform.
+
+  Raises:
+    UsageError: if a class has too few images.
+  """
+  classes = np.unique(labels)
+  wanted = np.zeros(len(classes), int)
+  wanted[0] = round(bias * count)
+  for i in range(count - wanted[0]):
+    wanted[1 + i % (len(classes) - 1)] += 1
+  chosen = [np.flatnonzero(labels == label)[:number] for label, number in zip(classes, wanted, strict=True)]
+  if any(len(found) < number for found, number in zip(chosen, wanted, strict=True)):
+    raise errors.UsageError(f'{len(labels)} images hold too few of a class for {count} with a bias of {bias}')
+  return np.sort(np.concatenate(chosen))
+
+
+def scenario(run, data, key):
+  """Returns the `Scenario` of a run; `key` initialises and trains its model."""
+  model = gl.models.create(run.model, data.private.num_classes, init=run.init)
+
+  def built(**given):
+    return gl.scenario(
+      model,
+      data.private.images,
+      data.private.labels,
+      num_classes=data.private.num_classes,
+      dataset=run.dataset,
+      split=run.split,
+      init=run.init,
+      share=run.share,
+      local_batch_size=run.local_batch_size,
+      learning_rate=run.learning_rate,
+      batch_norm=run.batch_norm,
+      public=data.public,
+      training=run.training and dataclasses.asdict(run.training),
+      **given,
+    )
+
+  untrained = built(key=jax.random.fold_in(key, 0))
+  if run.training is None:
+    return untrained
+  variables, previous = train(jax.random.fold_in(key, 1), untrained, *data.others, run.training)
+  return built(variables=variables, previous=previous)
+
+
+def train(key, scenario, images, labels, training):
+  """Returns the variables after a short federated training, and those of one round before.
+
+  Args:
+    key: drives the clients' defense.
+    scenario: its client and model are trained; BatchNorm uses batch statistics, running ones stay as they are.
+    images, labels: [clients · samples, …] of the train split.
+    training: the `Training`.
+  """
+  client, variables = scenario.client, scenario.variables
+  context = defense_registry.Context(client, variables, images.shape[1:], scenario.public)
+  defense = defense_registry.parse(training.defense, context)
+  client = defense.build([jnp.float32(value) for value in defense.numbers], client)
+  images = jnp.asarray(images).reshape(training.clients, training.samples, *images.shape[1:])
+  labels = jnp.asarray(labels).reshape(training.clients, training.samples)
+  direction = -training.rate if client.share == 'gradient' else 1.0
+
+  @jax.jit
+  def one_round(params, key):
+    def upload(given):
+      found = client.local_update(given[0], {**variables, 'params': params}, *given[1:])
+      return found.update, jax.tree.map(lambda u, s: jnp.broadcast_to(s, u.shape), found.update, found.sent)
+
+    updates, sent = jax.lax.map(upload, (jax.random.split(key, training.clients), images, labels))
+    counts = jax.tree.map(lambda s: jnp.maximum(jnp.sum(s, 0, dtype=jnp.float32), 1.0), sent)
+    mean = jax.tree.map(lambda u, n: jnp.sum(u, 0) / n, updates, counts)
+    return jax.tree.map(lambda p, m: p + jnp.asarray(direction, p.dtype) * m, params, mean)
+
+  params = variables['params']
+  for index in range(training.rounds):
+    before, params = params, one_round(params, jax.random.fold_in(key, index))
+  return {**variables, 'params': params}, {**variables, 'params': before}
+
+
+def execute(run, data, seed, *, workdir, progress='auto'):
+  """Runs the audit of a (scaled) run in its own folder, or resumes it; returns its `AuditResult`."""
+  key = jax.random.key(seed)
+  # An attacker who knows nothing is the audit's default.
+  aware = {} if run.knowledge == 'unaware' else {'knowledge': run.knowledge}
+  return gl.audit(
+    jax.random.fold_in(key, 1),
+    scenario(run, data, jax.random.fold_in(key, 0)),
+    list(defense_texts(run).values()),
+    [attack_text(run)],
+    run.trials,
+    batch_size=run.batch_size,
+    restarts=run.restarts,
+    labels=run.labels,
+    controls=run.controls,
+    workdir=workdir,
+    progress=progress,
+    **aware,
+  )
+
+
+def rows_of(cell, run, rows):
+  """Returns the rows of an audit that a cell is about.
+
+  Raises:
+    UsageError: if there are none: the declaration and the audit's rows do not fit.
+  """
+  defense = defense_texts(run)[cell.defense]
+  found = [row for row in rows if row['defense'] == defense and row.get('counter') == cell.counter]
+  if not found:
+    raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
+  return found
+
+
+def outcome(cell, run, rows):
+  """Returns the `Outcome` of a cell among the rows of its run."""
+  rows = rows_of(cell, run, rows)
+  values = [row.get(cell.metric) for row in rows]
+  mean, low, high = statistics.mean_interval([math.nan if value is None else value for value in values])
+  finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
+  recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
+  return Outcome(*finite, len(rows), recovered, diverged)
+
+
+# Metric -> (heading, digits: decimals, or significant ones where it spans powers of ten).
+HEADINGS = {
+  'psnr': ('PSNR dB', lambda value: number(value, 2)),
+  'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
+  'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),
+  'ssim': ('SSIM', lambda value: number(value, 3)),
+  'mse_unclipped': ('MSE (unclipped)', significant),
+  'lpips': ('LPIPS', lambda value: number(value, 3)),
+}
+
+
+def ours_text(metric, found):
+  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks do not come along."""
+  show = HEADINGS[metric][1]
+  if found.mean is None:
+    return 'n/a' if metric == 'lpips' else 'diverged' if found.diverged else '–'
+  return show(found.mean) if found.low is None else f'{show(found.mean)} ± {show((found.high - found.low) / 2)}'
+
+
+def paper_text(cell):
+  """Returns the paper's number or numbers; '–' where it prints none."""
+  show = HEADINGS[cell.metric][1]
+  if cell.paper is None:
+    return '–'
+  if isinstance(cell.paper, tuple):
+    return ' and '.join(map(show, cell.paper))
+  return show(cell.paper) + ('' if cell.spread is None else f' ± {show(cell.spread)}')
+
+
+def sections(experiment, outcomes):
+  """Returns the table as {column: [heading line, line, …]}, each line a list of texts.
+
+  Args:
+    experiment: the `Experiment`.
+    outcomes: one `Outcome` per cell, in their order.
+  """
+  found = dict(zip(((cell.column, cell.row, cell.metric) for cell in experiment.cells), outcomes, strict=True))
+  cells = {(cell.column, cell.row, cell.metric): cell for cell in experiment.cells}
+  tables = {}
+  for column in dict.fromkeys(cell.column for cell in experiment.cells):
+    inside = [cell for cell in experiment.cells if cell.column == column]
+    metrics = list(dict.fromkeys(cell.metric for cell in inside))
+    head = ['', *(text for metric in metrics for text in (HEADINGS[metric][0], 'paper')), 'recovered']
+    lines = [head]
+    for row in dict.fromkeys(cell.row for cell in inside):
+      line, shown = [row], None
+      for metric in metrics:
+        cell = cells.get((column, row, metric))
+        shown = shown or (cell and found[column, row, metric])
+        line += ['', ''] if cell is None else [ours_text(metric, found[column, row, metric]), paper_text(cell)]
+      diverged = f', {shown.diverged} diverged' if shown.diverged else ''
+      lines.append([*line, f'{shown.recovered} of {shown.n}{diverged}'])
+    tables[column] = lines
+  return tables
+
+
+def markdown(experiment, scale, seed, outcomes):
+  """Returns table.md: ours beside the paper's, what was changed, and what to make of it."""
+  parts = [f'# {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
+  parts.append('Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.')
+  for column, lines in sections(experiment, outcomes).items():
+    text = ['| ' + ' | '.join(line) + ' |' for line in lines]
+    text.insert(1, '|' + ' --- |' * len(lines[0]))
+    parts.append(f'## {column}\n\n' + '\n'.join(text))
+    if column in experiment.notes:
+      parts.append(experiment.notes[column])
+  if '' in experiment.notes:
+    parts.append(experiment.notes[''])
+  parts.append('## Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
+  return '\n\n'.join(parts) + '\n'
+
+
+def settings(experiment, scale, seed):
+  """Returns sentences on how this was run: the choices, the scale, and what it changed in each run."""
+  by_change = {}
+  for name, run in experiment.runs.items():
+    by_change.setdefault('; '.join(changes(run, scale)) or 'nothing is scaled down', []).append(name)
+  lines = [f'Scale {scale}, seed {seed}.', *experiment.choices]
+  return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
+
+
+def terminal(experiment, outcomes):
+  """Returns the table for the terminal, aligned."""
+  text = []
+  for column, lines in sections(experiment, outcomes).items():
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    aligned = ['  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)) for line in lines]
+    aligned.insert(1, '-' * (sum(widths) + 2 * (len(widths) - 1)))
+    text.append('\n'.join([column, *(line.rstrip() for line in aligned)]))
+  return '\n\n'.join(text)
+
+
+def table_csv(experiment, scale, outcomes):
+  """Returns table.csv, one line per cell; a missing value is empty, several of the paper's are joined by ';'."""
+  text = io.StringIO()
+  names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged')
+  writer = csv.writer(text)
+  head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'counter')
+  writer.writerow([*head, *names, 'paper', 'paper_spread'])
+  for cell, found in zip(experiment.cells, outcomes, strict=True):
+    defense = defense_texts(scaled(experiment.runs[cell.run], scale))[cell.defense]
+    paper = ';'.join(map(str, cell.paper)) if isinstance(cell.paper, tuple) else cell.paper
+    writer.writerow(
+      [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.counter]
+      + [getattr(found, name) for name in names]
+      + [paper, cell.spread]
+    )
+  return text.getvalue()
+
+
+# Milliseconds per step and image on two idle cores, 32×32 pixels; a ConvNet's of width 8.
+MILLISECONDS = {'lenet': 0.5, 'lenet4': 0.6, 'convnet': 3.0}
+# How often an attacker who knows a defense attacks one upload of it, where that is not once.
+COUNTERS = {'graddefense': 22, 'soteria': 2, 'concealment': 2}
+
+
+def minutes(experiment, scale):
+  """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
+  return sum(_minutes(scaled(run, scale)) for run in experiment.runs.values())
+
+
+def _minutes(run):
+  attack = gl.attacks.parse(attack_text(run))
+  model, size = specs.parse(run.model, 'model'), run.image_size or 32
+  width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
+  cost = MILLISECONDS[model.name] * (width / 8) ** 1.6 * (size / 32) ** 2
+  local_steps = -(-run.batch_size // (run.local_batch_size or run.batch_size))
+  names = [specs.parse_chain(text, 'defense')[-1].name for text in run.defenses.values()]
+  unaware = len(names) if run.knowledge != 'aware' else 0
+  aware = sum(COUNTERS.get(name, 1) for name in names) if run.knowledge != 'unaware' else 0
+  uploads = run.trials * (unaware + aware) + run.controls
+  steps = attack.build(attack.numbers, None).num_steps
+  return uploads * run.restarts * run.batch_size * local_steps * steps * cost / 60_000

@@ -1,0 +1,149 @@
+"""Soteria (Sun et al., CVPR 2021): the representation in front of the last layer, pruned where it tells most."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak import errors
+from gradleak.defenses.base import require_batch
+from gradleak.defenses.compression import largest
+from gradleak.models.model import require
+
+VARIANTS = ('paper', 'code', 'code_shifted')
+_TOGETHER = 32  # features whose image gradients are held at once: memory against speed
+
+
+def soteria(model=None, *, rate: float, variant: str = 'paper'):
+  """Soteria, a defense of the step chain: zeroes what the last dense kernel's gradient says of ⌊rate·F⌋ features.
+
+  r [F] is the input of the last dense layer and x the image. The paper prunes the features with the largest
+  ‖r_i (∂r_i/∂x)⁻¹‖; the "inverse" of a vector is its pseudo-inverse, which makes it |r_i| / ‖∂r_i/∂x‖₂. The published
+  code prunes the smallest ‖∂r_i/∂x‖₂ / r_i by magnitude: the reciprocal, hence for one image the same features, except
+
+    dead units (r_i = 0 and ∂r_i/∂x = 0): the score 0/0 is read as 0. 'paper' thus prunes them last, which wastes
+      nothing, for their gradient is zero anyway; the code's score prunes them first.
+    'code_shifted': divides by r_i + 0.1, as the code for ConvNet does.
+
+  r_i ≠ 0 with ∂r_i/∂x = 0 is pruned first, by each. The scores of several images are summed, as the code does (in
+  'code', with their signs), `weights=` counting. Features with equal scores go in their order: the count is exact.
+
+  The representation is taken in eval mode: without dropout and with BatchNorm's running statistics (those of
+  `variables=`; without it, of `params` alone, a fresh network's), whatever mode the client trains in. An attacker may
+  leave the kernel out (`defended_kernel` finds it) or read the pruned features from its zeros.
+
+  Args:
+    model: a `Model` that offers `features`.
+    rate: share of the features, in [0, 1]; 0 is the identity.
+    variant: 'paper', 'code' or 'code_shifted'.
+
+  Its update needs `params` and `batch=`; `variables=`, where given, holds the parameters that are used.
+
+  Raises (update too):
+    UsageError: for a rate out of range, an unknown variant, a model without features, a missing argument, or no tensor
+      that can be told as the last layer's.
+  """
+  errors.check_number('soteria(rate)', rate, low=0, high=1)
+  if variant not in VARIANTS:
+    raise errors.unknown('soteria(variant)', variant, VARIANTS)
+  features = None if model is None else require(model, 'features')
+
+  def update(updates, state, params=None, *, batch=None, weights=None, variables=None, **extra):
+    del extra
+    images, labels = require_batch('soteria', batch, params)
+    if model is None:
+      raise errors.UsageError('the defense soteria looks into a model: make it by soteria(model, rate=…)')
+    weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+    variables = {'params': params} if variables is None else variables
+    kept = _kept(features, variant, rate, variables, images, weights)
+    path = defended_kernel(model, updates, kept.size, labels.shape[-1], images.shape[1:])
+
+    def withhold(keys, u):
+      if _names(keys) != path:
+        return u
+      # Of a square kernel the shape does not tell: Flax's order, inputs first.
+      mask = kept.reshape((-1, 1) if u.shape[0] == kept.size else (1, -1))
+      return jnp.where(mask, u, jnp.zeros_like(u))
+
+    return jax.tree_util.tree_map_with_path(withhold, updates), state
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def defended_kernel(model, tree, num_features, num_classes, image_shape=None):
+  """Returns the path, a tuple of strings, of the kernel that Soteria prunes: what an attacker leaves out.
+
+  It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]; of several, the last in the
+  forward order of `model.layers`, where the model offers that and `image_shape` (H, W, C) is given.
+
+  Args:
+    model: the `Model`.
+    tree: its parameters, or anything shaped like them.
+    num_features: length of its representation.
+    num_classes: number of its logits.
+    image_shape: (H, W, C), or None.
+
+  Raises:
+    UsageError: if no tensor fits, or several do.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  fitting = [_names(keys) for keys, leaf in leaves if sorted(leaf.shape) == sorted((num_features, num_classes))]
+  if len(fitting) > 1 and model.layers is not None and image_shape is not None:
+    ordered = [path for layer in model.layers(image_shape) for path in layer.paths if path in fitting]
+    fitting = ordered[-1:] or fitting
+  if len(fitting) != 1:
+    found = ' and '.join('/'.join(path) for path in fitting) or 'none'
+    raise errors.UsageError(
+      f'soteria looks for the last dense kernel of the model {model.name!r}, one tensor of {num_features} features by '
+      f'{num_classes} classes, and found {found}'
+      + ('; give layers=… to gradleak.models.from_functions' if len(fitting) > 1 else '')
+    )
+  return fitting[0]
+
+
+def _names(keys):
+  return tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in keys)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit compiles anew at each call
+def _kept(features, variant, rate, variables, images, weights):
+  """Returns the mask [F] of the features that Soteria leaves. It is piecewise constant: no derivative goes through."""
+  variables, images = jax.tree.map(
+    lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    jax.lax.stop_gradient((variables, images)),
+  )
+  representation, sensitivity = _sensitivity(functools.partial(features, variables), images)
+  weights = jax.lax.stop_gradient(weights).reshape(-1, 1)
+
+  def summed(scores):
+    return jnp.sum(jnp.where(weights > 0, weights * scores, jnp.zeros_like(scores)), axis=0)
+
+  if variant == 'paper':
+    order = -summed(_ratio(jnp.abs(representation), sensitivity))
+  else:
+    shift = jnp.float32(0.1 if variant == 'code_shifted' else 0.0)
+    order = jnp.abs(summed(_ratio(sensitivity, representation + shift)))
+  rank = jnp.argsort(jnp.argsort(order))  # distinct, so that ties cannot change the count
+  return largest(rank.astype(jnp.float32), rate)
+
+
+def _sensitivity(features, images):
+  """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature for all images together."""
+  representation, pull_back = jax.vjp(features, images)
+  num_images, num_features = representation.shape
+
+  def row(feature):
+    cotangent = jnp.zeros((num_images, num_features), representation.dtype).at[:, feature].set(1)
+    (gradient,) = pull_back(cotangent)
+    return jnp.sqrt(jnp.sum(jnp.square(gradient.reshape(num_images, -1)), axis=1))
+
+  norms = jax.lax.map(row, jnp.arange(num_features, dtype=jnp.int32), batch_size=_TOGETHER)
+  return representation, norms.T
+
+
+def _ratio(numerator, denominator):
+  """Returns numerator / denominator with 0/0 = 0 and x/0 = ∞."""
+  zero = denominator == 0
+  at_zero = jnp.where(numerator == 0, jnp.zeros_like(numerator), jnp.full_like(numerator, jnp.inf))
+  return jnp.where(zero, at_zero, numerator / jnp.where(zero, jnp.ones_like(denominator), denominator))

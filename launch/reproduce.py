@@ -1,0 +1,94 @@
+"""Reruns an attack table of a paper and sets our numbers beside the paper's.
+
+    python launch/reproduce.py --list
+    python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
+    python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
+
+Each audit behind the table has a folder of its own in the work directory, with its report; table.md and table.csv stand
+beside them. A run that was stopped goes on from its last checkpoint when the same command is given again.
+"""
+
+import os
+
+import jax
+from absl import flags
+
+from launch import _program
+
+_EXPERIMENT = flags.DEFINE_string('experiment', None, 'Name of the table; --list prints all.')
+_LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough estimate of their cost.')
+_SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: to see that it runs.')
+_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
+_PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
+_CACHE = flags.DEFINE_string(
+  'compilation_cache',
+  os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
+  "JAX's persistent compilation cache; empty for none.",
+)
+
+
+def main(argv):
+  """Runs the experiment that the flags name, and prints and writes its table."""
+  del argv
+  if _CACHE.value:
+    jax.config.update('jax_compilation_cache_dir', _CACHE.value)
+  jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
+
+  import experiments
+  from experiments import experiment as machinery
+  from gradleak import errors
+  from gradleak.progress import reporter
+  from gradleak.report import write
+  from gradleak.storage import write_atomically
+
+  if _LIST.value:
+    print(_listing(experiments.REGISTRY.values(), machinery))
+    return
+  if _EXPERIMENT.value is None:
+    raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))})')
+  experiment = experiments.get(_EXPERIMENT.value)
+  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  runs = {name: machinery.scaled(run, _SCALE.value) for name, run in experiment.runs.items()}
+  reporter(_PROGRESS.value)  # a wrong word now, not after the data are read
+  workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')
+  data = {name: machinery.load(run, _DATA_DIR.value) for name, run in runs.items()}  # what is missing is missing now
+
+  rows = {}
+  for index, (name, run) in enumerate(runs.items()):
+    print(f'{experiment.name}, audit {index + 1} of {len(runs)}: {name}', flush=True)
+    folder = os.path.join(workdir, name)
+    result = machinery.execute(run, data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
+    if not (result.resumed and os.path.exists(os.path.join(folder, 'report.html'))):
+      write(result, folder)
+    rows[name] = result.rows
+
+  outcomes = [machinery.outcome(cell, runs[cell.run], rows[cell.run]) for cell in experiment.cells]
+  table = machinery.markdown(experiment, _SCALE.value, _SEED.value, outcomes)
+  write_atomically(os.path.join(workdir, 'table.md'), table)
+  write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))
+  print(f'\n{experiment.table}\n{experiment.metrics}\n')
+  print(machinery.terminal(experiment, outcomes))
+  print('\n' + '\n'.join(machinery.settings(experiment, _SCALE.value, _SEED.value)))
+  print(f'\ntable: {os.path.join(workdir, "table.md")}')
+  for name in runs:
+    print(f'report: {os.path.join(workdir, name, "report.html")}')
+
+
+def _listing(experiments, machinery):
+  lines = [f'{"experiment":16} {"mini":>8} {"paper":>8}  table']
+  for experiment in experiments:
+    costs = [_duration(machinery.minutes(experiment, scale)) for scale in ('mini', 'paper')]
+    lines.append(f'{experiment.name:16} {costs[0]:>8} {costs[1]:>8}  {experiment.table}')
+  return '\n'.join([*lines, '', 'mini, paper: rough estimates of the time on two idle cores.'])
+
+
+def _duration(minutes):
+  return (
+    f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h' if minutes < 2880 else f'{minutes / 1440:.0f} d'
+  )
+
+
+if __name__ == '__main__':
+  _program.run(main)

@@ -1,0 +1,449 @@
+"""GradDefense against NumPy: the risk of layers, slices of equal risk, Algorithm 1, and the form that runs each step."""
+
+import functools
+import itertools
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from gradleak import Client, defenses, errors, models, trees
+from gradleak.defenses.graddefense import num_perturbed, select_slices, sensitivity, slice_gradients
+from gradleak.defenses.registry import Context
+
+KEY = jax.random.key(5)
+
+
+@functools.cache
+def setting(name):
+  """Returns (client, variables, 12×12 digits [4], labels, gradient of all four) of a network."""
+  from sklearn.datasets import load_digits
+
+  digits = load_digits()
+  images = np.pad(digits.images[:4] / 16, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
+  client = Client(models.create(name, 10), 10)
+  variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))
+  images, labels = jnp.asarray(images), jnp.asarray(digits.target[:4].astype(np.int32))
+  return client, variables, images, labels, jax.jit(client.local_update)(None, variables, images, labels).update
+
+
+@functools.cache
+def slicing_of(name, num_slices=10, balance='sensitivity'):
+  client, variables, images, *_ = setting(name)
+  layers = client.model.layers(images.shape[1:])
+  risk = 1.0 + np.random.default_rng(0).random(len(layers)) * 4
+  return slice_gradients(variables['params'], risk, num_slices, layers, balance), risk
+
+
+def in_forward_order(tree, name):
+  """Returns the entries of a tree by layer, each layer flat, weight first."""
+  client, _, images, *_ = setting(name)
+  return [
+    np.concatenate([np.asarray(trees.get(tree, path)).ravel() for path in layer.paths])
+    for layer in client.model.layers(images.shape[1:])
+  ]
+
+
+networks = pytest.mark.parametrize('name', ['lenet', 'convnet(width=2)'])
+
+
+# Sensitivity, equations 1 and 2
+
+
+def linear_client():
+  model = models.from_functions(
+    lambda key, _: None, lambda params, images: images.reshape(-1, 64) @ params['w'] + params['b'].reshape(1, -1)
+  )
+  return Client(model, 10)
+
+
+@pytest.fixture(scope='module')
+def linear_params():
+  rng = np.random.default_rng(1)
+  return {'w': rng.normal(size=(64, 10)).astype(np.float32) / 4, 'b': rng.normal(size=10).astype(np.float32)}
+
+
+def linear_jacobian(params, image):
+  """Returns the Jacobian of (∂ℓ/∂b, ∂ℓ/∂W) of a softmax regression, by hand: p − y and x(p − y)ᵀ."""
+  w, x = np.asarray(params['w'], np.float64), np.asarray(image, np.float64).ravel()
+  p = scipy.special.softmax(x @ w + np.asarray(params['b'], np.float64))
+
+  def jacobians(label):
+    d = p - np.eye(10)[label]
+    dp = (np.diag(p) - np.outer(p, p)) @ w.T  # [10, 64]
+    dw = np.einsum('k,c->kc', np.ones(64), d)[:, :, None] * np.eye(64)[:, None, :] + x[:, None, None] * dp[None]
+    return dp, dw.reshape(640, 64)
+
+  return jacobians
+
+
+def test_exact_sensitivity_has_a_closed_form_in_softmax_regression(small_images, linear_params):
+  images, labels = small_images
+  norms = []
+  for image, label in zip(images, labels, strict=True):
+    db, dw = linear_jacobian(linear_params, image)(label)
+    norms.append([np.linalg.norm(dw), np.linalg.norm(db)])
+  layers = (trees.Layer('weight', (('w',),)), trees.Layer('bias', (('b',),)))
+  client = Client(linear_client().model._replace(layers=lambda shape: layers), 10)
+  measured = sensitivity(client, {'params': linear_params}, images, labels)
+  numbers, _ = trees.layer_numbers(linear_params, layers)
+  np.testing.assert_allclose(measured[numbers['w']], np.mean(norms, axis=0)[0], rtol=1e-4)
+  np.testing.assert_allclose(measured[numbers['b']], np.mean(norms, axis=0)[1], rtol=1e-4)
+  probabilities = jax.nn.one_hot(labels, 10)
+  np.testing.assert_allclose(sensitivity(client, {'params': linear_params}, images, probabilities), measured, rtol=1e-5)
+
+
+@networks
+def test_exact_sensitivity_is_that_of_finite_differences(name):
+  client, variables, images, labels, _ = setting(name)
+  layers = client.model.layers((12, 12, 1))
+  numbers, count = trees.layer_numbers(variables['params'], layers)
+
+  def gradient(image, label):
+    def loss(params):
+      logits, _ = client.model.apply({**variables, 'params': params}, image[None], True, None)
+      return -jax.nn.log_softmax(logits)[0, label]
+
+    return jax.grad(loss)(variables['params'])
+
+  step = 1e-2 if name == 'lenet' else 2e-4  # a step across a kink of ReLU counts wrongly
+  shifts = jnp.asarray(np.concatenate([np.eye(144), -np.eye(144)]).reshape(-1, 12, 12, 1) * step, jnp.float32)
+  evaluate = jax.jit(lambda image, label: jax.lax.map(lambda s: gradient(image + s, label), shifts, batch_size=16))
+  expected = np.zeros(count)
+  for image, label in zip(images[:2], labels[:2], strict=True):
+    squares = np.zeros(count)
+    for g, number in zip(jax.tree.leaves(evaluate(image, label)), jax.tree.leaves(numbers), strict=True):
+      g = np.asarray(g, np.float64)
+      squares[number] += np.sum(((g[:144] - g[144:]) / (2 * step)) ** 2)
+    expected += np.sqrt(squares) / 2
+  measured = sensitivity(client, variables, images[:2], labels[:2])
+  assert measured.shape == (count,) and measured.dtype == jnp.float32
+  np.testing.assert_allclose(measured, expected, rtol=2e-3 if name == 'lenet' else 3e-2)
+
+
+@pytest.mark.parametrize('probes', [1, 4])
+def test_probes_are_low_by_an_eighth_of_their_relative_variance(probes, small_images, linear_params):
+  images, labels = small_images
+  dp, dw = linear_jacobian(linear_params, images[0])(labels[0])
+  many = (np.repeat(images[:1], 4000, axis=0), np.repeat(labels[:1], 4000))
+  measure = functools.partial(sensitivity, linear_client(), {'params': linear_params}, *many, probes=probes, key=KEY)
+  roots, squares = measure(method='probes'), measure(method='probes_squared')
+  for number, jacobian in enumerate((dp, dw)):  # the tree's order: b, w
+    gram = jacobian.T @ jacobian
+    variance = 2 * np.sum(gram**2) / np.trace(gram) ** 2 / probes  # relative, of the mean of ‖Jz‖²
+    exact = np.linalg.norm(jacobian)
+    bias, error = roots[number] / exact - 1, math.sqrt(variance / 4 / 4000)
+    assert bias < -3 * error
+    assert -1.6 * variance / 8 < bias < -0.7 * variance / 8  # the next order is not negligible at one probe
+    assert abs(squares[number] / exact - 1) < 4 * error
+
+
+def test_probes_come_near_the_exact_sensitivity_of_a_network():
+  client, variables, images, labels, _ = setting('lenet')
+  exact = sensitivity(client, variables, images, labels)
+  for method in ('probes', 'probes_squared'):
+    estimate = sensitivity(client, variables, images, labels, method=method, probes=64, key=KEY)
+    np.testing.assert_allclose(estimate, exact, rtol=0.1)
+  assert exact.min() > 0
+
+
+def test_bad_calls_of_sensitivity_are_named():
+  client, variables, images, labels, _ = setting('lenet')
+  for settings, words in (
+    ({'method': 'probe'}, "did you mean 'probes'"),
+    ({'method': 'probes'}, 'key='),
+    ({'method': 'probes', 'probes': 0, 'key': KEY}, 'sensitivity(probes)'),
+  ):
+    with pytest.raises(errors.UsageError) as caught:
+      sensitivity(client, variables, images, labels, **settings)
+    assert words in str(caught.value)
+
+
+# Slices
+
+
+def greedy(sizes, risks, num_slices, by_size):
+  """Packs blocks one by one: a slice takes the next while that brings it nearer to its share of what is left."""
+  block = math.gcd(*sizes)
+  blocks = [(1.0 if by_size else risk * block / size) for size, risk in zip(sizes, risks) for _ in range(size // block)]
+  slices, position, rest = [], 0, math.fsum(blocks)
+  for number in range(num_slices):
+    left, filled = num_slices - number, 0.0
+    share, start = rest / left, position
+    while position < len(blocks) - left + 1:
+      nearer = abs(filled + blocks[position] - share) <= abs(filled - share)
+      if left > 1 and position > start and not nearer:
+        break
+      filled += blocks[position]
+      slices += [number] * block
+      position += 1
+    rest -= filled
+  return np.asarray(slices)
+
+
+@networks
+@pytest.mark.parametrize('balance', ['sensitivity', 'size'])
+@pytest.mark.parametrize('num_slices', [3, 10])
+def test_slices_are_packed_greedily(name, balance, num_slices):
+  slicing, risk = slicing_of(name, num_slices, balance)
+  _, variables, *_ = setting(name)
+  numbers, _ = trees.layer_numbers(variables['params'], setting(name)[0].model.layers((12, 12, 1)))
+  parts = in_forward_order(slicing.slices, name)
+  in_order = [risk[layer[0]] for layer in in_forward_order(jax.tree.map(np.full, _shapes(variables), numbers), name)]
+  slices = np.concatenate(parts)
+  expected = greedy([part.size for part in parts], in_order, num_slices, balance == 'size')
+  assert np.mean(slices != expected) < 1e-3  # ties may fall either way
+  assert slices[0] == 0 and slices[-1] == num_slices - 1 and set(np.diff(slices)) == {0, 1}  # contiguous, none empty
+  entry_risks = np.concatenate([np.full(part.size, r / part.size) for part, r in zip(parts, in_order, strict=True)])
+  slice_risks = np.bincount(slices, entry_risks)
+  np.testing.assert_allclose(slicing.risk, slice_risks, rtol=1e-5)
+  assert slicing.imbalance == pytest.approx(np.ptp(slice_risks) / slice_risks.mean(), rel=1e-4)
+  sizes = np.bincount(slices)
+  if balance == 'size':
+    assert np.ptp(sizes) <= 2 and slicing.imbalance > 0.3
+  else:
+    assert slicing.imbalance < 0.05 and np.ptp(sizes) > 100
+  assert all(leaf.dtype == np.int32 for leaf in jax.tree.leaves(slicing.slices))
+
+
+def _shapes(variables):
+  return jax.tree.map(lambda p: p.shape, variables['params'], is_leaf=lambda x: hasattr(x, 'shape'))
+
+
+def test_millions_of_blocks_are_balanced():
+  params = {'a': np.zeros((2000, 1500), np.float32), 'b': np.zeros(7, np.float32), 'c': np.zeros((999, 1001))}
+  slicing = slice_gradients(params, [1.0, 0.01, 3.0], 1000)
+  assert slicing.imbalance < 0.01 and slicing.slices['c'].max() == 999
+
+
+def test_no_slice_is_empty_however_the_risk_lies():
+  params = {'heavy': np.zeros(()), 'light': np.zeros((30, 10))}
+  for risk in ([1e6, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
+    slicing = slice_gradients(params, risk, 10)
+    assert len(np.unique(np.concatenate([slicing.slices['heavy'].ravel(), slicing.slices['light'].ravel()]))) == 10
+    assert np.isfinite(slicing.imbalance)
+  alone = slice_gradients({'w': np.zeros(4000)}, [2.0], 10)  # the divisor of one size leaves one block
+  np.testing.assert_array_equal(np.bincount(alone.slices['w']), np.full(10, 400))
+
+
+@pytest.mark.parametrize(
+  ('changed', 'words'),
+  [
+    ({'num_slices': 0}, 'slice_gradients(num_slices)'),
+    ({'num_slices': 13}, 'nearest valid value is 12'),
+    ({'layer_risk': [1.0]}, '2 finite numbers'),
+    ({'layer_risk': [1.0, -1.0]}, '-1'),
+    ({'layer_risk': [1.0, math.nan]}, 'nan'),
+    ({'balance': 'sizes'}, "did you mean 'size'"),
+  ],
+)
+def test_bad_slicings_are_named(changed, words):
+  settings = {'layer_risk': [1.0, 2.0], 'num_slices': 3, 'balance': 'size', **changed}
+  with pytest.raises(errors.UsageError) as caught:
+    slice_gradients({'a': np.zeros(4), 'b': np.zeros((4, 2))}, **settings)
+  assert words in str(caught.value)
+
+
+# Algorithm 1
+
+
+def test_number_of_perturbed_slices():
+  for num_slices, ratio in itertools.product(
+    (1, 5, 10, 100, 1000), (0, 0.05, 0.2, 0.29, 0.3, 0.5, 0.57, 0.7, 0.999, 1)
+  ):
+    expected = max(1, int(Fraction(str(ratio)) * num_slices))
+    assert int(num_perturbed(ratio, num_slices)) == expected
+    assert int(num_perturbed(jnp.float32(ratio), num_slices)) == expected
+
+
+@pytest.mark.parametrize(('num_slices', 'count'), [(5, 2), (6, 3), (4, 1), (3, 3)])
+def test_every_subset_of_slices_is_equally_likely(num_slices, count):
+  draw = jax.jit(jax.vmap(lambda key, count: select_slices(key, num_slices, count), in_axes=(0, None)))
+  chosen = np.asarray(draw(jax.random.split(KEY, 6000), jnp.int32(count)))
+  assert (chosen.sum(1) == count).all()
+  subsets = [list(s) for s in itertools.combinations(range(num_slices), count)]
+  counts = [np.sum(chosen[:, subset].all(1)) for subset in subsets]
+  assert sum(counts) == 6000
+  if len(subsets) > 1:
+    assert scipy.stats.chisquare(counts).pvalue > 0.01
+
+
+@networks
+@pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
+def test_noise_falls_on_the_chosen_slices_only(name, ratio):
+  *_, gradient = setting(name)
+  slicing, _ = slicing_of(name)
+  defense = defenses.graddefense(slicing, stddev=0.1, ratio=ratio)
+  defend = jax.jit(jax.vmap(lambda key: defense.update(gradient, defense.init(gradient), key=key)[0]))
+  defended = defend(jax.random.split(KEY, 30))
+  slices = np.concatenate(in_forward_order(slicing.slices, name))
+  before = np.concatenate(in_forward_order(gradient, name))
+  after = [np.concatenate(in_forward_order(trees.take(defended, i), name)) for i in range(30)]
+  noises, subsets = [], []
+  for shared in after:
+    chosen = sorted(set(slices[shared != before].tolist()))
+    assert len(chosen) == max(1, int(10 * ratio))
+    expected = before.astype(np.float64)
+    for i in chosen:  # Algorithm 1, lines 4 and 5, with the noise that was drawn
+      noise = (shared.astype(np.float64) - before)[slices == i]
+      expected[slices == i] += noise
+      noises.append(noise)
+    np.testing.assert_array_equal(shared, expected.astype(np.float32))
+    assert np.mean(shared[np.isin(slices, chosen)] != before[np.isin(slices, chosen)]) > 0.999
+    subsets.append(tuple(chosen))
+  assert len(set(subsets)) > 5 or ratio == 1
+  noise = np.concatenate(noises)[:20_000]
+  assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1).cdf).pvalue > 0.01
+  for wrong in (2 / 3, 3 / 2):
+    assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1 * wrong).cdf).pvalue < 1e-6
+  first, second = (after[i] - before for i in (0, 1))
+  if ratio == 1:
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+def test_bad_settings_are_named():
+  for settings, words in (
+    ({'balance': 'sizes'}, "did you mean 'size'"),
+    ({'estimate': 'probe'}, "did you mean 'probes'"),
+    ({'num_slices': 0}, 'graddefense(num_slices)'),
+    ({'root': 0}, 'graddefense(root)'),
+    ({'ratio': 1.1}, 'nearest valid value is 1'),
+  ):
+    with pytest.raises(errors.UsageError) as caught:
+      defenses.graddefense(stddev=0.1, **settings)
+    assert words in str(caught.value)
+
+
+def test_by_name_it_is_sliced_by_the_risk_on_public_images():
+  client, variables, images, labels, gradient = setting('lenet')
+  context = Context(client, variables, (12, 12, 1), (np.asarray(images), np.asarray(labels)))
+  text = 'graddefense(stddev=0.1,ratio=0.5,num_slices=4,estimate=exact,root=3)'
+  defense = defenses.parse(text, context)
+  (slicing,) = defense.members[0].arguments
+  risk = sensitivity(client, variables, images[:3], labels[:3])
+  expected = slice_gradients(variables['params'], risk, 4, context.layers)
+  jax.tree.map(np.testing.assert_array_equal, slicing, expected)
+  defended = defense.build(defense.numbers, client)
+  update = jax.jit(defended.local_update)(KEY, variables, images, labels).update
+  changed = [
+    np.unique(s[np.asarray(a != b)])
+    for a, b, s in zip(*map(jax.tree.leaves, (update, gradient, slicing.slices)), strict=True)
+  ]
+  assert np.unique(np.concatenate(changed)).size == 2
+  probed = [defenses.parse('graddefense(stddev=0.1)', context).members[0].arguments for _ in range(2)]
+  jax.tree.map(np.testing.assert_array_equal, *probed)
+  with pytest.raises(errors.UsageError, match='public='):
+    defenses.parse(text, Context(client, variables, (12, 12, 1)))
+
+
+# The form that runs in each step
+
+
+def step_slices(name, num_slices):
+  """Returns the slice numbers in forward order: tensors' risks from each sample's Jacobian, cut at equal shares."""
+  client, variables, images, labels, _ = setting(name)
+
+  def sums(images):
+    def loss(params):
+      logits, _ = client.model.apply({**variables, 'params': params}, images, True, None)
+      return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+    return [jnp.sum(g) for g in jax.tree.leaves(jax.grad(loss)(variables['params']))]
+
+  risks = [np.linalg.norm(np.asarray(j).reshape(4, -1), axis=1).mean() for j in jax.jit(jax.jacrev(sums))(images)]
+  risks = jax.tree.unflatten(jax.tree.structure(variables['params']), risks)
+  layers = client.model.layers((12, 12, 1))
+  per_entry = np.concatenate(
+    [
+      np.full(
+        trees.get(variables['params'], path).size, trees.get(risks, path) / trees.get(variables['params'], path).size
+      )
+      for layer in layers
+      for path in layer.paths
+    ]
+  ).astype(np.float64)
+  slices, filled, total = [], 0.0, per_entry.sum()
+  for risk in per_entry:
+    slices.append(min(int((filled + risk / 2) / total * num_slices), num_slices - 1))
+    filled += risk
+  return np.asarray(slices)
+
+
+@networks
+def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
+  client, variables, images, labels, gradient = setting(name)
+  slices = step_slices(name, 10)
+  assert np.unique(slices).size == 10
+  before = np.concatenate(in_forward_order(gradient, name))
+  client = defenses.parse('graddefense_step(stddev=0.1)', Context(client, variables, (12, 12, 1))).build(
+    (0.1, 0.5, math.inf), client
+  )
+  update = jax.jit(lambda key: client.local_update(key, variables, images, labels).update)
+  seen = []
+  for seed in range(6):
+    shared = np.concatenate(in_forward_order(update(jax.random.key(seed)), name))
+    touched = shared != before
+    share = np.bincount(slices, touched) / np.bincount(slices)
+    chosen = share > 0.5
+    assert chosen.sum() == 5
+    assert np.sum(touched != chosen[slices]) <= 12  # an entry or so at each end of a slice
+    seen.append((shared - before)[touched])
+  noise = np.concatenate(seen)
+  assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1).cdf).pvalue > 0.01
+  for wrong in (2 / 3, 3 / 2):
+    assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1 * wrong).cdf).pvalue < 1e-6
+
+
+def test_padding_does_not_count_in_the_risk():
+  client, variables, images, labels, gradient = setting('lenet')
+  defense = defenses.graddefense_step(client, stddev=0.1)
+
+  @jax.jit
+  def defend(images, labels, weights):
+    given = {'batch': (images, labels), 'weights': weights, 'variables': variables, 'key': KEY}
+    return defense.update(gradient, defense.init(gradient), variables['params'], **given)[0]
+
+  labels = jax.nn.one_hot(labels, 10)
+  alone = defend(images[:2], labels[:2], jnp.ones(2))
+  padded = defend(images, labels, jnp.asarray([1.0, 1.0, 0.0, 0.0]))
+  other = defend(images, labels, jnp.ones(4))
+  moved = [
+    sum(int(np.sum(a != b)) for a, b in zip(*map(jax.tree.leaves, (alone, x)), strict=True)) for x in (padded, other)
+  ]
+  assert moved[0] <= 12 < moved[1]
+
+
+@pytest.mark.parametrize('scale', [1e-12, 1.0, 1e12])
+def test_each_chosen_slice_is_clipped(scale):
+  client, variables, images, labels, gradient = setting('lenet')
+  gradient = jax.tree.map(lambda g: g * scale, gradient)
+  slices = step_slices('lenet', 4)
+  before = np.concatenate(in_forward_order(gradient, 'lenet')).astype(np.float64)
+  norms = np.sqrt(np.bincount(slices, (before / scale) ** 2)) * scale
+  bound = float(np.sort(norms)[1:3].mean())  # two slices lie above it
+  defense = defenses.graddefense_step(client, stddev=0.0, ratio=1.0, num_slices=4, clip=bound)
+  given = {'batch': (images, jax.nn.one_hot(labels, 10)), 'variables': variables}
+  if bound < 1e-12:
+    pytest.skip('below the smallest bound')
+  after = defense.update(gradient, defense.init(gradient), variables['params'], key=KEY, **given)[0]
+  factors = np.minimum(1, bound / norms)[slices]
+  after = np.concatenate(in_forward_order(after, 'lenet'))
+  assert np.mean(np.isclose(after, before * factors, rtol=1e-3, atol=0)) > 0.99
+  assert np.any(after == before) and np.any(after != before)
+
+
+def test_running_statistics_are_asked_for():
+  client, variables, images, labels, gradient = setting('convnet(width=2)')
+  running = Client(client.model, 10, batch_norm='eval')
+  defense = defenses.graddefense_step(running, stddev=0.1)
+  given = {'batch': (images, jax.nn.one_hot(labels, 10)), 'key': KEY}
+  with pytest.raises(errors.UsageError, match='variables='):
+    defense.update(gradient, defense.init(gradient), variables['params'], **given)
+  jax.eval_shape(
+    lambda v: defense.update(gradient, defense.init(gradient), v['params'], variables=v, **given), variables
+  )

@@ -1,0 +1,215 @@
+"""The machinery of the tables: scales, data, the short training, and what stands beside the paper's numbers."""
+
+import csv
+import dataclasses
+import io
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import gradleak as gl
+from experiments import experiment as machinery
+from experiments.experiment import Cell, Experiment, Outcome, Run, Training
+from gradleak import errors
+
+RUN = Run(
+  'cifar10', 'convnet(width=64)', 'csdlg(tv=1e-4)', {'none': 'none', 'GC': 'prune(rate=0.8)'}, trials=100,
+  settings={'prune': {'rate': lambda rate: rate / 2}},
+  mini={'model': 'convnet(width=8)', 'trials': 4, 'settings': {'csdlg': {'steps': 200}}},
+)  # fmt: skip
+CELLS = (
+  Cell('CIFAR-10', 'none', 'psnr', 'run', 'none', 20.41, 3.15),
+  Cell('CIFAR-10', 'none', 'lpips', 'run', 'none', 0.5),
+  Cell('CIFAR-10', 'GC', 'psnr', 'run', 'GC', (24.2, 20.12)),
+  Cell('other', 'GC', 'mse_unclipped', 'run', 'GC'),
+)
+EXPERIMENT = Experiment(
+  'toy_1', 'A, B: C. 2024.', 'Table 1: toys', 'It shows.', {'run': RUN}, CELLS, 'Defined so.', ('A choice.',),
+  {'other': 'They disagree.', '': 'All in all.'},
+)  # fmt: skip
+
+
+def row(defense, psnr, success=False, **others):
+  return {'defense': defense, 'psnr': psnr, 'success': success, 'diverged': psnr is None, **others}
+
+
+def test_scales():
+  mini, smoke = machinery.scaled(RUN, 'mini'), machinery.scaled(RUN, 'smoke')
+  assert machinery.scaled(RUN, 'paper') is RUN
+  assert (mini.trials, mini.model, machinery.attack_text(mini)) == (4, 'convnet(width=8)', 'csdlg(tv=0.0001,steps=200)')
+  assert (smoke.dataset, smoke.trials, machinery.attack_text(smoke)) == ('digits', 2, 'csdlg(tv=0.0001,steps=3)')
+  assert 'trials 4 instead of 100' in machinery.changes(RUN, 'mini')
+  assert 'csdlg steps 200 instead of the published' in machinery.changes(RUN, 'mini')
+  assert 'prune rate 0.8 instead of 0.4' in machinery.changes(RUN, 'mini')
+  with pytest.raises(
+    errors.UsageError, match=r"unknown scale 'mni'; did you mean 'mini'\? \(valid: mini, paper, smoke"
+  ):
+    machinery.scaled(RUN, 'mni')
+
+
+def test_settings_take_the_place_of_those_in_the_text():
+  run = dataclasses.replace(
+    RUN,
+    defenses={'both': 'prune(rate=0.8)+gaussian(stddev=0.1)'},
+    settings={'gaussian': {'stddev': 2.0}, 'prune': {'other': lambda value: value}},
+  )
+  assert machinery.defense_texts(run) == {'both': 'prune(rate=0.8)+gaussian(stddev=2.0)'}
+
+
+@pytest.mark.parametrize('bias', [0.1, 0.4, 1.0])
+def test_a_root_set_leans_towards_one_class(bias):
+  labels = np.random.default_rng(0).integers(0, 10, 800)
+  chosen = machinery.biased(labels, 50, bias)
+  counts = np.bincount(labels[chosen], minlength=10)
+  assert len(set(chosen)) == counts.sum() == 50 and counts[0] == round(50 * bias)
+  assert np.ptp(counts[1:]) <= 1
+  with pytest.raises(errors.UsageError, match='800 images hold too few of a class'):
+    machinery.biased(labels, 700, bias)
+
+
+def test_private_and_other_images_are_different_ones():
+  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), public=10, bias=0.5, training=Training(1, 2, 3))
+  data = machinery.load(run, None)
+  images = np.concatenate([data.private.images, data.public[0], data.others[0]])
+  assert images.shape == (2 + 10 + 6, 12, 12, 1) and len(np.unique(images, axis=0)) == 18
+  assert (data.public[1] == 0).sum() == 5
+
+
+def test_no_others_are_read_where_none_are_needed():
+  data = machinery.load(machinery.scaled(RUN, 'smoke'), None)
+  assert data.public is None and data.others is None
+
+
+@pytest.mark.parametrize(
+  ('share', 'defense'), [('gradient', 'none'), ('delta', 'none'), ('gradient', 'topk(ratio=0.3)')]
+)
+def test_training_is_federated_averaging(linear, small_images, share, defense):
+  """Against NumPy: softmax regression, three rounds; a withheld entry does not count in the mean."""
+  images, labels = small_images
+  client = dataclasses.replace(linear.client, share=share)
+  scenario = linear._replace(client=client)
+  training = Training(rounds=3, clients=2, samples=4, rate=0.5, defense=defense)
+  found, before = machinery.train(jax.random.key(1), scenario, images, labels, training)
+
+  x, y = images.reshape(8, 64).astype(float), np.eye(10)[labels]
+  params = jax.tree.map(lambda p: np.asarray(p, float), linear.variables['params'])
+  history = []
+  for _ in range(3):
+    total, count = jax.tree.map(np.zeros_like, params), jax.tree.map(np.zeros_like, params)
+    for part in (slice(0, 4), slice(4, 8)):
+      logits = x[part] @ params['kernel'] + params['bias']
+      error = np.exp(logits - logits.max(1, keepdims=True))
+      error = (error / error.sum(1, keepdims=True) - y[part]) / 4
+      for name, gradient in {'kernel': x[part].T @ error, 'bias': error.sum(0)}.items():
+        kept = np.ones(gradient.size, bool)
+        if defense != 'none':
+          kept[:] = False
+          kept[np.argsort(-np.abs(gradient).ravel(), kind='stable')[: math.ceil(0.3 * gradient.size)]] = True
+        kept = kept.reshape(gradient.shape)
+        total[name] += np.where(kept, gradient if share == 'gradient' else -0.1 * gradient, 0)
+        count[name] += kept
+    direction = -0.5 if share == 'gradient' else 1.0
+    params = {name: params[name] + direction * total[name] / np.maximum(count[name], 1) for name in params}
+    history.append(params)
+  for expected, trained in ((history[2], found), (history[1], before)):
+    for name, value in expected.items():
+      np.testing.assert_allclose(trained['params'][name], value, atol=2e-6)
+
+
+def test_the_model_before_is_the_scenarios_previous_one():
+  run = dataclasses.replace(
+    machinery.scaled(RUN, 'smoke'), model='mlp', image_size=None, training=Training(2, 2, 4), settings={}
+  )
+  data = machinery.load(run, None)
+  made = machinery.scenario(run, data, jax.random.key(0))
+  once = machinery.scenario(dataclasses.replace(run, training=Training(1, 2, 4)), data, jax.random.key(0))
+  untrained = machinery.scenario(dataclasses.replace(run, training=None), data, jax.random.key(0))
+  for name, (a, b) in {
+    'previous': (made.previous, once.variables),
+    'start': (once.previous, untrained.variables),
+  }.items():
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+      np.testing.assert_array_equal(x, y, err_msg=name)
+  moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), made.variables['params'], made.previous['params'])
+  assert all(jax.tree.leaves(moved)) and untrained.previous is None
+  assert made.settings['training']['rounds'] == 2
+
+
+def test_an_outcome_is_the_mean_over_its_rows():
+  texts = machinery.defense_texts(RUN)
+  values = [10.0, 14.0, 12.0]
+  rows = [row('none', value, value > 11) for value in values] + [row('none', None), row(texts['GC'], 3.0)]
+  rows.append(row('none', 99.0, counter='masked'))
+  found = machinery.outcome(CELLS[0], RUN, rows)
+  half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
+  assert found[:3] == pytest.approx((12, 12 - half, 12 + half))
+  assert found[3:] == (4, 2, 1)
+  assert machinery.outcome(CELLS[2], RUN, rows) == Outcome(3.0, None, None, 1, 0, 0)
+  assert machinery.outcome(CELLS[0]._replace(counter='masked'), RUN, rows).mean == 99
+  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure muted"):
+    machinery.outcome(CELLS[0]._replace(counter='muted'), RUN, rows)
+
+
+OUTCOMES = (
+  Outcome(19.5, 18.25, 20.75, 4, 3, 0),
+  Outcome(None, None, None, 4, 3, 0),
+  Outcome(8.0, None, None, 1, 0, 0),
+  Outcome(None, None, None, 4, 0, 4),
+)
+
+
+def test_the_table_sets_ours_beside_the_papers():
+  assert machinery.sections(EXPERIMENT, OUTCOMES) == {
+    'CIFAR-10': [
+      ['', 'PSNR dB', 'paper', 'LPIPS', 'paper', 'recovered'],
+      ['none', '19.50 ± 1.25', '20.41 ± 3.15', 'n/a', '0.500', '3 of 4'],
+      ['GC', '8.00', '24.20 and 20.12', '', '', '0 of 1'],
+    ],
+    'other': [['', 'MSE (unclipped)', 'paper', 'recovered'], ['GC', 'diverged', '–', '0 of 4, 4 diverged']],
+  }
+
+
+def test_markdown_says_how_it_was_run():
+  text = machinery.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
+  for said in (
+    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 | n/a | 0.500 | 3 of 4 |',
+    '## other', 'They disagree.\n', 'All in all.', '- Scale mini, seed 3.', '- A choice.',
+    '- run: model convnet(width=8) instead of convnet(width=64); trials 4 instead of 100',
+  ):  # fmt: skip
+    assert said in text
+  tables = [line for line in text.splitlines() if line.startswith('|')]
+  assert [line.count('|') for line in tables] == [7, 7, 7, 7, 5, 5, 5]
+  shown = machinery.terminal(EXPERIMENT, OUTCOMES).splitlines()
+  assert shown[0] == 'CIFAR-10' and len({len(line.partition('paper')[0]) for line in shown[1:2]}) == 1
+  assert shown[3].split() == ['none', '19.50', '±', '1.25', '20.41', '±', '3.15', 'n/a', '0.500', '3', 'of', '4']
+
+
+def test_csv_reads_back():
+  lines = list(csv.DictReader(io.StringIO(machinery.table_csv(EXPERIMENT, 'mini', OUTCOMES))))
+  assert [line['row'] for line in lines] == ['none', 'none', 'GC', 'GC']
+  first, _, third, last = lines
+  assert (float(first['mean']), float(first['low']), float(first['paper'])) == (19.5, 18.25, 20.41)
+  assert (first['scale'], first['run'], first['defense'], first['counter']) == ('mini', 'run', 'none', '')
+  assert third['paper'] == '24.2;20.12' and third['low'] == '' and third['defense'] == 'prune(rate=0.8)'
+  assert (last['mean'], last['paper'], last['diverged']) == ('', '', '4')
+
+
+class Called(NamedTuple):
+  rows: list
+
+
+@pytest.mark.parametrize(('knowledge', 'passed'), [('unaware', {}), ('both', {'knowledge': 'both'})])
+def test_the_audit_is_handed_the_run(monkeypatch, knowledge, passed):
+  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), model='mlp', image_size=None, knowledge=knowledge)
+  monkeypatch.setattr(gl, 'audit', lambda *given, **named: (given, named))
+  (_, scenario, texts, attacks, trials), named = machinery.execute(run, machinery.load(run, None), 0, workdir='there')
+  assert (scenario.settings['dataset'], texts, attacks) == ('digits', ['none', 'prune(rate=0.8)'], [
+    'csdlg(tv=0.0001,steps=3)'
+  ])  # fmt: skip
+  assert trials == 2 and {'restarts': 1, 'controls': 2, 'workdir': 'there', **passed}.items() <= named.items()
+  assert ('knowledge' in named) == bool(passed)

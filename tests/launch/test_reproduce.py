@@ -1,0 +1,83 @@
+"""Tables of the papers, rerun end to end at their smallest."""
+
+import csv
+import json
+
+import pytest
+
+import experiments
+from tests import programs
+
+# One table of each paper; all others are slow only in their number.
+QUICK = ('dcs2_7', 'ffl_1', 'graddefense_3a', 'outpost_3_1')
+SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+@pytest.mark.parametrize(
+  'name',
+  [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(experiments.REGISTRY)],
+)
+def test_every_table_is_rerun(name, tmp_path):
+  experiment, flags = experiments.get(name), (*SMOKE, f'--experiment={name}', f'--workdir={tmp_path}/new/er')
+  done = programs.start('reproduce', *flags)
+  assert done.status == 0, done.err
+  workdir = tmp_path / 'new' / 'er'
+  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', *experiment.runs}
+  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
+  assert len(lines) == len(experiment.cells)
+  for line, cell in zip(lines, experiment.cells, strict=True):
+    rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
+    rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
+    assert int(line['n']) == len(rows) == 2
+    if cell.metric == 'lpips':
+      assert line['mean'] == ''
+    else:
+      values = [row[cell.metric] for row in rows]
+      assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
+      assert float(line['low']) <= float(line['mean']) <= float(line['high'])
+  table = (workdir / 'table.md').read_text('utf-8')
+  assert f'# {experiment.table}\n' in table and 'trials 2 instead of ' in table
+  assert all((workdir / name / 'report.html').exists() for name in experiment.runs)
+  assert experiment.table in done.out and f'table: {workdir}/table.md' in done.out
+
+  if name == QUICK[0]:
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob('*.*') if path.parent != workdir}
+    again = programs.start('reproduce', *flags)
+    assert (again.status, again.out, again.err) == (0, done.out, '')
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is attacked or rendered again
+    other = programs.start('reproduce', *flags, '--seed=1')
+    assert other.status == 2 and 'belongs to other settings' in other.err and other.err.count('\n') == 1
+
+
+def test_the_list_names_all_with_their_cost():
+  done = programs.start('reproduce', '--list')
+  assert (done.status, done.err) == (0, '')
+  lines = {line.split()[0]: line for line in done.out.splitlines() if line}
+  for name, experiment in experiments.REGISTRY.items():
+    assert experiment.table in lines[name] and ' min ' in lines[name]
+
+
+@pytest.mark.parametrize(
+  ('flags', 'messages'),
+  [
+    ((), ('--experiment=… is needed', 'dcs2_1', 'outpost_3_4')),
+    (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: dcs2_1')),
+    (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
+    (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
+    (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
+    (
+      ('--experiment=dcs2_1', '--data_dir={new}'),
+      ('mnist is not prepared in {new}', 'launch/prepare_data.py --dataset=mnist'),
+    ),
+  ],
+)
+def test_bad_input(flags, messages, tmp_path):
+  new = str(tmp_path / 'new')
+  workdir = tmp_path / 'results'
+  done = programs.start('reproduce', *(flag.format(new=new) for flag in flags), f'--workdir={workdir}')
+  assert done.status == 2 and done.out == '' and not workdir.exists()
+  assert done.err.startswith('error: ') and done.err.count('\n') == 1
+  for message in messages:
+    assert message.format(new=new) in done.err

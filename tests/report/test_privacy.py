@@ -1,0 +1,105 @@
+"""The ε that the report states: the law behind it, and where none may be stated."""
+
+import re
+
+import pytest
+
+from gradleak.defenses import differential_privacy
+from gradleak.report import privacy
+
+
+def figures(statement):
+  """Returns (RDP's ε, PLD's)."""
+  return [
+    float(x) for x in re.match(r'ε ≤ ([\d.]+) \(RDP\), ([\d.]+) \(PLD\) at δ = 1e-5, one upload', statement).groups()
+  ]
+
+
+@pytest.mark.parametrize(
+  ('defense', 'noise', 'unit'),
+  [
+    ('client_dp(norm=1,noise=1)', 1.0, 'per client'),
+    ('client_dp(norm=0.1,noise=1)', 1.0, 'per client'),
+    ('clip(norm=2)+gaussian(stddev=1.5)', 0.75, 'per client'),
+    ('prune(rate=0.9)+clip(norm=2)+gaussian(stddev=1.5)+topk(ratio=0.1)', 0.75, 'per client'),
+    ('client_dp(norm=4,noise=0)+gaussian(stddev=2)', 0.5, 'per client'),
+    ('gaussian(stddev=0.1)+client_dp(norm=1,noise=1)', 1.0, 'per client'),
+    ('dpsgd(norm=1,noise=0.5)', 0.5, 'per example'),
+    ('clip(norm=1)+dpsgd(norm=1,noise=0.5)', 0.5, 'per example'),
+  ],
+)
+def test_the_bound_is_that_of_the_multiplier(defense, noise, unit):
+  statement = privacy.guarantee(defense)
+  assert unit in statement
+  for figure, accountant in zip(figures(statement), ('rdp', 'pld'), strict=True):
+    exact = differential_privacy.epsilon(noise, steps=1, accountant=accountant)
+    assert exact <= figure < exact * 1.1  # rounded up
+
+
+def test_every_epoch_costs():
+  once, thrice = (privacy.guarantee('dpsgd(norm=1,noise=2)', epochs) for epochs in (1, 3))
+  assert figures(thrice)[1] > 1.5 * figures(once)[1]
+  assert 'one upload of 3 local epochs, per example' in thrice
+  assert privacy.guarantee('client_dp(norm=1,noise=2)', 3) == privacy.guarantee('client_dp(norm=1,noise=2)')
+
+
+def test_next_to_no_noise_is_no_protection():
+  assert privacy.guarantee('client_dp(norm=1,noise=0.01)').startswith('ε > 1000: no protection in the sense of DP')
+  assert privacy.guarantee('client_dp(norm=1,noise=1e-200)').startswith('ε > 1000')
+  assert re.match(r'ε ≤ 97 \(RDP\) at', privacy.guarantee('clip(norm=1)+gaussian(stddev=0.1)'))
+
+
+@pytest.mark.parametrize(
+  'defense',
+  [
+    'gaussian(stddev=1)',
+    'laplace(scale=1)',
+    'gaussian(stddev=1)+clip(norm=1)',
+    'clip(norm=inf)+gaussian(stddev=1)',
+    'prune(rate=0.9)+laplace(scale=0.1)',
+    'clip(norm=1)+gaussian(stddev=0)+topk(ratio=0.1)',
+  ],
+)
+def test_noise_without_a_bound_guarantees_nothing(defense):
+  statement = privacy.guarantee(defense)
+  assert statement == (None if 'stddev=0)' in defense else 'no ε: the sensitivity is unbounded')
+
+
+def test_laplace_noise_after_a_bound_on_the_wrong_norm():
+  assert 'L1 norm' in privacy.guarantee('clip(norm=1)+laplace(scale=1)')
+
+
+@pytest.mark.parametrize(
+  'defense',
+  [
+    'none',
+    'prune(rate=0.9)',
+    'clip(norm=1)',
+    'clip_samples(norm=1)',
+    'clip_samples(norm=1)+gaussian(stddev=1)',
+    'client_dp(norm=1,noise=0)',
+    'dpsgd(norm=1,noise=0)',
+    'gaussian(stddev=0)',
+    'dpsgd(norm=1,noise=1)+clip_samples(norm=1)',  # which recomputes what was hidden
+    'clip(norm=1)+topk(ratio=0.5)+gaussian(stddev=1)',  # which entries are sent is chosen without noise
+    'my own',
+    'mine',
+  ],
+)
+def test_nothing_is_said_where_nothing_is_known(defense):
+  assert privacy.guarantee(defense) is None
+
+
+def test_statements_of_an_audit():
+  config = {
+    'defenses': ['none', 'dpsgd(norm=1,noise=2)', 'prune(rate=0.9)', 'gaussian(stddev=1)'],
+    'share': 'delta',
+    'local_epochs': 3,
+  }
+  found = privacy.statements(config)
+  assert found == [
+    f'`dpsgd(norm=1,noise=2)`: {privacy.guarantee("dpsgd(norm=1,noise=2)", 3)}.',
+    '`gaussian(stddev=1)`: no ε: the sensitivity is unbounded.',
+  ]
+  assert privacy.statements({**config, 'share': 'gradient'})[0].count('epochs') == 0
+  assert privacy.statements({}) == []
