@@ -31,9 +31,9 @@ def squared_norm(tree):
 
 
 def safe_sqrt(x):
-  """Returns √x with the gradient 0 at x = 0, where the plain square root has none."""
-  positive = x > 0
-  return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, jnp.ones_like(x))), jnp.zeros_like(x))
+  """Returns √x with the gradient 0 at x = 0, where the plain square root has none; 0 below, NaN at NaN."""
+  nothing = x <= 0
+  return jnp.where(nothing, jnp.zeros_like(x), jnp.sqrt(jnp.where(nothing, jnp.ones_like(x), x)))
 
 
 def norm(tree):
@@ -44,8 +44,8 @@ def norm(tree):
 def cosine(a, b):
   """Returns ⟨a, b⟩ / (‖a‖‖b‖); 0 where either is zero."""
   scale = norm(a) * norm(b)  # the product of the squares would leave float32's range first
-  positive = scale > 0
-  return jnp.where(positive, inner_product(a, b) / jnp.where(positive, scale, jnp.ones_like(scale)), 0.0)
+  nothing = scale == 0
+  return jnp.where(nothing, 0.0, inner_product(a, b) / jnp.where(nothing, jnp.ones_like(scale), scale))
 
 
 def subtract(a, b):

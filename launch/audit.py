@@ -53,6 +53,17 @@ _LABELS = flags.DEFINE_string(
   'auto',
   'auto (as published), known, inferred, optimised, or a label rule: idlg, yin, bias_corrected, wainakh.',
 )
+_KNOWLEDGE = flags.DEFINE_string(
+  'knowledge',
+  'both',
+  'unaware: attackers take what was sent for a gradient; aware: they know the defense; both: side by side.',
+)
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 1, 'Uploads of the same samples on the same model that an aware attacker averages.'
+)
+_PUBLIC = flags.DEFINE_integer(
+  'public', 100, 'Public images, of the split that the private ones are not from; defenses and attackers may use them.'
+)
 _CONTROLS = flags.DEFINE_integer('controls', 64, 'Null-gradient runs per attack that define success.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
 _WORKDIR = flags.DEFINE_string('workdir', 'results/audit', 'Folder for rows, pictures, the report and checkpoints.')
@@ -63,6 +74,20 @@ _CACHE = flags.DEFINE_string(
   os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
   "JAX's persistent compilation cache; empty for none.",
 )
+
+
+def _load_public(gl):
+  """Returns public (images, labels) of the other split, or None where there are none: then who needs them says so."""
+  if not _PUBLIC.value:
+    return None
+  split = 'test' if _SPLIT.value.startswith('train') else 'train'
+  options = {'data_dir': _DATA_DIR.value, 'image_size': _IMAGE_SIZE.value, 'channels': _CHANNELS.value}
+  try:
+    public = gl.data.load(_DATASET.value, split, limit=_PUBLIC.value, **options)
+  except gl.errors.UsageError as error:
+    print(f'no public images: {error}')
+    return None
+  return public.images, public.labels
 
 
 def main(argv):
@@ -77,8 +102,8 @@ def main(argv):
   from gradleak.report import terminal_table, write
 
   attacks, defenses = specs.parse_list(_ATTACKS.value, 'attack'), specs.parse_list(_DEFENSES.value, 'defense')
-  for name, flag in (('trials', _TRIALS), ('batch_size', _BATCH_SIZE)):
-    errors.check_number(name, flag.value, low=1, high=10**6, integer=True)
+  for name, flag, low in (('trials', _TRIALS, 1), ('batch_size', _BATCH_SIZE, 1), ('public', _PUBLIC, 0)):
+    errors.check_number(name, flag.value, low=low, high=10**6, integer=True)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   dataset = gl.data.load(
     _DATASET.value,
@@ -88,6 +113,7 @@ def main(argv):
     channels=_CHANNELS.value,
     limit=_TRIALS.value * _BATCH_SIZE.value,
   )
+  public = _load_public(gl)
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_INIT.value)
   key = jax.random.key(_SEED.value)
   scenario = gl.scenario(
@@ -106,6 +132,7 @@ def main(argv):
     local_batch_size=_LOCAL_BATCH.value,
     learning_rate=_RATE.value,
     batch_norm=_BATCH_NORM.value,
+    public=public,
   )
   result = gl.audit(
     jax.random.fold_in(key, 1),
@@ -118,6 +145,8 @@ def main(argv):
     steps=_STEPS.value or None,
     labels=_LABELS.value,
     controls=_CONTROLS.value,
+    knowledge=_KNOWLEDGE.value,
+    rounds=_ROUNDS.value,
     workdir=_WORKDIR.value,
     group_size=_GROUP_SIZE.value,
     progress=_PROGRESS.value,

@@ -56,6 +56,7 @@ def test_gradient_of_the_norm_is_the_unit_vector():
 def test_safe_sqrt():
   np.testing.assert_array_equal(trees.safe_sqrt(jnp.asarray([0.0, 4.0, 0.25])), [0, 2, 0.5])
   np.testing.assert_array_equal(jax.vmap(jax.grad(trees.safe_sqrt))(jnp.asarray([0.0, 4.0])), [0, 0.25])
+  assert np.isnan(trees.safe_sqrt(jnp.asarray(jnp.nan))) and np.isnan(trees.norm({'w': jnp.asarray([1.0, jnp.nan])}))
 
 
 def test_take_and_concatenate_undo_each_other():

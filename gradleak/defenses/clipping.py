@@ -15,9 +15,9 @@ def clip(*, norm: float):
   errors.check_number('clip(norm)', norm, low=1e-12)
 
   def scale(updates):
-    length = trees.norm(updates)
-    tiny = jnp.finfo(jnp.float32).tiny
-    factor = jnp.minimum(jnp.float32(1), jnp.asarray(norm, jnp.float32) / jnp.maximum(length, tiny))
+    bound, length = jnp.asarray(norm, jnp.float32), trees.norm(updates)
+    exceeds = length > bound  # also the attacker's gradient at an infinite norm is finite
+    factor = jnp.where(exceeds, bound, 1.0) / jnp.where(exceeds, length, 1.0)
     return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
 
   return stateless('clip', scale)

@@ -123,11 +123,18 @@ class Dense(nn.Module):
 
 
 def max_pool(images, size):
-  """Non-overlapping max pooling; a remainder at the right and lower border is dropped."""
+  """Non-overlapping max pooling; a remainder at the right and lower border is dropped.
+
+  The winner of each window is marked first, and takes the whole gradient. The gradient of `max` compares the pixels with
+  the maximum once more; where XLA has computed them anew with other rounding, none wins, and the gradient is 0/0.
+  """
   batch, height, width, channels = images.shape
   height, width = height // size, width // size
   images = images[:, : height * size, : width * size]
-  return images.reshape(batch, height, size, width, size, channels).max(axis=(2, 4))
+  windows = images.reshape(batch, height, size, width, size, channels).transpose(0, 1, 3, 5, 2, 4)
+  windows = windows.reshape(batch, height, width, channels, size * size)
+  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), size * size, dtype=images.dtype)
+  return jnp.sum(windows * winner, axis=-1)
 
 
 def flatten(images):

@@ -3,6 +3,7 @@
 from gradleak.report.formatting import listed, number, percent_range
 
 MIN_CONTROLS = 64
+_FAILED = ('not_solved', 'diverged')
 
 
 def sentences(summaries, worst, config):
@@ -41,34 +42,66 @@ def undefended(summaries, worst, config):
 
 
 def defended(worst, config):
-  """Returns up to four sentences about the defenses, grouped by what was found."""
+  """Returns a few sentences about the defenses, grouped by the worst that any of the attackers did to them."""
   entries = [entry for entry in worst if entry['defense'] != 'none']
   idle = [entry for entry in entries if 'defense changed nothing' in entry['flags']]
   active = [entry for entry in entries if entry not in idle]
-  leaking = [entry for entry in active if entry['recovered']]
+  leaking = [entry for entry in active if entry['recovered'] and entry not in _broken(worst)]
   silent = [entry for entry in active if not entry['recovered']]
   unsolved = [entry for entry in silent if entry['not_solved'] or entry['diverged']]
   withstood = [entry for entry in silent if entry not in unsolved]
-  found = []
+  found = broken(worst, config)
   if leaking:
-    shares = [f'{e["recovered"]} of {e["n"]} under `{e["defense"]}` ({percent_range(e)})' for e in leaking]
-    found.append(f'With a defense, it still recovers {listed(shares)}.')
+    shares = [f'{k} of {n} under {_names(group)} ({percent_range(group[0])})' for k, n, group in _by_count(leaking)]
+    found.append(f'With a defense, it still recovers {"; ".join(shares)}.')
+  helped = [entry for entry in leaking if entry['unaware'] is not None and entry['unaware'] < entry['recovered']]
+  if helped:
+    shares = [f'{k} of {n} under {_names(group)}' for k, n, group in _by_count(helped, 'unaware')]
+    found.append(f'An attacker who takes the upload for a gradient gets no more than {listed(shares)}.')
   if withstood and _setting_works(worst):
+    untried = [entry for entry in withstood if entry['aware'] is None]
+    tried = [entry for entry in withstood if entry['aware'] is not None]
     found.append(
       f'Under {_names(withstood)} {_none_of(withstood[0], config)} recovered ({percent_range(withstood[0])}), although '
       'the attacks reached at least as good an objective as the truth has: for them, what was sent no longer singles '
-      'out the private data. An attacker who knows the defense may do better.'
+      f'out the private data.{_tried(tried, untried)}'
     )
+    if untried:
+      where = f' of {_names(untried)}' if tried else ''
+      found.append(f'An attacker who knows the defense{where} may do better.')
   if unsolved:
-    counts = listed([f'{entry["not_solved"] + entry["diverged"]} of {entry["runs"]}' for entry in unsolved])
+    failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (_FAILED, ('runs',)))
+    tried = [entry for entry in unsolved if entry['aware'] is not None]
+    untried = [entry for entry in unsolved if entry['aware'] is None]
     found.append(
-      f'Under {_names(unsolved)} {_none_of(unsolved[0], config)} recovered, but {counts} runs failed as an '
+      f'Under {_names(unsolved)} {_none_of(unsolved[0], config)} recovered, but {failed} of {runs} runs failed as an '
       'optimisation (“not solved” or diverged): this does not show that '
-      f'{"it protects" if len(unsolved) == 1 else "they protect"}.'
+      f'{"it protects" if len(unsolved) == 1 else "they protect"}.{_tried(tried, untried)}'
     )
   if idle:
     found.append(f'{_names(idle)} changed nothing in the upload: the figures are those of no defense.')
   return found
+
+
+def broken(worst, config):
+  """Returns at most one sentence, in a list: the defenses that stop only an attacker who does not know them."""
+  entries = _broken(worst)
+  if not entries:
+    return []
+  hidden = f'{_all_of(entries[0], config)} from an attacker who takes the upload for a gradient'
+  if len(entries) == 1:
+    (entry,) = entries
+    verb = 'is' if entry['recovered'] == 1 else 'are'
+    recovered = f'{entry["recovered"]} of {entry["n"]} ({percent_range(entry)}) {verb}'
+    return [f'{_names(entries)} hides {hidden}, and {recovered} recovered by one who knows it ({_means(entry)}).']
+  groups = {}
+  for entry in entries:
+    groups.setdefault((-entry['recovered'], _means(entry)), []).append(entry)
+  shares = [
+    f'{group[0]["recovered"]} of {group[0]["n"]} under {_names(group)} ({percent_range(group[0])}; {means})'
+    for (_, means), group in sorted(groups.items(), key=lambda item: item[0][0])
+  ]
+  return [f'{len(entries)} defenses hide {hidden}, but one who knows them recovers {listed(shares)}.']
 
 
 def caution(worst):
@@ -87,7 +120,8 @@ def cautions(summaries, worst, controls):
     controls: the rows of the null-gradient control runs.
   """
   attacks = list(dict.fromkeys(summary['attack'] for summary in summaries))
-  sizes = {attack: sum(row['attack'] == attack for row in controls) for attack in attacks}
+  # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
+  sizes = {attack: len({row['trial'] for row in controls if row['attack'] == attack}) for attack in attacks}
   bare = [f'`{attack}`' for attack in attacks if not sizes[attack]]
   few = [f'{sizes[attack]} runs for `{attack}`' for attack in attacks if 0 < sizes[attack] < MIN_CONTROLS]
   failing = [f'`{s["attack"]}`' for s in summaries if s['defense'] == 'none' and not s['recovered']]
@@ -115,6 +149,30 @@ def _setting_works(worst):
   return any(entry['defense'] == 'none' and entry['recovered'] for entry in worst)
 
 
+def _broken(worst):
+  """Returns the entries of which only an attacker who knows the defense recovers anything, in a setting that works."""
+  return [entry for entry in worst if entry['unaware'] == 0 and entry['recovered'] and _setting_works(worst)]
+
+
+def _by_count(entries, key='recovered'):
+  """Returns [(count, n, entries)], those of the same count together, the largest count first."""
+  counts = sorted({entry[key] for entry in entries}, reverse=True)
+  groups = [[entry for entry in entries if entry[key] == count] for count in counts]
+  return [(group[0][key], group[0]['n'], group) for group in groups]
+
+
+def _means(entry):
+  """Returns by which counter-measures a defense was broken: the strongest, and whether others did, too."""
+  strongest, *others = entry['counters']
+  return f'above all `{strongest}`' if others else f'`{strongest}`'
+
+
+def _tried(tried, untried):
+  """Returns what is to be said of the aware attackers that failed at the defenses `tried`, but at none of `untried`."""
+  where = f' of {_names(tried)}' if untried else ''
+  return f' Attackers who know the defense{where} were tried and failed, too.' if tried else ''
+
+
 def _unit(n, config):
   size = config.get('batch_size', 1)
   noun, rest = ('image', '') if size == 1 else ('batch', f' of {size} images')
@@ -124,6 +182,11 @@ def _unit(n, config):
 def _none_of(entry, config):
   unit = _unit(entry['n'], config)
   return f'the one {unit} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {unit} is'
+
+
+def _all_of(entry, config):
+  unit = _unit(entry['n'], config)
+  return f'the one {unit}' if entry['n'] == 1 else f'all {entry["n"]} {unit}'
 
 
 def _names(entries):

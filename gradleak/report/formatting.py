@@ -8,7 +8,7 @@ def number(value, digits=1):
   """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
   if value is None or math.isnan(value):
     return '–'
-  return '∞' if math.isinf(value) else f'{value:.{digits}f}'
+  return '∞' if math.isinf(value) else f'{round(value, digits) + 0.0:.{digits}f}'  # no “-0.0”
 
 
 def significant(value, digits=2):
@@ -45,13 +45,14 @@ def listed(parts):
 
 
 def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
-  """Returns `text` as lines of at most `width` characters, broken after `+` and `,` where that is possible."""
+  """Returns `text` as lines of at most `width` characters, broken after `+`, `,`, else `(` where that is possible."""
   lines = ['']
   for token in re.findall(tokens, text):
     if len(lines[-1]) + len(token.rstrip()) > width and lines[-1].strip():
       lines.append('')
     while len(token.rstrip()) > width:
-      lines[-1:] = [token[:width], '']
-      token = token[width:]
+      cut = token.rfind('(', 0, width) + 1 or width
+      lines[-1:] = [token[:cut], '']
+      token = token[cut:]
     lines[-1] += token
   return [line.rstrip() for line in lines if line] or ['']

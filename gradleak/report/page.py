@@ -6,7 +6,8 @@ import pathlib
 import re
 
 from gradleak import storage
-from gradleak.report import descent, findings, formatting, pictures, tables, wording
+from gradleak.report import descent, findings, formatting, pictures, privacy, tables, wording
+from gradleak.verdict import CONTROL
 
 _STRIP_WIDTH = 150  # of the drawing of PSNRs per trial, in its own units
 _STAGGER = (0, -4, 4, -2, 2, -5, 5)
@@ -64,16 +65,18 @@ def _context(result):
     'columns': _columns(truth),
     'truth': _cells(truth),
     'side': 128 if len(truth) <= 4 else 92,
-    'shown': {
-      attack: [(pair[1], _cells(row)) for pair, row in shown.items() if pair[0] == attack]
-      for attack in dict.fromkeys(attack for attack, _ in shown)
-    },
+    'shown': _shown(shown),
     'num_trials': len({row['trial'] for row in result.rows}),
     'attacks': _attacks(result, summaries),
     'worst': worst,
+    'both_kinds': any(entry['aware'] is not None for entry in worst),
     'curves': descent.curves(result),
     'granted': _granted(result.threat_models),
+    'knowing': _knowing(result.counters),
+    'helpless': _helpless(result),
+    'rounds': result.config.get('rounds', 1),
     'settings': wording.settings(result.config),
+    'privacy': privacy.statements(result.config),
     'citations': wording.citations(result.config),
     'min_controls': findings.MIN_CONTROLS,
     'versions': result.versions,
@@ -81,30 +84,62 @@ def _context(result):
   }
 
 
+def _shown(pictures_of):
+  """Returns {attack: [(defense, [(counter-measure or None, cells), …]), …]} of `pictures.select`."""
+  shown = {}
+  for (attack, defense, *counter), row in pictures_of.items():
+    rows = shown.setdefault(attack, {}).setdefault(defense, [])
+    rows.append((counter[0] if counter else None, _cells(row)))
+  return {attack: list(defenses.items()) for attack, defenses in shown.items()}
+
+
 def _attacks(result, summaries):
-  """Returns the table of figures: per attack its summaries, its control, and a drawing of the PSNR of every run."""
+  """Returns the table of figures: per attack its summaries, its control, and a drawing of the PSNR of every run.
+
+  A counter-measure that changes the attack has control runs and a threshold of its own: `beyond` says it where it is
+  not that of the attack.
+  """
   scored = [*result.rows, *result.controls]
   finite = [row['psnr'] for row in scored if row['psnr'] is not None and math.isfinite(row['psnr'])]
   low, high = min([0.0, *finite]), max([10.0, *finite]) * 1.04
-  by_pair = tables.grouped(result.rows, 'attack', 'defense')
-  controls = {summary['attack']: summary for summary in tables.summarise(result.controls)}
-  control_rows = tables.grouped(result.controls, 'attack')
-  attacks = {}
-  for summary in summaries:
-    attack = summary['attack']
-    if attack not in attacks:
-      threshold = summary['control_psnr']
-      attacks[attack] = {
+  runs = tables.by_attacker(result.rows)
+  pools = tables.grouped(result.controls, 'attack', 'control_psnr')
+
+  def entry(summary, rows, usual):
+    threshold = summary['control_psnr']
+    beyond = '' if formatting.number(threshold) == formatting.number(usual) else formatting.number(threshold)
+    x = None if threshold is None else _position(threshold, low, high)
+    return {**summary, 'dots': _dots(rows, low, high), 'threshold_x': x, 'beyond': beyond}
+
+  attacks = []
+  for (attack,), group in tables.grouped(summaries, 'attack').items():
+    usual = group[0]['control_psnr']
+    controls = [
+      entry(tables.summarise(rows)[0], [{**row, 'verdict': 'control'} for row in rows], usual)
+      for (name, _), rows in pools.items()
+      if name == attack
+    ]
+    for control in controls:
+      of = [s['counter'] for s in group if _close(s['control_psnr'], control['control_psnr'])]
+      control['of'] = [] if _close(control['control_psnr'], usual) else list(dict.fromkeys(filter(None, of)))
+    attacks.append(
+      {
         'name': attack,
-        'tier': summary['tier'],
-        'threshold': threshold,
-        'threshold_x': None if threshold is None else _position(threshold, low, high),
-        'entries': [],
-        'control': controls.get(attack),
-        'control_dots': [(x, y, 'control') for x, y, _ in _dots(control_rows.get((attack,), []), low, high)],
+        'tier': group[0]['tier'],
+        'threshold': usual,
+        'defenses': [
+          [entry(summary, runs[tables.attacker(summary)], usual) for summary in of_defense]
+          for of_defense in tables.grouped(group, 'defense').values()
+        ],
+        'controls': sorted(controls, key=lambda control: bool(control['of'])),
       }
-    attacks[attack]['entries'].append((summary, _dots(by_pair[attack, summary['defense']], low, high)))
-  return {'list': list(attacks.values()), 'low': low, 'high': high, 'zero_x': _position(0.0, low, high)}
+    )
+  return {'list': attacks, 'low': low, 'high': high}
+
+
+def _close(a, b):
+  """Returns whether two thresholds, None for none, are the same one."""
+  return a == b if a is None or b is None else math.isclose(a, b)
 
 
 def _granted(threat_models):
@@ -113,6 +148,20 @@ def _granted(threat_models):
   for attack, sentences in threat_models.items():
     together.setdefault(tuple(sentences), []).append(attack)
   return [(attacks, sentences) for sentences, attacks in together.items()]
+
+
+def _knowing(counters):
+  """Returns [(defenses, {counter-measure: what it does})], defenses that are met alike together."""
+  together = {}
+  for defense, sentences in counters.items():
+    if sentences:
+      together.setdefault(tuple(sentences.items()), []).append(defense)
+  return [(defenses, dict(sentences)) for sentences, defenses in together.items()]
+
+
+def _helpless(result):
+  """Returns the defenses to which no counter-measure is known, though attackers who know defenses were run."""
+  return [defense for defense, found in result.counters.items() if not found and defense not in ('none', CONTROL)]
 
 
 def _dots(rows, low, high):
@@ -157,9 +206,10 @@ def _cell(picture):
   unfinished = row['verdict'] == 'recovered' and not row['solved']
   more = ', descent not finished' if unfinished else ''
   found = f'{row["verdict"]}{at}{more}, {value}'
+  knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
   return {
     **cell,
-    'alt': f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}: {found}.',
+    'alt': f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {found}.',
     'verdict': row['verdict'],
     'psnr': value if picture.psnr is not None else f'NaN{at}',
     'unfinished': unfinished,
@@ -189,4 +239,4 @@ def _breakable(text):
 
 
 def _break(escaped):
-  return re.sub(r'([+,])(?=\S)', r'\1<wbr>', escaped)
+  return re.sub(r'([+,]|\w{15,}\()(?=\S)', r'\1<wbr>', escaped)

@@ -26,7 +26,7 @@ class Picture(NamedTuple):
     index: its place in the trial's batch.
     pixels: [H, W, C], pixels in [0, 1]; may hold NaN.
     psnr: dB against the truth, None for the truth itself and where there is none.
-    row: the row of its trial, attack and defense; None for the truth.
+    row: the row of its trial, attack, defense and counter-measure; None for the truth.
   """
 
   trial: int
@@ -37,22 +37,24 @@ class Picture(NamedTuple):
 
 
 def select(result, columns=MAX_COLUMNS):
-  """Returns the pictures to show: the truth's, and {(attack, defense): pictures}, in the same order of columns.
+  """Returns the pictures to show: the truth's, and {`tables.attacker`: pictures}, in the same order of columns.
 
-  The first trials are shown, never the best; of a batch the first images.
+  Of the attackers who know a defense the strongest is shown, after the one who does not. The first trials are shown,
+  never the best; of a batch the first images.
   """
-  rows = tables.grouped(result.rows, 'attack', 'defense')
+  rows = tables.by_attacker(result.rows)
+  pairs = tables.paired(tables.summarise(result.rows)).values()
   trials = list(dict.fromkeys(row['trial'] for row in result.rows))
   truth = np.asarray(result.truth)
   images = min(truth.shape[1], columns)
   places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
   shown = {}
-  for pair, group in rows.items():
-    by_trial = {row['trial']: row for row in group}
-    pixels = np.asarray(result.reconstructions[pair])
+  for attacker in (tables.attacker(summary) for pair in pairs for summary in pair):
+    by_trial = {row['trial']: row for row in rows[attacker]}
+    pixels = np.asarray(result.reconstructions[attacker])
     chosen = np.stack([pixels[place] for place in places]).astype(np.float32)
     decibels = np.asarray(metrics.psnr(chosen, np.stack([truth[place] for place in places]).astype(np.float32)))
-    shown[pair] = [
+    shown[attacker] = [
       Picture(trials[t], b, pixels[t, b], None if np.isnan(figure) else float(figure), by_trial[trials[t]])
       for (t, b), figure in zip(places, decibels, strict=True)
     ]
@@ -60,25 +62,35 @@ def select(result, columns=MAX_COLUMNS):
 
 
 def grid(result):
-  """Returns a PNG: the truth above one row per attack and defense, at most 8 columns, the PSNR in dB under each."""
+  """Returns a PNG: the truth above one row per attack and defense, at most 8 columns, the PSNR in dB under each.
+
+  Where attackers who know a defense were run, the row of the strongest follows, joined to the other one by a bar.
+  """
   from matplotlib import rc_context
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   truth, shown = select(result)
-  labels = [(wrap(attack, 34), wrap(defense, 30)) for attack, defense in [('private images', 'truth'), *shown]]
-  longest = max(len(line) for label in labels for part in label for line in part)
+  labels = [_label('private images', 'truth'), *(_label(*attacker, shown=shown) for attacker in shown)]
+  second = [False, *(len(attacker) == 3 and attacker[:2] in shown for attacker in shown)]
+  longest = max(len(line) for label in labels for line, _ in label)
   height, width = truth[0].pixels.shape[:2]
   cell, caption, margin, head, foot = 0.95, 0.22, 0.1, 0.28, 0.5  # all lengths in inches
-  start, tall = 3 * margin + 0.075 * longest, cell * height / width
+  start, tall = 4 * margin + 0.075 * longest, cell * height / width
+  apart = 2 * margin * any(second)  # between pairs, so that one is told from the next
+  tops = [head]
+  for is_second in second[1:]:
+    above = caption if len(tops) > 1 else 0
+    tops.append(tops[-1] + tall + above + margin + (0 if is_second else apart))
   across = max(start + (cell + margin) * len(truth), 3.7)
-  down = head + (tall + caption + margin) * len(labels) - caption + foot
+  down = tops[-1] + tall + caption + margin + foot
   with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
     figure = Figure(figsize=(across, down), dpi=160, facecolor='white')
     axes = figure.add_axes((0, 0, 1, 1))
-    for r, (pictures, label) in enumerate(zip([truth, *shown.values()], labels, strict=True)):
-      top = head + r * (tall + caption + margin) - (caption if r else 0)
-      _draw_label(axes, label, margin, top + tall / 2)
+    for r, (pictures, label, top) in enumerate(zip([truth, *shown.values()], labels, tops, strict=True)):
+      _draw_label(axes, label, 2 * margin, top + tall / 2)
+      if second[r]:
+        axes.plot([margin, margin], [tops[r - 1], top + tall], color=_SOFT, linewidth=2, solid_capstyle='butt')
       for c, picture in enumerate(pictures):
         _draw_picture(axes, picture, start + c * (cell + margin), top, cell, tall)
     legend = '    '.join(f'{symbol} {verdict}' for verdict, symbol in SYMBOLS.items())
@@ -118,12 +130,21 @@ def _bytes(image):
   return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
 
+def _label(attack, defense, counter=None, shown=()):
+  """Returns the lines that name a row, each with its style; the second row of a pair does not repeat the first."""
+  named = [(line, {'color': _SOFT}) for line in wrap(attack, 34)]
+  named += [(line, {'weight': 'bold'}) for line in wrap(defense, 30)]
+  if counter is None:
+    paired = any(attacker[:2] == (attack, defense) and len(attacker) == 3 for attacker in shown)
+    return [*named, ('unaware', {})] if paired else named
+  knowing = [(line, {}) for line in wrap(f'aware: {counter}', 30)]
+  return knowing if (attack, defense) in shown else [*named, *knowing]
+
+
 def _draw_label(axes, label, x, y):
-  """Writes the lines of an attack, and below them those of a defense in bold, centred on height `y`."""
-  attack, defense = label
-  lines = [*((line, {'color': _SOFT}) for line in attack), *((line, {'weight': 'bold'}) for line in defense)]
-  for i, (line, style) in enumerate(lines):
-    axes.text(x, y + 0.17 * (i - (len(lines) - 1) / 2), line, va='center', **style)
+  """Writes the lines of a label, centred on height `y`."""
+  for i, (line, style) in enumerate(label):
+    axes.text(x, y + 0.17 * (i - (len(label) - 1) / 2), line, va='center', **style)
 
 
 def _draw_picture(axes, picture, left, top, width, height):

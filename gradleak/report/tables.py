@@ -6,7 +6,7 @@ import math
 import textwrap
 
 from gradleak.metrics import statistics
-from gradleak.report import findings
+from gradleak.report import findings, privacy
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
 
 VERDICTS = ('recovered', 'protected', 'not solved', 'diverged')
@@ -14,34 +14,54 @@ METRICS = ('psnr', 'ssim', 'mse', 'pearson')
 
 
 def summarise(rows):
-  """Returns one summary per (attack, defense), in order of appearance.
+  """Returns one summary per attack, defense and counter-measure, in order of appearance.
 
   Runs that diverged have no metrics: they are left out of the means, and count as not recovered in the share.
 
   Args:
-    rows: the audit's rows, one dict per trial × attack × defense.
+    rows: the audit's rows, one dict per trial × attack × defense × counter-measure.
 
   Returns:
-    A list of flat dicts: `attack`, `defense`, `tier`, `n`; of `psnr` (dB), `ssim`, `mse` and `pearson` the mean with
+    A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the name of
+    an aware attacker's counter-measure, else None), `tier`, `n`; of `psnr` (dB), `ssim`, `mse`, `pearson` the mean with
     `_low` and `_high`, its 95 % interval; `success` (the share of runs beyond the control) with its exact 95 %
     interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and `unfinished` (recovered before the
-    descent had finished); the means of `oracle_psnr` (dB), `label_correct` and `change`; `control_psnr` (dB); and
-    `verdict`, the word for all of them. What cannot be computed is None.
+    descent had finished); the means of `oracle_psnr` (dB), `label_correct`, `change` and `sent` (share of the entries
+    sent); `control_psnr` (dB); and `verdict`, the word for all of them. What cannot be computed is None.
   """
-  return [_summary(group) for group in grouped(rows, 'attack', 'defense').values()]
+  return [_summary(group) for group in by_attacker(rows).values()]
+
+
+def strongest(summaries):
+  """Returns the summary of the most runs recovered, among equals that of the highest mean PSNR."""
+  return max(summaries, key=_strength)
+
+
+def paired(summaries):
+  """Returns what is shown where every counter-measure would be too much: {(attack, defense): [summary, …]}.
+
+  The summary of the unaware attacker comes first, then the strongest of the aware ones; of either where there is one.
+  """
+  pairs = {}
+  for pair, group in grouped(summaries, 'attack', 'defense').items():
+    unaware = [summary for summary in group if summary['counter'] is None]
+    aware = [summary for summary in group if summary['counter'] is not None]
+    pairs[pair] = [*unaware, strongest(aware)] if aware else unaware
+  return pairs
 
 
 def worst_case(rows):
-  """Returns one entry per defense: the share of trials that any of the attacks recovers.
+  """Returns one entry per defense: the share of trials that any of the attackers recovers, aware of it or not.
 
   Args:
     rows: the audit's rows.
 
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; their share `success` with the exact 95 % interval
-    `success_low`, `success_high`; `runs` (one attack on one trial each) and of these the counts `protected`,
-    `not_solved`, `diverged`; `attacks`, those that recover something; and `flags`, the reasons to be careful, their
-    counts over runs.
+    `success_low`, `success_high`; of the trials those that `unaware` and `aware` attackers recover, None where there
+    were none; `by`, the attacks that recover something, each with its counter-measure; `counters`, the counter-measures
+    that recover something, the strongest first; `runs` (one attack on one trial each) and of these the counts
+    `protected`, `not_solved`, `diverged`; and `flags`, the reasons to be careful, their counts over runs.
   """
   groups = grouped(rows, 'defense')
   undefended = groups.get(('none',))
@@ -54,7 +74,7 @@ def worst_case(rows):
 
 
 def summary_csv(rows):
-  """Returns the summaries of `rows` as CSV text, one line per (attack, defense); a missing value is an empty cell."""
+  """Returns the summaries of `rows` as CSV text, one line each; a missing value is an empty cell."""
   summaries = summarise(rows)
   text = io.StringIO()
   writer = csv.DictWriter(text, fieldnames=list(summaries[0]) if summaries else ['attack', 'defense'])
@@ -66,37 +86,71 @@ def summary_csv(rows):
 def terminal_table(result, width=110):
   """Returns the result as an aligned table of at most `width` columns, closed by what it means in a few sentences."""
   summaries, worst = summarise(result.rows), worst_case(result.rows)
+  pairs = paired(summaries)
   head = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
-  lines, attack = [], None
-  for summary in summaries:
-    if summary['attack'] != attack:
-      attack = summary['attack']
-      threshold = summary['control_psnr']
-      lines.append((attack, f'control {number(threshold)}' if threshold is not None else 'no control', '', '', '', ''))
-    lines.append(
-      (
-        f'  {summary["defense"]}',
-        plus_minus(summary, 'psnr'),
-        number(summary['ssim'], 2),
-        f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})',
-        f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
-        summary['verdict'],
-      )
-    )
+  lines, last = [], None
+  for (attack, defense), pair in pairs.items():
+    if attack != last:
+      last = attack
+      of_attack = [summary for (name, _), group in pairs.items() if name == attack for summary in group]
+      lines.append((attack, _thresholds(of_attack), '', '', '', ''))
+    if pair[0]['counter'] is not None:
+      lines.append((f'  {defense}', '', '', '', '', ''))
+    lines += [_line(summary) for summary in pair]
   widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
   widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(head) - 1))
   table = [text for line in [head, *lines] for text in _aligned(line, widths)]
   table.insert(1, '-' * (sum(widths) + 2 * (len(head) - 1)))
-  closing = f'{findings.undefended(summaries, worst, result.config)} {findings.caution(worst)}'.replace('`', '')
-  return '\n'.join([*table, '', *textwrap.wrap(closing, width)]) + '\n'
+  means = [
+    findings.undefended(summaries, worst, result.config),
+    *findings.broken(worst, result.config),
+    findings.caution(worst),
+  ]
+  closing = [' '.join(means), *privacy.statements(result.config)]
+  wrapped = [line for text in closing for line in textwrap.wrap(text.replace('`', ''), width)]
+  return '\n'.join([*table, '', *wrapped]) + '\n'
 
 
 def grouped(rows, *keys):
-  """Returns the rows by the values of `keys`: {(value, …): rows}, in order of appearance."""
+  """Returns the rows by the values of `keys`, None where one is missing: {(value, …): rows}, in order of appearance."""
   groups = {}
   for row in rows:
-    groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
   return groups
+
+
+def attacker(row):
+  """Returns whose a row or summary is: (attack, defense) or, who knows the defense, (attack, defense, counter)."""
+  return row['attack'], row['defense'], *filter(None, [row.get('counter')])
+
+
+def by_attacker(rows):
+  """Returns {`attacker`: rows}, in order of appearance; the keys are those of an audit's reconstructions and curves."""
+  groups = {}
+  for row in rows:
+    groups.setdefault(attacker(row), []).append(row)
+  return groups
+
+
+def _line(summary):
+  """Returns the cells of one line of the terminal's table; an aware attacker stands further in, below its defense."""
+  counter = summary['counter']
+  return (
+    f'  {summary["defense"]}' if counter is None else f'    aware: {counter}',
+    plus_minus(summary, 'psnr'),
+    number(summary['ssim'], 2),
+    f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})',
+    f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
+    summary['verdict'],
+  )
+
+
+def _thresholds(summaries):
+  """Returns the threshold of an attack, or the range of those of its counter-measures."""
+  found = sorted(summary['control_psnr'] for summary in summaries if summary['control_psnr'] is not None)
+  if not found:
+    return 'no control'
+  return 'control ' + '–'.join(dict.fromkeys(number(threshold) for threshold in (found[0], found[-1])))
 
 
 def _numbers(rows, key):
@@ -142,6 +196,8 @@ def _summary(rows):
   return {
     'attack': first['attack'],
     'defense': first['defense'],
+    'knowledge': first.get('knowledge', 'unaware'),
+    'counter': first.get('counter'),
     'tier': first.get('tier'),
     'n': len(rows),
     **{key: value for name in METRICS for key, value in _mean_interval(rows, name).items()},
@@ -152,13 +208,18 @@ def _summary(rows):
     'control_psnr': _mean(rows, 'control_psnr'),
     'label_correct': _mean(rows, 'label_correct'),
     'change': _mean(rows, 'change'),
+    'sent': _mean(rows, 'sent'),
     'verdict': _verdict(counts, len(rows)),
   }
 
 
 def _worst(defense, rows, setting):
-  trials = grouped(rows, 'trial').values()
-  recovered = sum(any(row['success'] for row in trial) for trial in trials)
+  trials = {row['trial'] for row in rows}
+  recovered = _recovered(rows)
+  unaware = [row for row in rows if row.get('counter') is None]
+  aware = [row for row in rows if row.get('counter') is not None]
+  leaking = [row for row in rows if row['success']]
+  by_strength = sorted(summarise(aware), key=_strength, reverse=True)
   counts, runs = _counts(rows), len(rows)
   flags = list(setting)
   if counts['not_solved']:
@@ -175,9 +236,21 @@ def _worst(defense, rows, setting):
     'recovered': recovered,
     **_share(recovered, len(trials)),
     'runs': runs,
-    'attacks': list(dict.fromkeys(row['attack'] for row in rows if row['success'])),
+    'unaware': _recovered(unaware) if unaware else None,
+    'aware': _recovered(aware) if aware else None,
+    'by': list(dict.fromkeys(' · '.join(filter(None, [row['attack'], row.get('counter')])) for row in leaking)),
+    'counters': list(dict.fromkeys(summary['counter'] for summary in by_strength if summary['recovered'])),
     'flags': flags,
   }
+
+
+def _recovered(rows):
+  """Returns the number of trials with a success among their rows."""
+  return len({row['trial'] for row in rows if row['success']})
+
+
+def _strength(summary):
+  return summary['recovered'], -math.inf if summary['psnr'] is None else summary['psnr']
 
 
 def _aligned(line, widths):

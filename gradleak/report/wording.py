@@ -17,14 +17,26 @@ CITATIONS = {
   'graddefense': 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack. INFOCOM 2022.',
   'outpost': 'Wang, Hugh, Li: More Than Enough Is Too Much. IEEE/ACM Transactions on Networking, 2024.',
   'concealment': 'Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage. AAAI 2024.',
-  'fragmentation': 'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks. ACSAC 2022.',
+  'fragmentation': 'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning '
+  'from a Privacy Standpoint. ACSAC 2022.',
+  'client_dp': 'Geyer, Klein, Nabi: Differentially Private Federated Learning: A Client Level Perspective. 2017.',
+  'dpsgd': 'Abadi et al.: Deep Learning with Differential Privacy. CCS 2016.',
+  'precode': 'Scheliga, Mäder, Seeland: PRECODE – A Generic Model Extension to Prevent Deep Gradient Leakage. '
+  'WACV 2022.',
+  'ats': 'Gao, Guo, Zhang, Qiu, Wen, Liu: Privacy-preserving Collaborative Learning with Automatic Transformation '
+  'Search. CVPR 2021.',
+  'instahide': 'Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning. '
+  'ICML 2020.',
   'dgc': 'Lin, Han, Mao, Wang, Dally: Deep Gradient Compression. ICLR 2018.',
 }
 _SYNONYMS = {
   'dga': 'dlg',
   'gia': 'csdlg',
   'gs': 'csdlg',
+  'csdlg_lbfgs': 'csdlg',
   'ffl': 'fragmentation',
+  'fragmentation_random': 'fragmentation',
+  'graddefense_step': 'graddefense',
   'dcs2': 'concealment',
 }
 _LABELS = {
@@ -36,13 +48,13 @@ _LABELS = {
 
 def settings(config):
   """Returns the audit's settings as sentences; a key that `config` lacks is left out."""
-  parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config)]
+  parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config), _knowledge(config)]
   return [part for part in parts if part]
 
 
 def citations(config):
-  """Returns the citations of the attacks and defenses named in `config`, in order of appearance, each once."""
-  specs = [*config.get('attacks', []), *config.get('defenses', [])]
+  """Returns the citations of the attacks, defenses and model of `config`, in order of appearance, each once."""
+  specs = [*config.get('attacks', []), *config.get('defenses', []), str(config.get('model', ''))]
   names = re.findall(r'[A-Za-z_][A-Za-z_0-9]*(?=\(|\+|$)', '+'.join(re.sub(r'\(.*?\)', '', spec) for spec in specs))
   found = [CITATIONS.get(_SYNONYMS.get(name, name)) for name in names]
   return list(dict.fromkeys(citation for citation in found if citation))
@@ -106,3 +118,13 @@ def _size(config):
   controls = f'; {size} control runs with a null gradient set the threshold' if size else ''
   count = config['trials']
   return f'Every attack meets every defense in {count} trial{"s" if count != 1 else ""}{seed}{controls}.'
+
+
+def _knowledge(config):
+  averaged = f', and may average {config["rounds"]} uploads of the same samples' if config.get('rounds', 1) > 1 else ''
+  knowing = f'attackers who know it and its settings{averaged}'
+  return {
+    'unaware': 'No attacker knows the defense.',
+    'aware': f'Every defense meets {knowing}, as far as they can make use of that.',
+    'both': f'Every defense meets attackers who take what was sent for a gradient, and {knowing}.',
+  }.get(config.get('knowledge'), '')

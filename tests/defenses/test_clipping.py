@@ -44,3 +44,12 @@ def test_the_norm_is_global_not_per_tensor():
   np.testing.assert_allclose(clipped['b'], [0.8, 0.0], rtol=1e-6)
   # Each tensor alone is within a bound of 4.5, both together are not.
   assert np.linalg.norm(flat(clip({'a': jnp.asarray([3.0]), 'b': jnp.asarray([4.0, 0.0])}, 4.5))) < 4.6
+
+
+@pytest.mark.parametrize('norm', [0.5, 10.0, np.inf])
+def test_an_attacker_differentiates_through_any_norm(norm):
+  updates = {'w': jnp.asarray([3.0, -4.0])}
+  transformation = defenses.clip(norm=norm)
+  gradient = jax.grad(lambda u: jnp.sum(transformation.update(u, transformation.init(u))[0]['w']))(updates)
+  expected = [1.0, 1.0] if norm > 5 else norm / 5 * np.array([1 + 3 / 25, 1 - 4 / 25])
+  np.testing.assert_allclose(gradient['w'], expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""GradDefense against NumPy: the risk of layers, slices of equal risk, Algorithm 1, and the form that runs each step."""
+"""GradDefense against NumPy: the risk of layers, slices of equal risk, Algorithm 1, and its form for each step."""
 
 import functools
 import itertools
@@ -21,11 +21,15 @@ KEY = jax.random.key(5)
 
 @functools.cache
 def setting(name):
-  """Returns (client, variables, 12×12 digits [4], labels, gradient of all four) of a network."""
+  """Returns (client, variables, 12×12 digits [4], labels, gradient of all four) of a network.
+
+  The digits are grainy: max pooling has ties on flat background, where rounding decides on its derivative.
+  """
   from sklearn.datasets import load_digits
 
   digits = load_digits()
   images = np.pad(digits.images[:4] / 16, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
+  images += np.random.default_rng(3).uniform(0, 0.2, images.shape).astype(np.float32)
   client = Client(models.create(name, 10), 10)
   variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))
   images, labels = jnp.asarray(images), jnp.asarray(digits.target[:4].astype(np.int32))
@@ -98,11 +102,9 @@ def test_exact_sensitivity_has_a_closed_form_in_softmax_regression(small_images,
   np.testing.assert_allclose(sensitivity(client, {'params': linear_params}, images, probabilities), measured, rtol=1e-5)
 
 
-@networks
-def test_exact_sensitivity_is_that_of_finite_differences(name):
-  client, variables, images, labels, _ = setting(name)
-  layers = client.model.layers((12, 12, 1))
-  numbers, count = trees.layer_numbers(variables['params'], layers)
+def sample_gradient(name):
+  """Returns (image, label) -> the gradient of one sample's loss, apart from the client."""
+  client, variables, *_ = setting(name)
 
   def gradient(image, label):
     def loss(params):
@@ -111,19 +113,39 @@ def test_exact_sensitivity_is_that_of_finite_differences(name):
 
     return jax.grad(loss)(variables['params'])
 
-  step = 1e-2 if name == 'lenet' else 2e-4  # a step across a kink of ReLU counts wrongly
+  return gradient
+
+
+def by_layer(name, tree, norm):
+  """Returns a NumPy statistic of the leaves' squares, summed by the model's layers in the numbering of the tree."""
+  client, variables, *_ = setting(name)
+  numbers, count = trees.layer_numbers(variables['params'], client.model.layers((12, 12, 1)))
+  squares = np.zeros(count)
+  for leaf, number in zip(jax.tree.leaves(tree), jax.tree.leaves(numbers), strict=True):
+    squares[number] += norm(np.asarray(leaf, np.float64))
+  return np.sqrt(squares)
+
+
+def test_exact_sensitivity_is_that_of_finite_differences():
+  client, variables, images, labels, _ = setting('lenet')
+  step, gradient = 1e-2, sample_gradient('lenet')
   shifts = jnp.asarray(np.concatenate([np.eye(144), -np.eye(144)]).reshape(-1, 12, 12, 1) * step, jnp.float32)
   evaluate = jax.jit(lambda image, label: jax.lax.map(lambda s: gradient(image + s, label), shifts, batch_size=16))
-  expected = np.zeros(count)
-  for image, label in zip(images[:2], labels[:2], strict=True):
-    squares = np.zeros(count)
-    for g, number in zip(jax.tree.leaves(evaluate(image, label)), jax.tree.leaves(numbers), strict=True):
-      g = np.asarray(g, np.float64)
-      squares[number] += np.sum(((g[:144] - g[144:]) / (2 * step)) ** 2)
-    expected += np.sqrt(squares) / 2
+  difference = lambda g: np.sum(((g[:144] - g[144:]) / (2 * step)) ** 2)  # noqa: E731
+  norms = [by_layer('lenet', evaluate(images[i], labels[i]), difference) for i in range(4)]
+  measured = sensitivity(client, variables, images, labels)
+  assert measured.shape == (4,) and measured.dtype == jnp.float32
+  np.testing.assert_allclose(measured, np.mean(norms, axis=0), rtol=2e-3)
+
+
+def test_exact_sensitivity_is_the_norm_of_the_whole_jacobian_with_batch_norm():
+  """Finite differences would step across the kinks of ReLU and of max pooling."""
+  client, variables, images, labels, _ = setting('convnet(width=2)')
+  jacobian = jax.jit(jax.jacfwd(sample_gradient('convnet(width=2)')))
+  norms = [by_layer('convnet(width=2)', jacobian(images[i], labels[i]), lambda j: np.sum(j**2)) for i in range(2)]
   measured = sensitivity(client, variables, images[:2], labels[:2])
-  assert measured.shape == (count,) and measured.dtype == jnp.float32
-  np.testing.assert_allclose(measured, expected, rtol=2e-3 if name == 'lenet' else 3e-2)
+  assert measured.shape == (9,)
+  np.testing.assert_allclose(measured, np.mean(norms, axis=0), rtol=1e-3)
 
 
 @pytest.mark.parametrize('probes', [1, 4])
@@ -137,10 +159,12 @@ def test_probes_are_low_by_an_eighth_of_their_relative_variance(probes, small_im
     gram = jacobian.T @ jacobian
     variance = 2 * np.sum(gram**2) / np.trace(gram) ** 2 / probes  # relative, of the mean of ‖Jz‖²
     exact = np.linalg.norm(jacobian)
-    bias, error = roots[number] / exact - 1, math.sqrt(variance / 4 / 4000)
-    assert bias < -3 * error
-    assert -1.6 * variance / 8 < bias < -0.7 * variance / 8  # the next order is not negligible at one probe
-    assert abs(squares[number] / exact - 1) < 4 * error
+    bias, error = float(roots[number] / exact - 1), math.sqrt(variance / 4 / 4000)
+    if number == 0:
+      assert bias < -5 * error
+      assert -1.4 * variance / 8 < bias < -0.6 * variance / 8  # the next order counts where there is one probe
+    assert abs(bias + variance / 8) < 4 * error + variance**2 / 16
+    assert abs(float(squares[number] / exact) - 1) < 4 * error
 
 
 def test_probes_come_near_the_exact_sensitivity_of_a_network():
@@ -167,20 +191,18 @@ def test_bad_calls_of_sensitivity_are_named():
 # Slices
 
 
-def greedy(sizes, risks, num_slices, by_size):
+def greedy(risks, num_slices):
   """Packs blocks one by one: a slice takes the next while that brings it nearer to its share of what is left."""
-  block = math.gcd(*sizes)
-  blocks = [(1.0 if by_size else risk * block / size) for size, risk in zip(sizes, risks) for _ in range(size // block)]
-  slices, position, rest = [], 0, math.fsum(blocks)
+  slices, position, rest = [], 0, math.fsum(risks)
   for number in range(num_slices):
     left, filled = num_slices - number, 0.0
     share, start = rest / left, position
-    while position < len(blocks) - left + 1:
-      nearer = abs(filled + blocks[position] - share) <= abs(filled - share)
+    while position < len(risks) - left + 1:
+      nearer = abs(filled + risks[position] - share) <= abs(filled - share)
       if left > 1 and position > start and not nearer:
         break
-      filled += blocks[position]
-      slices += [number] * block
+      filled += risks[position]
+      slices.append(number)
       position += 1
     rest -= filled
   return np.asarray(slices)
@@ -191,12 +213,16 @@ def greedy(sizes, risks, num_slices, by_size):
 @pytest.mark.parametrize('num_slices', [3, 10])
 def test_slices_are_packed_greedily(name, balance, num_slices):
   slicing, risk = slicing_of(name, num_slices, balance)
-  _, variables, *_ = setting(name)
-  numbers, _ = trees.layer_numbers(variables['params'], setting(name)[0].model.layers((12, 12, 1)))
+  client, variables, *_ = setting(name)
+  numbers, _ = trees.layer_numbers(variables['params'], client.model.layers((12, 12, 1)))
+  numbers = jax.tree.map(lambda p, number: np.full(p.shape, number), variables['params'], numbers)
+  in_order = [risk[layer[0]] for layer in in_forward_order(numbers, name)]
   parts = in_forward_order(slicing.slices, name)
-  in_order = [risk[layer[0]] for layer in in_forward_order(jax.tree.map(np.full, _shapes(variables), numbers), name)]
   slices = np.concatenate(parts)
-  expected = greedy([part.size for part in parts], in_order, num_slices, balance == 'size')
+  block = math.gcd(*(part.size for part in parts))
+  blocks = [(r * block / part.size, 1.0)[balance == 'size'] for part, r in zip(parts, in_order, strict=True)]
+  blocks = [b for b, part in zip(blocks, parts, strict=True) for _ in range(part.size // block)]
+  expected = np.repeat(greedy(blocks, num_slices), block)
   assert np.mean(slices != expected) < 1e-3  # ties may fall either way
   assert slices[0] == 0 and slices[-1] == num_slices - 1 and set(np.diff(slices)) == {0, 1}  # contiguous, none empty
   entry_risks = np.concatenate([np.full(part.size, r / part.size) for part, r in zip(parts, in_order, strict=True)])
@@ -205,19 +231,15 @@ def test_slices_are_packed_greedily(name, balance, num_slices):
   assert slicing.imbalance == pytest.approx(np.ptp(slice_risks) / slice_risks.mean(), rel=1e-4)
   sizes = np.bincount(slices)
   if balance == 'size':
-    assert np.ptp(sizes) <= 2 and slicing.imbalance > 0.3
+    assert np.ptp(sizes) <= block and slicing.imbalance > 0.3
   else:
     assert slicing.imbalance < 0.05 and np.ptp(sizes) > 100
   assert all(leaf.dtype == np.int32 for leaf in jax.tree.leaves(slicing.slices))
 
 
-def _shapes(variables):
-  return jax.tree.map(lambda p: p.shape, variables['params'], is_leaf=lambda x: hasattr(x, 'shape'))
-
-
 def test_millions_of_blocks_are_balanced():
   params = {'a': np.zeros((2000, 1500), np.float32), 'b': np.zeros(7, np.float32), 'c': np.zeros((999, 1001))}
-  slicing = slice_gradients(params, [1.0, 0.01, 3.0], 1000)
+  slicing = slice_gradients(params, [1.0, 0.0001, 3.0], 1000)
   assert slicing.imbalance < 0.01 and slicing.slices['c'].max() == 999
 
 
@@ -273,17 +295,28 @@ def test_every_subset_of_slices_is_equally_likely(num_slices, count):
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
+@functools.cache
+def perturbation(name):
+  """Returns (ratio, keys) -> gradients with noise of 0.1, compiled once."""
+  *_, gradient = setting(name)
+  slicing, _ = slicing_of(name)
+
+  def defend(ratio, key):
+    defense = defenses.graddefense(slicing, stddev=0.1, ratio=ratio)
+    return defense.update(gradient, defense.init(gradient), key=key)[0]
+
+  return jax.jit(jax.vmap(defend, in_axes=(None, 0)))
+
+
 @networks
 @pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
 def test_noise_falls_on_the_chosen_slices_only(name, ratio):
   *_, gradient = setting(name)
   slicing, _ = slicing_of(name)
-  defense = defenses.graddefense(slicing, stddev=0.1, ratio=ratio)
-  defend = jax.jit(jax.vmap(lambda key: defense.update(gradient, defense.init(gradient), key=key)[0]))
-  defended = defend(jax.random.split(KEY, 30))
+  defended = perturbation(name)(ratio, jax.random.split(KEY, 20))
   slices = np.concatenate(in_forward_order(slicing.slices, name))
   before = np.concatenate(in_forward_order(gradient, name))
-  after = [np.concatenate(in_forward_order(trees.take(defended, i), name)) for i in range(30)]
+  after = [np.concatenate(in_forward_order(trees.take(defended, i), name)) for i in range(20)]
   noises, subsets = [], []
   for shared in after:
     chosen = sorted(set(slices[shared != before].tolist()))
@@ -296,7 +329,7 @@ def test_noise_falls_on_the_chosen_slices_only(name, ratio):
     np.testing.assert_array_equal(shared, expected.astype(np.float32))
     assert np.mean(shared[np.isin(slices, chosen)] != before[np.isin(slices, chosen)]) > 0.999
     subsets.append(tuple(chosen))
-  assert len(set(subsets)) > 5 or ratio == 1
+  assert len(set(subsets)) > 4 or ratio == 1
   noise = np.concatenate(noises)[:20_000]
   assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1).cdf).pvalue > 0.01
   for wrong in (2 / 3, 3 / 2):
@@ -319,26 +352,25 @@ def test_bad_settings_are_named():
     assert words in str(caught.value)
 
 
-def test_by_name_it_is_sliced_by_the_risk_on_public_images():
-  client, variables, images, labels, gradient = setting('lenet')
-  context = Context(client, variables, (12, 12, 1), (np.asarray(images), np.asarray(labels)))
+def test_by_name_it_is_sliced_by_the_risk_on_public_images(small_images, linear_params):
+  client, variables = linear_client(), {'params': jax.tree.map(jnp.asarray, linear_params)}
+  context = Context(client, variables, (8, 8, 1), small_images)
   text = 'graddefense(stddev=0.1,ratio=0.5,num_slices=4,estimate=exact,root=3)'
   defense = defenses.parse(text, context)
   (slicing,) = defense.members[0].arguments
+  images, labels = map(jnp.asarray, small_images)
   risk = sensitivity(client, variables, images[:3], labels[:3])
-  expected = slice_gradients(variables['params'], risk, 4, context.layers)
+  expected = slice_gradients(linear_params, risk, 4)
   jax.tree.map(np.testing.assert_array_equal, slicing, expected)
   defended = defense.build(defense.numbers, client)
-  update = jax.jit(defended.local_update)(KEY, variables, images, labels).update
-  changed = [
-    np.unique(s[np.asarray(a != b)])
-    for a, b, s in zip(*map(jax.tree.leaves, (update, gradient, slicing.slices)), strict=True)
-  ]
-  assert np.unique(np.concatenate(changed)).size == 2
+  update, gradient = (jax.jit(c.local_update)(KEY, variables, images, labels).update for c in (defended, client))
+  noise = [np.abs(a - b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True)]
+  moved = [s[n > 1e-5] for n, s in zip(noise, jax.tree.leaves(slicing.slices), strict=True)]
+  assert np.unique(np.concatenate(moved)).size == 2
   probed = [defenses.parse('graddefense(stddev=0.1)', context).members[0].arguments for _ in range(2)]
   jax.tree.map(np.testing.assert_array_equal, *probed)
   with pytest.raises(errors.UsageError, match='public='):
-    defenses.parse(text, Context(client, variables, (12, 12, 1)))
+    defenses.parse(text, Context(client, variables, (8, 8, 1)))
 
 
 # The form that runs in each step
@@ -387,11 +419,11 @@ def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
   seen = []
   for seed in range(6):
     shared = np.concatenate(in_forward_order(update(jax.random.key(seed)), name))
-    touched = shared != before
+    touched = np.abs(shared - before) > 1e-5  # two compilations differ in the last bits
     share = np.bincount(slices, touched) / np.bincount(slices)
     chosen = share > 0.5
     assert chosen.sum() == 5
-    assert np.sum(touched != chosen[slices]) <= 12  # an entry or so at each end of a slice
+    assert np.sum(touched != chosen[slices]) <= 20  # an entry or so at each end of a slice
     seen.append((shared - before)[touched])
   noise = np.concatenate(seen)
   assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1).cdf).pvalue > 0.01
@@ -399,38 +431,39 @@ def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
     assert scipy.stats.kstest(noise, scipy.stats.norm(0, 0.1 * wrong).cdf).pvalue < 1e-6
 
 
-def test_padding_does_not_count_in_the_risk():
-  client, variables, images, labels, gradient = setting('lenet')
-  defense = defenses.graddefense_step(client, stddev=0.1)
+@functools.cache
+def step_defense():
+  """Returns (gradient, images, weights, settings) -> LeNet's gradient, defended on 4 slices; compiled once."""
+  client, variables, _, labels, _ = setting('lenet')
 
-  @jax.jit
-  def defend(images, labels, weights):
-    given = {'batch': (images, labels), 'weights': weights, 'variables': variables, 'key': KEY}
+  def defend(gradient, images, weights, settings):
+    defense = defenses.graddefense_step(client, num_slices=4, **settings)
+    given = {'batch': (images, jax.nn.one_hot(labels, 10)), 'weights': weights, 'variables': variables, 'key': KEY}
     return defense.update(gradient, defense.init(gradient), variables['params'], **given)[0]
 
-  labels = jax.nn.one_hot(labels, 10)
-  alone = defend(images[:2], labels[:2], jnp.ones(2))
-  padded = defend(images, labels, jnp.asarray([1.0, 1.0, 0.0, 0.0]))
-  other = defend(images, labels, jnp.ones(4))
-  moved = [
-    sum(int(np.sum(a != b)) for a, b in zip(*map(jax.tree.leaves, (alone, x)), strict=True)) for x in (padded, other)
-  ]
-  assert moved[0] <= 12 < moved[1]
+  return jax.jit(defend)
 
 
-@pytest.mark.parametrize('scale', [1e-12, 1.0, 1e12])
+def test_padding_does_not_count_in_the_risk():
+  *_, images, _, gradient = setting('lenet')
+  settings = {'stddev': 0.1, 'ratio': 0.5, 'clip': math.inf}
+  other = images.at[2:].set(1 - images[2:])
+  padded, filled = jnp.asarray([1.0, 1.0, 0.0, 0.0]), jnp.ones(4)
+  first, second = (step_defense()(gradient, x, padded, settings) for x in (images, other))
+  jax.tree.map(np.testing.assert_array_equal, first, second)
+  third, fourth = (step_defense()(gradient, x, filled, settings) for x in (images, other))
+  assert trees.norm(trees.subtract(third, fourth)) > 0.1 and trees.norm(trees.subtract(third, first)) > 0.1
+
+
+@pytest.mark.parametrize('scale', [1e-9, 1.0, 1e25])
 def test_each_chosen_slice_is_clipped(scale):
-  client, variables, images, labels, gradient = setting('lenet')
+  *_, images, _, gradient = setting('lenet')
   gradient = jax.tree.map(lambda g: g * scale, gradient)
   slices = step_slices('lenet', 4)
   before = np.concatenate(in_forward_order(gradient, 'lenet')).astype(np.float64)
   norms = np.sqrt(np.bincount(slices, (before / scale) ** 2)) * scale
   bound = float(np.sort(norms)[1:3].mean())  # two slices lie above it
-  defense = defenses.graddefense_step(client, stddev=0.0, ratio=1.0, num_slices=4, clip=bound)
-  given = {'batch': (images, jax.nn.one_hot(labels, 10)), 'variables': variables}
-  if bound < 1e-12:
-    pytest.skip('below the smallest bound')
-  after = defense.update(gradient, defense.init(gradient), variables['params'], key=KEY, **given)[0]
+  after = step_defense()(gradient, images, jnp.ones(4), {'stddev': 0.0, 'ratio': 1.0, 'clip': bound})
   factors = np.minimum(1, bound / norms)[slices]
   after = np.concatenate(in_forward_order(after, 'lenet'))
   assert np.mean(np.isclose(after, before * factors, rtol=1e-3, atol=0)) > 0.99
@@ -443,7 +476,7 @@ def test_running_statistics_are_asked_for():
   defense = defenses.graddefense_step(running, stddev=0.1)
   given = {'batch': (images, jax.nn.one_hot(labels, 10)), 'key': KEY}
   with pytest.raises(errors.UsageError, match='variables='):
-    defense.update(gradient, defense.init(gradient), variables['params'], **given)
+    jax.eval_shape(lambda p: defense.update(gradient, defense.init(gradient), p, **given), variables['params'])
   jax.eval_shape(
     lambda v: defense.update(gradient, defense.init(gradient), v['params'], variables=v, **given), variables
   )

@@ -76,7 +76,7 @@ def test_private_and_other_images_are_different_ones():
   run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), public=10, bias=0.5, training=Training(1, 2, 3))
   data = machinery.load(run, None)
   images = np.concatenate([data.private.images, data.public[0], data.others[0]])
-  assert images.shape == (2 + 10 + 6, 12, 12, 1) and len(np.unique(images, axis=0)) == 18
+  assert images.shape == (2 + 10 + 6, 8, 8, 1) and len(np.unique(images, axis=0)) == 18
   assert (data.public[1] == 0).sum() == 5
 
 
@@ -122,9 +122,7 @@ def test_training_is_federated_averaging(linear, small_images, share, defense):
 
 
 def test_the_model_before_is_the_scenarios_previous_one():
-  run = dataclasses.replace(
-    machinery.scaled(RUN, 'smoke'), model='mlp', image_size=None, training=Training(2, 2, 4), settings={}
-  )
+  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), training=Training(2, 2, 4))
   data = machinery.load(run, None)
   made = machinery.scenario(run, data, jax.random.key(0))
   once = machinery.scenario(dataclasses.replace(run, training=Training(1, 2, 4)), data, jax.random.key(0))
@@ -205,7 +203,7 @@ class Called(NamedTuple):
 
 @pytest.mark.parametrize(('knowledge', 'passed'), [('unaware', {}), ('both', {'knowledge': 'both'})])
 def test_the_audit_is_handed_the_run(monkeypatch, knowledge, passed):
-  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), model='mlp', image_size=None, knowledge=knowledge)
+  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), knowledge=knowledge)
   monkeypatch.setattr(gl, 'audit', lambda *given, **named: (given, named))
   (_, scenario, texts, attacks, trials), named = machinery.execute(run, machinery.load(run, None), 0, workdir='there')
   assert (scenario.settings['dataset'], texts, attacks) == ('digits', ['none', 'prune(rate=0.8)'], [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from gradleak import errors
+from gradleak import errors, models
 from gradleak.models import layers
 
 
@@ -125,3 +125,21 @@ def test_unknown_names_list_the_valid_ones():
     layers.activation('rellu')
   with pytest.raises(errors.UsageError, match=r"unknown init 'glorot'.*default, explicit"):
     layers.initialiser('glorot')
+
+
+def test_the_gradient_of_max_pool_is_finite_where_its_input_is_computed_twice():
+  """XLA without optimisations used to compute a normalised convolution anew, and miss its own maximum: 0/0."""
+  model = models.create('convnet(width=2)', 10, init='default')
+  variables = model.init(jax.random.key(0), (16, 16, 1))
+  images = jax.random.uniform(jax.random.key(1), (3, 16, 16, 1))
+
+  def loss(params):
+    return jnp.sum(jnp.square(model.apply({**variables, 'params': params}, images, True, None)[0]))
+
+  before = jax.config.values['jax_disable_most_optimizations']
+  jax.config.update('jax_disable_most_optimizations', True)
+  try:
+    gradient = jax.jit(jax.grad(loss))(variables['params'])
+  finally:
+    jax.config.update('jax_disable_most_optimizations', before)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))

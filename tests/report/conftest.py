@@ -63,7 +63,7 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
             'distance': None if gone else float(objective[t, -1]), 'objective_start': float(objective[t, 0]),
             'objective_at_truth': float(at_truth[t]), 'oracle_psnr': None if gone else psnr + 0.5,
             'control_psnr': CONTROL_PSNR[attack], 'success': success, 'solved': solved, 'verdict': verdict,
-            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'tier': 'B',
+            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'sent': 1.0, 'tier': 'B',
           }
         )  # fmt: skip
       reconstructions[attack, defense], curves[attack, defense] = images, (steps, objective)
@@ -79,7 +79,7 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
     controls=[
       {
         **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'verdict': 'not solved',
-        'success': False, 'solved': False, 'diverged': False,
+        'success': False, 'solved': False, 'diverged': False, 'control_psnr': CONTROL_PSNR[attack],
         'psnr': float(rng.normal(CONTROL_PSNR[attack] - 2.5, 1.5)),
         'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
       }
@@ -88,6 +88,7 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
     truth=truth,
     reconstructions=reconstructions,
     curves=curves,
+    counters={},
     threat_models={
       attack: [
         'The server is honest but curious: it sends the genuine model and reads what comes back.',

@@ -1,0 +1,316 @@
+"""Attackers who know the defense: what they make of an upload, by hand and in an audit."""
+
+import dataclasses
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import attacks, defenses, models, trees
+from gradleak.attacks import adaptive, matching
+from gradleak.defenses.concealment import concealed_samples
+from gradleak.defenses.registry import Context
+
+KEY = jax.random.key(3)
+
+
+@pytest.fixture(scope='module')
+def context(small_images):
+  model = models.create('lenet', 10, init='default')
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  return Context(gl.Client(model, 10), variables, (8, 8, 1), small_images)
+
+
+@pytest.fixture(scope='module')
+def gradient(context, small_images):
+  images, labels = (jnp.asarray(part[:1]) for part in small_images)
+  return jax.tree.map(np.asarray, jax.jit(context.client.local_update)(None, context.variables, images, labels).update)
+
+
+def counters(text, context, **settings):
+  found = adaptive.counters(defenses.parse(text, context), context, 1, **settings)
+  return {counter.name: counter for counter in found}
+
+
+def entries(tree):
+  return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def only_view(counter, update):
+  (view,) = counter.views(update)
+  return view
+
+
+@pytest.mark.parametrize(
+  ('text', 'names'),
+  [
+    ('none', []),
+    ('clip(norm=1)', ['clipped']),
+    ('prune(rate=0.9)', ['masked', 'masked+prior']),
+    ('gaussian(stddev=0.1)', ['floor', 'prior']),
+    ('clip(norm=1)+laplace(scale=0.1)', ['clipped+floor', 'clipped+prior']),
+    ('gaussian(stddev=0.1)+clip(norm=1)', ['prior']),
+    ('client_dp(norm=1,noise=0.5)', ['clipped+floor', 'clipped+prior']),
+    ('topk(ratio=0.1)', ['masked', 'masked+prior']),
+    ('dgc(ratio=0.1)', ['masked', 'masked+prior']),
+    ('fragmentation(ratio=0.4)', ['masked', 'masked+prior']),
+    ('fragmentation_random(ratio=0.4)', ['masked', 'masked+prior']),
+    ('outpost', ['masked', 'masked+prior']),
+    ('soteria(rate=0.6)', ['masked', 'masked+prior', 'muted']),
+    ('graddefense(stddev=0.1,estimate=probes)', ['prior', 'slices', 'compensated']),
+    ('concealment(steps=2)', ['decoys', 'class_average']),
+    ('prune(rate=0.7)+concealment(steps=2)', ['masked', 'masked+prior', 'masked+decoys', 'masked+class_average']),
+  ],
+)
+def test_every_defense_has_the_counter_measures_that_are_known(text, names, context):
+  found = counters(text, context)
+  assert list(found) == names
+  assert all(counter.words.endswith('.') and counter.rounds == 1 for counter in found.values())
+
+
+def test_rounds_are_averaged_where_the_defense_is_random(context):
+  assert [counter.rounds for counter in counters('gaussian(stddev=0.1)', context, rounds=4).values()] == [4, 4]
+  assert list(counters('gaussian(stddev=0.1)', context, rounds=4)) == ['averaged+floor', 'averaged+prior']
+  assert [counter.rounds for counter in counters('prune(rate=0.9)', context, rounds=4).values()] == [1, 1]
+
+
+def test_without_auxiliary_data_nobody_starts_from_it(context):
+  assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys']
+
+
+def test_averaging_counts_a_round_only_where_something_was_sent():
+  uploads = gl.Upload(
+    {'w': np.array([[1.0, 2.0], [3.0, 0.0]], np.float32), 'b': np.array([[5.0], [0.0]], np.float32)},
+    {'w': np.array([[True, True], [True, False]]), 'b': np.array([True, False])},
+    np.array([1, 1]),
+  )
+  mean = adaptive.average(uploads)
+  np.testing.assert_array_equal(mean['w'], [2.0, 2.0])
+  np.testing.assert_array_equal(mean['b'], [5.0])
+
+
+def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
+  pruned = jax.tree.map(lambda g: np.where(np.abs(g) > np.median(np.abs(g)), g, 0), gradient)
+  view = only_view(counters('prune(rate=0.5)', context)['masked'], pruned)
+  np.testing.assert_array_equal(entries(view.compared), entries(pruned) != 0)
+  assert view.clip == math.inf and view.noise == 0
+  assert only_view(counters('clip(norm=0.5)', context)['clipped'], gradient).clip == 0.5
+
+
+@pytest.mark.parametrize(
+  ('text', 'variance'),
+  [
+    ('gaussian(stddev=0.1)', 0.01),
+    ('laplace(scale=0.1)', 0.02),
+    ('client_dp(norm=2,noise=0.5)', 1.0),
+    ('clip(norm=2)+gaussian(stddev=0.1)', 0.01),
+  ],
+)
+def test_the_noise_expected_is_the_noise_that_comes(text, variance, context, gradient):
+  defense = defenses.parse(text, context)
+  name = next(name for name in counters(text, context) if 'floor' in name)
+  view = only_view(counters(text, context)[name], gradient)
+  assert view.noise == pytest.approx(variance * entries(gradient).size)
+  quiet = defense.build([0.0 if n in ('stddev', 'scale', 'noise') else v for n, v in numbers(defense)], context.client)
+  loud = defense.build(defense.numbers, context.client)
+  updates = [tx.upload.update(gradient, tx.upload.init(gradient), gradient, key=KEY)[0] for tx in (quiet, loud)]
+  energy = float(trees.squared_norm(trees.subtract(*updates)))
+  assert 0.9 < energy / view.noise < 1.1
+  halved = only_view(next(iter(counters(text, context, rounds=2).values())), gradient)
+  assert halved.noise == pytest.approx(view.noise / 2)
+
+
+def numbers(defense):
+  """Pairs of names and values of a chain's numbers, in order."""
+  return [
+    (name, float(value))
+    for member in defense.members
+    for name, value in member.settings.items()
+    if isinstance(value, float)
+  ]
+
+
+def test_muting_leaves_out_the_layer_that_soteria_prunes(context, gradient):
+  compared = only_view(counters('soteria(rate=0.5)', context)['muted'], gradient).compared
+  dense = [name for name in compared if name.startswith('Dense')]
+  assert len(dense) == 1
+  for name, layer in compared.items():
+    for part, mask in layer.items():
+      np.testing.assert_array_equal(mask, (gradient[name][part] != 0) & (name not in dense))
+
+
+def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradient(context, gradient):
+  defense = defenses.parse('graddefense(stddev=0.1,ratio=0.3)', context)
+  slices = defense.members[0].arguments[0].slices
+  transformation = defense.build(defense.numbers, context.client).upload
+  hits = 0
+  for seed in range(6):
+    noisy, _ = transformation.update(gradient, transformation.init(gradient), gradient, key=jax.random.key(seed))
+    noisy = jax.tree.map(np.asarray, noisy)
+    counter = counters('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
+    views = counter.views(noisy)
+    assert len(views) == counter.count == 8
+    for view in views:
+      assert len(np.unique(entries(slices)[~entries(view.compared)])) == 3
+    hits += bool((entries(noisy) == entries(gradient))[entries(views[0].compared)].all())
+  assert hits >= 5
+
+
+def test_few_slices_are_all_tried(context, gradient):
+  counter = counters('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
+  slices = defenses.parse('graddefense(stddev=0.1,num_slices=4)', context).members[0].arguments[0].slices
+  views = counter.views(gradient)
+  muted = [np.unique(entries(slices)[~entries(view.compared)]).tolist() for view in views]
+  assert sorted(muted) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(('noise', 'prior'), [(0.002, 1e-3), (0.3, 5e-2)])
+def test_the_prior_grows_with_the_noise(noise, prior, context):
+  norm = float(np.sqrt(adaptive._typical_squared_norm(context, 1)))
+  size = sum(x.size for x in jax.tree.leaves(context.variables['params']))
+  stddev = noise * norm / np.sqrt(size) * (1 if noise > 0.1 else 10)
+  found = counters(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)
+  assert dict(found['prior'].settings) == {'prior': prior}
+
+
+# ---- in gradient matching
+
+
+def test_clipping_masking_and_the_floor_by_hand(context, gradient):
+  observed = attacks_observation(context, gradient, clip=0.5)
+  assert float(trees.norm(matching.clipped(gradient, observed))) == pytest.approx(0.5, rel=1e-5)
+  free = attacks_observation(context, gradient)
+  jax.tree.map(np.testing.assert_array_equal, matching.clipped(gradient, free), gradient)
+  mask = jax.tree.map(lambda g: g > 0, gradient)
+  positive = matching.compared(gradient, attacks_observation(context, gradient, compared=mask))
+  np.testing.assert_array_equal(entries(positive), np.maximum(entries(gradient), 0))
+  # Noise orthogonal to a gradient, of a third of its squared norm: cos² = 3/4.
+  assert float(matching.FLOORS['cosine'](1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
+  assert float(matching.FLOORS['squared_euclidean'](1.0, 4.0)) == 1.0
+
+
+def attacks_observation(context, update, **known):
+  return gl.Observation(
+    context.variables, update, jax.nn.one_hot(jnp.asarray([0]), 10), gl.Knowledge(), (1, 8, 8, 1), 10, **known
+  )
+
+
+def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
+  noise = 2e-3 * float(trees.squared_norm(gradient))
+  attack = attacks.csdlg(context.client, steps=150, tv=0.0)
+
+  @jax.jit
+  def run(observed):
+    state = attack.init(KEY, observed)
+    state = jax.lax.fori_loop(0, 150, lambda _, s: attack.step(s, observed)[0], state)
+    return attack.reconstruct(state, observed).distance
+
+  through, stopped = (float(run(attacks_observation(context, gradient, noise=known))) for known in (0.0, noise))
+  floor = float(matching.FLOORS['cosine'](noise, trees.squared_norm(gradient)))
+  assert through < 0.1 * floor
+  assert 3 * through < stopped <= floor
+
+
+def test_decoys_make_the_simulation_equal_to_the_concealed_upload(context, small_images):
+  """Equation 10 of DCS² is the mean loss over private and concealed samples, the latter with a mixed label."""
+  images, labels = jnp.asarray(small_images[0][:2]), jax.nn.one_hot(jnp.asarray(small_images[1][:2]), 10)
+  defense = defenses.parse('concealment(steps=3,projection=False)', context)
+  client = defense.build(defense.numbers, context.client)
+  upload = jax.jit(client.local_update)(KEY, context.variables, images, labels)
+  key = jax.random.fold_in(jax.random.fold_in(KEY, 1), zlib.crc32(b'concealment'))  # the step chain's, its own
+  settings = {'steps': 3}
+  decoys, decoy_labels = concealed_samples(context.client, context.variables, key, images, labels, **settings)
+  mixed = jnp.concatenate([labels, 0.7 * decoy_labels + 0.3 * labels])
+  simulated = jax.jit(context.client.local_update)(None, context.variables, jnp.concatenate([images, decoys]), mixed)
+  difference = trees.norm(trees.subtract(simulated.update, upload.update)) / trees.norm(upload.update)
+  assert float(difference) < 1e-4
+
+
+def test_the_class_average_is_that_of_the_labels(context, small_images):
+  means = jnp.arange(10.0).reshape(10, 1, 1, 1) * jnp.ones((10, 8, 8, 1))
+  start = matching.start_images('class_average', KEY, (2, 8, 8, 1), jax.nn.one_hot(jnp.asarray([3, 7]), 10), means)
+  np.testing.assert_allclose(start[:, 0, 0, 0], [3, 7], rtol=1e-6)
+  with pytest.raises(gl.UsageError, match='public'):
+    matching.start_images('class_average', KEY, (1, 8, 8, 1), jnp.ones((1, 10)), None)
+
+
+# ---- in an audit
+
+
+@pytest.fixture(scope='module')
+def both(linear, small_images):
+  scenario = linear._replace(public=tuple(np.asarray(part) for part in small_images))
+  return gl.audit(
+    jax.random.key(7),
+    scenario,
+    ['none', 'prune(rate=0.8)', 'gaussian(stddev=0.1)', 'concealment(steps=2)'],
+    ['csdlg(tv=0,steps=150)'],
+    4,
+    controls=8,
+    group_size=4,
+    progress='none',
+    knowledge='both',
+    rounds=16,
+  )
+
+
+def rows(result, **chosen):
+  return [row for row in result.rows if all(row[key] == value for key, value in chosen.items())]
+
+
+def test_both_attackers_stand_side_by_side(both):
+  found = list(dict.fromkeys((row['defense'], row['counter']) for row in both.rows))
+  assert found == [
+    ('none', None),
+    ('prune(rate=0.8)', None),
+    ('prune(rate=0.8)', 'masked'),
+    ('prune(rate=0.8)', 'masked+prior'),
+    ('gaussian(stddev=0.1)', None),
+    ('gaussian(stddev=0.1)', 'averaged+floor'),
+    ('gaussian(stddev=0.1)', 'averaged+prior'),
+    ('concealment(steps=2)', None),
+    ('concealment(steps=2)', 'decoys'),
+    ('concealment(steps=2)', 'class_average'),
+  ]
+  assert all((row['knowledge'] == 'aware') == (row['counter'] is not None) for row in both.rows)
+  assert {key[1:] for key in both.reconstructions} == {
+    (defense, *filter(None, [counter])) for defense, counter in found
+  }
+  assert all(images.shape == (4, 1, 8, 8, 1) for images in both.reconstructions.values())
+  assert set(both.counters['prune(rate=0.8)']) == {'masked', 'masked+prior'} and both.counters['none'] == {}
+
+
+def test_each_prior_and_start_has_a_control_of_its_own(both):
+  thresholds = {row['counter']: row['control_psnr'] for row in both.rows}
+  assert thresholds['masked'] == thresholds[None]
+  assert len({thresholds[name] for name in (None, 'averaged+prior', 'class_average')}) == 3
+  assert len(both.controls) == 8 * len({(), ('prior', 1e-3), ('prior', 5e-2), 'decoys', 'class_average'})
+
+
+def test_knowing_a_defense_helps_against_it(both):
+  def mean(**chosen):
+    return np.mean([row['psnr'] for row in rows(both, **chosen)])
+
+  aware = mean(defense='gaussian(stddev=0.1)', counter='averaged+prior')
+  assert aware > mean(defense='gaussian(stddev=0.1)', counter=None) + 3
+
+
+def test_a_failure_with_decoys_is_nobodys_merit(both):
+  assert all(row['objective_at_truth'] is None for row in rows(both, counter='decoys'))
+  assert not any(row['verdict'] == 'protected' for row in rows(both, counter='decoys'))
+
+
+def test_aware_alone_attacks_what_has_no_remedy_like_the_unaware(linear):
+  result = gl.audit(
+    jax.random.key(7), linear, ['none', 'prune(rate=0.8)'], ['csdlg(tv=0,steps=5)'], 1,
+    controls=2, group_size=4, progress='none', knowledge='aware',
+  )  # fmt: skip
+  assert [(row['defense'], row['counter']) for row in result.rows] == [
+    ('none', None), ('prune(rate=0.8)', 'masked'), ('prune(rate=0.8)', 'masked+prior'),
+  ]  # fmt: skip
+  with pytest.raises(gl.UsageError, match='unknown knowledge'):
+    gl.audit(jax.random.key(7), linear, ['none'], ['dlg'], 1, knowledge='awar')
