@@ -56,7 +56,7 @@ class Run:
     model: as in `gradleak.models.create`.
     attack: as in the programs.
     defenses: label -> text.
-    trials, batch_size, restarts, controls, labels, knowledge: as in `gradleak.audit`.
+    trials, batch_size, restarts, controls, labels, knowledge, counters: as in `gradleak.audit`.
     init: as in `gradleak.models.create`.
     share, local_batch_size, learning_rate, batch_norm: as in `gradleak.scenario`.
     public: number of public images, from the train split.
@@ -78,6 +78,7 @@ class Run:
   controls: int = 64
   labels: str = 'auto'
   knowledge: str = 'unaware'
+  counters: tuple[str, ...] | None = None
   init: str = 'default'
   share: str = 'gradient'
   local_batch_size: int | None = None
@@ -355,8 +356,6 @@ def train(key, scenario, images, labels, training):
 def execute(run, data, seed, *, workdir, progress='auto'):
   """Runs the audit of a (scaled) run in its own folder, or resumes it; returns its `AuditResult`."""
   key = jax.random.key(seed)
-  # An attacker who knows nothing is the audit's default.
-  aware = {} if run.knowledge == 'unaware' else {'knowledge': run.knowledge}
   return gl.audit(
     jax.random.fold_in(key, 1),
     scenario(run, data, jax.random.fold_in(key, 0)),
@@ -368,8 +367,9 @@ def execute(run, data, seed, *, workdir, progress='auto'):
     labels=run.labels,
     controls=run.controls,
     workdir=workdir,
+    knowledge=run.knowledge,
+    counters=run.counters,
     progress=progress,
-    **aware,
   )
 
 
@@ -401,6 +401,8 @@ HEADINGS = {
   'psnr': ('PSNR dB', lambda value: number(value, 2)),
   'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
   'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),
+  'oracle_ssim': ('SSIM (best restart by the truth)', lambda value: number(value, 3)),
+  'oracle_mse_unclipped': ('MSE (unclipped, best restart by the truth)', significant),
   'ssim': ('SSIM', lambda value: number(value, 3)),
   'mse_unclipped': ('MSE (unclipped)', significant),
   'lpips': ('LPIPS', lambda value: number(value, 3)),
@@ -525,7 +527,8 @@ def _minutes(run):
   local_steps = -(-run.batch_size // (run.local_batch_size or run.batch_size))
   names = [specs.parse_chain(text, 'defense')[-1].name for text in run.defenses.values()]
   unaware = len(names) if run.knowledge != 'aware' else 0
-  aware = sum(COUNTERS.get(name, 1) for name in names) if run.knowledge != 'unaware' else 0
+  tried = COUNTERS if run.counters is None else dict.fromkeys(COUNTERS, len(run.counters))
+  aware = sum(tried.get(name, 0) for name in names) if run.knowledge != 'unaware' else 0
   uploads = run.trials * (unaware + aware) + run.controls
   steps = attack.build(attack.numbers, None).num_steps
   return uploads * run.restarts * run.batch_size * local_steps * steps * cost / 60_000

@@ -52,12 +52,11 @@ def _table_2(part, make, ratio, prune, pruned_layer, figures, attack):
   }
   runs, cells = {}, []
   for dataset, lines in figures.items():
-    runs[dataset] = make(dataset, defenses)
-    runs[f'{dataset}_muted'] = make(dataset, {key: defenses[key] for key in ('none', 'PLD')}, knowledge='aware')
+    runs[dataset] = make(dataset, defenses, knowledge='both', counters=('muted',))
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, (psnr, ssim) in zip(('Ours', 'GC', 'DP-G', 'DP-L', 'PLD'), lines, strict=False):
       cells += _pair(NAMES[dataset], label, dataset, label, psnr, ssim)
-    cells += _pair(NAMES[dataset], 'PLD, muted', f'{dataset}_muted', 'PLD', *lines[-1], counter='muted')
+    cells += _pair(NAMES[dataset], 'PLD, muted', dataset, 'PLD', *lines[-1], counter='muted')
   return Experiment(
     f'graddefense_2{part.lower()}',
     PAPER,
@@ -88,11 +87,11 @@ def _table_1():
   defenses = {'none': 'none', 'perturbed': 'soteria(rate=0.6)'}
   runs, cells = {}, []
   for dataset, name in NAMES.items():
-    runs[dataset] = _dga(dataset, defenses, mini={'trials': 8, 'controls': 16})
-    runs[f'{dataset}_muted'] = _dga(dataset, defenses, knowledge='aware', mini={'trials': 8, 'controls': 16})
+    muted = {'knowledge': 'both', 'counters': ('muted',)}
+    runs[dataset] = _dga(dataset, defenses, **muted, mini={'trials': 8, 'controls': 16})
     cells += _pair(name, '[B] unperturbed', dataset, 'none')
     cells += _pair(name, '[C] perturbed', dataset, 'perturbed')
-    cells += _pair(name, '[D] muted', f'{dataset}_muted', 'perturbed', counter='muted')
+    cells += _pair(name, '[D] muted', dataset, 'perturbed', counter='muted')
   return Experiment(
     'graddefense_1',
     PAPER,
@@ -123,7 +122,7 @@ def _table_3a():
     PAPER,
     'Table III [A]: slices of equal sensitivity against slices of equal size',
     'At the same perturbation ratio, slices that share the leakage risk evenly protect better.',
-    {dataset: _gia(dataset, defenses, mini={'trials': 12}) for dataset in figures},
+    {dataset: _gia(dataset, defenses, mini={'trials': 8}) for dataset in figures},
     tuple(cells),
     METRICS,
     CHOICES,
@@ -148,7 +147,7 @@ def _table_3b():
     PAPER,
     'Table III [B]: size of the root dataset',
     'A hundred public images are enough to measure the leakage risk.',
-    {dataset: _gia(dataset, defenses, public=400, mini={'trials': 10}) for dataset in figures},
+    {dataset: _gia(dataset, defenses, public=400, mini={'trials': 6}) for dataset in figures},
     tuple(cells),
     METRICS,
     (*CHOICES, 'Only part of this table could be read for CIFAR-10; the other cells are left empty.'),
@@ -167,7 +166,7 @@ def _table_3c():
       name = f'{dataset}_{round(100 * bias)}'
       # The undefended run is the same whatever the root set.
       defenses = {**({'none': 'none'} if bias == 0.1 else {}), 'Ours': _ours(0.3)}
-      runs[name] = _gia(dataset, defenses, bias=bias, mini={'trials': 8})
+      runs[name] = _gia(dataset, defenses, bias=bias, mini={'trials': 6})
       if bias == 0.1:
         cells += _pair(NAMES[dataset], 'none', name, 'none')
       cells += _pair(NAMES[dataset], f'bias {bias}', name, 'Ours', *lines.get(bias, (None, None)))
@@ -196,14 +195,11 @@ def _table_3e():
   defenses = {'none': 'none', 'clipping': f'clip_samples(norm=1)+{_ours(0.3)}', 'no clipping': _ours(0.3)}
   runs, cells = {}, []
   for dataset, lines in figures.items():
-    # An attacker who knows GradDefense guesses at the noisy slices, too: some twenty attacks on each upload.
-    mini = {'trials': 2, 'settings': {'gia': {'steps': 500}}}
-    runs[dataset] = _gia(dataset, defenses, mini=mini)
-    runs[f'{dataset}_compensated'] = _gia(dataset, defenses, knowledge='aware', mini=mini)
+    runs[dataset] = _gia(dataset, defenses, knowledge='both', counters=('compensated',), mini={'trials': 6})
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, figure in zip(('clipping', 'no clipping'), lines, strict=True):
       cells += _pair(NAMES[dataset], f'{label}, not compensated', dataset, label)
-      cells += _pair(NAMES[dataset], label, f'{dataset}_compensated', label, *figure, counter='compensated')
+      cells += _pair(NAMES[dataset], label, dataset, label, *figure, counter='compensated')
   return Experiment(
     'graddefense_3e',
     PAPER,

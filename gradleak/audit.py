@@ -73,6 +73,7 @@ def audit(
   controls=64,
   knowledge='unaware',
   rounds=1,
+  counters=None,
   workdir=None,
   group_size=None,
   progress='auto',
@@ -95,6 +96,7 @@ def audit(
     knowledge: 'unaware' (attackers who take what was sent for a gradient), 'aware' (who know the defense and its
       settings, see `attacks.adaptive`), or 'both', side by side.
     rounds: uploads of the same samples on the same model that an aware attacker averages.
+    counters: names of the counter-measures to try, such as ['masked', 'muted']; None tries all that are known.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
       transformations of your own are known to it by their names alone.
     group_size: trials that share one pass; None takes a measured default. It changes speed, and bits.
@@ -108,7 +110,19 @@ def audit(
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
   run = _parse(
-    key, scenario, defenses, attacks, num_trials, batch_size, restarts, steps, labels, controls, knowledge, rounds
+    key,
+    scenario,
+    defenses,
+    attacks,
+    num_trials,
+    batch_size,
+    restarts,
+    steps,
+    labels,
+    controls,
+    knowledge,
+    rounds,
+    counters,
   )
   settings = run.settings
   progress = reporter(progress) if isinstance(progress, str) else progress
@@ -127,6 +141,7 @@ def audit(
     'controls': controls,
     'knowledge': knowledge,
     **({'rounds': rounds} if rounds > 1 else {}),
+    **({'counters': list(counters)} if counters is not None else {}),
     **_texts(attack=attacks, defense=defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
@@ -174,7 +189,19 @@ def versions():
 
 
 def _parse(
-  key, scenario, defenses, attacks, num_trials, batch_size, restarts, steps, labels, controls, knowledge, rounds
+  key,
+  scenario,
+  defenses,
+  attacks,
+  num_trials,
+  batch_size,
+  restarts,
+  steps,
+  labels,
+  controls,
+  knowledge,
+  rounds,
+  counters,
 ):
   """Returns the `Trials` of settings that can be run."""
   for name, value, low in (
@@ -202,7 +229,10 @@ def _parse(
   parse = functools.partial(defense_names.parse, context=context)
   defenses = _named(defenses, 'defense', parse, defense_registry.custom)
   attacks = _named(attacks, 'attack', functools.partial(attack_names.parse, steps=steps), attack_names.custom)
-  settings = Settings(defenses, attacks, num_trials, batch_size, restarts, controls, labels, knowledge, rounds)
+  counters = None if counters is None else tuple(counters)
+  settings = Settings(
+    defenses, attacks, num_trials, batch_size, restarts, controls, labels, knowledge, rounds, counters
+  )
   run = Trials(key, scenario, context, settings)
   for template in attacks:
     run.check(template)

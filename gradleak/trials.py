@@ -6,6 +6,7 @@ one compiled program.
 """
 
 import functools
+import math
 import zlib
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
   labels: str
   knowledge: str
   rounds: int
+  counters: tuple | None
 
 
 class Target(NamedTuple):
@@ -82,6 +84,8 @@ class Trials:
     if self.settings.knowledge == 'unaware':
       return [adaptive.UNAWARE]
     aware = adaptive.counters(defense, self.context, self.settings.batch_size, self.settings.rounds)
+    if self.settings.counters is not None:
+      aware = [counter for counter in aware if counter.name in self.settings.counters]
     return [adaptive.UNAWARE, *aware] if self.settings.knowledge == 'both' else aware or [adaptive.UNAWARE]
 
   def stream(self, name):
@@ -375,7 +379,8 @@ class Trials:
     measured = [metrics.evaluate(found.images[i], truth, found.labels[i], labels) for i in lanes]
     best = int(np.argmin(found.distance[lanes.start : lanes.stop]))
     chosen, figures = lanes[best], measured[best]
-    psnrs = [figure['psnr'] for figure in measured]
+    oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])
+    oracle = {f'oracle_{name}': oracle[name] for name in ('psnr', 'ssim', 'mse_unclipped')}
     permutation = figures.pop('permutation')
     control = target.defense < 0
     counter = adaptive.UNAWARE if control else self.attackers[target.defense][target.counter]
@@ -401,7 +406,7 @@ class Trials:
       'distance': float(found.distance[chosen]),
       'objective_start': float(found.objective_start[chosen]),
       'objective_at_truth': float(at_truth[chosen]),
-      'oracle_psnr': float(np.nanmax(psnrs)) if not np.isnan(psnrs).all() else np.nan,
+      **oracle,
       'diverged': diverged >= 0,
       'diverged_step': diverged if diverged >= 0 else None,
       'change': changes[target.defense][target.address],

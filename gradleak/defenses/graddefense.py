@@ -225,8 +225,8 @@ def graddefense(
 ):
   """Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of what is sent.
 
-  The paper's optional clipping is of each sample's gradient in each local step, a defense of its own to put before
-  this one; the noise is then N(0, σ²B²).
+  The paper's optional clipping (section V-C) is of each sample's gradient in each local step, a defense of its own:
+  `clip_samples(norm=B)+graddefense(stddev=σB)`.
 
   Args:
     slicing: the `Slicing`, made once for a model. The settings from `num_slices` on say how `prepare` makes it for a

@@ -169,8 +169,10 @@ def _means(entry):
 
 def _tried(tried, untried):
   """Returns what is to be said of the aware attackers that failed at the defenses `tried`, but at none of `untried`."""
+  if not tried:
+    return ''
   where = f' of {_names(tried)}' if untried else ''
-  return f' Attackers who know the defense{where} were tried and failed, too.' if tried else ''
+  return f' Attackers who know the defense{where} were tried and failed, too.'
 
 
 def _unit(n, config):

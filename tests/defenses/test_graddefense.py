@@ -21,17 +21,17 @@ KEY = jax.random.key(5)
 
 @functools.cache
 def setting(name):
-  """Returns (client, variables, 12×12 digits [4], labels, gradient of all four) of a network.
+  """Returns (client, variables, 9×9 digits [4], labels, gradient of all four) of a network.
 
   The digits are grainy: max pooling has ties on flat background, where rounding decides on its derivative.
   """
   from sklearn.datasets import load_digits
 
   digits = load_digits()
-  images = np.pad(digits.images[:4] / 16, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
+  images = np.pad(digits.images[:4] / 16, ((0, 0), (0, 1), (0, 1)))[..., None].astype(np.float32)
   images += np.random.default_rng(3).uniform(0, 0.2, images.shape).astype(np.float32)
   client = Client(models.create(name, 10), 10)
-  variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))
+  variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), (9, 9, 1))
   images, labels = jnp.asarray(images), jnp.asarray(digits.target[:4].astype(np.int32))
   return client, variables, images, labels, jax.jit(client.local_update)(None, variables, images, labels).update
 
@@ -119,7 +119,7 @@ def sample_gradient(name):
 def by_layer(name, tree, norm):
   """Returns a NumPy statistic of the leaves' squares, summed by the model's layers in the numbering of the tree."""
   client, variables, *_ = setting(name)
-  numbers, count = trees.layer_numbers(variables['params'], client.model.layers((12, 12, 1)))
+  numbers, count = trees.layer_numbers(variables['params'], client.model.layers((9, 9, 1)))
   squares = np.zeros(count)
   for leaf, number in zip(jax.tree.leaves(tree), jax.tree.leaves(numbers), strict=True):
     squares[number] += norm(np.asarray(leaf, np.float64))
@@ -129,9 +129,9 @@ def by_layer(name, tree, norm):
 def test_exact_sensitivity_is_that_of_finite_differences():
   client, variables, images, labels, _ = setting('lenet')
   step, gradient = 1e-2, sample_gradient('lenet')
-  shifts = jnp.asarray(np.concatenate([np.eye(144), -np.eye(144)]).reshape(-1, 12, 12, 1) * step, jnp.float32)
+  shifts = jnp.asarray(np.concatenate([np.eye(81), -np.eye(81)]).reshape(-1, 9, 9, 1) * step, jnp.float32)
   evaluate = jax.jit(lambda image, label: jax.lax.map(lambda s: gradient(image + s, label), shifts, batch_size=16))
-  difference = lambda g: np.sum(((g[:144] - g[144:]) / (2 * step)) ** 2)  # noqa: E731
+  difference = lambda g: np.sum(((g[:81] - g[81:]) / (2 * step)) ** 2)  # noqa: E731
   norms = [by_layer('lenet', evaluate(images[i], labels[i]), difference) for i in range(4)]
   measured = sensitivity(client, variables, images, labels)
   assert measured.shape == (4,) and measured.dtype == jnp.float32
@@ -214,7 +214,7 @@ def greedy(risks, num_slices):
 def test_slices_are_packed_greedily(name, balance, num_slices):
   slicing, risk = slicing_of(name, num_slices, balance)
   client, variables, *_ = setting(name)
-  numbers, _ = trees.layer_numbers(variables['params'], client.model.layers((12, 12, 1)))
+  numbers, _ = trees.layer_numbers(variables['params'], client.model.layers((9, 9, 1)))
   numbers = jax.tree.map(lambda p, number: np.full(p.shape, number), variables['params'], numbers)
   in_order = [risk[layer[0]] for layer in in_forward_order(numbers, name)]
   parts = in_forward_order(slicing.slices, name)
@@ -389,7 +389,7 @@ def step_slices(name, num_slices):
 
   risks = [np.linalg.norm(np.asarray(j).reshape(4, -1), axis=1).mean() for j in jax.jit(jax.jacrev(sums))(images)]
   risks = jax.tree.unflatten(jax.tree.structure(variables['params']), risks)
-  layers = client.model.layers((12, 12, 1))
+  layers = client.model.layers((9, 9, 1))
   per_entry = np.concatenate(
     [
       np.full(
@@ -412,7 +412,7 @@ def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
   slices = step_slices(name, 10)
   assert np.unique(slices).size == 10
   before = np.concatenate(in_forward_order(gradient, name))
-  client = defenses.parse('graddefense_step(stddev=0.1)', Context(client, variables, (12, 12, 1))).build(
+  client = defenses.parse('graddefense_step(stddev=0.1)', Context(client, variables, (9, 9, 1))).build(
     (0.1, 0.5, math.inf), client
   )
   update = jax.jit(lambda key: client.local_update(key, variables, images, labels).update)

@@ -14,6 +14,16 @@ OUTCOMES = {
   'laplace(scale=0.1)': ((1.0, 1.0), 0.5, 3.1),
   'prune(rate=0.99)+gaussian(stddev=0.01)': ((1.0, 1.0), 4.0, 0.97),
 }
+SENT = {'prune(rate=0.9)': 0.1, 'prune(rate=0.99)+gaussian(stddev=0.01)': 0.0125}
+# Who knows a defense, {counter-measure: as above}: one does worse than another on `prune`, one breaks what stopped the
+# others (by one attack of two), and all fail at the last.
+AWARE = {
+  'none': {},
+  'prune(rate=0.9)': {'masked': ((0.06, 0.2), 0.95), 'masked+prior': ((0.02, 0.1), 0.95)},
+  'laplace(scale=0.1)': {'floor': ((1.0, 1.0), 0.5), 'prior': ((1.0, 0.3), 0.5)},
+  'prune(rate=0.99)+gaussian(stddev=0.01)': {'masked': ((1.0, 1.0), 4.0)},
+}
+OWN_CONTROL = 1.5  # dB by which the control of a counter-measure with another prior lies above that of the attack
 CONTROL_PSNR = {'dlg(history=100)': 10.4, 'csdlg(tv=1e-4)': 11.2}
 
 
@@ -28,15 +38,32 @@ def decibels(image, truth):
   return float(-10 * np.log10(np.mean((np.clip(image, 0, 1) - truth) ** 2)))
 
 
-def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)', 'prune(rate=0.9)', 2),), controls=64):
-  """Returns an `AuditResult` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial)."""
+def threshold(attack, counter):
+  return CONTROL_PSNR[attack] + OWN_CONTROL * ('prior' in (counter or ''))
+
+
+def make(
+  truth,
+  attacks=ATTACKS,
+  defenses=DEFENSES,
+  diverged=(('csdlg(tv=1e-4)', 'prune(rate=0.9)', 2),),
+  controls=64,
+  aware=None,
+  unaware=True,
+):
+  """Returns an `AuditResult` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial), `aware` counters."""
+  aware = aware or {}
   rng = np.random.default_rng(0)
   trials, batch = truth.shape[:2]
   steps = np.unique(np.geomspace(1, 1000, 60).astype(int)) - 1
   rows, reconstructions, curves = [], {}, {}
   for attack in attacks:
-    for defense in defenses:
+    for defense, counter in [(d, c) for d in defenses for c in (None, *aware.get(d, {}))]:
+      if counter is None and aware.get(defense) and not unaware:
+        continue
       (mixes, end, change) = OUTCOMES[defense]
+      mixes, end = (mixes, end) if counter is None else aware[defense][counter]
+      key = (attack, defense) if counter is None else (attack, defense, counter)
       mix = mixes[ATTACKS.index(attack)]
       noise = rng.uniform(size=truth.shape) if mix == 1 else rng.normal(0.5, 0.5, truth.shape)
       images = ((1 - mix) * truth + mix * noise).astype(np.float32)
@@ -44,13 +71,13 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
       fall = 1 + 900 * np.exp(-np.sqrt(steps) / 2.5) * rng.uniform(0.6, 1.6, (trials, 1))
       objective = (at_truth * end * rng.uniform(0.7, 1.3, trials))[:, np.newaxis] * fall
       for t in range(trials):
-        gone = (attack, defense, t) in diverged
+        gone = (*key, t) in diverged
         if gone:
           images[t] = np.nan
           objective[t, 30:] = np.nan
         psnr = None if gone else float(np.mean([decibels(images[t, b], truth[t, b]) for b in range(batch)]))
         error = None if gone else float(np.mean((np.clip(images[t], 0, 1) - truth[t]) ** 2))
-        success = psnr is not None and psnr > CONTROL_PSNR[attack]
+        success = psnr is not None and psnr > threshold(attack, counter)
         solved = not gone and bool(objective[t, -1] <= at_truth[t])
         verdict = 'diverged' if gone else 'recovered' if success else 'protected' if solved else 'not solved'
         rows.append(
@@ -62,11 +89,13 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
             'objective': None if gone else float(objective[t, -1]),
             'distance': None if gone else float(objective[t, -1]), 'objective_start': float(objective[t, 0]),
             'objective_at_truth': float(at_truth[t]), 'oracle_psnr': None if gone else psnr + 0.5,
-            'control_psnr': CONTROL_PSNR[attack], 'success': success, 'solved': solved, 'verdict': verdict,
-            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'sent': 1.0, 'tier': 'B',
+            'control_psnr': threshold(attack, counter), 'success': success, 'solved': solved, 'verdict': verdict,
+            'knowledge': 'unaware' if counter is None else 'aware', 'counter': counter, 'rounds': 1, 'control': False,
+            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'sent': SENT.get(defense, 1.0),
+            'tier': 'B',
           }
         )  # fmt: skip
-      reconstructions[attack, defense], curves[attack, defense] = images, (steps, objective)
+      reconstructions[key], curves[key] = images, (steps, objective)
   return AuditResult(
     resumed=False,
     config={
@@ -74,21 +103,22 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
       'image_shape': list(truth.shape[2:]), 'attacks': list(attacks), 'defenses': list(defenses), 'trials': trials,
       'restarts': 2, 'steps': 1000, 'batch_size': batch, 'labels': 'known', 'seed': 0, 'local_epochs': 1,
       'share': 'gradient', 'batch_norm': 'none', 'controls': controls,
+      **({'knowledge': 'both' if unaware else 'aware'} if aware else {}),
     },
     rows=rows,
     controls=[
       {
-        **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'verdict': 'not solved',
-        'success': False, 'solved': False, 'diverged': False, 'control_psnr': CONTROL_PSNR[attack],
-        'psnr': float(rng.normal(CONTROL_PSNR[attack] - 2.5, 1.5)),
+        **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True, 'verdict': 'not solved',
+        'success': False, 'solved': False, 'diverged': False, 'control_psnr': threshold(attack, pool),
+        'knowledge': 'unaware', 'counter': None, 'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),
         'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
       }
-      for attack in attacks for i in range(controls)
+      for attack in attacks for i in range(controls) for pool in (('', 'prior') if aware else ('',))
     ],
     truth=truth,
     reconstructions=reconstructions,
     curves=curves,
-    counters={},
+    counters={d: {c: f'It does {c} to {d}.' for c in found} for d, found in aware.items() if d in defenses},
     threat_models={
       attack: [
         'The server is honest but curious: it sends the genuine model and reads what comes back.',
@@ -106,6 +136,18 @@ def make(truth, attacks=ATTACKS, defenses=DEFENSES, diverged=(('csdlg(tv=1e-4)',
 @pytest.fixture(scope='session')
 def result():
   return make(digits(4))
+
+
+@pytest.fixture(scope='session')
+def both():
+  """Attackers who know the defense beside those who do not."""
+  return make(digits(4), aware=AWARE)
+
+
+@pytest.fixture(scope='session')
+def knowing():
+  """Attackers who know the defense, and others only where there is nothing to know."""
+  return make(digits(4), aware=AWARE, unaware=False, diverged=())
 
 
 @pytest.fixture(scope='session')

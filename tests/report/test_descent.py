@@ -95,8 +95,32 @@ def test_a_truth_of_zero_has_no_line(result):
 def test_names_are_taken_literally(result):
   name = r'a<b&"$x$'
   result = result._replace(
-    rows=[row | {'defense': name} for row in result.rows if row['defense'] == 'none'],
+    rows=[row | {'attack': f'<{row["attack"]}>', 'defense': name} for row in result.rows if row['defense'] == 'none'],
     curves={(f'<{attack}>', name): curve for (attack, defense), curve in result.curves.items() if defense == 'none'},
   )
-  for svg in curves(result).values():
+  panels = curves(result)
+  assert len(panels) == 2
+  for svg in panels.values():
     assert name in texts(svg)
+
+
+def test_the_strongest_who_know_a_defense_have_a_panel_of_their_own(both):
+  panels = curves(both)
+  dlg, csdlg = both.config['attacks']
+  assert list(panels) == [dlg, f'{dlg} · aware', csdlg, f'{csdlg} · aware']
+  unaware, aware = texts(panels[csdlg]), texts(panels[f'{csdlg} · aware'])
+  assert set(both.config['defenses']) <= set(unaware)
+  assert not any(' · ' in text for text in unaware)
+  assert [text for text in aware if ' · ' in text] == [
+    'prune(rate=0.9) · masked+prior', 'laplace(scale=0.1) · prior', 'prune(rate=0.99)+gaussian(stddev=0.01) · masked',
+  ]  # fmt: skip
+  assert 'none' not in aware
+  # The same colour for the same defense, whoever attacks: the first drawn there is the second here.
+  colours = [re.findall(r'stroke: (#\w+); stroke-width: 2.2', panels[title]) for title in (csdlg, f'{csdlg} · aware')]
+  assert colours[1][0] == colours[0][0] != colours[0][1]
+  # What is drawn is the aware attackers' own descent.
+  other = {
+    key: (steps, 10 * objective if len(key) == 3 else objective) for key, (steps, objective) in both.curves.items()
+  }
+  changed = curves(both._replace(curves=other))
+  assert [title for title in panels if changed[title] != panels[title]] == [f'{dlg} · aware', f'{csdlg} · aware']

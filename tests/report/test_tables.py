@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradleak.report import formatting, summarise, summary_csv, terminal_table, worst_case
+from gradleak.report import formatting, privacy, summarise, summary_csv, tables, terminal_table, worst_case
 
 DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
 
@@ -91,10 +91,78 @@ def test_worst_case_is_the_union_over_attacks():
   rows[5] |= RECOVERED  # b on trial 0
   rows[8] |= RECOVERED  # b on trial 3
   (entry,) = worst_case(rows)
-  assert (entry['recovered'], entry['n'], entry['runs'], entry['attacks']) == (2, 5, 10, ['a', 'b'])
+  assert (entry['recovered'], entry['n'], entry['runs'], entry['by']) == (2, 5, 10, ['a', 'b'])
+  assert (entry['unaware'], entry['aware'], entry['counters']) == (2, None, [])
   assert entry['success'] == 0.4
   assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(2, 5))
   assert entry['flags'] == []
+
+
+def knows(counter, **changes):
+  return row(knowledge='aware', counter=counter, defense='prune', change=0.5, **changes)
+
+
+def test_each_attacker_has_its_own_summary(both):
+  summaries = summarise(both.rows)
+  assert [tables.attacker(summary) for summary in summaries] == list(both.reconstructions)
+  for summary in summaries:
+    rows = [r for r in both.rows if tables.attacker(r) == tables.attacker(summary)]
+    assert summary['n'] == len(rows) == 4
+    assert (
+      summary['knowledge'] == ('aware' if len(tables.attacker(summary)) == 3 else 'unaware') == rows[0]['knowledge']
+    )
+    assert summary['counter'] == rows[0]['counter']
+    assert summary['psnr'] == pytest.approx(np.mean([r['psnr'] for r in rows if r['psnr'] is not None]))
+    assert summary['sent'] == pytest.approx(rows[0]['sent'])
+  (bare,) = summarise([row()])
+  assert (bare['knowledge'], bare['counter'], bare['sent']) == ('unaware', None, None)
+  shares = summarise([row(sent=0.2), row(sent=0.4, trial=1)])
+  assert shares[0]['sent'] == pytest.approx(0.3)
+
+
+def test_the_strongest_recovers_most_and_then_reaches_the_highest_psnr():
+  def summary(recovered, psnr):
+    return {'recovered': recovered, 'psnr': psnr}
+
+  assert tables.strongest([summary(1, 40.0), summary(2, 9.0), summary(0, 50.0)])['psnr'] == 9.0
+  assert tables.strongest([summary(0, 7.0), summary(0, 9.0), summary(0, 8.0)])['psnr'] == 9.0
+  assert tables.strongest([summary(0, None), summary(0, 5.0)])['psnr'] == 5.0
+  assert tables.strongest([summary(0, None)])['psnr'] is None
+
+
+def test_a_pair_is_the_unaware_attacker_and_the_strongest_aware_one():
+  rows = [
+    row(defense='none'),
+    row(defense='prune', psnr=99.0),
+    knows('weak', psnr=30.0),
+    knows('strong', **RECOVERED),
+    knows('other', psnr=40.0),
+    row(attack='b', defense='none'),
+    {**knows('weak'), 'attack': 'b'},
+  ]
+  pairs = tables.paired(summarise(rows))
+  assert {pair: [summary['counter'] for summary in group] for pair, group in pairs.items()} == {
+    ('a', 'none'): [None], ('a', 'prune'): [None, 'strong'], ('b', 'none'): [None], ('b', 'prune'): ['weak'],
+  }  # fmt: skip
+
+
+def test_the_worst_case_is_that_of_any_attacker_aware_or_not():
+  rows = [row(attack=attack, defense='prune', trial=t, change=0.5) for attack in 'ab' for t in range(5)]
+  rows += [knows(counter, trial=t) for counter in ('weak', 'strong', 'none at all') for t in range(5)]
+  rows[5] |= RECOVERED  # b, unaware, on trial 0
+  rows[10] |= RECOVERED  # weak on trial 0
+  rows[17] |= RECOVERED  # strong on trials 2 and 4
+  rows[19] |= RECOVERED
+  (entry,) = worst_case(rows)
+  assert (entry['recovered'], entry['n'], entry['runs']) == (3, 5, 25)
+  assert (entry['unaware'], entry['aware']) == (1, 3)
+  assert entry['by'] == ['b', 'a · weak', 'a · strong']
+  assert entry['counters'] == ['strong', 'weak']
+  assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(3, 5))
+  (entry,) = worst_case(rows[10:])
+  assert (entry['unaware'], entry['aware'], entry['recovered']) == (None, 3, 3)
+  (entry,) = worst_case(rows[20:])
+  assert (entry['unaware'], entry['aware'], entry['by'], entry['counters']) == (None, 0, [], [])
 
 
 def test_flags():
@@ -125,6 +193,13 @@ def test_csv_reads_back(result):
   assert summary_csv([]).strip() == 'attack,defense'
 
 
+def test_csv_tells_attackers_apart(both):
+  lines = list(csv.DictReader(io.StringIO(summary_csv(both.rows))))
+  found = [(line['attack'], line['defense'], *filter(None, [line['counter']])) for line in lines]
+  assert found == list(both.reconstructions)
+  assert {line['knowledge'] for line in lines if line['counter']} == {'aware'}
+
+
 def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
   text = terminal_table(result)
   lines = text.splitlines()
@@ -138,6 +213,60 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
     assert f'{summary["recovered"]} of 4' in line
   assert 'the server recovers 4 of 4 images' in ' '.join(lines)
   assert '`' not in text
+
+
+STRONGEST = {  # by how the fixture mixes them: (attack, defense): counter-measure
+  ('dlg(history=100)', 'prune(rate=0.9)'): 'masked+prior',
+  ('csdlg(tv=1e-4)', 'prune(rate=0.9)'): 'masked+prior',
+  ('csdlg(tv=1e-4)', 'laplace(scale=0.1)'): 'prior',
+}
+
+
+def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one(both):
+  text = terminal_table(both)
+  lines = text.splitlines()
+  assert max(map(len, lines)) <= 110
+  assert text.count('aware: ') == 2 * 3  # one per attack and defense but 'none'
+  attack = None
+  summaries = {tables.attacker(summary): summary for summary in summarise(both.rows)}
+  for i, line in enumerate(lines):
+    attack = line.split()[0] if line.startswith(both.config['attacks'][0]) or line.startswith('csdlg') else attack
+    if line.startswith('    aware: '):
+      defense = lines[i - 1].split()[0] if 'gaussian' not in lines[i - 1] else both.config['defenses'][3]
+      counter = line.split()[1]
+      summary = summaries[attack, defense, counter]
+      assert STRONGEST.get((attack, defense), counter) == counter
+      assert f' {summary["psnr"]:.1f} ± ' in line
+      assert line.endswith(summary['verdict'])
+  assert 'control 11.2–12.7 ' in text.replace('\n', ' ')  # the thresholds of csdlg and of its other prior
+  assert '1 NaN' in next(line for line in lines[lines.index(next(x for x in lines if x.startswith('csdlg'))) :]
+                         if 'prune(rate=0.9)' in line)  # fmt: skip
+
+
+def test_terminal_table_says_what_only_the_unaware_are_stopped_by(both):
+  text = ' '.join(terminal_table(both).split())
+  assert 'laplace(scale=0.1) hides all 4 images' in text
+  assert '4 of 4 (39–100 %) are recovered by one who knows it (prior)' in text
+
+
+def test_terminal_table_of_aware_attackers_alone_names_the_defense(knowing):
+  lines = terminal_table(knowing).splitlines()
+  assert lines[2].startswith('dlg(history=100)') and 'control 10.4–11.9' in lines[2]
+  assert lines[3].startswith('  none  ')
+  assert lines[4] == '  prune(rate=0.9)'
+  assert lines[5].startswith('    aware: masked+prior ')
+  assert max(map(len, lines)) <= 110
+
+
+def test_terminal_table_closes_with_what_noise_guarantees(result):
+  config = result.config | {'defenses': ['none', 'gaussian(stddev=0.1)', 'clip(norm=1)+gaussian(stddev=2)']}
+  text = terminal_table(result._replace(config=config))
+  assert max(map(len, text.splitlines())) <= 110
+  said = privacy.statements(config)
+  assert len(said) == 2
+  for statement in said:
+    assert statement.replace('`', '') in ' '.join(text.split())
+  assert 'ε' not in terminal_table(result)
 
 
 def test_terminal_table_wraps_long_names(result):
@@ -168,3 +297,9 @@ def test_wrap_breaks_after_joints_and_loses_nothing():
   name = 'x' * 50 + '+' + 'y' * 7
   assert ''.join(formatting.wrap(name, 12)) == name
   assert max(map(len, formatting.wrap(name, 12))) <= 12
+  assert formatting.wrap('fragmentation_random(ratio=0.4)', 30) == ['fragmentation_random(', 'ratio=0.4)']
+  assert formatting.wrap('prune(rate=0.9)+clip(norm=1)', 22) == ['prune(rate=0.9)+', 'clip(norm=1)']
+
+
+def test_no_negative_zero():
+  assert (formatting.number(-0.004, 2), formatting.number(-0.006, 2)) == ('0.00', '-0.01')
