@@ -1,4 +1,5 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
+# make audit-all   the same for every defense, a few minutes: results/audit-all/report.html
 # make test    the tests (pytest -m slow runs the long ones)
 # make lint    ruff
 # make benchmark   speed, as ratios in one run
@@ -6,8 +7,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKDIR ?= results/audit
+DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rate=0.9);topk(ratio=0.1);dgc(ratio=0.1);$\
+  fragmentation(ratio=0.4);fragmentation_random(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);$\
+  clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
+  prune(rate=0.7)+concealment;client_dp(norm=1,noise=0.01);dpsgd(norm=1,noise=0.01);ats;instahide
 
-.PHONY: audit test slow lint benchmark clean
+.PHONY: audit audit-all test slow lint benchmark clean
 
 $(VENV)/.installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -19,6 +24,9 @@ $(VENV)/.installed: setup.py
 
 audit: $(VENV)/.installed
 	$(BIN)/python launch/audit.py --workdir=$(WORKDIR)
+
+audit-all: $(VENV)/.installed
+	$(BIN)/python launch/audit.py --workdir=results/audit-all --defenses='$(DEFENSES)'
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope

@@ -19,6 +19,7 @@ import numpy as np
 import gradleak as gl
 from gradleak import errors, specs
 from gradleak.defenses import registry as defense_registry
+from gradleak.federated import layer_average
 from gradleak.metrics import statistics
 from gradleak.report.formatting import number, significant
 
@@ -339,12 +340,9 @@ def train(key, scenario, images, labels, training):
   @jax.jit
   def one_round(params, key):
     def upload(given):
-      found = client.local_update(given[0], {**variables, 'params': params}, *given[1:])
-      return found.update, jax.tree.map(lambda u, s: jnp.broadcast_to(s, u.shape), found.update, found.sent)
+      return client.local_update(given[0], {**variables, 'params': params}, *given[1:])
 
-    updates, sent = jax.lax.map(upload, (jax.random.split(key, training.clients), images, labels))
-    counts = jax.tree.map(lambda s: jnp.maximum(jnp.sum(s, 0, dtype=jnp.float32), 1.0), sent)
-    mean = jax.tree.map(lambda u, n: jnp.sum(u, 0) / n, updates, counts)
+    mean = layer_average(jax.lax.map(upload, (jax.random.split(key, training.clients), images, labels)))
     return jax.tree.map(lambda p, m: p + jnp.asarray(direction, p.dtype) * m, params, mean)
 
   params = variables['params']

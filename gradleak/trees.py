@@ -81,6 +81,11 @@ def fold_in_leaves(key, tree):
   return treedef.unflatten([jax.random.fold_in(key, i) for i in range(len(leaves))])
 
 
+def path_names(path):
+  """Returns a JAX key path as a tuple of strings, as `Layer.paths` has them."""
+  return tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
+
+
 def layer_numbers(tree, layers=None):
   """Returns (a tree of the number of each leaf's layer, the number of layers).
 
@@ -94,7 +99,7 @@ def layer_numbers(tree, layers=None):
 
   def number(path, leaf):
     del leaf
-    keys = tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
+    keys = path_names(path)
     layer = named.get(keys, keys[:-1] if len(keys) > 1 else keys)
     return numbers.setdefault(layer, len(numbers))
 

@@ -37,17 +37,17 @@ _LOCAL_EPOCHS = flags.DEFINE_integer('local_epochs', 1, 'Local epochs of a clien
 _LOCAL_BATCH = flags.DEFINE_integer('local_batch_size', None, 'Batch size of local training; all samples by default.')
 _RATE = flags.DEFINE_float('learning_rate', 0.1, 'Learning rate of local training.')
 _ATTACKS = flags.DEFINE_string(
-  'attacks', 'csdlg(tv=1e-6)', "List separated by ';': dlg, idlg, csdlg, dga, gia, gs, with settings."
+  'attacks', 'csdlg(tv=1e-6)', "List separated by ';': dlg, idlg, csdlg, csdlg_lbfgs, dga, gia, gs, with settings."
 )
 _DEFENSES = flags.DEFINE_string(
   'defenses',
-  'none;clip(norm=1);gaussian(stddev=0.01);prune(rate=0.9);laplace(scale=0.1)',
+  'none;gaussian(stddev=0.05);prune(rate=0.9);fragmentation(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);outpost',
   "List separated by ';'; '+' composes a chain: prune(rate=0.9)+laplace(scale=0.001).",
 )
 _TRIALS = flags.DEFINE_integer('trials', 8, 'Uploads attacked per defense.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 1, 'Images behind one upload.')
 _RESTARTS = flags.DEFINE_integer('restarts', 1, 'Starts per trial; the least matching distance is chosen.')
-_STEPS = flags.DEFINE_integer('steps', 2000, 'Steps of attacks that do not set their own; 0: as published.')
+_STEPS = flags.DEFINE_integer('steps', 1000, 'Steps of attacks that do not set their own; 0: as published.')
 _LABELS = flags.DEFINE_string(
   'labels',
   'auto',
@@ -62,7 +62,7 @@ _ROUNDS = flags.DEFINE_integer(
   'rounds', 1, 'Uploads of the same samples on the same model that an aware attacker averages.'
 )
 _PUBLIC = flags.DEFINE_integer(
-  'public', 100, 'Public images, of the split that the private ones are not from; defenses and attackers may use them.'
+  'public', 100, 'Public images for defenses and attackers, from the split train (test for train), if it has them.'
 )
 _CONTROLS = flags.DEFINE_integer('controls', 64, 'Null-gradient runs per attack that define success.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
@@ -84,8 +84,7 @@ def _load_public(gl):
   options = {'data_dir': _DATA_DIR.value, 'image_size': _IMAGE_SIZE.value, 'channels': _CHANNELS.value}
   try:
     public = gl.data.load(_DATASET.value, split, limit=_PUBLIC.value, **options)
-  except gl.errors.UsageError as error:
-    print(f'no public images: {error}')
+  except gl.UsageError:
     return None
   return public.images, public.labels
 

@@ -129,6 +129,7 @@ class _Known:
     self.withholds = any(name in _WITHHOLDING for name in names)
     clips = [i for i, name in enumerate(names) if name in _CLIPPING]
     norms = [members[i].settings['norm'] for i in clips]
+    self.bound = min([member.settings['norm'] for member in members if 'norm' in member.settings], default=math.inf)
     self.clip = norms[0] if norms and clips[0] == 0 else math.inf  # later ones bound what the attacker cannot redo
     last = clips[-1] if clips else 0
     variances = [_VARIANCE[m.name](m.settings, num_samples) for m in members[last:] if m.name in _VARIANCE]
@@ -161,8 +162,7 @@ def _muted_layer(context, known, rounds):
 
   def views(update):
     def keep(where, u):
-      keys = tuple(str(getattr(key, 'key', getattr(key, 'idx', key))) for key in where)
-      return np.full(u.shape, keys[: len(layer)] != layer)
+      return np.full(u.shape, trees.path_names(where)[: len(layer)] != layer)
 
     return [known.view(update, jax.tree_util.tree_map_with_path(keep, update))]
 
@@ -222,13 +222,13 @@ def _changed(name, words, known, rounds, **settings):
 def _prior(defense, context, num_samples, rounds, known):
   """Returns the one of `PRIORS` that suits the noise and the gaps, or None where there are none.
 
-  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g);
-  half of that is the weight. The attacker learns g by simulating the client on random pixels.
+  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g):
+  that is the weight. The attacker learns g by simulating the client on random pixels, and knows its bound.
   """
   noise = sum(_energy(member, context, num_samples) for member in defense.members) / rounds
   if noise:
-    signal = min(_typical_squared_norm(context, num_samples), known.clip**2)
-    weight = 0.5 * (1 - 1 / math.sqrt(1 + noise / signal))
+    signal = min(_typical_squared_norm(context, num_samples), known.bound**2)
+    weight = 1 - 1 / math.sqrt(1 + noise / signal)
     return min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   return PRIORS[0] if known.withholds else None
 

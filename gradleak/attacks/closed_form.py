@@ -2,6 +2,8 @@
 
 import jax.numpy as jnp
 
+from gradleak import errors, trees
+
 
 def first_dense_input(kernel_gradient, bias_gradient):
   """Returns the input of a dense layer with a bias, from the gradient of one sample.
@@ -23,3 +25,22 @@ def first_dense_input(kernel_gradient, bias_gradient):
   weight, bias = kernel_gradient[:, neuron], bias_gradient[neuron]
   known = bias != 0
   return jnp.where(known, weight / jnp.where(known, bias, jnp.ones_like(bias)), jnp.zeros_like(weight))
+
+
+def first_dense_layer(layers, update):
+  """Returns the paths of the (kernel, bias) of the first dense layer with a bias.
+
+  Args:
+    layers: the model's, a sequence of `Layer`.
+    update: a tree shaped like its parameters.
+
+  Raises:
+    UsageError: if there is none.
+  """
+  for layer in layers:
+    leaves = {path: trees.get(update, path) for path in layer.paths}
+    kernels = [path for path, leaf in leaves.items() if leaf.ndim == 2]
+    biases = [path for path, leaf in leaves.items() if leaf.ndim == 1]
+    if len(kernels) == 1 and len(biases) == 1 and leaves[kernels[0]].shape[1] == leaves[biases[0]].shape[0]:
+      return kernels[0], biases[0]
+  raise errors.UsageError('no dense layer with a bias was found, of which the input could be read from the gradient')

@@ -8,7 +8,7 @@ as the negative of a gradient.
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak import errors, trees
 
 
 def last_layer(model, update, image_shape, num_classes):
@@ -19,11 +19,7 @@ def last_layer(model, update, image_shape, num_classes):
   """
   if model.layers is not None:
     paths = {path for path in model.layers(image_shape)[-1].paths}
-    leaves = [
-      leaf
-      for path, leaf in jax.tree_util.tree_leaves_with_path(update)
-      if tuple(getattr(key, 'key', None) for key in path) in paths
-    ]
+    leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(update) if trees.path_names(path) in paths]
   else:
     leaves = jax.tree.leaves(update)
   biases = [leaf for leaf in leaves if leaf.shape == (num_classes,)]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
+from gradleak.attacks import closed_form
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.models import model as models
@@ -30,15 +31,35 @@ def cosine(simulated, observed, weights=None):
   return 1 - trees.cosine(_weighted(simulated, root), _weighted(observed, root))
 
 
-DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine}
+def dense_input(simulated, observed, weights=None, *, layers):
+  """Returns 1 − the cosine between the inputs of the first dense layer, which both updates of one sample give away.
+
+  ∂W = x·∂bᵀ, whatever happens behind the layer: randomness there, as PRECODE's, is no protection of what stands in
+  front (Balunović et al. 2022).
+  """
+  del weights
+  kernel, bias = closed_form.first_dense_layer(layers, observed)
+
+  def read(update):
+    return trees.get(update, kernel) @ trees.get(update, bias)
+
+  return 1 - trees.cosine(read(simulated), read(observed))
+
+
+DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine, 'dense_input': dense_input}
 
 # Observed update -> its distance from an update of zeros.
-UNITS = {'squared_euclidean': trees.squared_norm, 'cosine': lambda update: jnp.float32(1)}
+UNITS = {
+  'squared_euclidean': trees.squared_norm,
+  'cosine': lambda update: jnp.float32(1),
+  'dense_input': lambda update: jnp.float32(1),
+}
 
 # (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
 FLOORS = {
   'squared_euclidean': lambda noise, total: noise,
   'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
+  'dense_input': lambda noise, total: jnp.float32(0),
 }
 
 
@@ -66,7 +87,7 @@ def layer_weights(model, params, image_shape, mode):
   layers = models.require(model, 'layers')(image_shape)
   position = {path: (i + 1) / len(layers) for i, layer in enumerate(layers) for path in layer.paths}
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[tuple(key.key for key in path)])), params
+    lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[trees.path_names(path)])), params
   )
 
 
@@ -176,7 +197,7 @@ def gradient_matching(
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer: an optax optimizer of the dummy samples; it is given `value=`.
     num_steps: number of evaluations.
-    distance: 'squared_euclidean' or 'cosine'.
+    distance: 'squared_euclidean', 'cosine', or 'dense_input' (one sample; what PRECODE cannot hide).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors; may be traced.
     box: project the images into [0, 1] after each step.
@@ -207,10 +228,12 @@ def gradient_matching(
     """Returns (objective, distance)."""
     simulated = client.local_update(None, observation.variables, images, labels).update
     weights = layer_weights(client.model, observation.update, observation.image_shape[1:], layer_weighting)
-    apart = measure(
-      compared(clipped(simulated, observation), observation), compared(observation.update, observation), weights
-    )
-    weight = tv + prior * UNITS[distance](compared(observation.update, observation))
+    options = {}
+    if distance == 'dense_input':
+      options['layers'] = models.require(client.model, 'layers')(observation.image_shape[1:])
+    observed = compared(observation.update, observation)
+    apart = measure(compared(clipped(simulated, observation), observation), observed, weights, **options)
+    weight = tv + prior * UNITS[distance](observed)
     return apart + weight * total_variation(images) + l2 * jnp.mean(jnp.square(images)), apart
 
   def evaluate(dummy, state, observation):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors
+from gradleak import errors, trees
 from gradleak.defenses.base import require_batch
 from gradleak.defenses.compression import largest
 from gradleak.models.model import require
@@ -60,7 +60,7 @@ def soteria(model=None, *, rate: float, variant: str = 'paper'):
     path = defended_kernel(model, updates, kept.size, labels.shape[-1], images.shape[1:])
 
     def withhold(keys, u):
-      if _names(keys) != path:
+      if trees.path_names(keys) != path:
         return u
       # Of a square kernel the shape does not tell: Flax's order, inputs first.
       mask = kept.reshape((-1, 1) if u.shape[0] == kept.size else (1, -1))
@@ -88,7 +88,9 @@ def defended_kernel(model, tree, num_features, num_classes, image_shape=None):
     UsageError: if no tensor fits, or several do.
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  fitting = [_names(keys) for keys, leaf in leaves if sorted(leaf.shape) == sorted((num_features, num_classes))]
+  fitting = [
+    trees.path_names(keys) for keys, leaf in leaves if sorted(leaf.shape) == sorted((num_features, num_classes))
+  ]
   if len(fitting) > 1 and model.layers is not None and image_shape is not None:
     ordered = [path for layer in model.layers(image_shape) for path in layer.paths if path in fitting]
     fitting = ordered[-1:] or fitting
@@ -100,10 +102,6 @@ def defended_kernel(model, tree, num_features, num_classes, image_shape=None):
       + ('; give layers=… to gradleak.models.from_functions' if len(fitting) > 1 else '')
     )
   return fitting[0]
-
-
-def _names(keys):
-  return tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in keys)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit compiles anew at each call

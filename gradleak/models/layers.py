@@ -125,7 +125,7 @@ class Dense(nn.Module):
 def max_pool(images, size):
   """Non-overlapping max pooling; a remainder at the right and lower border is dropped.
 
-  The winner of each window is marked first, and takes the whole gradient. The gradient of `max` compares the pixels with
+  The winner of each window is marked first, and takes the whole gradient. That of `max` compares the pixels with
   the maximum once more; where XLA has computed them anew with other rounding, none wins, and the gradient is 0/0.
   """
   batch, height, width, channels = images.shape

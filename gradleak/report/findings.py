@@ -1,5 +1,6 @@
 """What the numbers of an audit mean, in sentences that claim no more than the numbers do; names stand in backticks."""
 
+from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range
 
 MIN_CONTROLS = 64
@@ -109,6 +110,15 @@ def caution(worst):
   reach = 'What is recovered leaks; what is not was safe only from these attacks with this budget'
   unsolved = any(entry['not_solved'] for entry in worst)
   return f'{reach}, and runs “not solved” show no protection at all.' if unsolved else f'{reach}.'
+
+
+def guarantees(config):
+  """Returns what `privacy.statements` says, defenses of which it says the same together."""
+  together = {}
+  for statement in privacy.statements(config):
+    defense, said = statement.split(': ', 1)
+    together.setdefault(said, []).append(defense)
+  return [f'{listed(defenses)}: {said}' for said, defenses in together.items()]
 
 
 def cautions(summaries, worst, controls):

@@ -6,7 +6,7 @@ import pathlib
 import re
 
 from gradleak import storage
-from gradleak.report import descent, findings, formatting, pictures, privacy, tables, wording
+from gradleak.report import descent, findings, formatting, pictures, tables, wording
 from gradleak.verdict import CONTROL
 
 _STRIP_WIDTH = 150  # of the drawing of PSNRs per trial, in its own units
@@ -76,7 +76,7 @@ def _context(result):
     'helpless': _helpless(result),
     'rounds': result.config.get('rounds', 1),
     'settings': wording.settings(result.config),
-    'privacy': privacy.statements(result.config),
+    'privacy': findings.guarantees(result.config),
     'citations': wording.citations(result.config),
     'min_controls': findings.MIN_CONTROLS,
     'versions': result.versions,

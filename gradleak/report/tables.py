@@ -6,7 +6,7 @@ import math
 import textwrap
 
 from gradleak.metrics import statistics
-from gradleak.report import findings, privacy
+from gradleak.report import findings
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
 
 VERDICTS = ('recovered', 'protected', 'not solved', 'diverged')
@@ -106,7 +106,7 @@ def terminal_table(result, width=110):
     *findings.broken(worst, result.config),
     findings.caution(worst),
   ]
-  closing = [' '.join(means), *privacy.statements(result.config)]
+  closing = [' '.join(means), *findings.guarantees(result.config)]
   wrapped = [line for text in closing for line in textwrap.wrap(text.replace('`', ''), width)]
   return '\n'.join([*table, '', *wrapped]) + '\n'
 

@@ -53,6 +53,16 @@ CASES = [
     '--share=delta --local_batch_size=2 --batch_size=3 --model=convnet(width=1) --image_size=9',
     '3 samples do not fill batches of 2', 'choose a batch size that divides them',
   ),
+  # knowledge
+  ('--knowledge=awar', "unknown knowledge 'awar'", "did you mean 'aware'", 'both'),
+  ('--rounds=0', 'rounds is 0', 'in [1, 1000000]'),
+  ('--public=-1', 'public is -1', 'nearest valid value is 0'),
+  ('--public=0 --defenses=graddefense(stddev=0.1)', 'graddefense', 'public'),
+  ('--public=0 --defenses=instahide', 'public'),
+  ('--public=0 --attacks=gs(start=class_average)', "'class_average' needs auxiliary data", 'public'),
+  ('--dataset=folder:{here}/alike --defenses=concealment(start=proxy)', 'public'),
+  ('--defenses=ats+instahide', 'transforms the samples twice'),
+  ('--model=convnet(width=1) --image_size=9 --defenses=dpsgd(norm=1,noise=1)', 'BatchNorm'),
   # attacks
   ('--attacks=csdgl', "unknown attack 'csdgl'", "did you mean 'csdlg'", 'valid: '),
   ('--attacks=', "the list of attacks ''", 'is empty or has an empty entry'),

@@ -51,7 +51,10 @@ def make(
   aware=None,
   unaware=True,
 ):
-  """Returns an `AuditResult` for `truth` [T, B, H, W, C]; `diverged` lists (attack, defense, trial), `aware` counters."""
+  """Returns an `AuditResult` for `truth` [T, B, H, W, C].
+
+  `diverged` lists (attack, defense, trial); `aware` holds counter-measures, and without `unaware` these stand alone.
+  """
   aware = aware or {}
   rng = np.random.default_rng(0)
   trials, batch = truth.shape[:2]
@@ -91,8 +94,8 @@ def make(
             'objective_at_truth': float(at_truth[t]), 'oracle_psnr': None if gone else psnr + 0.5,
             'control_psnr': threshold(attack, counter), 'success': success, 'solved': solved, 'verdict': verdict,
             'knowledge': 'unaware' if counter is None else 'aware', 'counter': counter, 'rounds': 1, 'control': False,
-            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change, 'sent': SENT.get(defense, 1.0),
-            'tier': 'B',
+            'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change,
+            'sent': SENT.get(defense, 1.0), 'tier': 'B',
           }
         )  # fmt: skip
       reconstructions[key], curves[key] = images, (steps, objective)
@@ -108,8 +111,9 @@ def make(
     rows=rows,
     controls=[
       {
-        **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True, 'verdict': 'not solved',
-        'success': False, 'solved': False, 'diverged': False, 'control_psnr': threshold(attack, pool),
+        **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True,
+        'verdict': 'not solved', 'success': False, 'solved': False, 'diverged': False,
+        'control_psnr': threshold(attack, pool),
         'knowledge': 'unaware', 'counter': None, 'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),
         'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
       }

@@ -1,15 +1,16 @@
 import pytest
 
-from gradleak.report import findings
+from gradleak.report import findings, privacy
 
 SINGLE = {'batch_size': 1}
 
 
-def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=()):
+def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), unaware=None, aware=None, counters=()):
   return {
     'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'not_solved': not_solved, 'diverged': diverged,
-    'protected': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'attacks': [],
-    'flags': list(flags),
+    'protected': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
+    'flags': list(flags), 'unaware': recovered if unaware is None else unaware, 'aware': aware,
+    'counters': list(counters),
   }  # fmt: skip
 
 
@@ -66,9 +67,10 @@ def test_defenses_are_grouped_by_what_was_found():
     entry('topk', not_solved=2, diverged=1),
     entry('noop', recovered=4, flags=['defense changed nothing']),
   ]
-  leaking, withstood, unsolved, idle = findings.defended(worst, SINGLE)
+  leaking, withstood, knowing, unsolved, idle = findings.defended(worst, SINGLE)
   assert leaking == 'With a defense, it still recovers 3 of 4 under `prune` (10–90 %).'
   assert withstood.startswith('Under `laplace` none of the 4 images is recovered (10–90 %), although')
+  assert knowing == 'An attacker who knows the defense may do better.'
   assert unsolved.startswith('Under `topk` none of the 4 images is recovered, but 3 of 4 runs failed')
   assert unsolved.endswith('this does not show that it protects.')
   assert idle.startswith('`noop` changed nothing')
@@ -78,7 +80,7 @@ def test_not_solved_is_never_called_protection():
   worst = [entry(recovered=4), entry('prune', not_solved=1), entry('laplace', not_solved=4)]
   (text,) = findings.defended(worst, SINGLE)
   assert '`prune` and `laplace`' in text
-  assert '1 of 4 and 4 of 4 runs' in text
+  assert '5 of 8 runs failed' in text
   assert text.endswith('does not show that they protect.')
   assert 'no protection at all' in findings.caution(worst)
   assert 'not solved' not in findings.caution([entry(recovered=4)])
@@ -86,15 +88,100 @@ def test_not_solved_is_never_called_protection():
 
 def test_cautions():
   worst = [entry(recovered=4)]
-  controls = [{'attack': 'dlg'}] * 64
+  controls = [{'attack': 'dlg', 'trial': trial} for trial in range(64)]
   assert findings.cautions([summary()], worst, controls) == []
   (few,) = findings.cautions([summary()], worst, controls[:63])
   assert '63 runs for `dlg`' in few
+  assert '63 runs for `dlg`' in findings.cautions([summary()], worst, 2 * controls[:63])[0]  # a pool for each of two
   (bare,) = findings.cautions([summary()], worst, [])
   assert 'Without a null-gradient control' in bare
   unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls)
   assert '1 recovered run ' in unfinished
   assert '2 runs diverged' in diverged
-  (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + [{'attack': 'gs'}] * 64)
+  gs = [control | {'attack': 'gs'} for control in controls]
+  (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs)
   assert '`gs`' in failing
   assert '`dlg`' not in failing
+
+
+def test_a_defense_that_stops_only_who_does_not_know_it():
+  worst = [entry(recovered=4), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked+prior'])]
+  (text,) = findings.defended(worst, SINGLE)
+  assert text == (
+    '`prune` hides all 4 images from an attacker who takes the upload for a gradient, and 4 of 4 (10–90 %) are '
+    'recovered by one who knows it (`masked+prior`).'
+  )
+  assert findings.broken(worst, SINGLE) == [text]
+  worst[1]['counters'] = ['strong', 'weak']
+  assert '(above all `strong`)' in findings.defended(worst, SINGLE)[0]
+  one = [entry(recovered=1, n=1), entry('prune', recovered=1, n=1, unaware=0, aware=1, counters=['masked'])]
+  assert findings.broken(one, SINGLE)[0].startswith('`prune` hides the one image from')
+  assert '1 of 1 (10–90 %) is recovered' in findings.broken(one, SINGLE)[0]
+  assert 'hides all 4 batches of 8 images from' in findings.broken(worst, {'batch_size': 8})[0]
+
+
+def test_nothing_is_hidden_where_the_undefended_run_fails():
+  worst = [entry(), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked'])]
+  (text,) = findings.defended(worst, SINGLE)[:1]
+  assert 'hides' not in text
+  assert 'it still recovers 4 of 4 under `prune`' in text
+  assert findings.broken(worst, SINGLE) == []
+
+
+def test_the_headline_is_the_worst_case_and_says_what_the_unaware_get():
+  worst = [entry(recovered=4), entry('prune', recovered=3, unaware=1, aware=3, counters=['masked'])]
+  leaking, unaware = findings.defended(worst, SINGLE)
+  assert leaking == 'With a defense, it still recovers 3 of 4 under `prune` (10–90 %).'
+  assert unaware == 'An attacker who takes the upload for a gradient gets no more than 1 of 4 under `prune`.'
+  for no_help in ({'unaware': 3, 'aware': 2}, {'unaware': 3, 'aware': None}):
+    assert findings.defended([worst[0], worst[1] | no_help], SINGLE) == [leaking]
+  alone = worst[1] | {'unaware': None}  # no unaware attacker was run: nothing is hidden from one
+  assert findings.defended([worst[0], alone], SINGLE) == [leaking]
+
+
+@pytest.mark.parametrize('failure', [{}, {'not_solved': 1}], ids=['protected', 'not solved'])
+def test_aware_attackers_that_failed_are_mentioned(failure):
+  tried, untried = entry('prune', aware=0, **failure), entry('laplace', **failure)
+  text = paragraph([entry(recovered=4), tried])
+  assert 'private data. Attackers who know the defense were tried and failed, too.' in text or failure
+  assert 'Attackers who know the defense were tried and failed, too.' in text
+  assert 'may do better' not in text
+  text = paragraph([entry(recovered=4), tried, untried])
+  assert 'Attackers who know the defense of `prune` were tried and failed, too.' in text or failure
+  assert ('who knows the defense of `laplace` may do better' in text) == (not failure)
+  text = paragraph([entry(recovered=4), untried])
+  assert 'were tried' not in text
+  assert ('An attacker who knows the defense may do better.' in text) == (not failure)
+
+
+def test_many_defenses_make_few_sentences():
+  worst = [entry(recovered=8, n=8)]
+  for i in range(4):
+    worst.append(entry(f'broken{i}', recovered=8 - i // 2, n=8, unaware=0, aware=8 - i // 2, counters=['masked']))
+    worst.append(entry(f'leaking{i}', recovered=5 + i // 2, n=8, unaware=5, aware=5 + i // 2, counters=['masked']))
+    worst.append(entry(f'silent{i}', n=8, aware=0 if i else None))
+    worst.append(entry(f'unsolved{i}', n=8, not_solved=i + 1, aware=0))
+  broken, leaking, unaware, silent, better, unsolved = findings.defended(worst, SINGLE)
+  assert broken == (
+    '4 defenses hide all 8 images from an attacker who takes the upload for a gradient, but one who knows them '
+    'recovers 8 of 8 under `broken0` and `broken1` (10–90 %; `masked`) and 7 of 8 under `broken2` and `broken3` '
+    '(10–90 %; `masked`).'
+  )
+  assert (
+    '6 of 8 under `leaking2` and `leaking3` (10–90 %); 5 of 8 under `leaking0` and `leaking1` (10–90 %).' in leaking
+  )
+  assert unaware.endswith('no more than 5 of 8 under `leaking2` and `leaking3`.')
+  assert 'Attackers who know the defense of `silent1`, `silent2` and `silent3` were tried and failed, too.' in silent
+  assert better == 'An attacker who knows the defense of `silent0` may do better.'
+  assert '10 of 32 runs failed' in unsolved
+  for i in range(4):
+    for kind in ('broken', 'leaking', 'silent', 'unsolved'):
+      assert f'`{kind}{i}`' in paragraph(worst, config=SINGLE)
+
+
+def test_defenses_with_the_same_guarantee_are_named_together():
+  config = {'defenses': ['gaussian(stddev=1)', 'clip(norm=1)+gaussian(stddev=1)', 'laplace(scale=1)']}
+  unbounded, bounded = findings.guarantees(config)
+  assert unbounded == '`gaussian(stddev=1)` and `laplace(scale=1)`: no ε: the sensitivity is unbounded.'
+  assert [bounded] == privacy.statements({'defenses': config['defenses'][1:2]})
+  assert findings.guarantees({}) == []

@@ -2,6 +2,7 @@ import html.parser
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -166,6 +167,202 @@ def test_attackers_with_different_knowledge_are_told_apart(result):
   text = report.render(result._replace(threat_models=models))
   assert text.count('<li>The same.</li>') == 2
   assert text.count('<li>Only 1.</li>') == 1
+
+
+# ---- attackers who know the defense
+
+
+@pytest.fixture(scope='module')
+def beside(both):
+  return Page(report.render(both))
+
+
+def section(page, heading, before):
+  """The text between two phrases, the last of each."""
+  text = ' '.join(''.join(page.text).split())
+  return text[text.rindex(heading) : text.rindex(before)]
+
+
+def test_every_counter_measure_has_its_figures_below_the_unaware_attacker(both, beside):
+  rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 9]
+  figures = [row for row in rows if re.match(r'\d of 4', row[2])]
+  assert len(figures) == len(both.reconstructions)
+  for cells, (attacker, group) in zip(figures, report.tables.by_attacker(both.rows).items(), strict=True):
+    attack, defense, *counter = attacker
+    pair = len([key for key in both.reconstructions if key[:2] == (attack, defense)]) > 1
+    assert cells[0] == (f'aware: {counter[0]}' if counter else f'{defense}unaware' if pair else defense)
+    psnr = [row['psnr'] for row in group if row['psnr'] is not None]
+    assert cells[3].startswith(f'{np.mean(psnr):.1f}')
+    assert cells[2].startswith(f'{sum(row["success"] for row in group)} of 4')
+    own = counter and 'prior' in counter[0]
+    threshold = {'dlg(history=100)': '11.9', 'csdlg(tv=1e-4)': '12.7'}[attack]
+    assert cells[2].endswith(f'beyond {threshold} dB') == bool(own)
+    assert ('beyond' in cells[2]) == bool(own)
+
+
+def test_dots_stand_before_the_threshold_of_their_own_row(both):
+  source = report.render(both)
+  strips = re.findall(r'<svg class="strip".*?</svg>', source, re.DOTALL)
+  at = [float(re.search(r'class="threshold" x1="([\d.]+)"', strip)[1]) for strip in strips]
+  attackers = [key for key in both.reconstructions if key[0] == both.config['attacks'][0]]
+  own = {'prior' in ''.join(key[2:]): x for key, x in zip(attackers, at, strict=False)}
+  for key, x in zip(attackers, at, strict=False):
+    assert x == own['prior' in ''.join(key[2:])]
+  assert own[True] > own[False]
+  controls = at[len(attackers) : len(attackers) + 2]
+  assert controls == [own[False], own[True]]
+
+
+def test_each_pool_of_control_runs_has_its_row(both, beside):
+  for attack, (usual, other) in zip(
+    both.config['attacks'],
+    [(1, 2), (3, 4)],
+    strict=True,
+  ):
+    rows = [
+      [' '.join(c.split()) for c in row] for row in beside.rows if row and row[0].startswith('null-gradient control')
+    ]
+    low, high = rows[usual - 1], rows[other - 1]
+    values = {
+      own: np.mean([r['psnr'] for r in both.controls if r['attack'] == attack and (r['control_psnr'] > 11.5) == own])
+      for own in (False, True)
+    }
+    assert (low[0], low[2]) == ('null-gradient control', '64 runs')
+    assert high[0] == 'null-gradient controlof aware: masked+prior, prior'
+    assert high[2].startswith('64 runsbeyond ')
+    assert low[3].startswith(f'{values[False]:.1f}')
+    assert high[3].startswith(f'{values[True]:.1f}')
+
+
+def test_pools_of_control_runs_with_like_thresholds_are_told_apart(both):
+  nudge = lambda row: row | {'control_psnr': row['control_psnr'] - 1.49 * (row['control_psnr'] > 11.5)}  # noqa: E731
+  only = [row for row in both.rows if row['attack'].startswith('dlg')]
+  result = both._replace(
+    rows=[nudge(row) for row in only], controls=[nudge(row) for row in both.controls if row['attack'].startswith('dlg')]
+  )
+  page = Page(report.render(result))
+  names = [' '.join(row[0].split()) for row in page.rows if row and row[0].startswith('null-gradient control')]
+  assert names == ['null-gradient control', 'null-gradient controlof aware: masked+prior, prior']
+  assert 'beyond 10.4 dB' not in ' '.join(cell for row in page.rows if len(row) == 9 for cell in row)
+
+
+def test_pictures_of_a_pair_stand_together(both, beside):
+  source = report.render(both)
+  pairs = re.findall(r'<tr class="(first|second)"><th class="spec" scope="row">(.*?)</th>', source)
+  assert [kind for kind, _ in pairs] == ['first', 'second'] * 6
+  assert pairs[0][1] == '<code>prune(rate=0.9)</code><small>unaware</small>'
+  assert re.sub('<wbr>', '', pairs[1][1]) == 'aware: masked+prior'
+  (cells,) = [
+    row for row in beside.rows if row and row[0].strip() == 'aware: prior' and len(row) == 5 and 'recovered' in row[1]
+  ]
+  rows = [r for r in both.rows if r['counter'] == 'prior' and r['attack'] == 'csdlg(tv=1e-4)']
+  for cell, row in zip(cells[1:], rows, strict=True):
+    assert cell.strip().startswith(f'{row["psnr"]:.1f} dB')
+  alts = [image['alt'] for image in beside.attributes('img')]
+  assert sum('defense prune(rate=0.9) known to the attacker (masked+prior): ' in alt for alt in alts) == 8
+  assert not any('(masked):' in alt and 'prune(rate=0.9) ' in alt for alt in alts)  # the weaker one
+
+
+def test_worst_case_tells_unaware_aware_and_any(both, result, beside, page):
+  assert ['defense', 'unaware', 'aware', 'any', '0 to 100 %', 'by', 'flags'] in beside.rows
+  assert ['defense', 'recovered', '0 to 100 %', 'by', 'flags'] in page.rows
+  rows = {
+    row[0]: [' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 7 and row[1] != 'unaware'
+  }
+  for defense in both.config['defenses']:
+    unaware, aware, anyone = (
+      len({r['trial'] for r in both.rows if r['defense'] == defense and r['success'] and chosen(r)})
+      for chosen in (lambda r: not r['counter'], lambda r: r['counter'], lambda r: True)
+    )
+    assert rows[defense][1] == f'{unaware} of 4'
+    assert rows[defense][2] == ('–' if defense == 'none' else f'{aware} of 4')
+    assert rows[defense][3].startswith(f'{anyone} of 4')
+  assert rows['laplace(scale=0.1)'][1:3] == ['0 of 4', '4 of 4']
+  assert rows['laplace(scale=0.1)'][5] == 'csdlg(tv=1e-4) · prior'
+
+
+def test_what_aware_attackers_do_is_said(both, beside, page):
+  granted = section(beside, 'Attackers who know the defense', 'The private images are from')
+  for defense, sentences in both.counters.items():
+    for counter, sentence in sentences.items():
+      assert f'{counter}: {sentence}' in granted, defense
+  assert 'They see one upload, as the others do.' in granted
+  assert 'No counter-measure is known' not in granted
+  assert 'Attackers who know the defense' not in ' '.join(page.text)
+  assert 'Unaware, aware' not in ' '.join(page.text)
+  assert 'Unaware, aware' in ' '.join(beside.text)
+
+
+def test_rounds_and_defenses_without_a_counter_measure(both):
+  counters = {'none': {}, 'a': {'x': 'Does x.'}, 'b': {'x': 'Does x.'}, 'c': {'averaged': ''}, 'd': {}}
+  result = both._replace(config=both.config | {'rounds': 7}, counters=counters)
+  granted = section(Page(report.render(result)), 'Attackers who know the defense', 'The private images are from')
+  assert 'they average 7 uploads of the same samples on the same model' in granted
+  assert 'as the others do' not in granted
+  assert granted.count('Does x.') == 1  # met alike, said once
+  assert 'averaged: It averages the uploads.' in granted
+  assert 'No counter-measure is known here to d: an attacker' in granted
+
+
+def test_aware_attackers_alone(knowing):
+  source = report.render(knowing)
+  page = Page(source)
+  rows = [row[0].strip() for row in page.rows if row]
+  assert rows.count('prune(rate=0.9)aware: masked+prior') == 2  # the pictures of two attacks
+  assert rows.count('prune(rate=0.9)aware: masked') == 2  # their figures, the first row of the defense
+  assert rows.count('aware: masked+prior') == 2
+  assert 'class="first"' not in source
+  worst = next(row for row in page.rows if len(row) == 7 and row[0] == 'prune(rate=0.9)')
+  assert worst[1].strip() == '–'
+
+
+def test_guarantees_and_what_was_sent(both, beside):
+  settings = section(beside, 'Each client shares', 'Every setting')
+  assert 'laplace(scale=0.1) and prune(rate=0.99)+gaussian(stddev=0.01): no ε' in settings
+  rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 8]
+  assert rows[0][-1] == 'entriessent'
+  sent = {(row[0], row[1]): row[-1] for row in rows[1:]}
+  for attack in both.config['attacks']:
+    assert sent[attack, 'none'] == '100 %'
+    assert sent[attack, 'prune(rate=0.9)aware: masked+prior'] == sent[attack, 'prune(rate=0.9)unaware'] == '10 %'
+    assert sent[attack, 'prune(rate=0.99)+gaussian(stddev=0.01)aware: masked'] == '1.25 %'
+  bare = [{key: value for key, value in row.items() if key != 'sent'} for row in both.rows]
+  shares = [row[-1] for row in Page(report.render(both._replace(rows=bare))).rows if len(row) == 8][1:]
+  assert shares == ['–'] * len(both.reconstructions)
+
+
+def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
+  text = ' '.join(' '.join(beside.text).split())
+  assert 'hides all 4 images from an attacker who takes the upload for a gradient, and 4 of 4 (39–100 %) are' in text
+  assert 'Attackers who know the defense were tried and failed, too.' in text
+
+
+def test_a_real_audit_of_attackers_who_know_the_defense(linear, fast_compilation, tmp_path):
+  import gradleak as gl
+
+  defenses = ['none', 'prune(rate=0.9)', 'gaussian(stddev=0.01)', 'clip_samples(norm=1)']
+  found = gl.audit(
+    jax.random.key(7), linear, defenses, ['csdlg(tv=0)'], 2, steps=5, controls=3, knowledge='both', rounds=2,
+    group_size=4, progress='none',
+  )  # fmt: skip
+  report.write(found, tmp_path)
+  page = Page((tmp_path / 'report.html').read_text('utf-8'))
+  text = ' '.join(''.join(page.text).split())
+  figures = [row for row in page.rows if len(row) == 9 and re.match(r'\d of 2', row[2])]
+  assert len(figures) == len(found.reconstructions) > 6
+  for defense, sentences in found.counters.items():
+    for counter, sentence in sentences.items():
+      assert f'{counter}: {sentence}' in text, defense
+  assert 'they average 2 uploads' in text
+  assert 'No counter-measure is known here to clip_samples(norm=1)' in text
+  assert '3 runs for csdlg(tv=0)' in text
+  pools = {row['control_psnr'] for row in found.controls}
+  rows = [row for row in page.rows if row and row[0].startswith('null-gradient control')]
+  runs = [int(row[2].split()[0]) for row in rows]
+  assert (len(runs), sum(runs)) == (len(pools), len(found.controls))
+  table = report.terminal_table(found)
+  assert table.count('aware: ') == 2
+  assert max(map(len, table.splitlines())) <= 110
 
 
 def test_everything_is_escaped(result):

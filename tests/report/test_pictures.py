@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gradleak.report import data_uri, grid, pictures
+from gradleak.report import data_uri, grid, pictures, tables
 
 
 def decode(uri):
@@ -63,6 +63,56 @@ def test_each_picture_has_its_own_psnr(build):
         assert picture.psnr is None
       else:
         assert picture.psnr == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
+
+
+def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(both, knowing):
+  _, shown = pictures.select(both)
+  dlg, csdlg = both.config['attacks']
+  assert [attacker[1:] for attacker in shown if attacker[0] == csdlg] == [
+    ('none',), ('prune(rate=0.9)',), ('prune(rate=0.9)', 'masked+prior'), ('laplace(scale=0.1)',),
+    ('laplace(scale=0.1)', 'prior'), ('prune(rate=0.99)+gaussian(stddev=0.01)',),
+    ('prune(rate=0.99)+gaussian(stddev=0.01)', 'masked'),
+  ]  # fmt: skip
+  assert (dlg, 'prune(rate=0.9)', 'masked+prior') in shown
+  for attacker, row in shown.items():
+    for picture in row:
+      np.testing.assert_array_equal(picture.pixels, both.reconstructions[attacker][picture.trial, picture.index])
+      assert tables.attacker(picture.row) == attacker
+  assert not {attacker[:2] for attacker in pictures.select(knowing)[1] if len(attacker) == 3} & set(
+    knowing.reconstructions
+  )
+
+
+def bars(png):
+  """The vertical bars at the left edge, (top, bottom) in pixels."""
+  column = np.asarray(Image.open(io.BytesIO(png)).convert('L')).astype(int)[:, 16]  # 0.1 inch
+  dark = np.flatnonzero(np.diff(np.concatenate([[0], column < 200, [0]])))
+  return [(top, bottom) for top, bottom in dark.reshape(-1, 2) if bottom - top > 100]
+
+
+def test_grid_joins_the_pair_of_a_defense(result, both, knowing):
+  assert bars(grid(result)) == []
+  assert bars(grid(knowing)) == []
+  joined = bars(grid(both))
+  assert len(joined) == 2 * 3
+  for top, bottom in joined:
+    assert bottom - top == pytest.approx((2 * 0.95 + 0.22 + 0.1) * 160, abs=4)  # from the first picture to the second
+  assert np.diff([top for top, _ in joined]).min() > joined[0][1] - joined[0][0] + 16
+  assert grid(both) == grid(both)
+
+
+def test_labels_name_the_attacker_of_each_row(both):
+  _, shown = pictures.select(both)
+
+  def words(*attacker, among=shown):
+    return [line for line, _ in pictures._label(*attacker, shown=among)]
+
+  dlg = both.config['attacks'][0]
+  assert words(dlg, 'none') == [dlg, 'none']
+  assert words(dlg, 'prune(rate=0.9)') == [dlg, 'prune(rate=0.9)', 'unaware']
+  assert words(dlg, 'prune(rate=0.9)', 'masked+prior') == ['aware: masked+prior']
+  alone = [(dlg, 'prune(rate=0.9)', 'masked+prior')]
+  assert words(*alone[0], among=alone) == [dlg, 'prune(rate=0.9)', 'aware: masked+prior']
 
 
 def test_trials_are_found_by_their_place_whatever_their_number(build):

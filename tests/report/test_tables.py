@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradleak.report import formatting, privacy, summarise, summary_csv, tables, terminal_table, worst_case
+from gradleak.report import findings, formatting, summarise, summary_csv, tables, terminal_table, worst_case
 
 DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
 
@@ -230,7 +230,7 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
   attack = None
   summaries = {tables.attacker(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
-    attack = line.split()[0] if line.startswith(both.config['attacks'][0]) or line.startswith('csdlg') else attack
+    attack = line.split()[0] if line.startswith(('dlg', 'csdlg')) else attack
     if line.startswith('    aware: '):
       defense = lines[i - 1].split()[0] if 'gaussian' not in lines[i - 1] else both.config['defenses'][3]
       counter = line.split()[1]
@@ -262,11 +262,11 @@ def test_terminal_table_closes_with_what_noise_guarantees(result):
   config = result.config | {'defenses': ['none', 'gaussian(stddev=0.1)', 'clip(norm=1)+gaussian(stddev=2)']}
   text = terminal_table(result._replace(config=config))
   assert max(map(len, text.splitlines())) <= 110
-  said = privacy.statements(config)
+  said = findings.guarantees(config)
   assert len(said) == 2
   for statement in said:
     assert statement.replace('`', '') in ' '.join(text.split())
-  assert 'ε' not in terminal_table(result)
+  assert 'ε' not in terminal_table(result._replace(config=result.config | {'defenses': ['none']}))
 
 
 def test_terminal_table_wraps_long_names(result):

@@ -1,3 +1,5 @@
+import re
+
 from gradleak.report import wording
 
 
@@ -29,3 +31,35 @@ def test_citations_name_what_was_used_once():
   found = wording.citations(config)
   assert [citation.split(',')[0].split(' et')[0] for citation in found] == ['Zhu', 'Geiping', 'Sun']
   assert wording.citations({}) == []
+
+
+def test_citations_of_defenses_under_other_names_and_of_the_model():
+  config = {
+    'attacks': ['csdlg_lbfgs(history=10)'],
+    'defenses': ['clip(norm=1)+fragmentation_random(ratio=0.4)', 'graddefense_step', 'dgc(ratio=0.01)',
+                 'topk(ratio=0.1)', 'client_dp(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)', 'ats(policy=1)',
+                 'instahide(k=4)'],
+    'model': 'lenet+precode(size=64)',
+  }  # fmt: skip
+  found = [re.split('[,:]| et', citation)[0] for citation in wording.citations(config)]
+  assert found == ['Geiping', 'Na', 'Wang', 'Lin', 'Geyer', 'Abadi', 'Gao', 'Huang', 'Scheliga']
+  assert wording.citations({'model': 'lenet(precode=1)'}) == []
+
+
+def test_every_cited_name_is_a_method():
+  from gradleak.attacks.registry import REGISTRY as ATTACKS
+  from gradleak.defenses.registry import REGISTRY as DEFENSES
+  from gradleak.models.registry import WRAPPERS
+
+  assert {name for name in wording._SYNONYMS.values()} <= set(wording.CITATIONS)
+  planned = {'fidel', 'imprint', 'fishing'}  # attacks of other papers that the taxonomy names
+  assert set(wording.CITATIONS) - planned <= {*ATTACKS, *DEFENSES, *WRAPPERS}
+
+
+def test_who_attacks_is_said(both):
+  assert 'take what was sent for a gradient, and attackers who know it' in ' '.join(wording.settings(both.config))
+  assert 'average' not in ' '.join(wording.settings(both.config))
+  text = ' '.join(wording.settings({'knowledge': 'aware', 'rounds': 5}))
+  assert 'attackers who know it and its settings, and may average 5 uploads of the same samples' in text
+  assert 'for a gradient' not in text
+  assert wording.settings({'knowledge': 'unaware'}) == ['No attacker knows the defense.']
