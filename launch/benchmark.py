@@ -105,7 +105,7 @@ def lanes_of(gl, template, scenario, trials):
     variables, uploads = shared
     upload = gl.trees.take(uploads, lane['trial'])
     observation = gl.Observation(
-      variables, upload.update, upload.sent, lane['label'][None], knowledge, (1, *images.shape[1:]), labels.shape[1]
+      variables, upload.update, lane['label'][None], knowledge, (1, *images.shape[1:]), labels.shape[1]
     )
     return template.build(lane['numbers'], client), lane['key'], observation
 

@@ -135,13 +135,14 @@ class _Known:
     variances = [_VARIANCE[m.name](m.settings, num_samples) for m in members[last:] if m.name in _VARIANCE]
     self.variance = sum(variances) / rounds
     parts = {
-      'averaged': (rounds > 1, ''),
+      'averaged': (rounds > 1, ''),  # the rounds are stated elsewhere
       'masked': (self.withholds, 'It compares only what was sent and is not zero.'),
       'clipped': (math.isfinite(self.clip), 'It clips what it simulates to the same norm.'),
       'floor': (self.variance > 0, 'It stops at the distance that the noise alone would leave.'),
     }
-    self.name = '+'.join(part for part, (applies, _) in parts.items() if applies)
-    self.words = ' '.join(words for applies, words in parts.values() if applies and words)
+    self.parts = {part: words for part, (applies, words) in parts.items() if applies}
+    self.name = '+'.join(self.parts)
+    self.words = ' '.join(filter(None, self.parts.values()))
 
   def view(self, update, compared=None):
     """Returns the `View` of all that is known; `compared` restricts it further."""
@@ -211,7 +212,8 @@ def _compensated(settings, known, rounds):
 
 def _changed(name, words, known, rounds, **settings):
   """Returns the counter-measure that is another attack on all that is known but the noise level."""
-  name = '+'.join([part for part in known.name.split('+') if part and part != 'floor'] + [name])
+  parts = {part: said for part, said in known.parts.items() if part != 'floor'}
+  name, words = '+'.join([*parts, name]), ' '.join(filter(None, [*parts.values(), words]))
 
   def views(update):
     return [known.view(update)._replace(noise=0.0)]

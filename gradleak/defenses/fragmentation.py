@@ -1,4 +1,4 @@
-"""FFL (Lee et al., ACSAC 2022): a client sends the layers of its update that are most like everybody's."""
+"""FFL (Na et al., ACSAC 2022): a client sends the layers of its update that are most like everybody's."""
 
 import zlib
 from typing import NamedTuple

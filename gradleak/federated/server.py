@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def layer_average(uploads, weights=None):
   """Returns the mean update, each entry averaged over the clients that sent it; 0 where nobody did.
 
-  FFL (Lee et al., ACSAC 2022) leaves a layer that no client sends as it was.
+  FFL (Na et al., ACSAC 2022) leaves a layer that no client sends as it was.
 
   Args:
     uploads: an `Upload` of K clients, stacked: every leaf with a leading axis of K. Masks may be one per tensor, [K],

@@ -15,6 +15,8 @@ from gradleak.attacks import adaptive, matching
 from gradleak.defenses.concealment import concealed_samples
 from gradleak.defenses.registry import Context
 
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
 KEY = jax.random.key(3)
 
 
@@ -70,6 +72,7 @@ def test_every_defense_has_the_counter_measures_that_are_known(text, names, cont
   found = counters(text, context)
   assert list(found) == names
   assert all(counter.words.endswith('.') and counter.rounds == 1 for counter in found.values())
+  assert all(('compares only' in counter.words) == ('masked' in name) for name, counter in found.items())
 
 
 def test_rounds_are_averaged_where_the_defense_is_random(context):

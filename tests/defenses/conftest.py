@@ -8,3 +8,11 @@ def quick_compilation():
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """ConvNet compiles slowly: by default it stands only in the comparisons with an independent reference."""
+  for item in items:
+    if 'defenses/' in item.nodeid and 'convnet' in item.nodeid and not item.get_closest_marker('reference'):
+      item.add_marker(pytest.mark.slow)

@@ -285,7 +285,10 @@ def test_the_table_covers_the_registry():
   assert set(CASES) == transformations, 'every defense needs a Case here, and nothing else has one'
 
 
-@every_defense
+@pytest.mark.parametrize(
+  'name',  # those that look at the samples differentiate, eagerly for a minute
+  [pytest.param(name, marks=[pytest.mark.slow] if 'batch' in case.needs else []) for name, case in CASES.items()],
+)
 def test_compiled_equals_eager(name, samples, compiled):
   sample = samples['normed']
   assert_close(compiled(name)(sample), apply(make(name, sample), sample))

@@ -138,6 +138,7 @@ def test_exact_sensitivity_is_that_of_finite_differences():
   np.testing.assert_allclose(measured, np.mean(norms, axis=0), rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_exact_sensitivity_is_the_norm_of_the_whole_jacobian_with_batch_norm():
   """Finite differences would step across the kinks of ReLU and of max pooling."""
   client, variables, images, labels, _ = setting('convnet(width=2)')
@@ -208,6 +209,7 @@ def greedy(risks, num_slices):
   return np.asarray(slices)
 
 
+@pytest.mark.reference
 @networks
 @pytest.mark.parametrize('balance', ['sensitivity', 'size'])
 @pytest.mark.parametrize('num_slices', [3, 10])
@@ -308,6 +310,7 @@ def perturbation(name):
   return jax.jit(jax.vmap(defend, in_axes=(None, 0)))
 
 
+@pytest.mark.reference
 @networks
 @pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
 def test_noise_falls_on_the_chosen_slices_only(name, ratio):

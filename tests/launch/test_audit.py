@@ -195,15 +195,13 @@ def test_a_client_that_shares_its_delta_of_a_batch_whose_labels_are_inferred(tmp
 
 
 def test_attackers_who_know_the_defense_stand_beside(fast_compilation, tmp_path):
-  """The program's default: both, with public images of the other split for who needs them."""
+  """The program's default: both."""
   done = programs.start(
-    'audit', *SMOKE, '--knowledge=both', '--defenses=none;prune(rate=0.9);graddefense(stddev=0.1,root=4)',
-    '--public=8', '--trials=1', f'--workdir={tmp_path}',
+    'audit', *SMOKE, '--knowledge=both', '--defenses=none;prune(rate=0.9)', '--trials=1', f'--workdir={tmp_path}',
   )  # fmt: skip
   assert done.status == 0, done.err
   rows = [json.loads(line) for line in (tmp_path / 'rows.jsonl').read_text('utf-8').splitlines()]
   assert [(row['defense'].partition('(')[0], row['counter']) for row in rows] == [
     ('none', None), ('prune', None), ('prune', 'masked'), ('prune', 'masked+prior'),
-    ('graddefense', None), ('graddefense', 'prior'), ('graddefense', 'slices'), ('graddefense', 'compensated'),
   ]  # fmt: skip
   assert 'aware' in done.out and 'masked' in (tmp_path / 'report.html').read_text('utf-8')

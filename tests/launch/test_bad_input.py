@@ -25,8 +25,8 @@ CASES = [
   ('--image_size=large', "flag --image_size=large: invalid literal for int() with base 10: 'large'"),
   # model and loss
   ('--model=lent', "unknown model 'lent'", "did you mean 'lenet'", 'convnet', 'mlp'),
-  ('--model=', "cannot read the model ''"),
-  ('--model=lenet(', "cannot read the model 'lenet('", 'name(setting=value,…)'),
+  ('--model=', "the model '' is empty"),
+  ('--model=lenet(', "unbalanced parentheses in the model 'lenet('"),
   ('--model=convnet(8)', "cannot read '8' in the model 'convnet(8)'", 'expected setting=value'),
   ('--model=mlp(width=3)', "setting of the model mlp: 'width'", 'activation, dropout'),
   ('--model=mlp(dropout=1.5)', 'mlp(dropout) is 1.5', 'in [0, 0.99]'),

@@ -8,8 +8,8 @@ import pytest
 import experiments
 from tests import programs
 
-# One table of each paper; all others are slow only in their number.
-QUICK = ('dcs2_7', 'ffl_1', 'graddefense_3a', 'outpost_3_1')
+# All others are slow only in their number.
+QUICK = ('ffl_1', 'graddefense_3a')
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
