@@ -4,11 +4,16 @@ python launch/reproduce.py --list
 python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=data
 """
 
+import dataclasses
+
 from experiments import dcs2, ffl, graddefense, outpost
+from experiments.notes import NOTES
 from gradleak import errors
 
 REGISTRY = {
-  experiment.name: experiment for module in (graddefense, outpost, dcs2, ffl) for experiment in module.EXPERIMENTS
+  experiment.name: dataclasses.replace(experiment, notes=NOTES.get(experiment.name, {}))
+  for module in (graddefense, outpost, dcs2, ffl)
+  for experiment in module.EXPERIMENTS
 }
 
 
