@@ -310,7 +310,7 @@ def perturbation(name):
   return jax.jit(jax.vmap(defend, in_axes=(None, 0)))
 
 
-@pytest.mark.reference
+@pytest.mark.reference('0.3-')
 @networks
 @pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
 def test_noise_falls_on_the_chosen_slices_only(name, ratio):

@@ -337,6 +337,7 @@ def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
   assert 'Attackers who know the defense were tried and failed, too.' in text
 
 
+@pytest.mark.slow
 def test_a_real_audit_of_attackers_who_know_the_defense(linear, fast_compilation, tmp_path):
   import gradleak as gl
 
