@@ -1,9 +1,12 @@
 """What the numbers of an audit mean, in sentences that claim no more than the numbers do; names stand in backticks."""
 
+import re
+
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range
 
 MIN_CONTROLS = 64
+_TRANSFORMS = r'\b(ats|instahide)\b'
 _FAILED = ('not_solved', 'diverged')
 
 
@@ -148,6 +151,13 @@ def cautions(summaries, worst, controls):
     notes.append(f'In {unfinished} recovered {runs} the descent had not finished: the leak is at least this.')
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
+  transformed = [entry for entry in worst if re.search(_TRANSFORMS, entry['defense'])]
+  if transformed:
+    notes.append(
+      f'Under {_names(transformed)} the client trains on transformed images, which an attack then finds: figures '
+      'against the originals do not see a face that was moved or mixed. Look at the pictures. The attacks published '
+      'against these (a policy guessed from early rounds; InstaHide’s decoding from many encodings) are not tried here.'
+    )
   return notes
 
 

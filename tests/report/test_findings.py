@@ -93,6 +93,8 @@ def test_cautions():
   (few,) = findings.cautions([summary()], worst, controls[:63])
   assert '63 runs for `dlg`' in few
   assert '63 runs for `dlg`' in findings.cautions([summary()], worst, 2 * controls[:63])[0]  # a pool for each of two
+  (moved,) = findings.cautions([summary()], [*worst, entry('ats(policy=invert)'), entry('clip(norm=1)')], controls)
+  assert '`ats(policy=invert)`' in moved and 'pictures' in moved and 'clip' not in moved
   (bare,) = findings.cautions([summary()], worst, [])
   assert 'Without a null-gradient control' in bare
   unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls)
