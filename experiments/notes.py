@@ -38,7 +38,7 @@ NOTES = {
   'ffl_5': {
     'LeNet, four convolutions': 'FFL hides the images from an attacker who counts what was not sent as zeros. One who '
     'matches the layers that were sent recovers 4, 8, 8 and 8 of 8 images at r = 0.2, 0.4, 0.6 and 0.8 (17, 21, 23 and '
-    '20 dB, against 20 dB without a defense), 6, 8, 8 and 8 of 8 under FFL-random, and 8 of 8 under DGC at 18 to 19 dB. '
+    '20 dB, against 20 dB undefended), 6, 8, 8 and 8 of 8 under FFL-random, and 8 of 8 under DGC at 18 to 19 dB. '
     'That the paper’s FFL-random gives 27 dB at r = 0.4 suggests that its attacker matched only what was sent. At '
     'r = 0.2 the chosen layers do tell less than random ones, as it says; from 0.4 on, on this network, they do not '
     'protect. We believe ours for this network; the paper’s is deeper.',
