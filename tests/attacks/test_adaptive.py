@@ -307,6 +307,7 @@ def test_a_failure_with_decoys_is_nobodys_merit(both):
   assert not any(row['verdict'] == 'protected' for row in rows(both, counter='decoys'))
 
 
+@pytest.mark.slow
 def test_aware_alone_attacks_what_has_no_remedy_like_the_unaware(linear):
   result = gl.audit(
     jax.random.key(7), linear, ['none', 'prune(rate=0.8)'], ['csdlg(tv=0,steps=5)'], 1,

@@ -113,6 +113,7 @@ def test_the_objective_is_equation_9(network, settings):
       assert float(value) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_concealed_samples_follow_adam_with_its_decays(settings):
   setting = settings['lenet']
   weights = {'dissimilarity': 0.05, 'latent': 0.3, 'tolerance': 0.0}

@@ -285,10 +285,8 @@ def test_the_table_covers_the_registry():
   assert set(CASES) == transformations, 'every defense needs a Case here, and nothing else has one'
 
 
-@pytest.mark.parametrize(
-  'name',  # those that look at the samples differentiate, eagerly for a minute
-  [pytest.param(name, marks=[pytest.mark.slow] if 'batch' in case.needs else []) for name, case in CASES.items()],
-)
+@pytest.mark.slow  # operation by operation, some compile for a minute; other tests here run defenses eagerly, too
+@every_defense
 def test_compiled_equals_eager(name, samples, compiled):
   sample = samples['normed']
   assert_close(compiled(name)(sample), apply(make(name, sample), sample))

@@ -72,7 +72,6 @@ def lenet(small_images):
   return Setting('lenet', small_images[0][:4], small_images[1][:4])
 
 
-@pytest.mark.reference
 def test_every_sample_is_clipped_by_itself(setting):
   norms = np.linalg.norm(setting.gradients, axis=1)
   bound = float(np.sort(norms)[1:3].mean())  # two of four are beyond it

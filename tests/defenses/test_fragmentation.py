@@ -210,6 +210,7 @@ def test_random_layers_are_drawn_evenly(make):
     assert test(both, together) > 1e-3 and test(both, 2 / 3 * together) < 1e-6 and test(both, 3 / 2 * together) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make', RANDOM.values(), ids=RANDOM)
 @pytest.mark.parametrize(
   ('ratio', 'layers', 'kept'), [(0.6, 25, 15), (0.1, 10, 1), (0.01, 10, 1), (0, 4, 0), (1, 4, 4)]

@@ -126,6 +126,7 @@ def by_layer(name, tree, norm):
   return np.sqrt(squares)
 
 
+@pytest.mark.slow
 def test_exact_sensitivity_is_that_of_finite_differences():
   client, variables, images, labels, _ = setting('lenet')
   step, gradient = 1e-2, sample_gradient('lenet')

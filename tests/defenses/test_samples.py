@@ -106,6 +106,7 @@ def test_compiled_equals_eager_and_lanes_equal_a_loop(name, batch, public):
   )
 
 
+@pytest.mark.slow
 @every_defense
 def test_gradients_pass_through(name, batch, public):
   function = make(name, public)

@@ -9,7 +9,7 @@ import experiments
 from tests import programs
 
 # All others are slow only in their number.
-QUICK = ('ffl_1', 'graddefense_3a')
+QUICK = ('ffl_1',)
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
