@@ -49,7 +49,7 @@ NOTES = {
     'datasets.',
   },
   'ffl_1': {
-    '': 'Without DP in training a raw upload leaks (19.9 dB), and noise at the strength of ε = 8 hides it. Trained under '
+    '': 'Without DP in training a raw upload leaks (19.9 dB), and the noise of ε = 8 hides it. Trained under '
     'that noise for 20 rounds, the model leaks little even raw (9.2 dB, 0 of 8), unlike the paper’s pictures: our '
     'reading is that ten clients’ noise drowned what there was to learn and left no trained model; not verified.',
   },
