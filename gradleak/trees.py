@@ -58,6 +58,19 @@ def zeros_like(tree):
   return jax.tree.map(jnp.zeros_like, tree)
 
 
+def clip(tree, bound):
+  """Returns tree · min(1, bound / ‖tree‖₂); an infinite bound leaves it, and its derivative finite."""
+  bound, length = jnp.asarray(bound, jnp.float32), norm(tree)
+  exceeds = length > bound
+  factor = jnp.where(exceeds, bound, 1.0) / jnp.where(exceeds, length, 1.0)
+  return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
+
+
+def withhold(tree, sent):
+  """Returns `tree` with zeros where `sent`, a tree of masks or of one boolean per tensor, is False."""
+  return jax.tree.map(lambda x, mask: jnp.where(mask, x, jnp.zeros_like(x)), tree, sent)
+
+
 def take(tree, index):
   """Returns entry `index` of the leading axis of every leaf."""
   return jax.tree.map(lambda x: x[index], tree)

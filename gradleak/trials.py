@@ -19,7 +19,7 @@ from gradleak import metrics, trees
 from gradleak.attacks import adaptive, driver
 from gradleak.attacks.labels import RULES
 from gradleak.attacks.registry import AttackTemplate
-from gradleak.federated import Knowledge, Observation
+from gradleak.federated import Knowledge, Observation, layer_average
 from gradleak.storage import plain
 from gradleak.verdict import CONTROL, judge
 
@@ -58,11 +58,10 @@ class Target(NamedTuple):
 
 
 class Job(NamedTuple):
-  """One attack with the settings that a counter-measure asks for, and its targets."""
+  """One attack, its template changed as a counter-measure asks for, and its targets."""
 
   attack: int
   template: AttackTemplate
-  settings: tuple
   targets: tuple[Target, ...]
 
 
@@ -223,7 +222,8 @@ class Trials:
       for c, counter in enumerate(attackers):
         for t in range(self.settings.num_trials):
           of_trial = jax.tree.map(lambda x, t=t, r=counter.rounds: x[:r, t], uploads[d])
-          update = adaptive.average(of_trial) if counter.rounds > 1 else trees.take(of_trial.update, 0)
+          several = counter.rounds > 1
+          update = jax.device_get(layer_average(of_trial)) if several else trees.take(of_trial.update, 0)
           add(d, c, t, t, counter.views(update))
     for i in range(self.settings.controls):
       update = jax.tree.map(lambda x, i=i: x[0, i], uploads[-1].update)
@@ -234,7 +234,7 @@ class Trials:
     return stacked._replace(noise=stacked.noise.astype(jnp.float32), clip=stacked.clip.astype(jnp.float32)), targets
 
   def structures(self):
-    """Returns the `Job`s grouped by the structure of their attack: one compilation each."""
+    """Returns the attacks to run, (index, template, settings changed), grouped by structure: one compilation each."""
     counted = dict.fromkeys(counter.settings for attackers in self.attackers for counter in attackers)
     grouped = {}
     for a, template in enumerate(self.settings.attacks):
@@ -252,7 +252,7 @@ class Trials:
       return target.defense < 0 or self.attackers[target.defense][target.counter].settings == settings
 
     return [
-      Job(attack, template, settings, tuple(target for target in targets if concerned(target, settings)))
+      Job(attack, template, tuple(target for target in targets if concerned(target, settings)))
       for attack, template, settings in members
     ]
 
@@ -366,9 +366,7 @@ class Trials:
         scored.append({**row, 'steps': num_steps})
         images.append(found.images[chosen][permutation])
         curves.append(curve[chosen])
-      threshold = metrics.percentile_threshold(
-        [row['psnr'] for row in scored if row['defense'] == CONTROL and row['control']]
-      )
+      threshold = metrics.percentile_threshold([row['psnr'] for row in scored if row['control']])
       rows += [{**row, **judge(row, threshold)} for row in scored]
     return rows, images, curves
 

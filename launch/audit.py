@@ -77,7 +77,7 @@ _CACHE = flags.DEFINE_string(
 
 
 def _load_public(gl):
-  """Returns public (images, labels) of the other split, or None where there are none: then who needs them says so."""
+  """Returns public (images, labels) of the other split, or None where nobody asked and there are none."""
   if not _PUBLIC.value:
     return None
   split = 'test' if _SPLIT.value.startswith('train') else 'train'
@@ -85,6 +85,8 @@ def _load_public(gl):
   try:
     public = gl.data.load(_DATASET.value, split, limit=_PUBLIC.value, **options)
   except gl.UsageError:
+    if _PUBLIC.present:
+      raise
     return None
   return public.images, public.labels
 

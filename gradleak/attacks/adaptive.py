@@ -5,6 +5,7 @@ matching, so that unaware and aware attackers are lanes of one compiled program.
 by its settings. They run on the host, once per upload.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
-from gradleak.defenses.compensation import compensate
+from gradleak.defenses.compensation import compensate, noise_variance
+from gradleak.defenses.graddefense import num_perturbed
 from gradleak.defenses.soteria import defended_kernel
 
 # Slices to mute are guessed in so many ways at most, the most likely first.
@@ -73,16 +75,6 @@ def everything(update):
 
 
 UNAWARE = Counter('unaware', '', lambda update: [everything(update)])
-
-
-def average(uploads):
-  """Returns the mean of R uploads [R, …], each entry over the rounds in which it was sent; zero where never."""
-
-  def mean(update, sent):
-    sent = np.broadcast_to(np.reshape(sent, sent.shape + (1,) * (update.ndim - sent.ndim)), update.shape)
-    return (np.sum(update * sent, axis=0) / np.maximum(1, np.sum(sent, axis=0))).astype(update.dtype)
-
-  return jax.tree.map(mean, jax.tree.map(np.asarray, uploads.update), jax.tree.map(np.asarray, uploads.sent))
 
 
 def counters(defense, context, num_samples, rounds=1):
@@ -176,7 +168,7 @@ def _muted_slices(slicing, settings, known, rounds):
   Noise of standard deviation σ has the median magnitude 0.674·σ; the guesses begin with the slices nearest to it.
   """
   total = slicing.num_slices
-  muted = max(1, math.floor(total * settings['ratio'] + 1e-4))
+  muted = int(num_perturbed(settings['ratio'], total))
   count = min(MAX_GUESSES, math.comb(min(total, muted + 3), muted))
 
   def views(update):
@@ -199,9 +191,8 @@ def _muted_slices(slicing, settings, known, rounds):
 
 def _compensated(settings, known, rounds):
   """GradDefense: the server's compensation, abused on one client's upload (Wang et al. 2022, table III [E])."""
-  total = settings['num_slices']
-  muted = max(1, math.floor(total * settings['ratio'] + 1e-4))
-  variance = muted / total * settings['stddev'] ** 2 / rounds
+  noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
+  variance = noise_variance(np.full(rounds, 1 / rounds), **noise)  # of the mean over the rounds
 
   def views(update):
     cleaned = compensate(jax.tree.map(jnp.asarray, update), variance)
@@ -229,7 +220,8 @@ def _prior(defense, context, num_samples, rounds, known):
   """
   noise = sum(_energy(member, context, num_samples) for member in defense.members) / rounds
   if noise:
-    signal = min(_typical_squared_norm(context, num_samples), known.bound**2)
+    typical = _typical_squared_norm(context.client, context.image_shape, num_samples, context.variables)
+    signal = max(min(float(typical), known.bound**2), 1e-30)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     return min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   return PRIORS[0] if known.withholds else None
@@ -249,10 +241,10 @@ def _energy(member, context, num_samples):
   return 0.0
 
 
-def _typical_squared_norm(context, num_samples):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _typical_squared_norm(client, image_shape, num_samples, variables):
   """Returns the squared norm of an undefended update of samples of random pixels and labels."""
   pixels, classes = jax.random.split(jax.random.key(0))
-  images = jax.random.uniform(pixels, (num_samples, *context.image_shape))
-  labels = jax.random.randint(classes, (num_samples,), 0, context.client.num_classes)
-  update = jax.jit(context.client.undefended().local_update)(None, context.variables, images, labels).update
-  return max(float(trees.squared_norm(update)), 1e-30)
+  images = jax.random.uniform(pixels, (num_samples, *image_shape))
+  labels = jax.random.randint(classes, (num_samples,), 0, client.num_classes)
+  return trees.squared_norm(client.undefended().local_update(None, variables, images, labels).update)

@@ -136,17 +136,12 @@ def start_images(start, key, shape, labels=None, class_means=None):
 
 def clipped(update, observation):
   """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
-  bounded = jnp.isfinite(observation.clip)
-  length = jnp.where(bounded, trees.norm(update), 1.0)
-  factor = jnp.where(bounded, jnp.minimum(1.0, observation.clip / jnp.maximum(length, 1e-30)), 1.0)
-  return jax.tree.map(lambda u: u * factor.astype(u.dtype), update)
+  return trees.clip(update, observation.clip)
 
 
 def compared(update, observation):
   """Returns the update with zeros where the attacker does not compare."""
-  if observation.compared is None:
-    return update
-  return jax.tree.map(lambda u, mask: jnp.where(mask, u, jnp.zeros_like(u)), update, observation.compared)
+  return update if observation.compared is None else trees.withhold(update, observation.compared)
 
 
 class MatchState(NamedTuple):

@@ -85,11 +85,6 @@ class SentState(NamedTuple):
   sent: object
 
 
-def withhold(updates, sent):
-  """Returns `updates` with zeros where `sent`, a tree of masks or of one boolean per tensor, is False."""
-  return jax.tree.map(lambda u, mask: jnp.where(mask, u, jnp.zeros_like(u)), updates, sent)
-
-
 def topk(*, ratio: float):
   """Sends the ⌈ratio·n⌉ largest entries of each tensor of n and nothing else: gradient sparsification.
 
@@ -100,7 +95,7 @@ def topk(*, ratio: float):
   def update(updates, state, params=None, **extra):
     del state, params, extra
     sent = jax.tree.map(lambda u: largest_portion(u, ratio), updates)
-    return withhold(updates, sent), SentState(sent)
+    return trees.withhold(updates, sent), SentState(sent)
 
   return optax.GradientTransformationExtraArgs(lambda params: SentState(_all_entries(params)), update)
 
@@ -139,16 +134,14 @@ def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf):
 
   def update(updates, state, params=None, **extra):
     del params, extra
-    length = trees.norm(updates)
-    over = length > jnp.asarray(clip, jnp.float32)
-    # Selected twice: the derivative of infinity / length is not finite.
-    factor = jnp.where(over, jnp.asarray(clip, jnp.float32) / jnp.where(over, length, 1.0), 1.0)
-    gradient = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+    gradient = trees.clip(updates, clip)
     velocity = jax.tree.map(lambda u, g: jnp.asarray(momentum, u.dtype) * u + g, state.velocity, gradient)
     residual = jax.tree.map(jnp.add, state.residual, velocity)
     sent = jax.tree.map(lambda v: largest_portion(v, ratio), residual)
     kept = jax.tree.map(jnp.logical_not, sent)
-    return withhold(residual, sent), DGCState(withhold(velocity, kept), withhold(residual, kept), sent)
+    return trees.withhold(residual, sent), DGCState(
+      trees.withhold(velocity, kept), trees.withhold(residual, kept), sent
+    )
 
   return optax.GradientTransformationExtraArgs(init, update)
 

@@ -80,7 +80,7 @@ def fragmentation(layers=None, share='gradient', previous=None, *, ratio: float,
     if previous is None:
       score = jnp.where(state.participated, similarity, _draw('fragmentation', key, count))
     sent = _best(score, ratio, numbers)
-    return compression.withhold(updates, sent), FragmentationState(params, jnp.ones((), bool), sent, similarity)
+    return trees.withhold(updates, sent), FragmentationState(params, jnp.ones((), bool), sent, similarity)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -98,7 +98,7 @@ def fragmentation_random(layers=None, *, ratio: float):
     del state, params, extra
     numbers, count = trees.layer_numbers(updates, layers)
     sent = _best(_draw('fragmentation_random', key, count), ratio, numbers)
-    return compression.withhold(updates, sent), compression.SentState(sent)
+    return trees.withhold(updates, sent), compression.SentState(sent)
 
   return optax.GradientTransformationExtraArgs(lambda params: compression.SentState(_all_sent(params)), update)
 

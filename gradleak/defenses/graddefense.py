@@ -165,8 +165,8 @@ def _equal_shares(risk, parts):
 
 def _forward_order(params, layers):
   """Returns the indices of the leaves in the order of the layers, those of one layer side by side."""
-  rank = {'/'.join(path): i for i, path in enumerate(path for layer in layers or () for path in layer.paths)}
-  names = [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in jax.tree.leaves_with_path(params)]
+  rank = {path: i for i, path in enumerate(path for layer in layers or () for path in layer.paths)}
+  names = [trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params)]
   by_rank = sorted(range(len(names)), key=lambda i: rank.get(names[i], len(rank)))
   numbers = jax.tree.leaves(trees.layer_numbers(params, layers)[0])
   first = {}

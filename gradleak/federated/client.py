@@ -184,5 +184,4 @@ class Client:
     sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
     for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
       sent = jax.tree.map(jnp.logical_and, sent, mask)
-    update = jax.tree.map(lambda u, s: jnp.where(s, u, jnp.zeros_like(u)), update, sent)
-    return Upload(update, sent, jnp.asarray(images.shape[0], jnp.int32))
+    return Upload(trees.withhold(update, sent), sent, jnp.asarray(images.shape[0], jnp.int32))

@@ -42,8 +42,6 @@ class Knowledge:
     defense: 'unknown' or 'known'.
     model: 'honest' or 'modified'.
     auxiliary_data: whether the attacker holds data of the same kind.
-    counter: what an attacker who knows the defense does about it, a sentence; empty for one who does not.
-    rounds: number of uploads of the same samples on the same model that are averaged.
   """
 
   labels: str = 'known'
@@ -54,8 +52,6 @@ class Knowledge:
   defense: str = 'unknown'
   model: str = 'honest'
   auxiliary_data: bool = False
-  counter: str = ''
-  rounds: int = 1
 
   def __post_init__(self):
     for field, (kind, valid) in _VALID.items():
@@ -101,10 +97,8 @@ class Knowledge:
     defense = (
       'It does not know which defense the client uses, and ignores it.'
       if self.defense == 'unknown'
-      else f'It knows the defense and its settings. {self.counter}'.strip()
+      else 'It knows the defense and its settings.'
     )
-    if self.rounds > 1:
-      defense += f' It averages {self.rounds} uploads of the same samples on the same model.'
     data = 'It holds auxiliary data of the same kind.' if self.auxiliary_data else 'It holds no auxiliary data.'
     count = (
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'

@@ -14,6 +14,7 @@ from gradleak import attacks, defenses, models, trees
 from gradleak.attacks import adaptive, matching
 from gradleak.defenses.concealment import concealed_samples
 from gradleak.defenses.registry import Context
+from gradleak.federated import layer_average
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -91,7 +92,7 @@ def test_averaging_counts_a_round_only_where_something_was_sent():
     {'w': np.array([[True, True], [True, False]]), 'b': np.array([True, False])},
     np.array([1, 1]),
   )
-  mean = adaptive.average(uploads)
+  mean = layer_average(uploads)
   np.testing.assert_array_equal(mean['w'], [2.0, 2.0])
   np.testing.assert_array_equal(mean['b'], [5.0])
 
@@ -173,7 +174,7 @@ def test_few_slices_are_all_tried(context, gradient):
 
 @pytest.mark.parametrize(('noise', 'prior'), [(0.002, 1e-3), (0.3, 5e-2)])
 def test_the_prior_grows_with_the_noise(noise, prior, context):
-  norm = float(np.sqrt(adaptive._typical_squared_norm(context, 1)))
+  norm = float(np.sqrt(adaptive._typical_squared_norm(context.client, context.image_shape, 1, context.variables)))
   size = sum(x.size for x in jax.tree.leaves(context.variables['params']))
   stddev = noise * norm / np.sqrt(size) * (1 if noise > 0.1 else 10)
   found = counters(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)
