@@ -16,6 +16,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses import base
+from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
 
 STARTS = ('noise', 'proxy')
@@ -52,10 +53,11 @@ def view(client, variables, image, label):
   """Returns the `View` of one sample, alone: under batch statistics, a BatchNorm sees the sample's own."""
 
   def loss(params):
-    logits, _ = client.model.apply(
-      {**variables, 'params': params}, jnp.expand_dims(image, 0), client.batch_norm == 'train', None
-    )
-    return jnp.sum(client.loss(logits, jnp.expand_dims(label, 0))), logits[0]
+    given = {**variables, 'params': params}, jnp.expand_dims(image, 0)
+    train = client.batch_norm == 'train'
+    losses, _ = per_example_loss(client.model, client.loss, *given, jnp.expand_dims(label, 0), train)
+    logits, _ = client.model.apply(*given, train, None)  # the compiler sees that this is the same pass
+    return jnp.sum(losses), logits[0]
 
   gradient, logits = jax.grad(loss, has_aux=True)(variables['params'])
   return View(image, logits, gradient)
@@ -175,9 +177,18 @@ def mixed_gradient(client, variables, batch, concealed, weights, mixing):
 
   def mean_loss(params):
     union = jnp.concatenate([images, dummies])
-    logits, _ = client.model.apply({**variables, 'params': params}, union, client.batch_norm == 'train', None)
-    losses, logits = client.loss(logits[:num_samples], labels), logits[num_samples:]
-    mixture = mixing * client.loss(logits, dummy_labels) + (1 - mixing) * client.loss(logits, labels[:count])
+
+    def losses_of(given):
+      labels_of_all = jnp.concatenate([labels, given])
+      train = client.batch_norm == 'train'
+      return per_example_loss(client.model, client.loss, {**variables, 'params': params}, union, labels_of_all, train)[
+        0
+      ]
+
+    # One pass over the union, as the compiler sees: the losses differ in the labels of the dummies alone.
+    under_own, under_true = losses_of(dummy_labels), losses_of(labels[:count])
+    losses = under_own[:num_samples]
+    mixture = mixing * under_own[num_samples:] + (1 - mixing) * under_true[num_samples:]
     losses = jnp.concatenate([(losses[:count] + mixture) / 2, losses[count:]])
     return jnp.sum(weights * losses) / jnp.sum(weights)
 

@@ -17,6 +17,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses import base
+from gradleak.models.model import per_example_loss
 
 BALANCES = ('sensitivity', 'size')
 ESTIMATES = ('exact', 'probes', 'probes_squared')
@@ -313,12 +314,12 @@ def graddefense_step(client=None, *, stddev: float, ratio: float = 0.5, num_slic
 
     def sums(images):
       def mean_loss(params):
-        logits, batch_stats = client.model.apply(
-          {**variables, 'params': params}, images, client.batch_norm == 'train', None
+        losses, batch_stats = per_example_loss(
+          client.model, client.loss, {**variables, 'params': params}, images, labels, client.batch_norm == 'train'
         )
         if batch_stats and client.batch_norm == 'eval' and 'batch_stats' not in variables:
           raise errors.UsageError(f'the defense {name} needs variables= for the running statistics of BatchNorm')
-        return jnp.sum(weights * client.loss(logits, labels)) / jnp.sum(weights)
+        return jnp.sum(weights * losses) / jnp.sum(weights)
 
       return jnp.stack([jnp.sum(g) for g in jax.tree.leaves(jax.grad(mean_loss)(params))])
 

@@ -10,6 +10,7 @@ from flax import linen as nn
 import gradleak
 from gradleak import Client, errors, models, trees
 from gradleak.attacks.closed_form import first_dense_input
+from gradleak.defenses.concealment import mixed_gradient, view
 from gradleak.models import precode
 
 SHAPES = {'lenet': (8, 8, 1), 'mlp': (5, 5, 1), 'cnn(dropout=0.5)': (6, 6, 1), 'convnet(width=2)': (12, 12, 1)}
@@ -133,6 +134,24 @@ def test_the_clients_gradient_includes_beta_times_the_kl(lenet):
   # Behind the code the KL has no say.
   for leaf in jax.tree.leaves((kl['precode']['decoder'], kl['Dense_0'])):
     np.testing.assert_array_equal(leaf, 0)
+
+
+def test_concealed_samples_are_trained_on_with_the_penalty(lenet):
+  """Concealed by themselves, samples give their own gradient, which holds the penalty's share."""
+  model, variables, images, labels = lenet
+  client = Client(model, 10)
+  batch = images, jax.nn.one_hot(labels, 10)
+  plain = jax.jit(client.local_update)(None, variables, images, labels).update
+
+  def mixed(variables):
+    return mixed_gradient(client, variables, batch, trees.take(batch, slice(2)), jnp.ones(3), 0.7)
+
+  for mine, its in zip(jax.tree.leaves(jax.jit(mixed)(variables)), jax.tree.leaves(plain), strict=True):
+    np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6)
+  alone = jax.jit(client.local_update)(None, variables, images[:1], labels[:1]).update
+  of_view = jax.jit(lambda *given: view(client, *given).gradient)(variables, images[0], batch[1][0])
+  for mine, its in zip(jax.tree.leaves(of_view), jax.tree.leaves(alone), strict=True):
+    np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6)
 
 
 def test_per_example_penalties_are_averaged_over_the_examples_alone(lenet):
