@@ -12,16 +12,16 @@ import numpy as np
 
 import gradleak
 from gradleak import defenses as defense_names
-from gradleak import errors
+from gradleak import errors, metrics
 from gradleak.attacks import driver
 from gradleak.attacks import registry as attack_names
 from gradleak.attacks.labels import RULES
 from gradleak.defenses import registry as defense_registry
 from gradleak.federated import knowledge as grants
 from gradleak.progress import reporter
-from gradleak.storage import Workdir, json_lines, write_atomically
+from gradleak.storage import Workdir, json_lines, plain, write_atomically
 from gradleak.trials import Settings, Trials, words
-from gradleak.verdict import credit_no_failure
+from gradleak.verdict import credit_no_failure, judge
 
 KNOWLEDGE = ('unaware', 'aware', 'both')
 RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz')
@@ -76,6 +76,8 @@ def audit(
   counters=None,
   workdir=None,
   group_size=None,
+  process=(0, 1),
+  shards=None,
   progress='auto',
 ):
   """Attacks what a client would send, with and without defenses, and measures what comes back.
@@ -100,11 +102,16 @@ def audit(
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
       transformations of your own are known to it by their names alone.
     group_size: trials that share one pass; None takes a measured default. It changes speed, and bits.
+    process: (rank, number) of this process among several that share the work and the work directory. They need not know
+      of each other: one that dies is started again alone.
+    shards: into how many parts the trials are cut, at least as many as processes and at most as many as trials; None
+      makes it as many as processes.
     progress: 'auto', 'bar', 'lines' or 'none', see `gradleak.progress`; or a function that is called with (attack,
       `driver.Progress`, the first defense's objectives) after each chunk.
 
   Returns:
-    An `AuditResult`; with a `workdir`, its rows and arrays also stand there.
+    An `AuditResult`; with a `workdir`, its rows and arrays also stand there. None while parts of other processes are
+    missing.
 
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
@@ -145,35 +152,65 @@ def audit(
     **_texts(attack=attacks, defense=defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
-  store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size})
+  _check_process(process, shards, num_trials, workdir)
+  shards = shards or process[1]
+  speed = {'group_size': group_size, 'shards': shards}
+  store = None if workdir is None else Workdir(workdir, config, speed, shared=process[1] > 1)
   if store is not None:
-    group_size = store.speed['group_size']
+    group_size, shards = store.speed['group_size'], store.speed.get('shards', 1)
 
   run.group_size, run.store, run.progress = group_size, store, progress
-  parts, seconds = [], []
-  for index, members in enumerate(run.structures()):
-    name = f'{index:02}-' + re.sub(r'\W', '_', members[0][1].structure[0])  # a user may name an attack 'mine/new'
-    part = store and store.load_part(name)
-    resumed = part is not None
-    if not resumed:
-      started = time.monotonic()
-      part = run.attack(name, members)
-      seconds.append(time.monotonic() - started)
-      if store is not None:
-        store.save_part(name, *part)
-        _log_time(store, name, seconds[-1])
-    parts.append(part)
-  result = _assemble(run, config, parts, sum(seconds), not seconds)
+  rank, processes = process
+  seconds, parts = [], {}
+  for index in range(rank, shards, processes):
+    share = run.share(index, shards)
+    for name, members in _names(run, index, shards):
+      part = store and store.load_part(name)
+      if part is None:
+        started = time.monotonic()
+        part = share.attack(name, members)
+        seconds.append(time.monotonic() - started)
+        if store is not None:
+          store.save_part(name, *part)
+          _log_time(store, name, seconds[-1])
+      parts[name] = part
+  structures = []
+  for number in range(len(run.structures())):
+    names = [_names(run, index, shards)[number][0] for index in range(shards)]
+    found = [parts.get(name) or store.load_part(name) for name in names]
+    if None in found:
+      return None
+    structures.append(found)
+  result = _assemble(run, config, structures, sum(seconds), not seconds)
   if store is not None and not (result.resumed and all((store.path / name).exists() for name in RENDERED)):
     _write(store, result)
   return result
 
 
+def _check_process(process, shards, num_trials, workdir):
+  rank, processes = process
+  errors.check_number('number of processes', processes, low=1, high=num_trials, integer=True)  # each has a trial
+  errors.check_number('rank of the process', rank, low=0, high=processes - 1, integer=True)
+  if shards is not None:
+    errors.check_number('shards', shards, low=processes, high=num_trials, integer=True)
+  if processes > 1 and workdir is None:
+    raise errors.UsageError(f'{processes} processes need a work directory that all of them see')
+
+
+def _names(run, index, count):
+  """Returns (name of the part, members) of each structure; parts of shares are told apart."""
+  share = '' if count == 1 else f'-{index}of{count}'
+
+  def word(members):
+    return re.sub(r'\W', '_', members[0][1].structure[0])  # a user may name an attack 'mine/new'
+
+  return [(f'{number:02}-{word(members)}{share}', members) for number, members in enumerate(run.structures())]
+
+
 def _log_time(store, name, seconds):
   """Appends to timing.jsonl: times and versions stand apart from rows, which are the same whenever they are made."""
-  path = store.path / 'timing.jsonl'
-  old = path.read_text('utf-8') if path.exists() else ''
-  write_atomically(path, old + json_lines([{'part': name, 'seconds': seconds, **versions()}]))
+  with open(store.path / 'timing.jsonl', 'a', encoding='utf-8') as file:
+    file.write(json_lines([{'part': name, 'seconds': seconds, **versions()}]))
 
 
 def versions():
@@ -269,8 +306,27 @@ def _texts(**entries):
   return {key: value for key, value in texts.items() if value}
 
 
-def _assemble(run, config, parts, seconds, resumed):
-  """Returns the `AuditResult` of all parts, by attack, defense and counter-measure in the order they were listed."""
+def _judged(parts):
+  """Returns the rows of one structure's parts, judged by the control runs of the same job in all of them."""
+  jobs = np.concatenate([arrays['job'] for _, arrays in parts])
+  rows = [row for part, _ in parts for row in part]
+  pools = {
+    job: [row['psnr'] for row, of in zip(rows, jobs, strict=True) if of == job and row['control']] for job in set(jobs)
+  }
+  thresholds = {job: metrics.percentile_threshold(pool) for job, pool in pools.items()}
+  return [plain({**row, **judge(row, thresholds[job])}) for row, job in zip(rows, jobs, strict=True)]
+
+
+def _assemble(run, config, structures, seconds, resumed):
+  """Returns the `AuditResult`, by attack, defense and counter-measure in the order they were listed.
+
+  Args:
+    run: the `Trials` of all shares.
+    config: the scientific settings.
+    structures: per structure, the (rows, arrays) of each share.
+    seconds: wall time.
+    resumed: whether all was found on disk.
+  """
   attacks = [template.name for template in run.settings.attacks]
   defenses = {defense.name: i for i, defense in enumerate(run.settings.defenses)}
   counters = {defense.name: [c.name for c in run.attackers[i]] for i, defense in enumerate(run.settings.defenses)}
@@ -282,11 +338,14 @@ def _assemble(run, config, parts, seconds, resumed):
     counter = counters[row['defense']].index(row['counter'] or 'unaware')
     return attacks.index(row['attack']), 0, defenses[row['defense']], counter, row['trial']
 
-  entries = [
-    (row, images, (part['steps'], curve))
-    for rows, part in parts
-    for row, images, curve in zip(rows, part['images'], part['curves'], strict=True)
-  ]
+  entries = []
+  for parts in structures:
+    arrays = [
+      (a['steps'], images, curve) for _, a in parts for images, curve in zip(a['images'], a['curves'], strict=True)
+    ]
+    entries += [
+      (row, images, (steps, curve)) for row, (steps, images, curve) in zip(_judged(parts), arrays, strict=True)
+    ]
   entries = sorted(entries, key=place)
   reconstructions, curves = {}, {}
   for row, images, (steps, curve) in entries:

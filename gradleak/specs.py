@@ -1,6 +1,6 @@
-"""The small language of the programs: `name(setting=value, …)`, `+` composes a chain, `;` separates entries.
+"""The small language of the programs: `name(setting=value, …)`; `+` chains, `;` separates entries, `|` spans a grid.
 
-    none; gaussian(stddev=0.01); prune(rate=0.9)+laplace(scale=0.001)
+    none; gaussian(stddev=0.01|0.1); prune(rate=0.9)+laplace(scale=0.001)
 
 A factory's keyword arguments are its settings. One annotated `float` is numeric: it is traced, so that a sweep over ten
 values compiles once. All others (integers, words, switches) are structure.
@@ -8,6 +8,7 @@ values compiles once. All others (integers, words, switches) are structure.
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from gradleak import errors
 
 _NAME = re.compile(r'[A-Za-z_][A-Za-z_0-9]*')
+_GRID = re.compile(r'(?<==)([^,;()=]*\|[^,;()=]*)')
 
 
 class Spec(NamedTuple):
@@ -59,7 +61,7 @@ def parse_chain(text, kind):
 
 
 def parse_list(text, kind):
-  """Returns the entries of a list separated by `;`, as stripped strings.
+  """Returns the entries of a list separated by `;`, as stripped strings, grids written out (`expand`).
 
   Raises:
     UsageError: if the list is empty, an entry is empty, or one stands in it twice.
@@ -67,10 +69,28 @@ def parse_list(text, kind):
   entries = [entry.strip() for entry in text.split(';')]
   if not all(entries):
     raise errors.UsageError(f'the list of {kind}s {text!r} is empty or has an empty entry')
+  entries = [each for entry in entries for each in expand(entry, kind)]
   for entry in entries:
     if entries.count(entry) > 1:
       raise errors.UsageError(f'the {kind} {entry!r} is listed twice')
   return entries
+
+
+def expand(text, kind):
+  """Returns the texts that a grid stands for: `gaussian(stddev=0.01|0.1)` is two, and several grids multiply.
+
+  Raises:
+    UsageError: for an empty value among the alternatives.
+  """
+  pieces = _GRID.split(text)
+  grids = [[value.strip() for value in piece.split('|')] for piece in pieces[1::2]]
+  if not all(value for values in grids for value in values):
+    raise errors.UsageError(f'the {kind} {text!r} has an empty value in a grid, expected as in (setting=1|2|3)')
+  texts = []
+  for values in itertools.product(*grids):
+    members = [*itertools.chain.from_iterable(zip(pieces[::2], values, strict=False)), pieces[-1]]
+    texts.append(''.join(members))
+  return texts
 
 
 def resolve(spec, registry, kind):

@@ -1,5 +1,6 @@
 """Results on disk: files that are whole or as they were, a folder with an identity, checkpoints to resume from."""
 
+import contextlib
 import io
 import json
 import os
@@ -50,15 +51,15 @@ def json_lines(rows):
   return ''.join(json.dumps(plain(row), allow_nan=False) + '\n' for row in rows)
 
 
-def plain(value):
-  """Returns `value` as plain JSON: NumPy and JAX scalars as Python's, values that are not finite as None."""
+def plain(value, finite=True):
+  """Returns `value` as plain JSON: NumPy and JAX scalars as Python's and, if `finite`, other values as None."""
   if isinstance(value, dict):
-    return {key: plain(item) for key, item in value.items()}
+    return {key: plain(item, finite) for key, item in value.items()}
   if isinstance(value, list | tuple):
-    return [plain(item) for item in value]
+    return [plain(item, finite) for item in value]
   if isinstance(value, np.generic) or (hasattr(value, 'ndim') and value.ndim == 0):
     value = value.item()
-  return None if isinstance(value, float) and not np.isfinite(value) else value
+  return None if finite and isinstance(value, float) and not np.isfinite(value) else value
 
 
 class Workdir:
@@ -68,7 +69,7 @@ class Workdir:
   `checkpoints/` (the attack in progress) and whatever is rendered from the parts.
   """
 
-  def __init__(self, path, config, speed):
+  def __init__(self, path, config, speed, shared=False):
     """Claims `path` for `config`, or finds it claimed for the same.
 
     Args:
@@ -76,12 +77,13 @@ class Workdir:
       config: the scientific settings, plain JSON; they are the folder's identity.
       speed: settings that change no figure in kind but bits, as the micro-group size: the first run's are kept and
         reused, and readable as `self.speed`.
+      shared: whether other processes work in the same folder at the same time; then nothing of theirs is cleared away.
 
     Raises:
       UsageError: if the folder belongs to other settings (names them), is no folder, holds other files, or cannot be
         written. Nothing is left behind then.
     """
-    self.path = pathlib.Path(path)
+    self.path, self._shared = pathlib.Path(path), shared
     self._checkpoint_cost = 0.0
     self._checkpoint_time = time.monotonic()
     config = plain(config)
@@ -106,8 +108,9 @@ class Workdir:
           'Choose another directory, or the same settings to resume'
         )
       (self.path / 'parts').mkdir(exist_ok=True)
-      for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
-        leftover.unlink(missing_ok=True)
+      if not shared:
+        for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
+          leftover.unlink(missing_ok=True)
       self.speed = self._read('speed.json') or speed
     except OSError as error:
       raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
@@ -122,6 +125,11 @@ class Workdir:
     if not isinstance(content, dict):
       raise errors.UsageError(f'{self.path / name} is damaged (no settings in it); remove the folder to start anew')
     return content
+
+  def record_speed(self, **changes):
+    """Records settings that a run had to change, as a group size that does not fit the memory."""
+    self.speed = {**self.speed, **changes}
+    write_atomically(self.path / 'speed.json', json.dumps(self.speed, indent=2))
 
   def load_part(self, name):
     """Returns the (rows, arrays) of a completed part, or None.
@@ -142,9 +150,19 @@ class Workdir:
   def save_part(self, name, rows, arrays):
     """Writes a completed part and forgets its checkpoints."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, rows=json.dumps(plain(rows)), **arrays)
+    np.savez_compressed(buffer, rows=json.dumps(plain(rows, finite=False)), **arrays)
     write_atomically(self.path / 'parts' / f'{name}.npz', buffer.getvalue())
-    shutil.rmtree(self.path / 'checkpoints', ignore_errors=True)
+    self._forget_checkpoints(name)
+
+  def _forget_checkpoints(self, name, kept=None):
+    """Removes the checkpoints but one: all others, or those of `name` where other processes have theirs."""
+    folder = self.path / 'checkpoints'
+    for other in folder.glob(f'{name}-*' if self._shared else '*'):
+      if other.name != kept:
+        shutil.rmtree(other, ignore_errors=True)
+    if kept is None:
+      with contextlib.suppress(OSError):  # absent, or another process has checkpoints there
+        folder.rmdir()
 
   def save_checkpoint(self, name, step, tree):
     """Saves `tree` as of `step`, unless saving would take more than a tenth of the time since the last one.
@@ -159,9 +177,7 @@ class Workdir:
     folder = (self.path / 'checkpoints').absolute()
     leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
-    for other in folder.iterdir():
-      if other.name != f'{name}-{step:08}':
-        shutil.rmtree(other, ignore_errors=True)
+    self._forget_checkpoints(name, kept=f'{name}-{step:08}')
     self._checkpoint_time = time.monotonic()
     self._checkpoint_cost = self._checkpoint_time - started
 

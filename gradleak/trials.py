@@ -5,6 +5,8 @@ restarts and numeric settings of one attack, and the control runs that its succe
 one compiled program.
 """
 
+import copy
+import dataclasses
 import functools
 import math
 import zlib
@@ -19,9 +21,8 @@ from gradleak import metrics, trees
 from gradleak.attacks import adaptive, driver
 from gradleak.attacks.labels import RULES
 from gradleak.attacks.registry import AttackTemplate
-from gradleak.federated import Knowledge, Observation, layer_average
-from gradleak.storage import plain
-from gradleak.verdict import CONTROL, judge
+from gradleak.federated import Client, Knowledge, Observation, layer_average
+from gradleak.verdict import CONTROL
 
 
 class Settings(NamedTuple):
@@ -57,6 +58,20 @@ class Target(NamedTuple):
   views: tuple[int, ...]
 
 
+class Planned(NamedTuple):
+  """What is to run of one structure: one compilation.
+
+  Attributes:
+    attack: how it is called.
+    runs: how many starts, views and control runs it is run from.
+    num_steps: steps of each.
+  """
+
+  attack: str
+  runs: int
+  num_steps: int
+
+
 class Job(NamedTuple):
   """One attack, its template changed as a counter-measure asks for, and its targets."""
 
@@ -65,13 +80,63 @@ class Job(NamedTuple):
   targets: tuple[Target, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Build:
+  """(shared, lane) -> (attack, key, observation): what all lanes of one structure do.
+
+  Equal ones compile once, whatever weights and uploads they are given. The template's numbers are not read: a lane
+  brings its own.
+  """
+
+  template: AttackTemplate = dataclasses.field(compare=False)
+  structure: tuple
+  client: Client
+  knowledge: Knowledge
+  image_shape: tuple[int, ...]
+
+  def __call__(self, shared, lane):
+    """Called while tracing, by the driver."""
+    labels, view = shared['labels'][lane['trial']], trees.take(shared['seen'], lane['view'])
+    granted = self.knowledge.labels == 'known'  # an attack sees no labels that it was not granted
+    observation = Observation(
+      shared['variables'],
+      view.update,
+      labels if granted else jnp.zeros_like(labels),
+      self.knowledge,
+      self.image_shape,
+      self.client.num_classes,
+      compared=view.compared,
+      noise=view.noise,
+      clip=view.clip,
+      class_means=shared['class_means'],
+    )
+    return self.template.build(lane['numbers'], self.client), lane['key'], observation
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveAtTruth:
+  """(shared, lane) -> what the lane's attacker would have measured at the private images: the auditor's figure."""
+
+  build: Build
+
+  def __call__(self, shared, lane):
+    """Called while tracing, by the driver."""
+    attack, _, observation = self.build(shared, lane)
+    return attack.objective(observation, shared['truth'][lane['trial']], shared['labels'][lane['trial']])
+
+
 class Trials:
-  """The uploads of all defenses, and the attacks on them."""
+  """The uploads of all defenses, and the attacks on them.
+
+  A share (i, n) holds every n-th trial and control run from the i-th on: what one of several processes computes. A
+  trial draws its randomness by its own number, so that its figures do not depend on the share.
+  """
 
   def __init__(self, key, scenario, context, settings, group_size=1, store=None, progress=None):
     self.scenario, self.context, self.settings = scenario, context, settings
     self.group_size, self.store, self.progress = group_size, store, progress
     self.key = key
+    self.index, self.count = 0, 1
     trials, size = settings.num_trials, settings.batch_size
     self.truth = scenario.images[: trials * size].reshape(trials, size, *scenario.images.shape[1:])
     self.labels = scenario.labels[: trials * size].reshape(trials, size)
@@ -86,6 +151,24 @@ class Trials:
     if self.settings.counters is not None:
       aware = [counter for counter in aware if counter.name in self.settings.counters]
     return [adaptive.UNAWARE, *aware] if self.settings.knowledge == 'both' else aware or [adaptive.UNAWARE]
+
+  def share(self, index, count):
+    """Returns the same for a share of the trials and of the control runs."""
+    share = copy.copy(self)
+    share.index, share.count = index, count
+    for name in ('uploads', '_seen'):
+      share.__dict__.pop(name, None)
+    return share
+
+  @property
+  def trials(self):
+    """The trials of this share."""
+    return np.arange(self.settings.num_trials)[self.index :: self.count]
+
+  @property
+  def controls(self):
+    """The control runs of this share."""
+    return np.arange(self.settings.controls)[self.index :: self.count]
 
   def stream(self, name):
     """Returns the key of a named stream of randomness."""
@@ -111,16 +194,9 @@ class Trials:
       auxiliary_data=attack.auxiliary_data,
     )
 
-  def _observation(self, template, variables, update, labels, **known):
-    return Observation(
-      variables,
-      update,
-      labels,
-      self.knowledge(template),
-      (self.settings.batch_size, *self.scenario.images.shape[1:]),
-      self.scenario.client.num_classes,
-      **known,
-    )
+  def _build(self, template):
+    shape = (self.settings.batch_size, *self.scenario.images.shape[1:])
+    return Build(template, template.structure, self.attacker, self.knowledge(template), shape)
 
   def _class_means(self, template):
     """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
@@ -139,29 +215,33 @@ class Trials:
     for defense in self.settings.defenses:
       defended = defense.build(defense.numbers, client)
       jax.eval_shape(defended.local_update, key, variables, images, labels)
-    onehot = jax.ShapeDtypeStruct((self.settings.batch_size, client.num_classes), jnp.float32)
+    shared = {
+      'seen': adaptive.View(upload.update, None, jnp.float32(0), jnp.float32(jnp.inf)),
+      'labels': jax.ShapeDtypeStruct((self.settings.batch_size, client.num_classes), jnp.float32),
+    }
+    rest = {'variables': variables, 'class_means': self._class_means(template)}
 
-    def start(key, variables, update, labels):
-      attack = template.build(template.numbers, self.attacker)
-      observation = self._observation(template, variables, update, labels, class_means=self._class_means(template))
+    def start(shared, key):
+      shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)
+      lane = {'trial': 0, 'view': 0, 'key': key, 'numbers': template.numbers}
+      attack, key, observation = self._build(template)({**shared, **rest}, lane)
       return attack.step(attack.init(key, observation), observation)
 
-    jax.eval_shape(start, key, variables, upload.update, onehot)
+    jax.eval_shape(start, shared, key)
 
   # ---- uploads
 
   @functools.cached_property
   def uploads(self):
-    """Per defense, and last of the control runs, the `Upload`s [rounds, trials, …] on the host; and their changes.
+    """Per defense, and last of the control runs, this share's `Upload`s [rounds, trials, …] on the host; their changes.
 
     A change is the norm of what the defense did to an upload, relative to the undefended one: a list of [trials].
     """
-    settings = self.settings
-    every, repeated = np.arange(settings.num_trials), np.arange(settings.controls) % settings.num_trials
     rounds = [max(counter.rounds for counter in attackers) for attackers in self.attackers]
-    requests = [(defense_names.parse('none'), 'client', every, 1)]
-    requests += [(d, 'client', every, count) for d, count in zip(settings.defenses, rounds, strict=True)]
-    requests.append((defense_names.parse(CONTROL), 'control', repeated, 1))
+    requests = [(defense_names.parse('none'), 'client', self.trials, 1)]
+    requests += [(d, 'client', self.trials, count) for d, count in zip(self.settings.defenses, rounds, strict=True)]
+    if len(self.controls):
+      requests.append((defense_names.parse(CONTROL), 'control', self.controls, 1))
     found = [None] * len(requests)
     for structure in dict.fromkeys(defense.structure for defense, *_ in requests):
       chosen = [i for i, (defense, *_) in enumerate(requests) if defense.structure == structure]
@@ -177,6 +257,7 @@ class Trials:
           uploads,
         )
     undefended, *sent = found
+    changed = sent[: len(self.settings.defenses)]
 
     def change(upload):
       first = trees.take(upload.update, 0)
@@ -184,13 +265,14 @@ class Trials:
         jax.vmap(lambda a, b: trees.norm(trees.subtract(a, b)) / trees.norm(b))(first, trees.take(undefended.update, 0))
       )
 
-    return sent, [change(upload) for upload in sent[:-1]] + [np.full(settings.controls, np.nan)]
+    return sent, [change(upload) for upload in changed] + [np.full(len(self.controls), np.nan)]
 
-  def _upload_lanes(self, defense, stream, trial, rounds):
-    """Returns the lanes of one defense, round by round; the i-th upload of a round draws the i-th key of its stream."""
+  def _upload_lanes(self, defense, stream, address, rounds):
+    """Returns the lanes of one defense, round by round; upload i of a round draws the i-th key of its stream."""
+    trial = address % self.settings.num_trials
     names = [stream, *(f'{stream} round {i}' for i in range(1, rounds))]
     fold = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = jnp.concatenate([fold(self.stream(name), jnp.arange(len(trial))) for name in names])
+    keys = jnp.concatenate([fold(self.stream(name), jnp.asarray(address)) for name in names])
     numbers = tuple(jnp.full(rounds * len(trial), number, jnp.float32) for number in defense.numbers)
     return {'key': keys, 'trial': jnp.asarray(np.tile(trial, rounds)), 'numbers': numbers}
 
@@ -220,14 +302,14 @@ class Trials:
 
     for d, attackers in enumerate(self.attackers):
       for c, counter in enumerate(attackers):
-        for t in range(self.settings.num_trials):
-          of_trial = jax.tree.map(lambda x, t=t, r=counter.rounds: x[:r, t], uploads[d])
+        for i, t in enumerate(self.trials.tolist()):
+          of_trial = jax.tree.map(lambda x, i=i, r=counter.rounds: x[:r, i], uploads[d])
           several = counter.rounds > 1
           update = jax.device_get(layer_average(of_trial)) if several else trees.take(of_trial.update, 0)
           add(d, c, t, t, counter.views(update))
-    for i in range(self.settings.controls):
+    for i, run in enumerate(self.controls.tolist()):
       update = jax.tree.map(lambda x, i=i: x[0, i], uploads[-1].update)
-      add(-1, 0, i % self.settings.num_trials, i, [adaptive.everything(update)])
+      add(-1, 0, run % self.settings.num_trials, run, [adaptive.everything(update)])
     stacked = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *views)
     if all(attackers == [adaptive.UNAWARE] for attackers in self.attackers):
       stacked = stacked._replace(compared=None)
@@ -243,6 +325,24 @@ class Trials:
         if changed is not None:
           grouped.setdefault(changed.structure, []).append((a, changed, settings))
     return list(grouped.values())
+
+  def plan(self):
+    """Returns what is to run, a list of `Planned`: one per structure."""
+    planned = []
+    for members in self.structures():
+      runs = 0
+      for _, _, settings in members:
+        views = [c.count for attackers in self.attackers for c in attackers if c.settings == settings]
+        runs += sum(views) * len(self.trials) + len(self.controls)
+      template = members[0][1]
+      attack = template.build(template.numbers, self.attacker)
+      planned.append(Planned(self.label(members), runs * self.settings.restarts, attack.num_steps))
+    return planned
+
+  def label(self, members):
+    """Returns how one group of `structures` is called."""
+    template = members[0][1]
+    return template.name if len(members) == 1 else f'{template.structure[0]} × {len(members)}'
 
   def jobs(self, members):
     """Returns the `Job`s of one group of `structures`."""
@@ -262,29 +362,14 @@ class Trials:
     """Runs one structure on everything; returns the part's (rows, arrays), row by row."""
     seen, _ = self._seen
     jobs = self.jobs(members)
-    template = jobs[0].template
-    client = self.scenario.client
+    template, client = jobs[0].template, self.scenario.client
+    build = self._build(template)
     shared = {
       'variables': self.scenario.variables,
       'seen': seen,
       'labels': jax.nn.one_hot(jnp.asarray(self.labels), client.num_classes, dtype=jnp.float32),
       'class_means': self._class_means(template),
     }
-
-    def build(shared, lane):
-      labels, view = shared['labels'][lane['trial']], trees.take(shared['seen'], lane['view'])
-      granted = self.knowledge(template).labels == 'known'  # an attack sees no labels that it was not granted
-      observation = self._observation(
-        template,
-        shared['variables'],
-        view.update,
-        labels if granted else jnp.zeros_like(labels),
-        compared=view.compared,
-        noise=view.noise,
-        clip=view.clip,
-        class_means=shared['class_means'],
-      )
-      return template.build(lane['numbers'], self.attacker), lane['key'], observation
 
     # Lanes: job by job, target by target, view by view, restart by restart.
     runs = [
@@ -310,7 +395,7 @@ class Trials:
     shown = column(lambda m, target, view, restart: (target.defense, target.counter) == (0, 0) and m == 0)
     if not shown.any():
       shown[:] = True
-    label = template.name if len(jobs) == 1 else f'{template.structure[0]} × {len(jobs)}'
+    label = self.label(members)
 
     num_steps = template.build(template.numbers, self.attacker).num_steps
     resume = self.store and self.store.load_checkpoint(name)
@@ -330,9 +415,11 @@ class Trials:
     found = driver.run(
       build, shared, lanes, num_steps=num_steps, group_size=self.group_size, on_chunk=on_chunk, resume=resume or None
     )
-    at_truth = self._objective_at_truth(build, shared, lanes)
-    rows, images, curves = self._score(jobs, found, at_truth, np.asarray(curve).T, num_steps)
-    return plain(rows), {'images': np.stack(images), 'curves': np.stack(curves), 'steps': np.asarray(steps)}
+    truth = {**shared, 'truth': jnp.asarray(self.truth)}
+    at_truth = np.asarray(driver.evaluate(ObjectiveAtTruth(build), truth, lanes, group_size=self.group_size))
+    rows, of_job, images, curves = self._score(jobs, found, at_truth, np.asarray(curve).T, num_steps)
+    arrays = {'job': of_job, 'images': images, 'curves': curves, 'steps': steps}
+    return rows, {name: np.asarray(array) for name, array in arrays.items()}
 
   def _lane_keys(self, is_control, address, restart):
     streams = jnp.stack([self.stream('attack'), self.stream('attack control')])
@@ -342,33 +429,20 @@ class Trials:
 
     return jax.vmap(lane_key)(jnp.asarray(is_control.astype(np.int32)), jnp.asarray(address), jnp.asarray(restart))
 
-  def _objective_at_truth(self, build, shared, lanes):
-    """Returns what each lane's attacker would have measured at the private images: the auditor's figure."""
-
-    def one(shared, lane):
-      attack, _, observation = build(shared, lane)
-      images, labels = shared['truth'][lane['trial']], shared['labels'][lane['trial']]
-      return attack.objective(observation, images, labels)
-
-    shared = {**shared, 'truth': jnp.asarray(self.truth)}
-    return np.asarray(driver.evaluate(one, shared, lanes, group_size=self.group_size))
-
   def _score(self, jobs, found, at_truth, curve, num_steps):
-    """Returns the rows of all jobs and targets, with the images and curves of the views and restarts chosen."""
-    rows, images, curves = [], [], []
+    """Returns the rows of all targets, not yet judged, with the job, images and curve of each."""
+    rows, of_job, images, curves = [], [], [], []
     lane = 0
-    for job in jobs:
-      scored = []
+    for index, job in enumerate(jobs):
       for target in job.targets:
         lanes = range(lane, lane + len(target.views) * self.settings.restarts)
         lane = lanes.stop
         row, chosen, permutation = self._row(job, target, lanes, found, at_truth)
-        scored.append({**row, 'steps': num_steps})
+        rows.append({**row, 'steps': num_steps})
+        of_job.append(index)
         images.append(found.images[chosen][permutation])
         curves.append(curve[chosen])
-      threshold = metrics.percentile_threshold([row['psnr'] for row in scored if row['control']])
-      rows += [{**row, **judge(row, threshold)} for row in scored]
-    return rows, images, curves
+    return rows, of_job, images, curves
 
   def _row(self, job, target, lanes, found, at_truth):
     """Returns a target's row without its verdict, the lane that the attacker keeps, and how its images are matched."""
@@ -384,6 +458,7 @@ class Trials:
     counter = adaptive.UNAWARE if control else self.attackers[target.defense][target.counter]
     diverged = int(found.diverged_step[chosen])
     uploads, changes = self.uploads
+    place = target.address // self.count  # among this share's
     granted = self.knowledge(job.template)
     row = {
       **{key: scenario.settings[key] for key in ('dataset', 'model')},
@@ -407,8 +482,8 @@ class Trials:
       **oracle,
       'diverged': diverged >= 0,
       'diverged_step': diverged if diverged >= 0 else None,
-      'change': changes[target.defense][target.address],
-      'sent': _share_sent(trees.take(trees.take(uploads[target.defense], 0), target.address)),
+      'change': changes[target.defense][place],
+      'sent': _share_sent(trees.take(trees.take(uploads[target.defense], 0), place)),
       'tier': granted.tier,
     }
     return row, chosen, permutation

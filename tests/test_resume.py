@@ -119,7 +119,7 @@ def test_resumed_on_fewer_devices(linear, uninterrupted, tmp_path, monkeypatch):
 def test_resumed_with_another_group_size_keeps_the_first(linear, uninterrupted, tmp_path):
   interrupt(linear, tmp_path / 'new', 3)
   store = json.loads((tmp_path / 'new' / 'speed.json').read_text())
-  assert store == {'group_size': 3}
+  assert store == {'group_size': 3, 'shards': 1}
   result = gl.audit(
     jax.random.key(7), linear, ['none', 'prune(rate=0.5)'], [f'csdlg(tv=0,steps={STEPS})'], 2, controls=3,
     group_size=2, workdir=tmp_path / 'new', progress='none',
@@ -195,6 +195,39 @@ def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_
   assert seen[STEPS + 4] == stopped_at
   assert not result.resumed
   assert [row for row in result.rows if row['attack'] == attacks[0]] == uninterrupted[1].rows
+
+
+def test_processes_share_the_work(linear, uninterrupted, tmp_path):
+  """The second one dies on its way and is started again alone; the first has left long before."""
+  workdir = tmp_path / 'new'
+  assert audit(linear, workdir, process=(0, 2)) is None
+  assert not (workdir / 'rows.jsonl').exists()
+  with pytest.raises(Stop):
+    audit(linear, workdir, process=(1, 2), progress=Watch(3))
+  watch = Watch()
+  result = audit(linear, workdir, process=(1, 2), progress=watch)
+  assert watch.seen[0] == 3
+  same(workdir, result, uninterrupted)
+  again = audit(linear, workdir)  # cut into two, whoever runs it
+  assert again.resumed and again.rows == result.rows
+
+
+def test_one_process_may_do_the_shares_of_several(linear, uninterrupted, tmp_path):
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', shards=2), uninterrupted)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'process': (2, 2)}, r'rank of the process is 2, expected an integer in \[0, 1\]'),
+    ({'process': (0, 2), 'shards': 1}, r'shards is 1, expected an integer in \[2, '),
+    ({'process': (0, 3)}, r'number of processes is 3, expected an integer in \[1, 2\]'),
+    ({'process': (0, 2), 'workdir': None}, '2 processes need a work directory'),
+  ],
+)
+def test_shares_that_cannot_be(linear, tmp_path, settings, message):
+  with pytest.raises(gl.UsageError, match=message):
+    audit(linear, **{'workdir': tmp_path / 'new', **settings})
 
 
 # What the program is, but that every checkpoint is due.
