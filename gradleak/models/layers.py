@@ -85,6 +85,7 @@ class Conv(nn.Module):
   stride: int = 1
   padding: int = 0
   formulation: str = 'patches'
+  bias: bool = True
 
   @nn.compact
   def __call__(self, images):
@@ -92,7 +93,6 @@ class Conv(nn.Module):
     fan_in = self.size * self.size * channels
     initialise = initialiser(self.initial)(fan_in)
     kernel = self.param('kernel', initialise, (self.features, fan_in))
-    bias = self.param('bias', initialise, (self.features,))
     if self.formulation == 'patches':
       patches = _patches(images, self.size, self.stride, self.padding)
       outputs = jnp.einsum('nhwk,fk->nhwf', patches, kernel)
@@ -105,7 +105,9 @@ class Conv(nn.Module):
         [(self.padding, self.padding)] * 2,
         dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
       )
-    return outputs + bias.reshape(1, 1, 1, -1)
+    if self.bias:
+      outputs += self.param('bias', initialise, (self.features,)).reshape(1, 1, 1, -1)
+    return outputs
 
 
 class Dense(nn.Module):

@@ -1,7 +1,7 @@
 """The models that come along, by name."""
 
 from gradleak import errors, specs
-from gradleak.models import cnn, convnet, layers, lenet, mlp, precode
+from gradleak.models import cnn, convnet, layers, lenet, mlp, precode, resnet
 
 REGISTRY = {
   'mlp': mlp.mlp,
@@ -9,6 +9,9 @@ REGISTRY = {
   'lenet': lenet.lenet,
   'lenet4': lenet.lenet4,
   'convnet': convnet.convnet,
+  'convnet9': convnet.convnet9,
+  'resnet18': resnet.resnet18,
+  'resnet20': resnet.resnet20,
 }
 WRAPPERS = {'precode': precode.precode}
 

@@ -1,0 +1,383 @@
+"""Residual networks and FFL's ConvNet: sizes, layers, norms, and the forward pass against NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import errors, models, trees
+from gradleak.models import resnet
+from gradleak.models.model import from_flax
+
+
+@functools.cache
+def shapes(spec, image_shape, num_classes=10):
+  model = models.create(spec, num_classes)
+  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+
+
+def count(variables, collection):
+  return sum(leaf.size for leaf in jax.tree.leaves(variables.get(collection, {})))
+
+
+def small(norm='batch', project=False, blocks=(1, 1), conv='patches', **options):
+  """Returns a residual network of two stages, whose tests compile in a second."""
+  return from_flax(resnet.ResNet(5, 'default', conv, 4, norm, blocks, project), 'small', **options)
+
+
+def draw(model, image_shape, seed=0):
+  """Returns variables of the model's shapes: norms about one, convolutions of unit gain."""
+  rng = np.random.default_rng(seed)
+
+  def values(path, leaf):
+    if path[-1].key in ('scale', 'var'):
+      return rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
+    fan_in = leaf.shape[-1] if leaf.ndim == 2 else 4
+    return (rng.normal(size=leaf.shape) / np.sqrt(fan_in)).astype(np.float32)
+
+  return jax.tree.map_with_path(values, jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+  ('spec', 'convolutions', 'normed', 'dense'),
+  [
+    # Published: 0.27 M (He et al., table 6), 11.17 M, and FFL's 3.49 M.
+    (
+      'resnet20',
+      9 * (3 * 16 + 6 * 16**2 + 16 * 32 + 5 * 32**2 + 32 * 64 + 5 * 64**2),
+      7 * 16 + 6 * 32 + 6 * 64,
+      65 * 10,
+    ),
+    (
+      'resnet18',
+      9 * (3 * 64 + 4 * 64**2 + 64 * 128 + 3 * 128**2 + 128 * 256 + 3 * 256**2 + 256 * 512 + 3 * 512**2)
+      + (64 * 128 + 128 * 256 + 256 * 512),
+      5 * 64 + 5 * (128 + 256 + 512),
+      513 * 10,
+    ),
+    (
+      'convnet9',
+      9 * (3 * 64 + 64 * 128 + 128**2 + 128 * 256 + 5 * 256**2),
+      64 + 2 * 128 + 6 * 256,
+      (9 * 256 + 1) * 10,
+    ),
+  ],
+)
+def test_parameter_counts_by_hand_and_as_published(spec, convolutions, normed, dense):
+  published = {'resnet20': 269_722, 'resnet18': 11_173_962, 'convnet9': 3_493_706}
+  variables = shapes(spec, (32, 32, 3))
+  assert count(variables, 'params') == convolutions + 2 * normed + dense == published[spec]
+  assert count(variables, 'batch_stats') == 2 * normed
+
+
+def test_group_norm_has_the_same_parameters_and_no_batch_statistics():
+  batch, group = shapes('resnet18(width=2)', (8, 8, 1)), shapes('resnet18(width=2,norm=group)', (8, 8, 1))
+  assert set(group) == {'params'}
+  assert jax.tree.structure(group['params']) == jax.tree.structure(batch['params'])
+  assert count(group, 'params') == count(batch, 'params')
+
+
+def in_order(stages, blocks, project):
+  """Yields the layers' names and what their norms are called."""
+  yield 'conv1', 'norm1'
+  for stage in range(1, stages + 1):
+    for block in range(blocks):
+      place = f'layer{stage}_{block}'
+      yield f'{place}/conv1', f'{place}/norm1'
+      yield f'{place}/conv2', f'{place}/norm2'
+      if project and stage > 1 and block == 0:
+        yield f'{place}/shortcut_conv', f'{place}/shortcut_norm'
+
+
+@pytest.mark.parametrize(
+  ('spec', 'convolutions', 'dense'),
+  [
+    ('resnet20(width=2)', [*in_order(3, 3, False)], 'linear'),
+    ('resnet18(width=2)', [*in_order(4, 2, True)], 'linear'),
+    ('resnet18(width=2,norm=group)', [*in_order(4, 2, True)], 'linear'),
+    ('convnet9(width=2)', [(f'Conv_{i}', f'BatchNorm_{i}') for i in range(9)], 'Dense_0'),
+  ],
+)
+def test_layers_in_forward_order_hold_every_parameter_once_each_weight_with_its_norm(spec, convolutions, dense):
+  layers = [
+    (layer.name, ['/'.join(path) for path in layer.paths]) for layer in models.create(spec, 10).layers((9, 9, 1))
+  ]
+  expected = [(conv, [f'{conv}/kernel', f'{norm}/bias', f'{norm}/scale']) for conv, norm in convolutions]
+  assert layers == [*expected, (dense, [f'{dense}/kernel', f'{dense}/bias'])]
+  params = jax.tree.leaves_with_path(shapes(spec, (9, 9, 1))['params'])
+  paths = [path for _, inside in layers for path in inside]
+  assert sorted(paths) == sorted('/'.join(trees.path_names(path)) for path, _ in params)
+
+
+@pytest.mark.parametrize('spec', ['resnet20(width=2)', 'resnet18(width=2)', 'convnet9(width=2)'])
+def test_any_size(spec):
+  image_shape = (9, 14, 3)
+  model = models.create(spec, 7)
+
+  def run(variables, images):
+    return model.apply(variables, images, True)[0], model.features(variables, images)
+
+  logits, features = jax.eval_shape(run, shapes(spec, image_shape, 7), jnp.zeros((3, *image_shape), jnp.float32))
+  assert logits.shape == (3, 7) and logits.dtype == jnp.float32
+  width = {'resnet20': 8, 'resnet18': 16, 'convnet9': 8}
+  assert features.shape == (3, width[spec.partition('(')[0]])
+
+
+def test_stages_halve_the_image():
+  """The stem keeps the resolution, in contrast to that for ImageNet."""
+  model, seen = models.create('resnet18(width=2)', 10), {}
+
+  def watch(next_function, args, kwargs, context):
+    outputs = next_function(*args, **kwargs)
+    if context.method_name == '__call__' and len(context.module.path) == 1:
+      seen[context.module.path[0]] = outputs.shape[1:]
+    return outputs
+
+  variables = shapes('resnet18(width=2)', (32, 32, 3))
+  with resnet.nn.intercept_methods(watch):
+    jax.eval_shape(lambda v: model.apply(v, jnp.zeros((1, 32, 32, 3)), True), variables)
+  assert [seen[f'layer{i}_1'] for i in (1, 2, 3, 4)] == [(32, 32, 2), (16, 16, 4), (8, 8, 8), (4, 4, 16)]
+  assert seen['conv1'] == (32, 32, 2)
+
+
+# What follows is NumPy in float64 and PyTorch's order [N, C, H, W], written from the paper.
+
+
+def convolve(x, kernel, stride):
+  """Convolution by its definition; kernel [out, in, row, column], padding that keeps the size at stride 1."""
+  outputs, _, size, _ = kernel.shape
+  margin = (size - 1) // 2
+  x = np.pad(x, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
+  height, width = ((side - size) // stride + 1 for side in x.shape[2:])
+  result = np.empty((len(x), outputs, height, width))
+  for i in range(height):
+    for j in range(width):
+      window = x[:, :, i * stride : i * stride + size, j * stride : j * stride + size]
+      result[:, :, i, j] = np.einsum('ncij,fcij->nf', window, kernel)
+  return result
+
+
+def over_channels(values):
+  return values[None, :, None, None]
+
+
+def normalise(x, entries, name, norm, train):
+  if norm == 'group':
+    halves = x.reshape(len(x), 2, -1)
+    mean, var = halves.mean(2, keepdims=True), halves.var(2, keepdims=True)
+    x = ((halves - mean) / np.sqrt(var + 1e-5)).reshape(x.shape)
+  else:
+    mean, var = entries.get(f'{name}.running_mean'), entries.get(f'{name}.running_var')
+    if train:
+      mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    x = (x - over_channels(mean)) / np.sqrt(over_channels(var) + 1e-5)
+  return over_channels(entries[f'{name}.weight']) * x + over_channels(entries[f'{name}.bias'])
+
+
+def residual_network(entries, images, blocks, norm, train):
+  """Returns the logits for images [N, H, W, C]; a shortcut projects where `entries` hold a projection."""
+  x = convolve(images.transpose(0, 3, 1, 2).astype(np.float64), entries['conv1.weight'], 1)
+  x = np.maximum(normalise(x, entries, 'bn1', norm, train), 0)
+  for stage, number in enumerate(blocks, start=1):
+    for block in range(number):
+      name, stride = f'layer{stage}.{block}', 2 if stage > 1 and block == 0 else 1
+      y = convolve(x, entries[f'{name}.conv1.weight'], stride)
+      y = np.maximum(normalise(y, entries, f'{name}.bn1', norm, train), 0)
+      y = normalise(convolve(y, entries[f'{name}.conv2.weight'], 1), entries, f'{name}.bn2', norm, train)
+      if f'{name}.shortcut.0.weight' in entries:
+        x = convolve(x, entries[f'{name}.shortcut.0.weight'], stride)
+        x = normalise(x, entries, f'{name}.shortcut.1', norm, train)
+      elif stride > 1:
+        shortcut = np.zeros_like(y)
+        first = (y.shape[1] - x.shape[1]) // 2
+        shortcut[:, first : first + x.shape[1]] = x[:, :, ::2, ::2]
+        x = shortcut
+      x = np.maximum(x + y, 0)
+  return x.mean((2, 3)) @ entries['linear.weight'].T + entries['linear.bias']
+
+
+def torch_entries(variables, channels):
+  """Returns the variables under the names and in the layout of published code, float64."""
+  entries = {}
+  for path, values in jax.tree.leaves_with_path(variables):
+    *modules, leaf = trees.path_names(path)[1:]
+    values = np.asarray(values, np.float64)
+    *place, last = modules
+    place = [part.replace('_', '.') for part in place]
+    last = {'shortcut_conv': 'shortcut.0', 'shortcut_norm': 'shortcut.1'}.get(last, last.replace('norm', 'bn'))
+    inputs = channels if modules == ['conv1'] else None
+    if leaf == 'kernel' and last == 'linear':
+      values = values.T
+    elif leaf == 'kernel':
+      size = 1 if last == 'shortcut.0' else 3
+      inputs = inputs or values.shape[1] // size**2
+      ours = values.reshape(len(values), size, size, inputs)
+      values = np.empty((len(values), inputs, size, size))
+      for column, row, channel in np.ndindex(ours.shape[1:]):
+        values[:, channel, row, column] = ours[:, column, row, channel]
+    renamed = {'kernel': 'weight', 'scale': 'weight', 'mean': 'running_mean', 'var': 'running_var'}.get(leaf, leaf)
+    entries['.'.join([*place, last, renamed])] = values
+  return entries
+
+
+def check_forward_pass(model, blocks, norm, image_shape, modes):
+  variables = draw(model, image_shape)
+  images = np.random.default_rng(1).uniform(0, 1, (3, *image_shape)).astype(np.float32)
+  images *= np.float32([1, 0.5, 0.1]).reshape(
+    3, 1, 1, 1
+  )  # pixels are averaged, so that only contrast tells images apart
+  entries = torch_entries(variables, image_shape[-1])
+  computed = jax.jit(lambda v: [model.apply(v, images, train)[0] for train in modes])(variables)
+  for train, logits in zip(modes, computed, strict=True):
+    expected = residual_network(entries, images, blocks, norm, train)
+    assert np.ptp(expected, axis=0).max() > 0.1
+    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(('norm', 'project'), [('batch', False), ('group', True)])
+def test_two_blocks_against_numpy(norm, project):
+  check_forward_pass(small(norm, project), (1, 1), norm, (7, 6, 3), (False, True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('conv', ['patches', 'native'])
+@pytest.mark.parametrize(
+  ('spec', 'blocks', 'norm'),
+  [
+    ('resnet20(width=4)', (3, 3, 3), 'batch'),
+    ('resnet18(width=4)', (2, 2, 2, 2), 'batch'),
+    ('resnet20(width=4,norm=group)', (3, 3, 3), 'group'),
+  ],
+)
+def test_whole_networks_against_numpy(spec, blocks, norm, conv):
+  check_forward_pass(models.create(spec, 10, conv=conv), blocks, norm, (16, 16, 3), (False, True))
+
+
+def test_an_odd_number_of_lacking_channels_is_padded_on_both_sides():
+  x = np.arange(1, 2 * 5 * 4 * 1 + 1, dtype=np.float32).reshape(2, 5, 4, 1)
+  padded = resnet.pad_shortcut(jnp.asarray(x), 4, 2)
+  assert padded.shape == (2, 3, 2, 4)
+  np.testing.assert_array_equal(padded[..., 1:2], x[:, ::2, ::2])
+  assert not padded[..., [0, 2, 3]].any()
+
+
+def test_batch_norm_keeps_a_tenth_of_each_batch():
+  model = small(blocks=(1,))
+  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (4, 8, 8, 1)).astype(np.float32)
+  apply = jax.jit(model.apply, static_argnums=2)
+  train, updated = apply(variables, images, True)
+  evaluated, kept = apply(variables, images, False)
+  assert np.abs(train - evaluated).max() > 0.1
+  jax.tree.map(np.testing.assert_array_equal, kept, variables['batch_stats'])
+  stem = convolve(images.transpose(0, 3, 1, 2), torch_entries(variables, 1)['conv1.weight'], 1)
+  for statistic, batch in (('mean', stem.mean((0, 2, 3))), ('var', stem.var((0, 2, 3)))):
+    expected = 0.9 * variables['batch_stats']['norm1'][statistic] + 0.1 * batch
+    np.testing.assert_allclose(updated['norm1'][statistic], expected, rtol=1e-4, atol=1e-5)
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), updated, variables['batch_stats'])
+  assert min(jax.tree.leaves(moved)) > 0
+  assert np.abs(apply({**variables, 'batch_stats': updated}, images, False)[0] - evaluated).max() > 1e-3
+
+
+def test_group_norm_is_one_function_of_each_image_alone():
+  model = small('group', blocks=(1,))
+  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)
+  apply = jax.jit(model.apply, static_argnums=2)
+  train, stats = apply(variables, images, True)
+  np.testing.assert_allclose(apply(variables, images, False)[0], train, rtol=1e-6)
+  assert stats == {}
+  neighbour = np.stack([images[0], 1 - images[1]])
+  np.testing.assert_allclose(apply(variables, neighbour, True)[0][0], train[0], rtol=1e-5)
+
+
+def test_logits_are_features_times_the_last_dense_layer():
+  model = small(blocks=(1,))
+  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)
+  logits, features = jax.jit(lambda v: (model.apply(v, images, False)[0], model.features(v, images)))(variables)
+  assert features.shape == (2, 4)
+  last = variables['params']['linear']
+  expected = np.asarray(features) @ last['kernel'] + last['bias']
+  np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def matching(model, variables, image_shape, train):
+  """Returns (private and dummy images of three trials, the compiled objective of gradient matching with its slope)."""
+  private, dummy = np.random.default_rng(2).uniform(0, 1, (2, 3, 2, *image_shape)).astype(np.float32)
+  labels = jnp.asarray([1, 3], jnp.int32)
+
+  def gradient(images):
+    def loss(params):
+      logits, _ = model.apply({**variables, 'params': params}, images, train)
+      return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(2, 1), axis=1))
+
+    return jax.grad(loss)(variables['params'])
+
+  def distance(dummy, private):
+    return 1 - trees.cosine(gradient(dummy), gradient(private))
+
+  return private, dummy, jax.jit(jax.vmap(jax.value_and_grad(distance)))
+
+
+def test_a_step_of_gradient_matching_under_vmap_lowers_the_objective_as_its_slope_foretells():
+  model = small(blocks=(1,))
+  private, dummy, objective = matching(model, draw(model, (6, 6, 1)), (6, 6, 1), train=True)
+  before, slope = objective(dummy, private)
+  after, _ = objective(dummy - 1e-4 * np.sign(slope), private)
+  foretold = 1e-4 * np.abs(slope).sum((1, 2, 3, 4))
+  # The median, since the gradient of a ReLU network jumps where a unit changes its sign.
+  assert 0.8 < np.median((before - after) / foretold) < 1.2, (before, after, foretold)
+  assert objective(private, private)[0].max() < 1e-4 < before.min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('spec', ['resnet20(width=2)', 'resnet18(width=2,norm=group)', 'convnet9(width=2)'])
+def test_gradient_matching_descends_on_whole_networks(spec):
+  model = models.create(spec, 10, init='default')
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))
+  private, dummy, objective = matching(model, variables, (12, 12, 1), train=True)
+  values = []
+  for _ in range(30):
+    value, slope = objective(dummy, private)
+    values.append(value)
+    dummy = dummy - 3e-3 * np.sign(slope)
+  assert np.isfinite(values).all()
+  assert np.mean(values[-1]) < 0.95 * np.mean(values[0]), values
+
+
+def test_pixels_are_standardised_inside_the_model():
+  images = np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
+  standard = (images - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+  unit, imagenet = (
+    small(blocks=(1,)),
+    small(blocks=(1,), mean=resnet.PIXELS['imagenet'][0], std=resnet.PIXELS['imagenet'][1]),
+  )
+  variables = draw(unit, (8, 8, 3))
+  expected, given = jax.jit(lambda v: (unit.apply(v, standard, False)[0], imagenet.apply(v, images, False)[0]))(
+    variables
+  )
+  np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+  kernel = shapes('resnet20(width=2,pixels=imagenet)', (8, 8, 1))['params']['conv1']['kernel']
+  assert kernel.shape == (2, 27)  # grey as three equal channels
+
+
+@pytest.mark.parametrize(
+  ('spec', 'words'),
+  [
+    ('resnet20(width=0)', ['resnet20(width)', '0', '[1, 1024]']),
+    ('resnet18(width=3,norm=group)', ['resnet18(width)', '3', 'even']),
+    ('resnet18(norm=layer)', ["unknown norm 'layer'", 'batch, group']),
+    ('resnet20(pixels=cifar)', ["unknown scale of the pixels 'cifar'", 'imagenet, unit']),
+    ('resnet21', ["unknown model 'resnet21'", "did you mean 'resnet20'"]),
+    ('convnet9(width=0)', ['convnet9(width)', '0']),
+  ],
+)
+def test_bad_settings_are_named(spec, words):
+  with pytest.raises(errors.UsageError) as caught:
+    models.create(spec, 10)
+  assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_convnet9_needs_nine_pixels():
+  with pytest.raises(errors.UsageError, match='8×32'):
+    shapes('convnet9(width=2)', (8, 32, 1))

@@ -1,0 +1,314 @@
+"""PyTorch's weight files: every format by hand, what is refused, and published weights where there are some."""
+
+import io
+import json
+import os
+import pathlib
+import pickle
+import struct
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import errors, models
+from gradleak.models import resnet, torch_weights
+from gradleak.models.model import from_flax
+
+
+def small(norm='batch', num_classes=3):
+  """Returns a residual network of two blocks, the second with a projection."""
+  return from_flax(resnet.ResNet(num_classes, 'default', 'patches', 2, norm, (1, 1), True), 'small')
+
+
+@pytest.fixture(scope='module')
+def entries():
+  """Returns the entries of a file for `small` on grey images, each value different from all others."""
+  widths = {'': (1, 2), 'layer1.0.': (2, 2), 'layer2.0.': (2, 4)}
+  found = {}
+
+  def norm(name, channels):
+    parts = ('weight', 'bias', 'running_mean', 'running_var')
+    found.update({f'{name}.{part}': (channels,) for part in parts} | {f'{name}.num_batches_tracked': ()})
+
+  for place, (inputs, outputs) in widths.items():
+    found[f'{place}conv1.weight'] = (outputs, inputs, 3, 3)
+    norm(f'{place}bn1', outputs)
+    if place:
+      found[f'{place}conv2.weight'] = (outputs, outputs, 3, 3)
+      norm(f'{place}bn2', outputs)
+  found['layer2.0.shortcut.0.weight'] = (4, 2, 1, 1)
+  norm('layer2.0.shortcut.1', 4)
+  found |= {'linear.weight': (3, 4), 'linear.bias': (3,)}
+  start, values = 1, {}
+  for name, shape in found.items():
+    size = int(np.prod(shape))
+    dtype = np.int64 if name.endswith('tracked') else np.float32
+    values[name] = np.arange(start, start + size, dtype=dtype).reshape(shape)
+    start += size
+  return values
+
+
+# A pickle by hand, as PyTorch writes one: opcodes of protocol 2 (https://docs.python.org/3/library/pickletools.html).
+
+
+def word(text):
+  return b'X' + struct.pack('<I', len(text.encode())) + text.encode()
+
+
+def number(value):
+  return b'J' + struct.pack('<i', value)
+
+
+def group(*parts):
+  return b'(' + b''.join(parts) + b't'
+
+
+def called(module, name, *arguments):
+  return f'c{module}\n{name}\n'.encode() + group(*arguments) + b'R'
+
+
+def dictionary(items):
+  return b'}(' + b''.join(word(name) + value for name, value in items.items()) + b'u'
+
+
+def view(storage, count, key, offset, shape, stride, legacy=False):
+  """Returns the pickle of a tensor that views `count` values of the storage called `key`."""
+  extra = [b'N'] if legacy else []
+  entry = group(word('storage'), f'ctorch\n{storage}\n'.encode(), word(key), word('cpu'), number(count), *extra) + b'Q'
+  sizes = [group(*map(number, sizes)) for sizes in (shape, stride)]
+  hooks = called('collections', 'OrderedDict')
+  return called('torch._utils', '_rebuild_tensor_v2', entry, number(offset), *sizes, b'\x89', hooks)
+
+
+def tensors(arrays, legacy=False):
+  """Returns (the pickles of contiguous tensors by name, the bytes of their storages by key)."""
+  kinds = {'float32': 'FloatStorage', 'int64': 'LongStorage'}
+  pickles, storages = {}, {}
+  for key, (name, array) in enumerate(arrays.items()):
+    stride = [step // array.itemsize for step in array.strides]
+    pickles[name] = view(kinds[str(array.dtype)], array.size, str(key), 0, array.shape, stride, legacy)
+    storages[str(key)] = array.tobytes()
+  return pickles, storages
+
+
+def zipped(content, storages):
+  """Returns a file of `torch.save` as it is since PyTorch 1.6."""
+  file = io.BytesIO()
+  with zipfile.ZipFile(file, 'w') as archive:
+    archive.writestr('archive/data.pkl', b'\x80\x02' + content + b'.')
+    archive.writestr('archive/byteorder', 'little')
+    for key, data in storages.items():
+      archive.writestr(f'archive/data/{key}', data)
+    archive.writestr('archive/version', '3\n')
+  return file.getvalue()
+
+
+def legacy(content, storages, counts):
+  """Returns a file of `torch.save` as it was before."""
+  machine = {'protocol_version': 1001, 'little_endian': True, 'type_sizes': {'short': 2, 'int': 4, 'long': 4}}
+  head = b''.join(pickle.dumps(each, protocol=2) for each in (0x1950A86A20F9469CFC6C, 1001, machine))
+  keys = sorted(storages, reverse=True)
+  data = b''.join(struct.pack('<q', counts[key]) + storages[key] for key in keys)
+  return head + b'\x80\x02' + content + b'.' + pickle.dumps(keys, protocol=2) + data
+
+
+def safetensors(arrays):
+  header, data = {'__metadata__': {'format': 'pt'}}, b''
+  kinds = {'float32': 'F32', 'int64': 'I64', 'float16': 'F16', 'bfloat16': 'BF16'}
+  for name, array in arrays.items():
+    offsets = [len(data), len(data) + array.nbytes]
+    header[name] = {'dtype': kinds[str(array.dtype)], 'shape': array.shape, 'data_offsets': offsets}
+    data += array.tobytes()
+  header = json.dumps(header).encode()
+  return struct.pack('<Q', len(header)) + header + data
+
+
+def written(kind, arrays, tmp_path):
+  """Writes `arrays` as a file of that kind and returns its path."""
+  path = tmp_path / 'weights.bin'
+  if kind == 'npz':
+    with open(path, 'wb') as file:
+      np.savez(file, **arrays)
+  elif kind == 'safetensors':
+    path.write_bytes(safetensors(arrays))
+  elif kind == 'legacy':
+    pickles, storages = tensors(arrays, legacy=True)
+    counts = {str(key): array.size for key, array in enumerate(arrays.values())}
+    path.write_bytes(legacy(dictionary(pickles), storages, counts))
+  else:
+    pickles, storages = tensors(arrays)
+    path.write_bytes(zipped(dictionary(pickles), storages))
+  return path
+
+
+@pytest.mark.parametrize('kind', ['npz', 'safetensors', 'legacy', 'zip'])
+def test_every_format_holds_the_same_arrays(kind, entries, tmp_path):
+  found = torch_weights.read(written(kind, entries, tmp_path))
+  assert list(found) == list(entries)
+  for name, array in entries.items():
+    assert found[name].dtype == array.dtype
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_a_tensor_may_be_a_transposed_part_of_a_shared_storage(tmp_path):
+  values = np.arange(10, dtype=np.float32)
+  content = dictionary(
+    {
+      'part': view('FloatStorage', 10, '0', 2, (3, 2), (1, 3)),
+      'all': called('torch._utils', '_rebuild_parameter', view('FloatStorage', 10, '0', 0, (10,), (1,)), b'\x88', b'N'),
+      'empty': view('FloatStorage', 10, '0', 10, (0, 2), (2, 1)),
+      'half': view('HalfStorage', 1, '1', 0, (), ()),
+      'brain': view('BFloat16Storage', 1, '2', 0, (1,), (1,)),
+    }
+  )
+  storages = {'0': values.tobytes(), '1': np.float16(0.5).tobytes(), '2': jnp.bfloat16(-3).tobytes()}
+  path = tmp_path / 'weights.pt'
+  path.write_bytes(zipped(content, storages))
+  found = torch_weights.read(path)
+  np.testing.assert_array_equal(found['part'], values[2:8].reshape(2, 3).T)
+  np.testing.assert_array_equal(found['all'], values)
+  assert found['empty'].shape == (0, 2)
+  assert found['half'] == 0.5 and found['half'].shape == ()
+  assert found['brain'].tolist() == [-3]
+
+
+@pytest.mark.parametrize(('shape', 'stride', 'offset'), [((11,), (1,), 0), ((3, 2), (1, 4), 4), ((2,), (-1,), 5)])
+def test_a_tensor_cannot_reach_beyond_its_storage(shape, stride, offset, tmp_path):
+  path = tmp_path / 'weights.pt'
+  content = dictionary({'w': view('FloatStorage', 10, '0', offset, shape, stride)})
+  path.write_bytes(zipped(content, {'0': bytes(40)}))
+  with pytest.raises(errors.UsageError, match='reaches beyond its storage'):
+    torch_weights.read(path)
+
+
+@pytest.mark.parametrize('kind', ['zip', 'legacy'])
+def test_nothing_in_a_file_is_run(kind, tmp_path):
+  trace = tmp_path / 'trace'
+  content = dictionary({'w': called('os', 'mkdir', word(str(trace)))})
+  path = tmp_path / 'weights.pt'
+  path.write_bytes(zipped(content, {}) if kind == 'zip' else legacy(content, {}, {}))
+  with pytest.raises(errors.UsageError, match=r'an object os\.mkdir, and only tensors are read: save the state_dict'):
+    torch_weights.read(path)
+  assert not trace.exists()
+  with pytest.raises(errors.UsageError, match=r'builtins\.getattr'):
+    path.write_bytes(zipped(called('builtins', 'getattr', word('a'), word('b')), {}))
+    torch_weights.read(path)
+
+
+def test_a_checkpoint_may_hold_its_weights_beside_plain_values(tmp_path):
+  pickles, storages = tensors({'w': np.float32([1, 2])})
+  path = tmp_path / 'checkpoint.pt'
+  path.write_bytes(zipped(dictionary({'epoch': number(3), 'state_dict': dictionary(pickles)}), storages))
+  np.testing.assert_array_equal(torch_weights.read(path)['w'], [1, 2])
+  both = {'model': dictionary(pickles), 'average': dictionary(pickles)}
+  path.write_bytes(zipped(dictionary(both), storages))
+  with pytest.raises(errors.UsageError, match='2 sets of tensors: model, average'):
+    torch_weights.read(path)
+
+
+@pytest.mark.parametrize(
+  ('content', 'words'),
+  [
+    (None, 'No such file'),
+    (b'', 'no file of torch.save, no .safetensors and no .npz'),
+    (b'\x89PNG and so on', 'no file of torch.save'),
+    (zipped(b'}', {}), '0 sets of tensors'),
+    (zipped(b'}', {})[:-30], 'BadZipFile'),
+    (zipped(dictionary({'w': view('FloatStorage', 9, '0', 0, (9,), (1,))}), {'0': bytes(8)}), 'ValueError'),
+    (zipped(b'}(X', {}), 'UnpicklingError|EOFError'),
+    (struct.pack('<Q', 9) + b'{"w": 1}}', 'JSONDecodeError'),
+  ],
+)
+def test_a_file_that_cannot_be_read_is_named(content, words, tmp_path):
+  path = tmp_path / 'other.bin'
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(errors.UsageError, match=f"cannot read the weights in .*other.bin'.*({words})"):
+    torch_weights.read(path)
+
+
+@pytest.mark.parametrize(
+  'rename',
+  [
+    lambda name: name,
+    lambda name: name.replace('linear', 'fc').replace('shortcut', 'downsample'),
+    lambda name: f'module.{name}',
+  ],
+  ids=['as published for CIFAR', 'as in torchvision', 'as under DataParallel'],
+)
+def test_every_entry_stands_in_its_place(rename, entries, tmp_path):
+  named = {rename(name): values for name, values in entries.items()}
+  model = small()
+  variables = torch_weights.load(written('npz', named, tmp_path), model, (8, 8, 1))
+  expected = jax.eval_shape(lambda key: model.init(key, (8, 8, 1)), jax.random.key(0))
+  assert jax.tree.structure(variables) == jax.tree.structure(expected)
+  assert jax.tree.map(lambda a: (a.shape, a.dtype), variables) == jax.tree.map(lambda a: (a.shape, a.dtype), expected)
+  params, stats = variables['params'], variables['batch_stats']
+  for place, theirs in ((('conv1',), 'conv1'), (('layer2_0', 'shortcut_conv'), 'layer2.0.shortcut.0')):
+    ours, theirs = params, entries[f'{theirs}.weight']
+    for key in place:
+      ours = ours[key]
+    ours = np.asarray(ours['kernel']).reshape(len(theirs), *theirs.shape[2:], theirs.shape[1])
+    for out, inside, row, column in np.ndindex(theirs.shape):
+      assert ours[out, column, row, inside] == theirs[out, inside, row, column]
+  np.testing.assert_array_equal(params['linear']['kernel'], entries['linear.weight'].T)
+  np.testing.assert_array_equal(params['linear']['bias'], entries['linear.bias'])
+  np.testing.assert_array_equal(params['layer2_0']['shortcut_norm']['scale'], entries['layer2.0.shortcut.1.weight'])
+  np.testing.assert_array_equal(params['layer1_0']['norm2']['bias'], entries['layer1.0.bn2.bias'])
+  np.testing.assert_array_equal(stats['layer2_0']['norm1']['mean'], entries['layer2.0.bn1.running_mean'])
+  np.testing.assert_array_equal(stats['norm1']['var'], entries['bn1.running_var'])
+
+
+def test_group_norm_takes_the_same_names_without_statistics(entries, tmp_path):
+  without = {name: values for name, values in entries.items() if 'running' not in name and 'tracked' not in name}
+  variables = torch_weights.load(written('npz', without, tmp_path), small('group'), (8, 8, 1))
+  np.testing.assert_array_equal(variables['params']['norm1']['scale'], entries['bn1.weight'])
+
+
+def test_weights_that_do_not_fit_are_named(entries, tmp_path):
+  def message(arrays, model, image_shape=(8, 8, 1)):
+    with pytest.raises(errors.UsageError) as caught:
+      torch_weights.load(written('npz', arrays, tmp_path), model, image_shape)
+    return str(caught.value)
+
+  fewer = {name: values for name, values in entries.items() if name != 'layer1.0.conv2.weight'}
+  assert message(fewer, small()).endswith("weights.bin' do not fit 'small': missing: layer1.0.conv2.weight")
+  more = {**entries, 'conv9.weight': np.zeros((1, 1, 3, 3), np.float32)}
+  assert message(more, small()).endswith('without a place in the model: conv9.weight')
+  assert message(entries, small(), (8, 8, 3)).endswith(
+    'of another shape: conv1.weight (2, 1, 3, 3) where the model has (2, 27)'
+  )
+  classes = message(entries, small(num_classes=5))
+  assert 'linear.weight (3, 4) where the model has (4, 5)' in classes and 'linear.bias (3,)' in classes
+  assert 'without a place in the model: bn1.running_mean, ' in message(entries, small('group'))
+  other = message({'body.0.weight': np.zeros(2, np.float32)}, small())
+  assert other.endswith(f'and {32 - 4} more; without a place in the model: body.0.weight')
+  assert "resnet18 and resnet20, and the model is 'lenet'" in message(entries, models.create('lenet', 3))
+
+
+@pytest.mark.slow
+def test_published_weights_classify_as_published():
+  """The ResNet-20 of Idelbayev's repository, 91.5 % on the first 1,000 test images of CIFAR-10."""
+  folder = pathlib.Path(os.environ.get('GRADLEAK_TEST_DATA', ''))
+  if not (folder / 'weights' / 'resnet20_cifar10.npz').is_file():
+    pytest.skip('needs GRADLEAK_TEST_DATA to name a folder that holds weights/resnet20_cifar10.npz and tfds/cifar10')
+  import tensorflow_datasets as tfds
+
+  options = {'split': 'test[:1000]', 'download': False, 'builder_kwargs': {'file_format': 'array_record'}}
+  examples = list(tfds.data_source('cifar10', data_dir=folder / 'tfds', **options))
+  images = np.stack([example['image'] for example in examples]).astype(np.float32) / 255
+  labels = np.array([example['label'] for example in examples])
+  model = models.create('resnet20(pixels=imagenet)', 10)
+  variables = torch_weights.load(folder / 'weights' / 'resnet20_cifar10.npz', model, (32, 32, 3))
+  apply = jax.jit(model.apply, static_argnums=2)
+  evaluated, trained = (
+    np.concatenate([np.argmax(apply(variables, images[i : i + 100], train)[0], 1) for i in range(0, 1000, 100)])
+    for train in (False, True)
+  )
+  accuracy = np.mean(evaluated == labels)
+  print(f'{accuracy:.1%} with running statistics, {np.mean(trained == labels):.1%} with those of batches of 100')
+  assert abs(accuracy - 0.915) <= 0.002
+  assert 0.85 < np.mean(trained == labels) < accuracy
