@@ -44,6 +44,21 @@ NOTES = {
     'protect. We believe ours for this network; the paper’s is deeper.',
     'ConvNet': 'Four images and an undefended 13.7 ± 8.8 dB: too little to rank methods, though r orders FFL as there.',
   },
+  'dcs2_3': {
+    '': 'Agrees in that λ_g makes no difference to what leaks (6.0 dB at 0.5, 0.7 and 1.0; the paper’s dissimilarities '
+    'are equal, too). But the undefended attack recovers 2 of 8 images here, at a quarter of the width and a tenth of '
+    'the steps: this column cannot tell a good λ_g from a bad one.',
+  },
+  'outpost_3_3': {
+    '': 'The order is the paper’s: undefended deltas leak (20.5 dB by DLG, 14.5 by csDLG, 4 of 4 recovered), every '
+    'defense leaves noise. Undefended, DLG is better here (MSE 0.011 against 0.051) and csDLG worse (0.051 against '
+    '6e-5), which had half of the published steps and not yet converged. ' + NOISE,
+  },
+  'outpost_3_4': {
+    '': 'Undefended, sixteen images of one step are not reconstructed here (6.3 dB, 500 steps and 2 starts), nor by DLG '
+    'in the paper (MSE 1.4; 1.7 here); its csDLG (MSE 0.062) had six times the steps and five times the starts. '
+    'Where the undefended attack fails, the lines below it say nothing about a defense.',
+  },
   'graddefense_1': {
     '': 'The pictures are those of the paper: noise under Soteria, the images once its layer is left out, on all four '
     'datasets.',

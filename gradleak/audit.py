@@ -101,7 +101,8 @@ def audit(
     counters: names of the counter-measures to try, such as ['masked', 'muted']; None tries all that are known.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
       transformations of your own are known to it by their names alone.
-    group_size: trials that share one pass; None takes a measured default. It changes speed, and bits.
+    group_size: trials that share one pass; None takes a measured default, or what the memory holds. It changes speed,
+      and bits.
     process: (rank, number) of this process among several that share the work and the work directory. They need not know
       of each other: one that dies is started again alone.
     shards: into how many parts the trials are cut, at least as many as processes and at most as many as trials; None
@@ -116,24 +117,25 @@ def audit(
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
-  run = _parse(
+  run = prepare(
     key,
     scenario,
     defenses,
     attacks,
     num_trials,
-    batch_size,
-    restarts,
-    steps,
-    labels,
-    controls,
-    knowledge,
-    rounds,
-    counters,
+    batch_size=batch_size,
+    restarts=restarts,
+    steps=steps,
+    labels=labels,
+    controls=controls,
+    knowledge=knowledge,
+    rounds=rounds,
+    counters=counters,
   )
   settings = run.settings
   progress = reporter(progress) if isinstance(progress, str) else progress
-  if group_size is None:
+  run.fit = group_size is None
+  if run.fit:
     group_size = driver.default_group_size(scenario.variables, batch_size)
   errors.check_number('group_size', group_size, low=1, integer=True)
   config = {
@@ -225,22 +227,27 @@ def versions():
   }
 
 
-def _parse(
+def prepare(
   key,
   scenario,
   defenses,
   attacks,
   num_trials,
-  batch_size,
-  restarts,
-  steps,
-  labels,
-  controls,
-  knowledge,
-  rounds,
-  counters,
+  *,
+  batch_size=1,
+  restarts=1,
+  steps=None,
+  labels='auto',
+  controls=64,
+  knowledge='unaware',
+  rounds=1,
+  counters=None,
 ):
-  """Returns the `Trials` of settings that can be run."""
+  """Returns the `Trials` of an audit's settings, which `audit` explains; nothing is attacked yet.
+
+  Raises:
+    UsageError: for settings that cannot be run.
+  """
   for name, value, low in (
     ('trials', num_trials, 1),
     ('batch_size', batch_size, 1),
@@ -317,6 +324,17 @@ def _judged(parts):
   return [plain({**row, **judge(row, thresholds[job])}) for row, job in zip(rows, jobs, strict=True)]
 
 
+def _as_long(parts):
+  """Returns the parts with curves of one length: one that ended early, all its runs being finished, stays as it was."""
+  steps = max((arrays['steps'] for _, arrays in parts), key=len)
+
+  def extended(arrays):
+    missing = len(steps) - arrays['curves'].shape[1]
+    return {**arrays, 'steps': steps, 'curves': np.pad(arrays['curves'], ((0, 0), (0, missing)), mode='edge')}
+
+  return [(rows, extended(arrays)) for rows, arrays in parts]
+
+
 def _assemble(run, config, structures, seconds, resumed):
   """Returns the `AuditResult`, by attack, defense and counter-measure in the order they were listed.
 
@@ -339,7 +357,7 @@ def _assemble(run, config, structures, seconds, resumed):
     return attacks.index(row['attack']), 0, defenses[row['defense']], counter, row['trial']
 
   entries = []
-  for parts in structures:
+  for parts in map(_as_long, structures):
     arrays = [
       (a['steps'], images, curve) for _, a in parts for images, curve in zip(a['images'], a['curves'], strict=True)
     ]

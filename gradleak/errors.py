@@ -1,4 +1,4 @@
-"""What a user can cause and mend: one exception, with messages that say how."""
+"""What a user can cause and mend, and what a device may do: two exceptions, with messages that say how to go on."""
 
 import difflib
 import math
@@ -8,6 +8,13 @@ class UsageError(ValueError):
   """A value that cannot be used; the message names it, what was expected, and the nearest valid choice.
 
   Programs print it on one line and exit with status 2.
+  """
+
+
+class DeviceError(RuntimeError):
+  """A device failed or has too little memory; the message says when, and how to go on.
+
+  Programs print it on one line and exit with status 1.
   """
 
 

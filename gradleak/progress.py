@@ -48,6 +48,8 @@ class _Bar:
       self._bar = tqdm(
         total=progress.num_steps, initial=progress.step, desc=attack, unit='step', file=self._stream, dynamic_ncols=True
       )
+    if progress.notice:
+      self._bar.write(f'{attack}: {progress.notice}', file=self._stream)
     self._bar.set_postfix_str(f'{_figure(objective)}, {len(progress.objective)} runs', refresh=False)
     self._bar.update(progress.step - self._bar.n)
     if progress.done:
@@ -70,6 +72,8 @@ class _Lines:
       self._print(f'{attack}: {len(progress.objective)} runs of {progress.num_steps} steps{resumed}')
     elif self._since is None:  # the first chunk held the compilation
       self._since = time.monotonic(), progress.step
+    if progress.notice:
+      self._print(f'{attack}: {progress.notice}')
     if tenth > self._tenth or progress.done:
       self._tenth = tenth
       began, first = self._since or (0, progress.step)

@@ -164,16 +164,17 @@ class Workdir:
       with contextlib.suppress(OSError):  # absent, or another process has checkpoints there
         folder.rmdir()
 
-  def save_checkpoint(self, name, step, tree):
-    """Saves `tree` as of `step`, unless saving would take more than a tenth of the time since the last one.
+  def save_checkpoint(self, name, step, tree, due=False):
+    """Saves `tree`, or what it returns, unless that would take more than a tenth of the time since the last one.
 
     Orbax writes beside and renames, so that a kill leaves this checkpoint or the one before.
     """
-    if time.monotonic() - self._checkpoint_time < 10 * self._checkpoint_cost:
+    if not due and time.monotonic() - self._checkpoint_time < 10 * self._checkpoint_cost:
       return
     from orbax.checkpoint import v1 as ocp
 
     started = time.monotonic()
+    tree = tree() if callable(tree) else tree
     folder = (self.path / 'checkpoints').absolute()
     leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)

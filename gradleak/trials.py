@@ -132,9 +132,9 @@ class Trials:
   trial draws its randomness by its own number, so that its figures do not depend on the share.
   """
 
-  def __init__(self, key, scenario, context, settings, group_size=1, store=None, progress=None):
+  def __init__(self, key, scenario, context, settings):
     self.scenario, self.context, self.settings = scenario, context, settings
-    self.group_size, self.store, self.progress = group_size, store, progress
+    self.group_size, self.fit, self.store, self.progress = 1, False, None, None
     self.key = key
     self.index, self.count = 0, 1
     trials, size = settings.num_trials, settings.batch_size
@@ -404,16 +404,34 @@ class Trials:
       step, (steps, curve, *leaves) = resume
       steps, curve, resume = list(steps), list(curve), (step, leaves)
 
+    def save(progress, **due):
+      if self.store is not None and progress.step < progress.num_steps:
+        so_far = np.asarray(steps), np.asarray(curve)
+        self.store.save_checkpoint(name, progress.step, lambda: (*so_far, progress.states), **due)
+
     def on_chunk(progress):
       steps.append(progress.step)
       curve.append(progress.objective)
+      if progress.group_size != self.group_size:
+        self.group_size = progress.group_size
+        if self.store is not None:
+          self.store.record_speed(group_size=self.group_size)
       if self.progress is not None:
         self.progress(label, progress, progress.objective[shown])
-      if self.store is not None and progress.step < progress.num_steps:
-        self.store.save_checkpoint(name, progress.step, (np.asarray(steps), np.asarray(curve), progress.states))
+      save(progress)
 
+    group_size = self.group_size
+    if self.fit and not resume:
+      group_size = driver.fitting_group_size(build, shared, lanes, group_size)
     found = driver.run(
-      build, shared, lanes, num_steps=num_steps, group_size=self.group_size, on_chunk=on_chunk, resume=resume or None
+      build,
+      shared,
+      lanes,
+      num_steps=num_steps,
+      group_size=group_size,
+      on_chunk=on_chunk,
+      on_failure=functools.partial(save, due=True),
+      resume=resume or None,
     )
     truth = {**shared, 'truth': jnp.asarray(self.truth)}
     at_truth = np.asarray(driver.evaluate(ObjectiveAtTruth(build), truth, lanes, group_size=self.group_size))

@@ -1,5 +1,9 @@
-"""What the programs share: flags are read, `main` runs, and a usage error ends on one line with exit status 2."""
+"""What the programs share: flags are read, `main` runs, and what a user can mend ends on one line.
 
+Exit status 2 is a usage error, 1 a device that failed or a disk that is full, 130 an interruption.
+"""
+
+import errno
 import sys
 
 from absl import app, flags, logging
@@ -8,7 +12,7 @@ from gradleak import errors
 
 
 def run(main):
-  """Runs `main(argv)` with absl's flags and exits with its status; usage errors exit with 2, without a traceback."""
+  """Runs `main(argv)` with absl's flags and exits with its status; errors that a user can mend show no traceback."""
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
@@ -28,11 +32,24 @@ def _guarded(main, argv):
     return main(argv)
   except errors.UsageError as error:
     _refuse(error)
+  except errors.DeviceError as error:
+    _refuse(error, status=1)
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     sys.exit(130)
+  except Exception as error:
+    if not _disk_full(error):
+      raise
+    where = flags.FLAGS['workdir'].value if 'workdir' in flags.FLAGS else 'the file system'
+    _refuse(f'no space left in {where}; what was written is whole: free some and give the same command again', status=1)
 
 
-def _refuse(error):
+def _disk_full(error):
+  # Orbax raises other types than OSError, with the system's words.
+  full = (errno.ENOSPC, errno.EDQUOT)
+  return (isinstance(error, OSError) and error.errno in full) or 'No space left on device' in str(error)
+
+
+def _refuse(error, status=2):
   print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-  sys.exit(2)
+  sys.exit(status)

@@ -39,8 +39,7 @@ def save_each_chunk(monkeypatch):
   save = storage.Workdir.save_checkpoint
 
   def due(self, *arguments):
-    self._checkpoint_cost = 0.0
-    save(self, *arguments)
+    save(self, *arguments, due=True)
 
   monkeypatch.setattr(storage.Workdir, 'save_checkpoint', due)
 
@@ -236,8 +235,7 @@ import runpy, sys
 from gradleak import storage
 save = storage.Workdir.save_checkpoint
 def due(self, *arguments):
-  self._checkpoint_cost = 0.0
-  save(self, *arguments)
+  save(self, *arguments, due=True)
 storage.Workdir.save_checkpoint = due
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')

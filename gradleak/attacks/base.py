@@ -30,8 +30,10 @@ class Attack(NamedTuple):
   """An attack as pure functions of an `Observation`; it sees nothing else.
 
   Attributes:
-    init: (key, observation) -> state.
-    step: (state, observation) -> (state, info), info a dict of scalars with at least 'objective', NaN once diverged.
+    init: (key, observation) -> state, a tree of arrays; a key stands in it as its `key_data`.
+    step: (state, observation) -> (state, info), info a dict of scalars: 'objective', NaN once diverged, and optionally
+      'finished', whether neither the reconstruction nor this objective can change any more; without it, a lane has
+      finished once its objective is not finite.
     reconstruct: (state, observation) -> Reconstruction.
     objective: (observation, images, labels as probabilities) -> objective; the auditor evaluates it at the
       truth; NaN where the truth alone does not determine it.

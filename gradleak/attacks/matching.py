@@ -180,6 +180,7 @@ def gradient_matching(
   start='normal',
   decoys=0,
   prior=0.0,
+  tolerance=0.0,
   labels='known',
 ):
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
@@ -202,6 +203,7 @@ def gradient_matching(
       over both, since cross-entropy is linear in the label.
     prior: as `tv`, in units of the distance between the observed update and none (1, or its squared norm), so that one
       figure suits both distances.
+    tolerance: the search also ends at this distance, in the same units; at 0 it uses all its steps.
     labels: the mode that the attack was published with; the observation's knowledge decides.
 
   Raises:
@@ -214,6 +216,7 @@ def gradient_matching(
   errors.check_number('tv', tv, low=0, finite=True)
   errors.check_number('prior', prior, low=0, finite=True)
   errors.check_number('l2', l2, low=0, finite=True)
+  errors.check_number('tolerance', tolerance, low=0, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
   errors.check_number('decoys', decoys, low=0, high=8, integer=True)
   measure = DISTANCES[distance]
@@ -265,11 +268,16 @@ def gradient_matching(
       jnp.full((), -1, jnp.int32),
     )
 
-  def better(best, dummy, objective, apart, observation):
-    floor = FLOORS[distance](observation.noise, trees.squared_norm(compared(observation.update, observation)))
-    arrived = (observation.noise > 0) & (best[2] <= floor)
-    improved = (objective < best[1]) & ~arrived
-    return jax.tree.map(functools.partial(jnp.where, improved), (dummy, objective, apart), best)
+  def arrived(best, observation):
+    observed = compared(observation.update, observation)
+    floor = FLOORS[distance](observation.noise, trees.squared_norm(observed))
+    near = tolerance * UNITS[distance](observed)
+    return ((observation.noise > 0) & (best[2] <= floor)) | ((tolerance > 0) & (best[2] <= near))
+
+  def better(state, objective, apart, observation):
+    """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
+    improved = (objective < state.best[1]) & ~arrived(state.best, observation) & (state.diverged_step < 0)
+    return jax.tree.map(functools.partial(jnp.where, improved), (state.dummy, objective, apart), state.best)
 
   def step(state, observation):
     value_and_grad = jax.value_and_grad(evaluate, has_aux=True)
@@ -287,15 +295,17 @@ def gradient_matching(
       dummy,
       state.labels,
       optimizer_state,
-      better(state.best, state.dummy, objective, apart, observation),
+      better(state, objective, apart, observation),
       jnp.where(first, objective, state.objective_start),
       diverged,
     )
-    reported = jnp.where(jnp.isfinite(objective), objective, state.best[1])
-    return state, {'objective': jnp.where(diverged >= 0, jnp.nan, reported)}
+    ended = arrived(state.best, observation)
+    reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
+    info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
+    return state, info
 
   def reconstruct(state, observation):
-    dummy, objective, apart = better(state.best, state.dummy, *evaluate(state.dummy, state, observation), observation)
+    dummy, objective, apart = better(state, *evaluate(state.dummy, state, observation), observation)
     chosen = dummy.get('logits', state.labels)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction, whatever it passed on its way

@@ -17,6 +17,9 @@ from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
 
 
+NO_DEFENSE = optax.identity()  # one, so that clients without a defense are equal
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Upload:
@@ -61,8 +64,8 @@ class Client:
   loss: Callable = cross_entropy
   share: str = 'gradient'
   optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
-  step: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
-  upload: optax.GradientTransformation = dataclasses.field(default_factory=optax.identity)
+  step: optax.GradientTransformation = NO_DEFENSE
+  upload: optax.GradientTransformation = NO_DEFENSE
   transform: Callable | None = None
   epochs: int = 1
   batch_size: int | None = None
@@ -88,7 +91,7 @@ class Client:
 
   def undefended(self):
     """Returns the same client without its defenses: what an attacker simulates who does not know them."""
-    return dataclasses.replace(self, step=optax.identity(), upload=optax.identity(), transform=None)
+    return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None)
 
   def local_update(self, key, variables, images, labels):
     """Trains on the samples and returns the `Upload`. Pure; `variables` stay as they are.

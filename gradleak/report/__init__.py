@@ -3,6 +3,7 @@
 from gradleak.report.descent import curves
 from gradleak.report.page import render, write
 from gradleak.report.pictures import data_uri, grid
+from gradleak.report.strengths import strengths, sweep_csv, sweep_summaries
 from gradleak.report.tables import summarise, summary_csv, terminal_table, worst_case
 
 __all__ = [
@@ -10,8 +11,11 @@ __all__ = [
   'data_uri',
   'grid',
   'render',
+  'strengths',
   'summarise',
   'summary_csv',
+  'sweep_csv',
+  'sweep_summaries',
   'terminal_table',
   'worst_case',
   'write',

@@ -5,7 +5,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from gradleak import Client, attacks, errors, metrics
+from gradleak import Client, Knowledge, Observation, attacks, errors, metrics, models
 from gradleak.attacks import matching
 from gradleak.attacks.optimizers import first_order
 
@@ -162,8 +162,47 @@ def test_labels_that_are_not_granted_are_not_used(client, observe, small_images)
 
 @pytest.mark.parametrize('bad,message', [
   ({'distance': 'cosin'}, "did you mean 'cosine'"), ({'layer_weighting': 'late'}, 'layer weighting'),
-  ({'tv': -1.0}, 'tv'), ({'l2': float('nan')}, 'l2'),
+  ({'tv': -1.0}, 'tv'), ({'l2': float('nan')}, 'l2'), ({'tolerance': -1.0}, 'tolerance'),
 ])  # fmt: skip
 def test_bad_settings_are_named(bad, message, client):
   with pytest.raises(errors.UsageError, match=message):
     matching.gradient_matching(client, optax.sgd(0.1), 5, **bad)
+
+
+@pytest.mark.parametrize('distance', ['squared_euclidean', 'cosine'])
+def test_a_tolerance_ends_the_search(distance, small_images):
+  """It ends at the first point whose distance, over that of no update at all, is within it, and stays there."""
+  images, labels = small_images
+  model = models.from_functions(
+    lambda key, _: {'w': 0.1 * jax.random.normal(key, (64, 10)), 'b': jnp.zeros(10)},
+    lambda p, x: x.reshape(-1, 64) @ p['w'] + p['b'].reshape(1, -1),
+  )
+  linear = Client(model, 10)
+  variables, onehot = model.init(jax.random.key(0), (8, 8, 1)), jax.nn.one_hot(labels[:1], 10)
+  upload = jax.jit(lambda x: linear.local_update(None, variables, x, onehot))(jnp.asarray(images[:1]))
+  observation = Observation(variables, upload.update, onehot, Knowledge(), (1, 8, 8, 1), 10)
+  unit = sum(float(jnp.vdot(x, x)) for x in jax.tree.leaves(upload.update)) if distance != 'cosine' else 1.0
+
+  @jax.jit
+  def search(tolerance):
+    optimizer = first_order('adam', 0.05, 60)
+    attack = matching.gradient_matching(linear, optimizer, 60, distance=distance, tolerance=tolerance)
+
+    def step(state, _):
+      state, info = attack.step(state, observation)
+      return state, (info, attack.reconstruct(state, observation))
+
+    start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(jax.random.key(1), observation))
+    return jax.lax.scan(step, start, length=60)[1]
+
+  never, whole = search(jnp.float32(0))
+  assert not never['finished'].any()
+  distances = np.minimum.accumulate(np.asarray(never['objective']))
+  tolerance = float(distances[20] / unit)
+  assert distances[19] > distances[20] > distances[-1]
+  info, found = jax.device_get(search(jnp.float32(1.0001 * tolerance)))
+  assert info['finished'].tolist() == [False] * 20 + [True] * 40
+  np.testing.assert_array_equal(info['objective'][:21], never['objective'][:21])
+  for value in (info['objective'], found.objective, found.images):
+    assert (value[20:] == value[20]).all()
+  assert (whole.objective[-1] < found.objective[-1]) and int(found.diverged_step[-1]) == -1

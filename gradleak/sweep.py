@@ -1,0 +1,151 @@
+"""A sweep: one audit per global model, each in a folder of its own, and one table of all."""
+
+import pathlib
+import time
+
+from gradleak import errors
+from gradleak.attacks import driver
+from gradleak.audit import audit, prepare
+from gradleak.progress import reporter
+from gradleak.storage import json_lines, write_atomically
+
+
+def plan(audits, defenses, attacks, num_trials, **settings):
+  """Returns what is to run, {name: list of `trials.Planned`}: one compilation each, and no more for equal ones.
+
+  Args:
+    audits: {name: (key, scenario)}; scenarios that differ in weights alone share one `Client` and compile once.
+    defenses, attacks, num_trials, **settings: as `gradleak.audit` takes them.
+
+  Raises:
+    UsageError: for settings that cannot be run.
+  """
+  return {
+    name: prepare(key, scenario, defenses, attacks, num_trials, **settings).plan()
+    for name, (key, scenario) in audits.items()
+  }
+
+
+def sweep(
+  audits,
+  defenses,
+  attacks,
+  num_trials,
+  *,
+  workdir,
+  group_size=None,
+  process=(0, 1),
+  shards=None,
+  progress='auto',
+  say=print,
+  on_result=None,
+  **settings,
+):
+  """Runs one audit after the other, or this process's share of each, and returns the rows of all.
+
+  Args:
+    audits: {name: (key, scenario)}; the names become folders of `workdir`.
+    defenses, attacks, num_trials, **settings: as `gradleak.audit` takes them; grids are lists.
+    workdir: a folder; an audit that stands there complete is not run again, and audits may be added later.
+    group_size, process, shards, progress: as `gradleak.audit` takes them.
+    say: called with the plan before anything runs, and with a forecast once the first chunks are timed.
+    on_result: called with (folder, `AuditResult`) after each audit that is complete.
+
+  Returns:
+    A list of the audits' rows, those that `rows.jsonl` then holds; or None while parts of other processes are missing.
+
+  Raises:
+    UsageError: for settings that cannot be run, before anything is compiled or written.
+  """
+  if not audits:
+    raise errors.UsageError('there is nothing to sweep: no model is given')
+  planned = plan(audits, defenses, attacks, num_trials, **settings)
+  forecast = _Forecast(planned, process[1], reporter(progress) if isinstance(progress, str) else progress, say)
+  say(_in_words(audits, planned, process, group_size, settings.get('batch_size', 1)))
+  folder, rows, missing = pathlib.Path(workdir), [], []
+  for name, (key, scenario) in audits.items():
+    forecast.audit = name
+    result = audit(
+      key,
+      scenario,
+      defenses,
+      attacks,
+      num_trials,
+      workdir=folder / name,
+      group_size=group_size,
+      process=process,
+      shards=shards,
+      progress=forecast,
+      **settings,
+    )
+    if result is None:
+      missing.append(name)
+      continue
+    if on_result is not None:
+      on_result(folder / name, result)
+    rows += [{'audit': name, **row} for row in result.rows]
+  if missing:
+    return None
+  write_atomically(folder / 'rows.jsonl', json_lines(rows))
+  return rows
+
+
+def _in_words(audits, planned, process, group_size, num_images):
+  """Returns the plan: what is compiled, what is run."""
+  lines, compiled = [], set()
+  for name, structures in planned.items():
+    _, scenario = audits[name]
+    size = group_size or driver.default_group_size(scenario.variables, num_images)
+    for structure in structures:
+      program = (scenario.client, structure)
+      again = ' (compiled already)' if program in compiled else ''
+      compiled.add(program)
+      lines.append(
+        f'  {name}: {structure.attack}, {structure.runs:,} runs of {structure.num_steps:,} steps, '
+        f'{-(-structure.runs // size):,} groups of {size}{again}'
+      )
+  rank, processes = process
+  share = f'; this is process {rank} of {processes}' if processes > 1 else ''
+  runs = sum(structure.runs for structures in planned.values() for structure in structures)
+  attacks = sum(len(structures) for structures in planned.values())
+  head = f'{runs:,} runs, {attacks} attacks in {len(compiled)} compilations{share}'
+  return '\n'.join([head, *lines])
+
+
+class _Forecast:
+  """A progress callback that says, once per model and attack timed, how long all of the sweep will take."""
+
+  def __init__(self, planned, processes, progress, say):
+    self.audit = None
+    self._planned, self._processes, self._progress, self._say = planned, processes, progress, say
+    self._since, self._rates, self._said = None, {}, False
+
+  def __call__(self, attack, progress, objective):
+    if self._progress is not None:
+      self._progress(f'{self.audit}: {attack}', progress, objective)
+    now, place = time.monotonic(), (self.audit, attack)
+    if self._since is None or self._since[0] != place:
+      self._since = place, None, None
+    elif self._since[1] is None and progress.step < progress.num_steps:  # the first chunk held the compilation
+      self._since = place, now, progress.step
+    elif self._since[1] is not None and not self._said and progress.step > self._since[2]:
+      steps = (progress.step - self._since[2]) * len(progress.objective)
+      seconds = (now - self._since[1]) / steps * self._left(place, progress)
+      self._say(f'at this pace all that is left takes about {_duration(seconds)}')
+      self._said = True
+
+  def _left(self, place, progress):
+    """Returns the steps of all runs that this process has before it."""
+    names = list(self._planned)
+    left = (progress.num_steps - progress.step) * len(progress.objective)
+    for name in names[names.index(place[0]) :]:
+      for structure in self._planned[name]:
+        if (name, structure.attack) != place:
+          left += structure.runs * structure.num_steps / self._processes
+    return left
+
+
+def _duration(seconds):
+  return (
+    f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
+  )

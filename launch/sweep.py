@@ -1,0 +1,157 @@
+"""Attacks a grid of models, seeds, defenses and attacks, alone or shared among processes and hosts.
+
+    python launch/sweep.py --dataset=digits --models='mlp;lenet' --seeds=2 --trials=8 --steps=300 \
+      --defenses='none;gaussian(stddev=0|1e-3|1e-2|1e-1);prune(rate=0.5|0.9)' --workdir=results/sweep
+
+`|` spans a grid of a setting's values. Everything numeric is traced, so each network and attack compiles once. Several
+processes take their shares of the trials by --process and --processes, or by the rank that a cluster's environment
+gives them (launch/slurm/sweep.sbatch); they share nothing but the work directory. One that dies is started again alone,
+and the same command, given once more when all are done, says what there is.
+"""
+
+import os
+import sys
+
+from absl import flags
+
+from launch import _audited, _program
+
+_GIVEN = _audited.define(
+  defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);prune(rate=0.5|0.9|0.99)',
+  trials=16,
+  knowledge='unaware',
+  workdir='results/sweep',
+)
+_MODELS = flags.DEFINE_string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
+_SEEDS = flags.DEFINE_string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
+_PROCESS = flags.DEFINE_integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
+_PROCESSES = flags.DEFINE_integer('processes', None, 'How many processes share the trials; as the cluster says, or 1.')
+_SHARDS = flags.DEFINE_integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
+
+# Environment variables of the rank, of the first rank, and of the number of processes: array jobs, then tasks of a job.
+_CLUSTERS = (
+  ('SLURM_ARRAY_TASK_ID', 'SLURM_ARRAY_TASK_MIN', 'SLURM_ARRAY_TASK_COUNT'),
+  ('SLURM_PROCID', None, 'SLURM_NTASKS'),
+)
+
+
+def main(argv):
+  """Runs the sweep, or this process's share of it, and prints its table."""
+  del argv
+  _audited.prepare(_GIVEN)
+
+  import gradleak as gl
+  from gradleak import specs
+  from gradleak.report import strengths, sweep_csv, write
+  from gradleak.storage import write_atomically
+  from gradleak.sweep import sweep
+
+  attacks = specs.parse_list(_GIVEN.attacks.value, 'attack')
+  defenses = specs.parse_list(_GIVEN.defenses.value, 'defense')
+  names = specs.parse_list(_MODELS.value, 'model')
+  seeds, process = _seeds(), _process()
+  dataset, public = _audited.load(_GIVEN)
+  audits = {}
+  for name in names:
+    model, first = gl.models.create(name, dataset.num_classes, init=_GIVEN.init.value), None
+    for seed in seeds:
+      key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
+      first = first or scenario
+      # One client, so that all seeds of a model are one program.
+      audits[f'{model.name}-seed{seed}'] = key, scenario._replace(client=first.client)
+
+  def on_result(folder, result):
+    if not (result.resumed and (folder / 'report.html').exists()):
+      write(result, folder)
+
+  workdir = _GIVEN.workdir.value
+  rows = sweep(
+    audits,
+    defenses,
+    attacks,
+    _GIVEN.trials.value,
+    workdir=workdir,
+    process=process,
+    shards=_SHARDS.value,
+    progress=_GIVEN.progress.value,
+    say=lambda text: print(text, file=sys.stderr, flush=True),
+    on_result=on_result,
+    **_audited.settings(_GIVEN),
+  )
+  if rows is None:
+    print(f'process {process[0]} of {process[1]} has done its share; the last one writes the tables.')
+    return
+  write_atomically(os.path.join(workdir, 'sweep.csv'), sweep_csv(rows))
+  picture = strengths(rows)
+  if picture is not None:
+    write_atomically(os.path.join(workdir, 'sweep.png'), picture)
+  print(_table(rows))
+  print(f'\ntable: {os.path.join(workdir, "sweep.csv")}')
+  if picture is not None:
+    print(f'picture: {os.path.join(workdir, "sweep.png")}')
+  for name in audits:
+    print(f'report: {os.path.join(workdir, name, "report.html")}')
+
+
+def _seeds():
+  """Returns the seeds that the flag describes."""
+  from gradleak import errors
+
+  texts = [text.strip() for text in _SEEDS.value.split(';')]
+  try:
+    seeds = [int(text) for text in texts]
+  except ValueError:
+    raise errors.UsageError(
+      f"seeds is {_SEEDS.value!r}, expected a number of seeds or a list such as '3;5;8'"
+    ) from None
+  if len(seeds) == 1 and ';' not in _SEEDS.value:
+    errors.check_number('number of seeds', seeds[0], low=1, high=10_000, integer=True)
+    return list(range(seeds[0]))
+  for seed in seeds:
+    errors.check_number('seed', seed, low=0, high=2**32 - 1, integer=True)
+    if seeds.count(seed) > 1:
+      raise errors.UsageError(f'the seed {seed} is listed twice')
+  return seeds
+
+
+def _process():
+  """Returns (rank, number of processes), from the flags or the cluster's environment."""
+  from gradleak import errors
+
+  if (_PROCESS.value is None) != (_PROCESSES.value is None):
+    raise errors.UsageError('--process and --processes belong together: give both, or neither')
+  if _PROCESS.value is not None:
+    return _PROCESS.value, _PROCESSES.value
+  for rank, first, count in _CLUSTERS:
+    if rank in os.environ and count in os.environ:
+      return int(os.environ[rank]) - int(os.environ.get(first, 0) if first else 0), int(os.environ[count])
+  return 0, 1
+
+
+def _table(rows):
+  """Returns the summaries of all models as an aligned table."""
+  from gradleak.report import sweep_summaries
+  from gradleak.report.formatting import number, percent_range, plus_minus
+  from gradleak.report.tables import paired
+
+  head = ('model / attack / defense', 'attacker', 'PSNR dB', 'SSIM', 'recovered (95 %)')
+  lines = []
+  for model, summaries in sweep_summaries(rows).items():
+    lines.append((model, '', '', '', ''))
+    last = None
+    for (attack, defense), pair in paired(summaries).items():
+      if attack != last:
+        lines.append((f'  {attack}', '', '', '', ''))
+        last = attack
+      for summary in pair:
+        share = f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})'
+        known = summary['counter'] or 'unaware'
+        lines.append((f'    {defense}', known, plus_minus(summary, 'psnr'), number(summary['ssim'], 2), share))
+  widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+  text = ['  '.join(f'{cell:<{w}}' for cell, w in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]]
+  text.insert(1, '-' * (sum(widths) + 2 * (len(head) - 1)))
+  return '\n'.join(text)
+
+
+if __name__ == '__main__':
+  _program.run(main)

@@ -1,0 +1,250 @@
+"""A sweep: the rows of its audits, one compilation for all numbers and seeds, the same bits however it is cut up."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.attacks import registry
+from gradleak.report import strengths, sweep_csv
+from gradleak.report.strengths import lines
+from gradleak.sweep import plan, sweep
+from tests import programs
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+STRENGTHS = [f'gaussian(stddev={0.01 * i:.2f})' for i in range(10)]
+ATTACKS = ['csdlg(tv=0,steps=8)']
+SETTINGS = {'restarts': 2, 'controls': 4, 'group_size': 4, 'progress': 'none'}
+
+
+@pytest.fixture(scope='module')
+def traces():
+  """A list as long as csDLG was built while something was traced."""
+  made = []
+
+  @functools.wraps(registry.REGISTRY['csdlg'])
+  def counted(client, **settings):
+    made.extend([None] * isinstance(settings['learning_rate'], jax.core.Tracer))
+    return counted.__wrapped__(client, **settings)
+
+  with mock.patch.dict(registry.REGISTRY, csdlg=counted):
+    yield made
+
+
+def renamed(scenario, name):
+  """Returns the same with a client that is not equal, so that nothing compiled is used again."""
+  model = scenario.client.model._replace(name=name)
+  return scenario._replace(client=dataclasses.replace(scenario.client, model=model))
+
+
+@pytest.fixture(scope='module')
+def audits(linear):
+  weights = jax.tree.map(lambda w: w + 0.1, linear.variables)
+  other = linear._replace(variables=weights, settings={**linear.settings, 'weights_fingerprint': 'other'})
+  return {'a': (jax.random.key(1), linear), 'b': (jax.random.key(2), other)}
+
+
+@pytest.fixture(scope='module')
+def swept(audits, traces, tmp_path_factory):
+  """(traces, rows, folder, what was said) of a sweep over ten strengths and two sets of weights."""
+  folder, said = tmp_path_factory.mktemp('sweep'), []
+  before = len(traces)
+  rows = sweep(audits, STRENGTHS, ATTACKS, 4, workdir=folder, say=said.append, **SETTINGS)
+  return len(traces) - before, rows, folder, said
+
+
+def test_ten_strengths_and_two_models_compile_once(swept, linear, traces):
+  before = len(traces)
+  gl.audit(jax.random.key(1), renamed(linear, 'other'), STRENGTHS[1:2], ATTACKS, 4, **SETTINGS)
+  alone = len(traces) - before
+  assert 0 < swept[0] <= alone
+
+
+def test_rows_are_those_of_the_audits(swept, audits):
+  _, rows, folder, _ = swept
+  assert [row['audit'] for row in rows] == ['a'] * 40 + ['b'] * 40
+  key, scenario = audits['b']
+  alone = gl.audit(key, scenario, STRENGTHS, ATTACKS, 4, **SETTINGS)
+  assert [{key: value for key, value in row.items() if key != 'audit'} for row in rows[40:]] == alone.rows
+  assert [json.loads(line) for line in (folder / 'rows.jsonl').read_text().splitlines()] == rows
+
+
+def test_the_plan_is_said_before_anything_runs(swept, audits):
+  said = swept[3]
+  assert said[0].startswith('176 runs, 2 attacks in 1 compilations')
+  assert 'a: csdlg(tv=0,steps=8), 88 runs of 8 steps, 22 groups of 4' in said[0] and 'compiled already' in said[0]
+  assert len(said) == 2 and said[1].startswith('at this pace all that is left takes about ')
+  planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4)
+  assert planned == {name: [('csdlg(tv=0,steps=8)', 88, 8)] for name in 'ab'}
+
+
+def test_it_is_not_run_again(swept, audits, traces):
+  _, rows, folder, _ = swept
+  before = len(traces)
+  again = sweep(audits, STRENGTHS, ATTACKS, 4, workdir=folder, say=lambda text: None, **SETTINGS)
+  assert again == rows and len(traces) == before
+
+
+def test_tables_tell_the_uploads_of_two_models_apart(swept):
+  head, *body = sweep_csv(swept[1]).splitlines()
+  assert head.startswith('model,attack,defense,knowledge,counter,tier,n,psnr')
+  assert len(body) == 10 and all(line.split(',')[0] == 'custom' or ',8,' in line for line in body)
+
+
+def test_the_picture_has_a_panel_per_defense(swept):
+  assert strengths(swept[1])[:8] == b'\x89PNG\r\n\x1a\n'
+  assert strengths([row for row in swept[1] if row['defense'] == STRENGTHS[0]]) is None  # nothing varies
+
+
+def test_lines_run_along_the_number_that_varies_most():
+  texts = ['none', 'prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=1e-2)', 'clip(norm=1)+gaussian(stddev=1e-3)']
+  texts += ['clip(norm=2)+gaussian(stddev=1e-3)', 'clip(norm=1)+gaussian(stddev=1.5)']
+  assert lines(texts) == [
+    (
+      'clip(norm=1)+gaussian(stddev=…)',
+      [(1e-3, texts[3]), (1e-2, texts[2]), (1.5, texts[5])],
+    ),
+    ('clip(norm=2)+gaussian(stddev=…)', [(1e-3, texts[4])]),
+  ]
+
+
+# ---- the program
+
+SMOKE = (
+  '--dataset=digits', '--models=mlp', '--trials=2', '--steps=5', '--controls=2', '--compilation_cache=',
+  '--defenses=none;gaussian(stddev=0.01|0.1)',
+)  # fmt: skip
+
+
+def test_the_program(tmp_path):
+  done = programs.start('sweep', *SMOKE, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  assert done.err.startswith('8 runs, 1 attacks in 1 compilations')
+  assert 'gaussian(stddev=0.01)' in done.out
+  for name in ('sweep.csv', 'sweep.png', 'rows.jsonl', 'mlp-seed0/report.html'):
+    assert (tmp_path / 'new' / name).exists() and name in done.out + 'rows.jsonl'
+
+
+@pytest.mark.parametrize(
+  ('environment', 'expected'),
+  [
+    ({}, (0, 1)),
+    ({'SLURM_PROCID': '1', 'SLURM_NTASKS': '2'}, (1, 2)),
+    ({'SLURM_ARRAY_TASK_ID': '5', 'SLURM_ARRAY_TASK_MIN': '4', 'SLURM_ARRAY_TASK_COUNT': '8', 'SLURM_PROCID': '0',
+      'SLURM_NTASKS': '1'}, (1, 8)),
+  ],
+)  # fmt: skip
+def test_ranks_of_clusters(environment, expected):
+  module, own = programs._load('sweep')
+  own(['sweep'])
+  with mock.patch.dict(os.environ, environment):
+    assert module._process() == expected
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--seeds=0', 'number of seeds is 0'),
+    ('--seeds=1;1', 'the seed 1 is listed twice'),
+    ('--seeds=many', "seeds is 'many'"),
+    ('--process=1', '--process and --processes belong together'),
+    ('--models=lent', "unknown model 'lent'"),
+    ('--models=mlp;mlp', "'mlp' is listed twice"),
+    ('--defenses=gaussian(stddev=0.1|)', 'empty value in a grid'),
+    ('--defenses=gaussian(stddev=0.1|0.1)', 'listed twice'),
+  ],
+)
+def test_bad_input(flag, message, tmp_path):
+  done = programs.start('sweep', *SMOKE, f'--workdir={tmp_path}/new', flag)
+  assert done.status == 2 and message in done.err and done.err.count('\n') == 1
+  assert not (tmp_path / 'new').exists()
+
+
+# ---- the same bits
+
+# What the program is, with as many devices as the first argument says.
+PROGRAM = """
+import os, runpy, sys
+count = int(sys.argv[1])
+os.cpu_count = lambda: count
+from gradleak import storage
+save = storage.Workdir.save_checkpoint
+def due(self, *arguments):
+  save(self, *arguments, due=True)
+storage.Workdir.save_checkpoint = due
+sys.argv = ['launch/sweep.py', *sys.argv[2:]]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def launch(workdir, *flags, devices=2):
+  return subprocess.Popen(
+    [sys.executable, '-c', PROGRAM, str(devices), *flags, f'--workdir={workdir}', '--progress=lines'],
+    cwd=programs.ROOT, env=programs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_same_bits_alone_in_company_on_eight_devices_with_two_processes_and_after_a_kill(
+  tmp_path, compilation_cache
+):
+  """Sixteen trials of LeNet at four strengths: 64 lanes and the control's."""
+  flags = (
+    '--dataset=digits', '--models=lenet', '--trials=16', '--steps=200', '--controls=16', '--group_size=8',
+    '--defenses=gaussian(stddev=0|0.01|0.1)', f'--compilation_cache={compilation_cache}',
+  )  # fmt: skip
+
+  def rows(name):
+    return (tmp_path / name / 'rows.jsonl').read_bytes()
+
+  def finish(process):
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err
+    return out
+
+  finish(launch(tmp_path / 'whole', *flags))
+  finish(launch(tmp_path / 'alone', *flags, '--shards=16'))
+  finish(launch(tmp_path / 'eight', *flags, devices=8))
+  two = [launch(tmp_path / 'two', *flags, f'--process={i}', '--processes=2', devices=1) for i in range(2)]
+  outs = [finish(process) for process in two]
+  assert sum('has done its share' in out for out in outs) <= 1
+  killed = launch(tmp_path / 'killed', *flags)
+  while not any(int(path.name[-8:]) >= 40 for path in tmp_path.glob('killed/*/checkpoints/00-csdlg-????????')):
+    assert killed.poll() is None, killed.stderr.read()
+    time.sleep(0.01)
+  os.kill(killed.pid, signal.SIGKILL)
+  killed.communicate()
+  finish(launch(tmp_path / 'killed', *flags))
+  for name in ('alone', 'eight', 'two', 'killed'):
+    assert rows(name) == rows('whole'), name
+  with np.load(tmp_path / 'whole' / 'lenet-seed0' / 'reconstructions.npz') as whole:
+    for name in ('alone', 'eight', 'two', 'killed'):
+      with np.load(tmp_path / name / 'lenet-seed0' / 'reconstructions.npz') as found:
+        for key in whole:
+          np.testing.assert_array_equal(found[key], whole[key])
+
+
+@pytest.mark.slow
+def test_ten_strengths_of_thirty_two_samples_and_four_restarts_compile_once(linear, small_images, tmp_path, traces):
+  images, labels = (np.resize(x, (32, *x.shape[1:])) for x in small_images)
+  scenario = renamed(linear, 'many')._replace(images=images, labels=labels)
+  audits, counts = {'one': (jax.random.key(1), scenario)}, []
+  for strengths_, name in ((STRENGTHS, 'ten'), (STRENGTHS[1:2], 'one')):
+    before = len(traces)
+    settings = {**SETTINGS, 'restarts': 4}
+    rows = sweep(audits, strengths_, ATTACKS, 32, workdir=tmp_path / name, say=lambda text: None, **settings)
+    counts.append(len(traces) - before)
+    assert len(rows) == 32 * len(strengths_)
+    audits = {'one': (jax.random.key(1), renamed(scenario, 'fresh'))}
+  assert 0 < counts[0] <= counts[1]
