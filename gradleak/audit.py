@@ -162,6 +162,7 @@ def audit(
     group_size, shards = store.speed['group_size'], store.speed.get('shards', 1)
 
   run.group_size, run.store, run.progress = group_size, store, progress
+  run.attack_group_size = store.speed.get('attack_group_size', group_size) if store else group_size
   rank, processes = process
   seconds, parts = [], {}
   for index in range(rank, shards, processes):

@@ -134,7 +134,9 @@ class Trials:
 
   def __init__(self, key, scenario, context, settings):
     self.scenario, self.context, self.settings = scenario, context, settings
-    self.group_size, self.fit, self.store, self.progress = 1, False, None, None
+    # Uploads keep their micro-group size, and so their bits, also where an attack's must shrink to fit the memory.
+    self.group_size = self.attack_group_size = 1
+    self.fit, self.store, self.progress = False, None, None
     self.key = key
     self.index, self.count = 0, 1
     trials, size = settings.num_trials, settings.batch_size
@@ -405,22 +407,22 @@ class Trials:
       steps, curve, resume = list(steps), list(curve), (step, leaves)
 
     def save(progress, **due):
-      if self.store is not None and progress.step < progress.num_steps:
+      if self.store is not None and not progress.done:
         so_far = np.asarray(steps), np.asarray(curve)
         self.store.save_checkpoint(name, progress.step, lambda: (*so_far, progress.states), **due)
 
     def on_chunk(progress):
       steps.append(progress.step)
       curve.append(progress.objective)
-      if progress.group_size != self.group_size:
-        self.group_size = progress.group_size
+      if progress.group_size != self.attack_group_size:
+        self.attack_group_size = progress.group_size
         if self.store is not None:
-          self.store.record_speed(group_size=self.group_size)
+          self.store.record_speed(attack_group_size=self.attack_group_size)
       if self.progress is not None:
         self.progress(label, progress, progress.objective[shown])
       save(progress)
 
-    group_size = self.group_size
+    group_size = self.attack_group_size
     if self.fit and not resume:
       group_size = driver.fitting_group_size(build, shared, lanes, group_size)
     found = driver.run(

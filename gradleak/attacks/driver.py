@@ -119,8 +119,9 @@ def run(
       device, which ends the call.
     resume: (step, leaves of the states) of an earlier `Progress` of the same lanes and group size.
     devices: the devices to shard over; all local ones by default.
-    split: the number of images of a lane, for devices that share these instead of lanes: one batch that is too large
-      for any of them. They may be those of several processes that all make the same call (`jax.distributed`).
+    split: the number of images of a lane, where devices share these instead of lanes: for a batch that is too large for
+      one of them. They may belong to several processes that make the same call (`jax.distributed`). The bits are
+      others then, and groups are not halved.
 
   Raises:
     DeviceError: if a device fails, or has no memory for one lane.
@@ -136,7 +137,7 @@ def run(
       return table.finish()
     except jax.errors.JaxRuntimeError as error:
       rescued, table = last and _rescued(last), None
-      if group_size == 1 or not memory.ran_out(error) or (last is not None and rescued is None):
+      if split or group_size == 1 or not memory.ran_out(error) or (last is not None and rescued is None):
         if on_failure is not None and rescued is not None:
           on_failure(rescued)
         step = last.step if last else resume[0] if resume else 0

@@ -13,6 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from gradleak import errors
+
 
 class Seats(NamedTuple):
   """Where lanes stand; D devices with room for R groups each.
@@ -98,7 +100,12 @@ def seat(lanes, group_size, devices, split=0, room=None):
     devices: the devices; no more are used than there are groups, unless they `split` the images of each lane.
     split: see `Seats`.
     room: groups that each device has room for; by default, what it takes.
+
+  Raises:
+    UsageError: if images cannot be shared evenly.
   """
+  if split % len(devices):
+    raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
   groups = -(-len(lanes) // group_size)
   devices = tuple(devices) if room or split else tuple(devices[: max(1, min(len(devices), groups))])
   shares = 1 if split else len(devices)
@@ -175,11 +182,11 @@ def compiled(function, num_trees, devices, split=0):
   def together(counts, shared, *arguments):
     """The compiler follows the images through the network, and sums over devices where the loss is their mean."""
 
+    images = NamedSharding(_mesh(devices), P(None, None, 'lanes'))
+
     def spread(x):
       of_images = x.ndim > 3 and x.shape[2] == split
-      return (
-        jax.lax.with_sharding_constraint(x, NamedSharding(_mesh(devices), P(None, None, 'lanes'))) if of_images else x
-      )
+      return jax.lax.with_sharding_constraint(x, images) if of_images else x
 
     trees = jax.tree.map(spread, arguments[:num_trees])
     return mapped(counts, shared, *trees, *arguments[num_trees:])

@@ -16,7 +16,6 @@ from gradleak.models import Model
 from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
 
-
 NO_DEFENSE = optax.identity()  # one, so that clients without a defense are equal
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import socket
 import subprocess
 import sys
 
@@ -401,3 +402,83 @@ def test_eight_devices_give_the_bits_of_two(table, leaving, stayed, small_images
   with np.load(tmp_path / 'found.npz') as eight:
     for name, expected in found._asdict().items():
       np.testing.assert_array_equal(eight[name], expected[order], err_msg=name)
+
+
+TOGETHER = """
+import sys
+import jax, numpy as np
+address, processes, rank = sys.argv[1], 2, int(sys.argv[2])
+jax.config.update('jax_num_cpu_devices', 1)
+jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+jax.distributed.initialize(address, processes, rank)
+from tests.attacks import test_driver as t
+with np.load(sys.argv[3]) as given:
+  batch = t.make_batch(given['images'], given['labels'])
+seen = []
+found = t.run(batch, num_steps=6, chunk_steps=3, group_size=1, split=4, devices=jax.devices(), on_chunk=seen.append)
+again = t.run(
+  batch, num_steps=6, chunk_steps=3, group_size=1, split=4, devices=jax.devices(),
+  resume=(3, jax.tree.leaves(seen[1].states)),
+)
+t.same(found, again)
+np.savez(sys.argv[4], **found._asdict(), flops=t.flops(batch, jax.devices(), 4))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(Build):
+  """The same on four digits behind one update."""
+
+  def __call__(self, shared, lane):
+    variables, update, labels = shared
+    observation = Observation(variables, update, labels, Knowledge(), (4, 8, 8, 1), 10)
+    optimizer = first_order('adam', lane['rate'], STEPS)
+    return matching.gradient_matching(self.client, optimizer, STEPS, distance='cosine'), lane['key'], observation
+
+
+def make_batch(images, labels):
+  (build, (variables, _, onehot), lanes) = make_table(images, labels)
+  update = build.client.local_update(None, variables, jnp.asarray(images[:4]), onehot[:4]).update
+  return Batch(build.client), (variables, update, onehot[:4]), choose(lanes, [0, 1, 2])
+
+
+def flops(batch, devices, split):
+  """Returns the arithmetic operations of one device in one evaluation."""
+  table = driver._Table(*batch, 1, devices, split)
+  table.states = table._call(table.attack.init)
+  finish, arguments = table.seats.bind(table.attack.finish, table.shared, table.padded, table.states)
+  return finish.lower(*arguments).compile().cost_analysis()['flops']
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_images_of_a_batch(small_images, tmp_path):
+  np.savez(tmp_path / 'given.npz', images=small_images[0], labels=small_images[1])
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  command = [sys.executable, '-c', TOGETHER, address]
+  started = [
+    subprocess.Popen(
+      [*command, str(rank), tmp_path / 'given.npz', tmp_path / f'{rank}.npz'],
+      env=programs.environment(), cwd=programs.ROOT,
+    )
+    for rank in range(2)
+  ]  # fmt: skip
+  try:
+    assert [process.wait(300) for process in started] == [0, 0]
+  finally:
+    for process in started:
+      process.kill()
+  batch = make_batch(*small_images)
+  alone = run(batch, num_steps=6, group_size=1)._asdict()
+  with np.load(tmp_path / '0.npz') as first, np.load(tmp_path / '1.npz') as second:
+    assert 0.4 < first['flops'] / flops(batch, jax.local_devices()[:1], 0) < 0.7
+    for name, expected in alone.items():
+      np.testing.assert_array_equal(first[name], second[name])
+      np.testing.assert_allclose(first[name], expected, rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def test_images_that_cannot_be_shared_evenly(table):
+  with pytest.raises(errors.UsageError, match='3 images cannot be shared evenly by 2 devices'):
+    run(table, split=3)
