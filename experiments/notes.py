@@ -46,7 +46,7 @@ NOTES = {
   },
   'graddefense_3c': {
     '': 'The paper’s PSNR grows with the bias of the root dataset (9.9 to 13.7 dB on MNIST). Ours does not: 4.2 to '
-    '4.5 dB on MNIST and 6.5 to 6.6 on CIFAR-10, nothing recovered at any bias. At width 8 instead of 64 the undefended '
+    '4.5 dB on MNIST and 6.5 to 6.6 on CIFAR-10, nothing recovered at any bias. At width 8, not 64, the undefended '
     'attack reaches 11.5 and 13.5 dB alone, and every defended upload ends in noise: a difference in the choice of '
     'slices has nothing to show itself in. We do not contradict the paper; this scale cannot see what it saw.',
   },
@@ -61,7 +61,7 @@ NOTES = {
     '6e-5), which had half of the published steps and not yet converged. ' + NOISE,
   },
   'outpost_3_4': {
-    '': 'Undefended, sixteen images of one step are not reconstructed here (6.3 dB, 500 steps and 2 starts), nor by DLG '
+    '': 'Undefended, sixteen images of one step are not reconstructed here (6.3 dB, 500 steps, 2 starts), nor by DLG '
     'in the paper (MSE 1.4; 1.7 here); its csDLG (MSE 0.062) had six times the steps and five times the starts. '
     'Where the undefended attack fails, the lines below it say nothing about a defense.',
   },
