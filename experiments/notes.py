@@ -45,7 +45,7 @@ NOTES = {
     'ConvNet': 'Four images and an undefended 13.7 ± 8.8 dB: too little to rank methods, though r orders FFL as there.',
   },
   'graddefense_3b': {
-    '': 'In the paper a root dataset of 50 images protects less (11.4 dB on MNIST) than one of 100 to 400 (9.8 to 9.7). '
+    '': 'In the paper a root dataset of 50 images protects less (11.4 dB on MNIST) than one of 100 to 400 (9.7, 9.8). '
     'Here all sizes hide alike, 4.3 to 4.5 dB on MNIST and 6.4 to 6.5 on CIFAR-10: at width 8 the undefended attack '
     'is too weak (11.5 and 13.5 dB) for a difference in the choice of slices to show itself.',
   },
