@@ -16,7 +16,7 @@ setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
-  packages=find_packages(include=['gradleak', 'gradleak.*', 'experiments', 'launch']),
+  packages=find_packages(include=['gradleak', 'gradleak.*', 'benchmarks', 'experiments', 'launch']),
   package_data={'gradleak.report': ['*.j2']},
   install_requires=[
     'absl-py>=2.1,<3',
@@ -40,6 +40,7 @@ setup(
     'tqdm>=4.66,<5',
   ],
   extras_require={
+    'benchmark': ['hydra-core>=1.3,<2', 'torch>=2.4,<3'],  # beside breaching, see the Makefile
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],
     'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.12,<0.18'],

@@ -1,121 +1,135 @@
-"""Measures the speed of an attack: batched, one trial at a time, and on the other convolution formulation, in one run.
+"""Measures speed: against one trial at a time, other formulations, PyTorch and `breaching`, all in one run.
 
     python launch/benchmark.py
     python launch/benchmark.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=8
+    python launch/benchmark.py --measure=scaling --sizes=8,64,512
+    python launch/benchmark.py --measure=roofline
+    python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data
+    python launch/benchmark.py --measure=gpu --output=gpu.md
 
-Machines are noisy: all variants are measured in turn, several times over, and what counts is the ratio of medians.
+Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
 """
 
 import os
-import time
 
 import jax
-import numpy as np
 from absl import flags
 
 from launch import _program
 
+_MEASURE = flags.DEFINE_string(
+  'measure',
+  'speed',
+  'speed: variants and other packages; scaling: from few trials to many; roofline: achieved against attainable; '
+  'schedule: time to quality; gpu: models × trials against PyTorch, as Markdown.',
+)
 _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
 _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
+_MODELS = flags.DEFINE_string('models', None, "List separated by ';' for roofline and gpu; by default, theirs.")
 _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
-_TRIALS = flags.DEFINE_integer('trials', 32, 'Trials of the batched run.')
-_STEPS = flags.DEFINE_integer('steps', 200, 'Steps measured per run; the slow formulation takes a tenth of them.')
+_TRIALS = flags.DEFINE_integer('trials', 64, 'speed: trials of the batched run.')
+_COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
+_VARIANTS = flags.DEFINE_string(
+  'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
+)
+_SIZES = flags.DEFINE_string('sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024.')
+_DEVICES = flags.DEFINE_integer('devices', 0, 'scaling: how many devices; 0 for all.')
+_GROUP_SIZE = flags.DEFINE_integer('group_size', None, 'speed, scaling: trials per micro-group; by default, as audits.')
+_GROUP_SIZES = flags.DEFINE_string('group_sizes', '64,256,1024', 'gpu: trials per micro-group to try.')
+_OUTPUT = flags.DEFINE_string('output', 'results/gpu.md', 'gpu: the file to write.')
+_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'How often each variant is measured.')
 
 
 def main(argv):
-  """Prints milliseconds per step and trial of each variant, and the ratios."""
+  """Prints the table that the flags ask for."""
   del argv
+  from gradleak import errors, specs
+
+  measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'schedule': _schedule, 'gpu': _gpu}
+  if _MEASURE.value not in measures:
+    raise errors.unknown('measure', _MEASURE.value, measures)
+  counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
+  counts |= {'devices': (_DEVICES, 0), 'group_size': (_GROUP_SIZE, 1)}
+  for name, (flag, low) in counts.items():
+    if flag.value is not None:
+      errors.check_number(name, flag.value, low=low, high=10**6, integer=True)
+  if _MEASURE.value == 'gpu':
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)
+  models = specs.parse_list(_MODELS.value, 'model') if _MODELS.value else None
+  measures[_MEASURE.value](models)
 
-  import gradleak as gl
-  from gradleak import attacks, errors
-  from gradleak.attacks import driver
 
-  for name, flag, low in (('trials', _TRIALS, 1), ('steps', _STEPS, 2), ('repeats', _REPEATS, 1)):
-    errors.check_number(name, flag.value, low=low, integer=True)
-  fast = gl.models.layers.default_formulation()
-  slow = 'native' if fast == 'patches' else 'patches'
-  dataset = gl.data.load(
-    _DATASET.value, 'test', data_dir=_DATA_DIR.value, limit=_TRIALS.value, image_size=32, channels=3
-  )
-  device = jax.devices()[0]
-  print(f'{_ATTACK.value} on {_MODEL.value}, {_DATASET.value} at 32×32×3, {jax.device_count()} × {device.device_kind}')
-  print(f'jax {jax.__version__}; medians of {_REPEATS.value} runs, compilation apart\n')
-
-  def setup(formulation):
-    model = gl.models.create(_MODEL.value, dataset.num_classes, conv=formulation)
-    return gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0), num_classes=dataset.num_classes)
-
-  def variant(formulation, trials, at_once, steps):
-    """Returns a function that runs the trials, `at_once` per call, for (ms per step and trial, compile seconds)."""
-    scenario = setup(formulation)
-    build, shared, lanes = lanes_of(gl, attacks.parse(_ATTACK.value, steps), scenario, trials)
-    group = driver.default_group_size(scenario.variables, 1) if at_once > 1 else 1
-    devices = jax.local_devices() if at_once > 1 else jax.local_devices()[:1]
-
-    def measure():
-      seconds, compile_seconds = 0.0, 0.0
-      for first in range(0, trials, at_once):
-        some = jax.tree.map(lambda x, first=first: x[first : first + at_once], lanes)
-        marks, started = [], time.perf_counter()
-        driver.run(
-          build, shared, some, num_steps=steps, group_size=group, chunk_steps=max(1, steps // 5), devices=devices,
-          on_chunk=lambda progress, marks=marks: marks.append(time.perf_counter())
-        )  # fmt: skip
-        # The first chunk holds the compilation.
-        seconds += (marks[-1] - marks[1]) / (len(marks) - 2) * (len(marks) - 1)
-        compile_seconds = marks[1] - started
-      return 1e3 * seconds / steps / trials, compile_seconds
-
-    return measure
-
-  few = max(1, min(4, _TRIALS.value))
-  variants = {
-    f'{_TRIALS.value} trials batched, {fast}': variant(fast, _TRIALS.value, _TRIALS.value, _STEPS.value),
-    f'one trial at a time, {fast}': variant(fast, few, 1, _STEPS.value),
-    f'{_TRIALS.value} trials batched, {slow}': variant(slow, _TRIALS.value, _TRIALS.value, max(10, _STEPS.value // 10)),
+def _common():
+  return {
+    'attack': _ATTACK.value,
+    'dataset': _DATASET.value,
+    'data_dir': _DATA_DIR.value,
+    'steps': _STEPS.value,
+    'repeats': _REPEATS.value,
   }
-  measured = {name: [] for name in variants}
-  for _ in range(_REPEATS.value):
-    for name, measure in variants.items():
-      measured[name].append(measure())
-  medians = {name: np.median([figures[0] for figures in values]) for name, values in measured.items()}
-  best = next(iter(medians.values()))
-  print(f'{"variant":36} {"ms/step/trial":>14} {"trials/hour":>12} {"compile s":>10} {"ratio":>7}')
-  for name, milliseconds in medians.items():
-    compile_seconds = np.median([figures[1] for figures in measured[name]])
-    print(
-      f'{name:36} {milliseconds:14.3f} {3.6e6 / (milliseconds * 2000):12,.0f} {compile_seconds:10.1f} '
-      f'{milliseconds / best:6.2f}×'
-    )
-  print('\ntrials/hour: of 2,000 steps each. ratio: time per step and trial, against the first line.')
 
 
-def lanes_of(gl, template, scenario, trials):
-  """Returns (build, shared, lanes) of `trials` undefended single-image uploads, labels known."""
-  images, labels = jax.numpy.asarray(scenario.images), jax.nn.one_hot(scenario.labels, scenario.client.num_classes)
-  client, knowledge = scenario.client, gl.Knowledge()
-  uploads = jax.jit(jax.vmap(lambda x, y: client.local_update(None, scenario.variables, x[None], y[None])))(
-    images[:trials], labels[:trials]
+def _integers(name, text):
+  """Returns the integers of a list, ascending."""
+  from gradleak import errors
+
+  numbers = [int(part) if part.strip().isdigit() else part for part in text.split(',')]
+  return sorted({int(errors.check_number(name, n, low=1, high=10**6, integer=True)) for n in numbers})
+
+
+def _speed(models):
+  from benchmarks import speed
+  from gradleak import errors
+
+  del models
+  variants = [name.strip() for name in _VARIANTS.value.split(',')]
+  for name in variants:
+    if name not in speed.VARIANTS:
+      raise errors.unknown('variant', name, speed.VARIANTS)
+  speed.main(
+    **_common(),
+    model=_MODEL.value,
+    trials=_TRIALS.value,
+    compared=_COMPARED.value,
+    variants=variants,
+    group_size=_GROUP_SIZE.value,
   )
 
-  def build(shared, lane):
-    variables, uploads = shared
-    upload = gl.trees.take(uploads, lane['trial'])
-    observation = gl.Observation(
-      variables, upload.update, lane['label'][None], knowledge, (1, *images.shape[1:]), labels.shape[1]
-    )
-    return template.build(lane['numbers'], client), lane['key'], observation
 
-  lanes = {
-    'trial': jax.numpy.arange(trials),
-    'label': labels[:trials],
-    'key': jax.random.split(jax.random.key(1), trials),
-    'numbers': tuple(jax.numpy.full((trials,), number) for number in template.numbers),
-  }
-  return build, (scenario.variables, uploads), lanes
+def _scaling(models):
+  from benchmarks import scaling
+
+  del models
+  sizes = _integers('sizes', _SIZES.value or '8,16,64,128,512')
+  scaling.main(**_common(), model=_MODEL.value, sizes=sizes, devices=_DEVICES.value, group_size=_GROUP_SIZE.value)
+
+
+def _roofline(models):
+  from benchmarks import roofline
+
+  roofline.main(models or ['lenet', 'convnet', 'resnet18'], _STEPS.value, _REPEATS.value)
+
+
+def _schedule(models):
+  from benchmarks import schedule
+
+  schedule.main()
+
+
+def _gpu(models):
+  from benchmarks import gpu
+
+  gpu.main(
+    **_common(),
+    models=models or ['lenet', 'convnet', 'resnet18'],
+    sizes=_integers('sizes', _SIZES.value or '1,16,128,1024'),
+    group_sizes=_integers('group_sizes', _GROUP_SIZES.value),
+    compared=_COMPARED.value,
+    output=_OUTPUT.value,
+  )
 
 
 if __name__ == '__main__':

@@ -133,7 +133,7 @@ def _put(tree, sharding):
 
 def reusable(factory):
   """Returns the factory of compiled functions with a memory: equal arguments, if they are hashable, give the same."""
-  remembered = functools.lru_cache(maxsize=128)(factory)
+  remembered = functools.lru_cache(maxsize=32)(factory)  # programs take memory
 
   @functools.wraps(factory)
   def call(*arguments):

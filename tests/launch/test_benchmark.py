@@ -1,6 +1,7 @@
 """The benchmark prints both sides and their ratios; its figures are nobody's business here."""
 
 import re
+import sys
 
 import jax
 import pytest
@@ -8,38 +9,97 @@ import pytest
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
+SMALL = ('--model=mlp', '--trials=2', '--compared=1', '--steps=10', '--repeats=1')
+MISSING = 'n/a: torch is not installed (make benchmark installs it)'
 
 
-def test_it_prints_every_variant_and_its_ratio():
-  done = programs.start('benchmark', '--model=mlp', '--trials=2', '--steps=10', '--repeats=1')
-  assert (done.status, done.err) == (0, '')
-  table = {}
-  for line in done.out.splitlines():
-    found = re.fullmatch(r'(\S.*?) +([\d.]+) +([\d,]+) +([\d.]+) +([\d.]+)×', line)
-    if found:
-      table[found[1]] = [float(figure.replace(',', '')) for figure in found.groups()[1:]]
-  fast, slow = ('patches', 'native') if jax.default_backend() == 'cpu' else ('native', 'patches')
-  assert list(table) == [f'2 trials batched, {fast}', f'one trial at a time, {fast}', f'2 trials batched, {slow}']
-  (reference, *_, one), *others = table.values()
-  assert one == 1
-  for milliseconds, per_hour, _, ratio in others:
-    assert ratio == pytest.approx(milliseconds / reference, rel=0.1, abs=0.01)  # of figures that were rounded
-    assert per_hour == pytest.approx(3.6e6 / (2000 * milliseconds), rel=0.1)
+def read(text):
+  """Returns ({variant: figures, the ratio last}, {variant: why it was not measured})."""
+  table, missing = {}, {}
+  for line in text.splitlines():
+    if found := re.fullmatch(r'(\S.*?) {2,}(\d[\d., –]+) +([\d.]+)× +([\d.]+)× +([\d.]+)×', line):
+      table[found[1]] = [float(figure.replace(',', '')) for figure in found[2].split() if figure != '–'] + [
+        float(found[3])
+      ]
+    elif found := re.fullmatch(r'(\S.*?) {2,}(n/a.*)', line):
+      missing[found[1]] = found[2]
+  return table, missing
+
+
+def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  done = programs.start('benchmark', *SMALL, '--variants=batched,pytorch,breaching')
+  assert done.status == 0
+  table, missing = read(done.out)
+  assert [figures[-1] for figures in table.values()] == [1]
+  assert missing == {'pytorch, one trial at a time': MISSING, 'breaching, one trial at a time': MISSING}
   assert 'csdlg on mlp, faces at 32×32×3, 2 × ' in done.out
+  assert 'run 1 of 1: 2 trials in groups of ' in done.err
+
+
+@pytest.mark.slow
+def test_it_prints_every_variant_and_its_ratio():
+  done = programs.start('benchmark', *SMALL, '--model=lenet', '--group_size=2')
+  assert done.status == 0
+  table, missing = read(done.out)
+  fast, slow = ('patches', 'native') if jax.default_backend() == 'cpu' else ('native', 'patches')
+  ours = [f'2 trials in groups of 2, {fast}', f'one trial at a time, {fast}', f'2 trials in groups of 2, {slow}']
+  assert list(table)[:3] == ours
+  assert len(table) + len(missing) == 5
+  reference = next(iter(table.values()))
+  assert reference[-1] == 1
+  for name, (milliseconds, _, per_hour, _, peak, *group, psnr, ratio) in table.items():
+    assert ratio == pytest.approx(milliseconds / reference[0], rel=0.1, abs=0.01)  # of figures that were rounded
+    assert per_hour == pytest.approx(3.6e6 / (24_000 * milliseconds), rel=0.1, abs=0.1)
+    assert peak > sum(group) and (sum(group) > 0) == (name in ours)
+    assert psnr == pytest.approx(reference[-2], abs=0.5)  # all attack the same trial from the same start
+
+
+@pytest.mark.slow
+def test_scaling_prints_a_row_per_number_of_trials():
+  done = programs.start('benchmark', *SMALL, '--measure=scaling', '--sizes=4,2', '--devices=1')
+  rows = [line.split() for line in done.out.splitlines() if line.endswith('×')]
+  assert done.status == 0
+  assert [row[0] for row in rows] == ['2', '4']
+  assert rows[0][-3:] == ['1.00×'] * 3
+  assert 'XLA plans' in done.out
+
+
+@pytest.mark.slow
+def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  output = tmp_path / 'new' / 'gpu.md'
+  flags = ('--measure=gpu', '--models=mlp', '--sizes=1,3', '--group_sizes=2,8', f'--output={output}')
+  done = programs.start('benchmark', *SMALL, *flags)
+  assert done.status == 0
+  text = output.read_text('utf-8')
+  assert jax.devices()[0].device_kind in text.split('\n')[0]
+  rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in text.split('\n') if line.startswith('| mlp')]
+  assert [row[:3] for row in rows] == [['mlp', '1', '1'], ['mlp', '3', '2'], ['mlp', '3', '3']]
+  assert {row[4] for row in rows} == {MISSING}
+  assert all(float(row[3]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
+    ('--measure=sped', "unknown measure 'sped'; did you mean 'speed'?"),
+    ('--variants=batched,tensorflow', "unknown variant 'tensorflow'"),
     ('--model=lent', "unknown model 'lent'"),
     ('--attack=csdgl', "unknown attack 'csdgl'"),
     ('--trials=0', 'trials is 0, expected an integer in [1, '),
     ('--steps=1', 'steps is 1, expected an integer in [2, '),
     ('--repeats=0', 'repeats is 0, expected an integer in [1, '),
-    ('--trials=101', "101 images are asked for, but the split 'test' of faces has 100"),
+    ('--compared=0', 'compared is 0, expected an integer in [1, '),
+    ('--group_size=0', 'group_size is 0, expected an integer in [1, '),
+    ('--devices=-1', 'devices is -1, expected an integer in [0, '),
+    ('--measure=scaling --sizes=8,many', "sizes is 'many', expected an integer in [1, "),
+    ('--measure=gpu --models=lenet;lent', "unknown model 'lent'"),
+    ('--measure=gpu --output=/dev/null/gpu.md', 'cannot write /dev/null/gpu.md'),
   ],
 )
 def test_bad_input(flags, message):
-  done = programs.start('benchmark', '--model=mlp', '--trials=2', '--steps=10', '--repeats=1', flags)
+  done = programs.start('benchmark', *SMALL, *flags.split())
   assert done.status == 2
-  assert done.err.startswith('error: ') and done.err.count('\n') == 1 and message in done.err
+  last = done.err.strip().split('\n')[-1]
+  assert last.startswith('error: ') and message in last

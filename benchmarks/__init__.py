@@ -1,0 +1,1 @@
+"""Measurements of speed, one per module; `launch/benchmark.py` picks among them."""

@@ -1,0 +1,58 @@
+"""Memory: of this process, of a GPU, and of what XLA plans for one micro-group."""
+
+import resource
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from gradleak.attacks import driver
+
+MIB = 2**20
+
+
+def reset_peak():
+  """Starts a new peak of the process, where the system can (Linux)."""
+  try:
+    with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
+      file.write('5')
+  except OSError:
+    pass
+
+
+def peak():
+  """Returns the peak in MiB: of the GPU since the program began, or of the process since `reset_peak`.
+
+  The process holds all frameworks that were imported; where the peak cannot be reset, it is that of its whole life.
+  """
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and 'peak_bytes_in_use' in stats:
+    return stats['peak_bytes_in_use'] / MIB
+  try:
+    with open('/proc/self/status', encoding='ascii') as file:
+      return next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 1024
+  except (OSError, StopIteration):
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used / (MIB if sys.platform == 'darwin' else 1024)
+
+
+def planned(setting, group_size, devices):
+  """Returns the MiB per device that XLA plans for all states and one group's pass; nothing is compiled twice for it."""
+  return driver._needed(setting.build, setting.shared, setting.lanes, group_size, devices) / MIB
+
+
+def of_a_group(setting, group_size):
+  """Returns the MiB of temporary buffers that XLA plans for the steps of one micro-group on one device."""
+
+  def chunk(shared, lanes, size):
+    def one(lane):
+      attack, key, observation = setting.build(shared, lane)
+      state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
+      return jax.lax.fori_loop(0, size, lambda _, state: attack.step(state, observation)[0], state)
+
+    return jax.vmap(one)(lanes)
+
+  lanes = jax.tree.map(lambda x: jnp.resize(x, (group_size, *x.shape[1:])), {**setting.lanes, 'key': None})
+  lanes['key'] = jax.random.split(jax.random.key(0), group_size)
+  planned = jax.jit(chunk).lower(setting.shared, lanes, jnp.int32(1)).compile().memory_analysis()
+  return planned.temp_size_in_bytes / MIB

@@ -1,0 +1,326 @@
+"""The same attack as a plain PyTorch loop, one trial at a time, as public frameworks run it.
+
+PyTorch is imported when it is needed: it is no dependency.
+"""
+
+import itertools
+import math
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from gradleak import specs, trees
+
+
+class Trial(NamedTuple):
+  """What one trial attacks, in our layout.
+
+  Attributes:
+    image: the private image [H, W, C].
+    label: its class.
+    start: the first dummy image [H, W, C].
+  """
+
+  image: np.ndarray
+  label: int
+  start: np.ndarray
+
+
+class Settings(NamedTuple):
+  """The settings of `csdlg` that the loop knows."""
+
+  steps: int
+  learning_rate: float
+  tv: float
+
+
+class Attacked(NamedTuple):
+  """What attacking a trial gave.
+
+  Attributes:
+    image: the reconstruction [H, W, C].
+    objective: at the start.
+    seconds: that all steps took.
+    core_seconds: the same of all processor cores together.
+  """
+
+  image: np.ndarray
+  objective: float
+  seconds: float
+  core_seconds: float
+
+
+class Stopwatch:
+  """Measures from its making, as soon as the device has done what it was given."""
+
+  def __init__(self, device):
+    self.device = device
+    synchronise(device)
+    self.started = time.perf_counter(), time.process_time()
+
+  def read(self):
+    """Returns (seconds, core seconds)."""
+    synchronise(self.device)
+    return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
+
+
+class Unavailable(Exception):
+  """What a comparison cannot do, in words for its row."""
+
+
+def torch():
+  """Returns the module `torch`.
+
+  Raises:
+    Unavailable: where it is not installed.
+  """
+  try:
+    import torch
+  except ImportError:
+    raise Unavailable('torch is not installed (make benchmark installs it)') from None
+  return torch
+
+
+def settings(template, steps):
+  """Returns the `Settings` of an attack's template, run for so many steps.
+
+  Raises:
+    Unavailable: for an attack that the loop is not.
+  """
+  name, written = (None, {}) if template.spec is None else (template.spec.name, dict(template.spec.settings))
+  if name != 'csdlg' or not {*written} <= {'steps', *Settings._fields}:
+    raise Unavailable(f'the loop is csdlg(learning_rate=…,tv=…), not {template.name}')
+  return Settings(steps, written.get('learning_rate', 0.1), written.get('tv', 1e-4))
+
+
+def network(spec, num_classes, image_shape):
+  """Returns the PyTorch module of one of our models, its layers in the order in which ours are called.
+
+  Args:
+    spec: as `models.create` takes it: mlp, lenet, lenet4, convnet or resnet18, with settings.
+    num_classes: number of logits.
+    image_shape: (H, W, C).
+
+  Raises:
+    Unavailable: for another model, or a setting that the loop's does not have.
+  """
+  (name, written), *wrappers = specs.parse_chain(spec, 'model')
+  if name not in _NETWORKS or not {key for key, _ in written} <= {_NETWORKS[name][1]} or wrappers:
+    raise Unavailable(f'the loop has no {spec}')
+  module = _NETWORKS[name][0](torch().nn, num_classes, image_shape, **dict(written))
+  return module.train()  # BatchNorm by the batch's statistics, as the client has it
+
+
+def _activation(nn, name):
+  return {
+    'sigmoid': nn.Sigmoid,
+    'relu': nn.ReLU,
+    'tanh': nn.Tanh,
+    'leaky_relu': nn.LeakyReLU,
+    'gelu': lambda: nn.GELU(approximate='tanh'),
+    'identity': nn.Identity,
+  }[name]()
+
+
+def _mlp(nn, num_classes, image_shape, activation='relu'):
+  sizes = (math.prod(image_shape), 128, 128, 64, num_classes)
+  dense = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+  return nn.Sequential(
+    nn.Flatten(), dense[0], _activation(nn, activation), dense[1], nn.ReLU(), dense[2], nn.ReLU(), dense[3]
+  )
+
+
+def _lenet(nn, num_classes, image_shape, activation='sigmoid', strides=(2, 2, 1)):
+  height, width, channels = image_shape
+  layers = []
+  for stride in strides:
+    layers += [nn.Conv2d(channels, 12, 5, stride, padding=2), _activation(nn, activation)]
+    height, width, channels = -(-height // stride), -(-width // stride), 12
+  return nn.Sequential(*layers, nn.Flatten(), nn.Linear(height * width * channels, num_classes))
+
+
+def _lenet4(nn, num_classes, image_shape, activation='sigmoid'):
+  return _lenet(nn, num_classes, image_shape, activation, (2, 2, 1, 1))
+
+
+def _norm(nn, features):
+  return nn.BatchNorm2d(features, track_running_stats=False)
+
+
+def _convnet(nn, num_classes, image_shape, width=64):
+  height, columns, channels = image_shape
+  layers = []
+  for block in ((1, 2, 2, 4, 4, 4), (4, 4)):
+    for features in (factor * width for factor in block):
+      layers += [nn.Conv2d(channels, features, 3, padding=1), _norm(nn, features), nn.ReLU()]
+      channels = features
+    layers.append(nn.MaxPool2d(3))
+    height, columns = height // 3, columns // 3
+  return nn.Sequential(*layers, nn.Flatten(), nn.Linear(height * columns * channels, num_classes))
+
+
+def _resnet18(nn, num_classes, image_shape, width=64):
+  def conv(inputs, outputs, size, stride):
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+  class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+      super().__init__()
+      first, second = conv(inputs, outputs, 3, stride), conv(outputs, outputs, 3, 1)
+      self.long = nn.Sequential(first, _norm(nn, outputs), nn.ReLU(), second, _norm(nn, outputs))
+      same = inputs == outputs and stride == 1
+      self.short = nn.Identity() if same else nn.Sequential(conv(inputs, outputs, 1, stride), _norm(nn, outputs))
+
+    def forward(self, x):
+      return nn.functional.relu(self.long(x) + self.short(x))
+
+  channels = width
+  layers = [conv(image_shape[-1], width, 3, 1), _norm(nn, width), nn.ReLU()]
+  for stage in range(4):
+    for block in range(2):
+      layers.append(Block(channels, width * 2**stage, 2 if stage and not block else 1))
+      channels = width * 2**stage
+  return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+# Each with the setting that it takes.
+_NETWORKS = {
+  'mlp': (_mlp, 'activation'),
+  'lenet': (_lenet, 'activation'),
+  'lenet4': (_lenet4, 'activation'),
+  'convnet': (_convnet, 'width'),
+  'resnet18': (_resnet18, 'width'),
+}
+
+
+def arrays(module, model, tree, image_shape):
+  """Returns the leaves of a tree shaped like our parameters as PyTorch lays them out, in its order of parameters.
+
+  Args:
+    module: the model's `network`.
+    model: our `Model`.
+    tree: parameters, or a gradient.
+    image_shape: (H, W, C).
+  """
+  nn = torch().nn
+  ours = dict.fromkeys(path[:-1] for layer in model.layers(image_shape) for path in layer.paths)
+  theirs = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear | nn.BatchNorm2d)]
+  converted, channels = [], image_shape[-1]
+  for part, path in zip(theirs, ours, strict=True):
+    own = {name: np.asarray(value) for name, value in trees.get(tree, path).items()}
+    weight = own.get('kernel', own.get('scale'))
+    if isinstance(part, nn.Conv2d):  # ours: [features, (column, row, channel)]
+      channels = part.out_channels
+      weight = weight.reshape(channels, *part.kernel_size, -1).transpose(0, 3, 2, 1)
+    elif isinstance(part, nn.Linear):  # ours: [(row, column, channel), features], theirs starts by channel
+      weight = weight.reshape(-1, channels, part.out_features).transpose(2, 1, 0).reshape(part.out_features, -1)
+      channels = part.out_features
+    converted += [weight] + ([] if part.bias is None else [own['bias']])
+  return converted
+
+
+def load(module, values):
+  """Sets the parameters of `module` to what `arrays` returned, and returns it."""
+  with torch().no_grad():
+    for parameter, value in zip(module.parameters(), values, strict=True):
+      parameter.copy_(torch().tensor(np.ascontiguousarray(value)))
+  return module
+
+
+def tensor(image, device):
+  """Returns an image [H, W, C] as a batch [1, C, H, W] on a device."""
+  return torch().tensor(np.ascontiguousarray(image.transpose(2, 0, 1)[np.newaxis]), device=device)
+
+
+def gradient(module, images, labels, **options):
+  """Returns the gradient of the mean cross-entropy, a tuple of tensors."""
+  loss = torch().nn.functional.cross_entropy(module(images), labels)
+  return torch().autograd.grad(loss, tuple(module.parameters()), **options)
+
+
+def objective(module, images, labels, observed, tv):
+  """Returns 1 − cosine(simulated, observed) + tv·TV(x) (Geiping et al. 2020, eq. 4), as `attacks.csdlg` has it."""
+  simulated = gradient(module, images, labels, create_graph=True)
+
+  def inner(a, b):
+    return sum((x * y).sum() for x, y in zip(a, b, strict=True))
+
+  apart = 1 - inner(simulated, observed) / (inner(simulated, simulated).sqrt() * inner(observed, observed).sqrt())
+  rows, columns = images.diff(dim=2).abs().mean(), images.diff(dim=3).abs().mean()
+  return apart + tv * (rows + columns)
+
+
+def attack(module, trial, settings, device):
+  """Attacks one trial as `csdlg` does: Adam on the sign, rate × 0.1 at 3/8, 5/8 and 7/8 of the steps, pixels in a box.
+
+  Args:
+    module: the `network`.
+    trial: a `Trial`.
+    settings: the `Settings`.
+    device: as PyTorch calls it.
+
+  Returns:
+    What came of it, `Attacked`.
+  """
+  label = torch().tensor([int(trial.label)], device=device)
+  observed = [g.detach() for g in gradient(module, tensor(trial.image, device), label)]
+  dummy = tensor(trial.start, device).requires_grad_()
+  adam = torch().optim.Adam([dummy], lr=settings.learning_rate)
+  edges = [math.ceil(settings.steps * share) for share in (3 / 8, 5 / 8, 7 / 8)]
+  decay = torch().optim.lr_scheduler.MultiStepLR(adam, edges, 0.1)
+  first, best, kept = None, torch().tensor(math.inf, device=device), dummy.detach().clone()
+  watch = Stopwatch(device)
+  for _ in range(settings.steps):
+    value = objective(module, dummy, label, observed, settings.tv)
+    (dummy.grad,) = torch().autograd.grad(value, dummy)
+    dummy.grad.sign_()
+    with torch().no_grad():
+      value = value.detach()
+      kept = torch().where(value < best, dummy, kept)
+      best = torch().minimum(value, best)
+      first = value if first is None else first
+      adam.step()
+      dummy.clamp_(0, 1)
+    decay.step()
+  seconds = watch.read()
+  return Attacked(kept[0].permute(1, 2, 0).cpu().numpy(), float(first), *seconds)
+
+
+def synchronise(device):
+  """Waits until the device has done what it was given."""
+  if str(device).startswith('cuda'):
+    torch().cuda.synchronize()
+
+
+def device():
+  """Returns the device that the loop runs on: the GPU where PyTorch sees one."""
+  return 'cuda' if torch().cuda.is_available() else 'cpu'
+
+
+def quickest_threads(once):
+  """Sets the number of threads with which `once()` is quicker, one or all, and returns it.
+
+  On small networks two threads may wait for each other for longer than they work; nobody should win by that.
+  """
+  every = torch().get_num_threads()
+  taken = {1: [], every: []}
+  for _ in range(3):
+    for threads, seconds in taken.items():
+      torch().set_num_threads(threads)
+      started = time.perf_counter()
+      once()
+      seconds.append(time.perf_counter() - started)
+  best = min(taken, key=lambda threads: min(taken[threads]))
+  torch().set_num_threads(best)
+  return best
+
+
+def prepare(spec, model, variables, image_shape, num_classes):
+  """Returns the network with our weights, on the loop's device.
+
+  Raises:
+    Unavailable: without PyTorch, or for a model that the loop does not have.
+  """
+  module = network(spec, num_classes, image_shape)
+  return load(module, arrays(module, model, variables['params'], image_shape)).to(device())

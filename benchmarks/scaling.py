@@ -1,0 +1,49 @@
+"""How cost grows with the number of trials: time per step and trial, and memory, from few trials to many."""
+
+import sys
+
+import jax
+import numpy as np
+
+from benchmarks import memory, setting
+from gradleak.attacks import driver
+
+
+def main(*, model, attack, dataset, data_dir, sizes, steps, repeats, devices, group_size=None):
+  """Measures and prints a row per number of trials, with the ratio to the first.
+
+  Args:
+    model, attack, dataset, data_dir: as launch/audit.py takes them.
+    sizes: numbers of trials.
+    steps: of the attack.
+    repeats: how often each is measured, in turn.
+    devices: how many devices to use; 0 for all. Fewer groups than devices leave some idle: linear cost shows on one.
+    group_size: trials per micro-group; None for what audits take.
+  """
+  images = setting.load(dataset, data_dir, max(sizes))
+  trials = setting.make(model, attack, steps, images, max(sizes))
+  chosen = jax.local_devices()[: devices or None]
+  group = group_size or driver.default_group_size(trials.scenario.variables, 1)
+  print(f'{attack} on {model}, {dataset} at 32×32×3, {len(chosen)} × {chosen[0].device_kind}, groups of {group}')
+  print(f'jax {jax.__version__}; {repeats} runs of {trials.num_steps} steps; load average {setting.load_average()}\n')
+  found, peaks = {size: [] for size in sizes}, {}
+  for repeat in range(repeats):
+    for size in sizes:
+      print(f'run {repeat + 1} of {repeats}: {size} trials', file=sys.stderr, flush=True)
+      memory.reset_peak()
+      done = setting.run(trials.first(size), size, group, chosen)
+      found[size].append((done.milliseconds, done.core_milliseconds))
+      peaks[size] = memory.peak()
+  print(f'{"trials":>6} {"ms/step/trial":>13} {"core ms":>8} {"peak MiB":>8} {"ratio":>7} {"minima":>7} {"core":>7}')
+  (median, core), least = np.median(found[sizes[0]], axis=0), min(found[sizes[0]])[0]
+  for size, runs in found.items():
+    wall, cores = np.median(runs, axis=0)
+    print(
+      f'{size:6} {wall:13.3f} {cores:8.3f} {peaks[size]:8,.0f} {wall / median:6.2f}× {min(runs)[0] / least:6.2f}× '
+      f'{cores / core:6.2f}×'
+    )
+  print(
+    f'\nXLA plans {memory.of_a_group(trials, group):.1f} MiB of temporary buffers for a group, whatever the trials.'
+  )
+  print('core ms: of all processor cores together. peak: of the process. Against the first line: medians, minima, core')
+  print(f'ms. load average {setting.load_average()}')
