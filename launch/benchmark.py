@@ -3,8 +3,6 @@
     python launch/benchmark.py
     python launch/benchmark.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=8
     python launch/benchmark.py --measure=scaling --sizes=8,64,512
-    python launch/benchmark.py --measure=roofline
-    python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data
     python launch/benchmark.py --measure=gpu --output=gpu.md
 
 Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
@@ -20,13 +18,13 @@ from launch import _program
 _MEASURE = flags.DEFINE_string(
   'measure',
   'speed',
-  'speed: variants and other packages; scaling: from few trials to many; roofline: achieved against attainable; '
-  'schedule: time to quality; gpu: models × trials against PyTorch, as Markdown.',
+  'speed: variants and other packages; scaling: from few trials to many; gpu: models × trials against PyTorch, as '
+  'Markdown.',
 )
 _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
 _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
-_MODELS = flags.DEFINE_string('models', None, "List separated by ';' for roofline and gpu; by default, theirs.")
+_MODELS = flags.DEFINE_string('models', None, "List separated by ';' for gpu; by default, its own.")
 _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
 _TRIALS = flags.DEFINE_integer('trials', 64, 'speed: trials of the batched run.')
 _COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
@@ -47,7 +45,7 @@ def main(argv):
   del argv
   from gradleak import errors, specs
 
-  measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'schedule': _schedule, 'gpu': _gpu}
+  measures = {'speed': _speed, 'scaling': _scaling, 'gpu': _gpu}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -105,18 +103,6 @@ def _scaling(models):
   del models
   sizes = _integers('sizes', _SIZES.value or '8,16,64,128,512')
   scaling.main(**_common(), model=_MODEL.value, sizes=sizes, devices=_DEVICES.value, group_size=_GROUP_SIZE.value)
-
-
-def _roofline(models):
-  from benchmarks import roofline
-
-  roofline.main(models or ['lenet', 'convnet', 'resnet18'], _STEPS.value, _REPEATS.value)
-
-
-def _schedule(models):
-  from benchmarks import schedule
-
-  schedule.main()
 
 
 def _gpu(models):

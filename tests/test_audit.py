@@ -142,6 +142,7 @@ def test_scaling_by_half_changes_an_upload_by_half(linear):
   assert found.config['defenses'] == ['half']
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_defenses_beside_them(result, linear):
   alone = audit(linear, ['none'])
   assert alone.rows == by(result.rows, defense='none')

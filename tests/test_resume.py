@@ -242,6 +242,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
+@pytest.mark.slow
 def test_kill_9(tmp_path, compilation_cache):
   flags = [
     '--dataset=digits', '--model=mlp', '--trials=2', '--steps=500', '--controls=2', '--defenses=none;prune(rate=0.9)',

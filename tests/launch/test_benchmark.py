@@ -26,6 +26,7 @@ def read(text):
   return table, missing
 
 
+@pytest.mark.slow
 def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch):
   monkeypatch.setitem(sys.modules, 'torch', None)
   done = programs.start('benchmark', *SMALL, '--variants=batched,pytorch,breaching')
