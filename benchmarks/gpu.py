@@ -36,7 +36,7 @@ def main(*, models, attack, dataset, data_dir, sizes, group_sizes, steps, repeat
     f'runs one trial at a time on {_loop_device()}. Both take the precision that their framework defaults to.',
     '',
     '| model | trials | group | ms per step and trial | PyTorch loop | times faster | compile s | device peak MiB '
-    "| group MiB | PSNR dB | loop's |",
+    "| planned MiB | PSNR dB | loop's |",
     '|---|---|---|---|---|---|---|---|---|---|---|',
   ]
   _write(output, lines)
@@ -98,7 +98,7 @@ def _rows(model, attack, steps, images, sizes, group_sizes, repeats, compared):
     median = np.median([done.milliseconds for done, _ in runs])
     times = f'{reference:.3f} | {reference / median:.1f}×' if looped else f'{why} | –'
     theirs = f'{every.psnr(looped[0].images[:size]):.2f}' if looped else '–'
-    planned = memory.of_a_group(every, first.group_size)
+    planned = memory.planned(every.first(size), first.group_size, jax.local_devices()[:1])
     rows.append(
       f'| {model} | {size:,} | {first.group_size} | {median:.4f} | {times} | {first.compile_seconds:.1f} | {peak:,.0f} '
       f'| {planned:,.1f} | {every.psnr(first.images):.2f} | {theirs} |'

@@ -1,10 +1,9 @@
-"""Memory: of this process, of a GPU, and of what XLA plans for one micro-group."""
+"""Memory: of this process, of a GPU, and what XLA plans for a run."""
 
 import resource
 import sys
 
 import jax
-import jax.numpy as jnp
 
 from gradleak.attacks import driver
 
@@ -38,21 +37,4 @@ def peak():
 
 def planned(setting, group_size, devices):
   """Returns the MiB per device that XLA plans for all states and one group's pass; nothing is compiled twice for it."""
-  return driver._needed(setting.build, setting.shared, setting.lanes, group_size, devices) / MIB
-
-
-def of_a_group(setting, group_size):
-  """Returns the MiB of temporary buffers that XLA plans for the steps of one micro-group on one device."""
-
-  def chunk(shared, lanes, size):
-    def one(lane):
-      attack, key, observation = setting.build(shared, lane)
-      state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
-      return jax.lax.fori_loop(0, size, lambda _, state: attack.step(state, observation)[0], state)
-
-    return jax.vmap(one)(lanes)
-
-  lanes = jax.tree.map(lambda x: jnp.resize(x, (group_size, *x.shape[1:])), {**setting.lanes, 'key': None})
-  lanes['key'] = jax.random.split(jax.random.key(0), group_size)
-  planned = jax.jit(chunk).lower(setting.shared, lanes, jnp.int32(1)).compile().memory_analysis()
-  return planned.temp_size_in_bytes / MIB
+  return driver.needed(setting.build, setting.shared, setting.lanes, group_size, devices) / MIB

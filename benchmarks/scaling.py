@@ -34,16 +34,17 @@ def main(*, model, attack, dataset, data_dir, sizes, steps, repeats, devices, gr
       done = setting.run(trials.first(size), size, group, chosen)
       found[size].append((done.milliseconds, done.core_milliseconds))
       peaks[size] = memory.peak()
-  print(f'{"trials":>6} {"ms/step/trial":>13} {"core ms":>8} {"peak MiB":>8} {"ratio":>7} {"minima":>7} {"core":>7}')
+  heads = ('trials', 6), ('ms/step/trial', 13), ('core ms', 8), ('peak MiB', 8), ('planned MiB', 11)
+  print(' '.join(f'{head:>{width}}' for head, width in (*heads, ('ratio', 7), ('minima', 7), ('core', 7))))
   (median, core), least = np.median(found[sizes[0]], axis=0), min(found[sizes[0]])[0]
   for size, runs in found.items():
     wall, cores = np.median(runs, axis=0)
+    planned = memory.planned(trials.first(size), group, chosen)
     print(
-      f'{size:6} {wall:13.3f} {cores:8.3f} {peaks[size]:8,.0f} {wall / median:6.2f}× {min(runs)[0] / least:6.2f}× '
-      f'{cores / core:6.2f}×'
+      f'{size:6} {wall:13.3f} {cores:8.3f} {peaks[size]:8,.0f} {planned:11,.1f} {wall / median:6.2f}× '
+      f'{min(runs)[0] / least:6.2f}× {cores / core:6.2f}×'
     )
   print(
-    f'\nXLA plans {memory.of_a_group(trials, group):.1f} MiB of temporary buffers for a group, whatever the trials.'
+    '\ncore ms: of all processor cores together. peak: of the process. planned: by XLA for each device, all states and'
   )
-  print('core ms: of all processor cores together. peak: of the process. Against the first line: medians, minima, core')
-  print(f'ms. load average {setting.load_average()}')
+  print(f'one pass. Ratios to the first line: of medians, of minima, of core ms. load average {setting.load_average()}')

@@ -25,7 +25,7 @@ class Variant(NamedTuple):
   Attributes:
     name: how the table calls it.
     measure: () -> `setting.Run`; raises `pytorch.Unavailable` where it cannot.
-    planned: () -> MiB that XLA plans for a micro-group, or None.
+    planned: () -> MiB that XLA plans per device, or None.
   """
 
   name: str
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     core_milliseconds: the same, of all processor cores together.
     compile_seconds: of the first run.
     peak: of the process or the GPU, MiB.
-    planned: MiB of temporary buffers of one micro-group, or None.
+    planned: MiB that XLA plans per device, or None.
     psnr: median over the compared trials, dB.
     why: what is missing, or ''.
   """
@@ -82,8 +82,10 @@ def main(*, model, attack, dataset, data_dir, trials, steps, repeats, compared, 
   rows = measure(listed, repeats, ours)
   print(table(rows, published))
   print(f'\ncore ms: of all processor cores together. trials/hour: of {published:,} steps each. peak: of the process')
-  print('while the variant ran. group: temporary buffers of one micro-group. Ratios to the first line: of medians, of')
-  print(f'minima, of core ms. PSNR: median over the first {min(compared, trials)} trials, after the same steps.')
+  print('while the variant ran. planned: by XLA for each device, all states and one pass. Ratios to the first line: of')
+  print(
+    f'medians, of minima, of core ms. PSNR: median over the first {min(compared, trials)} trials, after equal steps.'
+  )
   print(f'load average {setting.load_average()}')
 
 
@@ -105,16 +107,15 @@ def _variants(make, ours, compared, names, group):
 
   def batched(name, of):
     run = functools.partial(setting.run, of, of.trials, group, devices, compared)
-    return Variant(
-      f'{of.trials} trials in groups of {group}, {name}', run, functools.partial(memory.of_a_group, of, group)
-    )
+    planned = functools.partial(memory.planned, of, group, devices)
+    return Variant(f'{of.trials} trials in groups of {group}, {name}', run, planned)
 
   if 'batched' in names:
     yield batched(fast, ours)
   few = ours.first(compared)
   if 'single' in names:
     run = functools.partial(setting.run, few, 1, 1, devices[:1], compared)
-    yield Variant(f'one trial at a time, {fast}', run, functools.partial(memory.of_a_group, few, 1))
+    yield Variant(f'one trial at a time, {fast}', run, functools.partial(memory.planned, few.first(1), 1, devices[:1]))
   if 'formulations' in names:
     for other in FORMULATIONS:
       if other != fast:
@@ -202,7 +203,7 @@ def table(rows, published):
   """Returns the rows as text, with ratios to the first; `published` steps make a trial."""
   lines = [
     f'{"variant":41} {"ms/step/trial":>13} {"core ms":>8} {"trials/hour":>11} {"compile s":>9} {"peak MiB":>8} '
-    f'{"group MiB":>9} {"PSNR dB":>7} {"ratio":>7} {"minima":>7} {"core":>7}'
+    f'{"planned MiB":>11} {"PSNR dB":>7} {"ratio":>7} {"minima":>7} {"core":>7}'
   ]
   first = next((row for row in rows if row.milliseconds), None)
   for row in rows:
@@ -218,6 +219,6 @@ def table(rows, published):
     planned = '–' if row.planned is None else f'{row.planned:.1f}'
     lines.append(
       f'{row.name:41} {median:13.3f} {core:8.3f} {3.6e6 / (median * published):11,.1f} {row.compile_seconds:9.1f} '
-      f'{row.peak:8,.0f} {planned:>9} {row.psnr:7.2f} ' + ' '.join(f'{ratio:6.2f}×' for ratio in ratios)
+      f'{row.peak:8,.0f} {planned:>11} {row.psnr:7.2f} ' + ' '.join(f'{ratio:6.2f}×' for ratio in ratios)
     )
   return '\n'.join(lines)

@@ -66,12 +66,12 @@ def fitting_group_size(build, shared, lanes, group_size, devices=None):
   """
   devices = devices or jax.local_devices()
   free = memory.free(devices[0])
-  while free is not None and group_size > 1 and _needed(build, shared, lanes, group_size, devices) > 0.8 * free:
+  while free is not None and group_size > 1 and needed(build, shared, lanes, group_size, devices) > 0.8 * free:
     group_size = -(-group_size // 2)
   return group_size
 
 
-def _needed(build, shared, lanes, group_size, devices):
+def needed(build, shared, lanes, group_size, devices):
   """Returns the bytes per device that a chunk needs; infinity if there are too few to compile it."""
   attack, seats = _functions(build), groups.seat(np.arange(_count(lanes)), group_size, devices)
   shared = seats.shapes(jax.eval_shape(seats.replicate, shared))

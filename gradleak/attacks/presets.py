@@ -4,46 +4,41 @@ Each takes the simulated client first; the keyword arguments are settings, and t
 the authors' code where the paper is silent). One annotated `float` is traced, the others are structure.
 """
 
+import inspect
+
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.optimizers import first_order, lbfgs
 
 
-def dlg(
-  client,
-  *,
-  steps: int = 6000,
-  history: int = 100,
-  tv: float = 0.0,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+def _settings(*, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0):
+  """Settings of `gradient_matching` that all presets have."""
+
+
+def _preset(function):
+  """Lists these where `function` takes `**shared`, for `gradleak.specs` and `help`."""
+  own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
+  shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in own}
+  function.__signature__ = inspect.Signature([*own.values(), *shared.values()])
+  return function
+
+
+@_preset
+def dlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared):
   """Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
   Ours goes back where a step does not descend, so it does not explode; a step is one evaluation.
   """
-  return gradient_matching(
-    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='optimised'
-  )
+  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='optimised', **shared)
 
 
-def idlg(
-  client,
-  *,
-  steps: int = 6000,
-  history: int = 100,
-  tv: float = 0.0,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+@_preset
+def idlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared):
   """Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first."""
-  return gradient_matching(
-    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='inferred'
-  )
+  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='inferred', **shared)
 
 
+@_preset
 def csdlg(
   client,
   *,
@@ -55,11 +50,9 @@ def csdlg(
   optimizer: str = 'adam',
   decay: str = 'step',
   box: bool = True,
-  start: str = 'normal',
   layer_weighting: str = 'uniform',
   l2: float = 0.0,
-  decoys: int = 0,
-  prior: float = 0.0,
+  **shared,
 ):
   """Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
@@ -73,87 +66,31 @@ def csdlg(
     tv=tv,
     l2=l2,
     box=box,
-    start=start,
     layer_weighting=layer_weighting,
-    decoys=decoys,
-    prior=prior,
     labels='known',
+    **shared,
   )
 
 
-def csdlg_lbfgs(
-  client,
-  *,
-  steps: int = 3000,
-  history: int = 100,
-  tv: float = 0.0,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+@_preset
+def csdlg_lbfgs(client, *, steps: int = 3000, history: int = 100, tv: float = 0.0, **shared):
   """OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known."""
-  return gradient_matching(
-    client,
-    lbfgs(history=history),
-    steps,
-    distance='cosine',
-    tv=tv,
-    start=start,
-    decoys=decoys,
-    prior=prior,
-    labels='known',
-  )
+  return gradient_matching(client, lbfgs(history=history), steps, distance='cosine', tv=tv, labels='known', **shared)
 
 
-def dga(
-  client,
-  *,
-  steps: int = 500,
-  history: int = 100,
-  tv: float = 0.0,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+@_preset
+def dga(client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared):
   """GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels."""
-  return gradient_matching(
-    client, lbfgs(history=history), steps, tv=tv, start=start, decoys=decoys, prior=prior, labels='known'
-  )
+  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='known', **shared)
 
 
-def gia(
-  client,
-  *,
-  steps: int = 1000,
-  learning_rate: float = 0.1,
-  tv: float = 1e-4,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+@_preset
+def gia(client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, **shared):
   """GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps."""
-  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, start=start, decoys=decoys, prior=prior)
+  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, **shared)
 
 
-def gs(
-  client,
-  *,
-  steps: int = 10_000,
-  learning_rate: float = 0.1,
-  tv: float = 1e-4,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-):
+@_preset
+def gs(client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, **shared):
   """DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known."""
-  return csdlg(
-    client,
-    steps=steps,
-    learning_rate=learning_rate,
-    tv=tv,
-    gradient='plain',
-    box=False,
-    start=start,
-    decoys=decoys,
-    prior=prior,
-  )
+  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, **shared)

@@ -345,7 +345,7 @@ def test_the_group_size_is_fitted_to_the_memory(table, monkeypatch):
     monkeypatch.setattr(memory, 'free', lambda device: free)
     return driver.fitting_group_size(*table, 4)
 
-  needed = {size: driver._needed(*table, size, jax.local_devices()) for size in (2, 4)}
+  needed = {size: driver.needed(*table, size, jax.local_devices()) for size in (2, 4)}
   states = sum(x[:4].nbytes for x in jax.tree.leaves(states_of(table)))  # of one of two devices
   assert 2 * states < needed[2] < needed[4]
   assert fitted(None) == fitted(2 * needed[4]) == 4
