@@ -13,10 +13,9 @@ import numpy as np
 
 from benchmarks import breaching, memory, pytorch, setting
 from gradleak.attacks import driver
-from gradleak.models import layers
+from gradleak.models import convolution
 
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
-FORMULATIONS = ('patches', 'native')
 
 
 class Variant(NamedTuple):
@@ -103,7 +102,7 @@ def versions():
 
 def _variants(make, ours, compared, names, group):
   """Yields the variants of these names; `make` is (trials, formulation=…) -> Setting, `ours` the batched one."""
-  devices, fast = jax.local_devices(), layers.default_formulation()
+  devices, fast = jax.local_devices(), convolution.default_formulation()
 
   def batched(name, of):
     run = functools.partial(setting.run, of, of.trials, group, devices, compared)
@@ -117,7 +116,7 @@ def _variants(make, ours, compared, names, group):
     run = functools.partial(setting.run, few, 1, 1, devices[:1], compared)
     yield Variant(f'one trial at a time, {fast}', run, functools.partial(memory.planned, few.first(1), 1, devices[:1]))
   if 'formulations' in names:
-    for other in FORMULATIONS:
+    for other in convolution.FORMULATIONS:
       if other != fast:
         yield batched(other, make(min(ours.trials, max(compared, group * len(devices))), other))
   for name, module in (('pytorch', pytorch), ('breaching', breaching)):

@@ -3,6 +3,7 @@
     python launch/benchmark.py
     python launch/benchmark.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=8
     python launch/benchmark.py --measure=scaling --sizes=8,64,512
+    python launch/benchmark.py --measure=roofline --trials=2 --steps=20
     python launch/benchmark.py --measure=gpu --output=gpu.md
 
 Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
@@ -18,22 +19,26 @@ from launch import _program
 _MEASURE = flags.DEFINE_string(
   'measure',
   'speed',
-  'speed: variants and other packages; scaling: from few trials to many; gpu: models × trials against PyTorch, as '
-  'Markdown.',
+  'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
+  'gpu: models × trials against PyTorch, as Markdown.',
 )
 _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
 _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
-_MODELS = flags.DEFINE_string('models', None, "List separated by ';' for gpu; by default, its own.")
+_MODELS = flags.DEFINE_string(
+  'models', None, "List separated by ';' for roofline and gpu; by default lenet, convnet and resnet18."
+)
 _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
-_TRIALS = flags.DEFINE_integer('trials', 64, 'speed: trials of the batched run.')
+_TRIALS = flags.DEFINE_integer('trials', 64, 'speed, roofline: trials of the batched run.')
 _COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
 _VARIANTS = flags.DEFINE_string(
   'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
 )
 _SIZES = flags.DEFINE_string('sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024.')
 _DEVICES = flags.DEFINE_integer('devices', 0, 'scaling: how many devices; 0 for all.')
-_GROUP_SIZE = flags.DEFINE_integer('group_size', None, 'speed, scaling: trials per micro-group; by default, as audits.')
+_GROUP_SIZE = flags.DEFINE_integer(
+  'group_size', None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.'
+)
 _GROUP_SIZES = flags.DEFINE_string('group_sizes', '64,256,1024', 'gpu: trials per micro-group to try.')
 _OUTPUT = flags.DEFINE_string('output', 'results/gpu.md', 'gpu: the file to write.')
 _STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant.')
@@ -45,7 +50,7 @@ def main(argv):
   del argv
   from gradleak import errors, specs
 
-  measures = {'speed': _speed, 'scaling': _scaling, 'gpu': _gpu}
+  measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -103,6 +108,17 @@ def _scaling(models):
   del models
   sizes = _integers('sizes', _SIZES.value or '8,16,64,128,512')
   scaling.main(**_common(), model=_MODEL.value, sizes=sizes, devices=_DEVICES.value, group_size=_GROUP_SIZE.value)
+
+
+def _roofline(models):
+  from benchmarks import roofline
+
+  roofline.main(
+    **_common(),
+    models=models or ['lenet', 'convnet', 'resnet18'],
+    trials=_TRIALS.value,
+    group_size=_GROUP_SIZE.value,
+  )
 
 
 def _gpu(models):

@@ -1,4 +1,4 @@
-"""Building blocks: convolution in two formulations, pooling, initialisations, activations."""
+"""Building blocks: layers, pooling, initialisations, activations."""
 
 import math
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak import errors
+from gradleak.models import convolution
 
 ACTIVATIONS = {
   'sigmoid': jax.nn.sigmoid,
@@ -55,28 +56,10 @@ def initialiser(name):
   return INITS[name]
 
 
-def default_formulation():
-  """Returns the convolution formulation that is fast for per-trial weight gradients on the default backend."""
-  return 'patches' if jax.default_backend() == 'cpu' else 'native'
-
-
-def _patches(images, size, stride, padding):
-  """Returns [N, H', W', size·size·C]: rows are cut first, then columns, at half the copies of a one-stage im2col."""
-  images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-  height = (images.shape[1] - size) // stride + 1
-  width = (images.shape[2] - size) // stride + 1
-  rows = [images[:, i : i + stride * (height - 1) + 1 : stride] for i in range(size)]
-  rows = jnp.concatenate(rows, axis=-1)
-  columns = [rows[:, :, j : j + stride * (width - 1) + 1 : stride] for j in range(size)]
-  return jnp.concatenate(columns, axis=-1)
-
-
 class Conv(nn.Module):
   """A square 2-D convolution whose kernel is a matrix [features, size·size·C], ordered (column, row, channel).
 
-  Gradient matching differentiates per-trial weight gradients; under `vmap` those are grouped convolutions in XLA, two
-  orders of magnitude slower on CPU than the matrix products that `patches` makes of them. Both formulations compute the
-  same function of the same parameters.
+  All `convolution.FORMULATIONS` compute the same function of the same parameters.
   """
 
   features: int
@@ -89,22 +72,11 @@ class Conv(nn.Module):
 
   @nn.compact
   def __call__(self, images):
-    channels = images.shape[-1]
-    fan_in = self.size * self.size * channels
+    fan_in = self.size * self.size * images.shape[-1]
     initialise = initialiser(self.initial)(fan_in)
     kernel = self.param('kernel', initialise, (self.features, fan_in))
-    if self.formulation == 'patches':
-      patches = _patches(images, self.size, self.stride, self.padding)
-      outputs = jnp.einsum('nhwk,fk->nhwf', patches, kernel)
-    else:
-      kernel = kernel.reshape(self.features, self.size, self.size, channels).transpose(2, 1, 3, 0)
-      outputs = jax.lax.conv_general_dilated(
-        images,
-        kernel,
-        (self.stride, self.stride),
-        [(self.padding, self.padding)] * 2,
-        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-      )
+    convolve = convolution.FORMULATIONS[self.formulation]
+    outputs = convolve(images, kernel, self.size, self.stride, self.padding)
     if self.bias:
       outputs += self.param('bias', initialise, (self.features,)).reshape(1, 1, 1, -1)
     return outputs

@@ -1,7 +1,7 @@
 """The models that come along, by name."""
 
 from gradleak import errors, specs
-from gradleak.models import cnn, convnet, layers, lenet, mlp, precode, resnet
+from gradleak.models import cnn, convnet, convolution, layers, lenet, mlp, precode, resnet
 
 REGISTRY = {
   'mlp': mlp.mlp,
@@ -23,7 +23,7 @@ def create(spec, num_classes, *, init='explicit', conv=None):
     spec: a name of `REGISTRY` with settings in parentheses, then any `WRAPPERS` of it; or a parsed `Spec`.
     num_classes: number of logits.
     init: 'explicit' or 'default', see `gradleak.models.layers.initialiser`; wrappers have their own.
-    conv: convolution formulation, 'patches' or 'native'; None takes the backend's faster one. It changes speed alone.
+    conv: a name of `convolution.FORMULATIONS`; None takes the backend's faster one. It changes speed alone.
 
   Raises:
     UsageError: for an unknown name, setting or init.
@@ -34,9 +34,9 @@ def create(spec, num_classes, *, init='explicit', conv=None):
   factory, static, numeric = specs.resolve(base, REGISTRY, 'model')
   errors.check_number('num_classes', num_classes, low=1, integer=True)
   layers.initialiser(init)
-  conv = conv or layers.default_formulation()
-  if conv not in ('patches', 'native'):
-    raise errors.unknown('convolution formulation', conv, ('patches', 'native'))
+  conv = conv or convolution.default_formulation()
+  if conv not in convolution.FORMULATIONS:
+    raise errors.unknown('convolution formulation', conv, convolution.FORMULATIONS)
   model = factory(num_classes, init, conv, **static, **numeric)._replace(name=str(base))
   for wrapper in wrappers:
     wrap, static, numeric = specs.resolve(wrapper, WRAPPERS, 'wrapper of a model')

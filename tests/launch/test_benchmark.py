@@ -6,6 +6,8 @@ import sys
 import jax
 import pytest
 
+import gradleak as gl
+from gradleak.models import convolution
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -43,10 +45,12 @@ def test_it_prints_every_variant_and_its_ratio():
   done = programs.start('benchmark', *SMALL, '--model=lenet', '--group_size=2')
   assert done.status == 0
   table, missing = read(done.out)
-  fast, slow = ('patches', 'native') if jax.default_backend() == 'cpu' else ('native', 'patches')
-  ours = [f'2 trials in groups of 2, {fast}', f'one trial at a time, {fast}', f'2 trials in groups of 2, {slow}']
-  assert list(table)[:3] == ours
-  assert len(table) + len(missing) == 5
+  fast = convolution.default_formulation()
+  others = [name for name in convolution.FORMULATIONS if name != fast]
+  ours = [f'2 trials in groups of 2, {fast}', f'one trial at a time, {fast}']
+  ours += [f'2 trials in groups of 2, {name}' for name in others]
+  assert list(table)[:4] == ours
+  assert len(table) + len(missing) == 6
   reference = next(iter(table.values()))
   assert reference[-1] == 1
   for name, (milliseconds, _, per_hour, _, peak, *group, psnr, ratio) in table.items():
@@ -65,6 +69,17 @@ def test_scaling_prints_a_row_per_number_of_trials():
   assert rows[0][-3:] == ['1.00×'] * 3
   small, large = (float(row[4]) for row in rows)
   assert 0 < small < large < 2 * small  # states grow, a pass does not
+
+
+@pytest.mark.slow
+def test_the_roofline_counts_the_products_of_a_step():
+  done = programs.start('benchmark', *SMALL, '--measure=roofline', '--models=mlp', '--trials=2')
+  assert done.status == 0
+  row = next(line.split() for line in done.out.splitlines() if line.startswith('mlp'))
+  classes = gl.data.load('faces', 'test').num_classes
+  products = 2 * (5 * 3072 * 128 + 7 * (128 * 128 + 128 * 64 + 64 * classes))
+  assert float(row[2]) == pytest.approx(products / 1e6, abs=0.06)
+  assert float(row[3]) > float(row[2])  # XLA counts the rest too
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Building blocks: both convolution formulations against NumPy and each other, pooling, initialisations."""
+"""Building blocks: pooling, initialisations, activations."""
 
 import jax
 import jax.numpy as jnp
@@ -8,60 +8,6 @@ import scipy.stats
 
 from gradleak import errors, models
 from gradleak.models import layers
-
-
-def convolve(images, kernel, bias, size, stride, padding):
-  """Convolution by its definition; kernel [features, size·size·C] in (column, row, channel) order."""
-  images = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-  height, width = ((side - size) // stride + 1 for side in images.shape[1:3])
-  weights = kernel.reshape(len(kernel), size, size, images.shape[-1])
-  outputs = np.empty((len(images), height, width, len(kernel)))
-  for y in range(height):
-    for x in range(width):
-      window = images[:, y * stride : y * stride + size, x * stride : x * stride + size]
-      outputs[:, y, x] = np.einsum('nrck,fcrk->nf', window, weights)
-  return outputs + bias
-
-
-def all_orders(formulation, size, stride, padding, images, variables):
-  """Returns the outputs, the weight gradient, and the image gradient of the weight gradient's squared norm."""
-  conv = layers.Conv(3, size, 'explicit', stride, padding, formulation)
-
-  def weight_gradient(variables, images):
-    return jax.grad(lambda v: jnp.sum(jnp.sin(conv.apply(v, images))))(variables)
-
-  def squared_norm(images):
-    return sum(jnp.sum(g**2) for g in jax.tree.leaves(weight_gradient(variables, images)))
-
-  return conv.apply(variables, images), weight_gradient(variables, images), jax.grad(squared_norm)(images)
-
-
-@pytest.mark.parametrize(
-  ('size', 'stride', 'padding', 'shape'),
-  [
-    (5, 2, 2, (2, 8, 8, 1)),
-    (5, 2, 2, (1, 7, 10, 3)),
-    (5, 1, 2, (1, 2, 2, 2)),
-    (3, 1, 1, (2, 6, 5, 2)),
-    (3, 1, 0, (2, 6, 5, 2)),
-    (3, 3, 0, (1, 8, 7, 1)),
-    (1, 2, 0, (1, 4, 5, 2)),
-  ],
-)
-def test_patches_equal_native_in_every_order_and_the_definition(size, stride, padding, shape):
-  rng = np.random.default_rng(0)
-  images = rng.uniform(0, 1, shape).astype(np.float32)
-  kernel = rng.uniform(-0.5, 0.5, (3, size * size * shape[-1])).astype(np.float32)
-  bias = rng.uniform(-0.5, 0.5, 3).astype(np.float32)
-  variables = {'params': {'kernel': kernel, 'bias': bias}}
-  computed = jax.jit(
-    lambda images: [all_orders(name, size, stride, padding, images, variables) for name in ('patches', 'native')]
-  )
-  patches, native = computed(images)
-  np.testing.assert_allclose(patches[0], convolve(images, kernel, bias, size, stride, padding), rtol=1e-5, atol=1e-5)
-  for a, b in zip(jax.tree.leaves(patches), jax.tree.leaves(native), strict=True):
-    assert np.abs(a).max() > 0
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
 
 
 @pytest.mark.parametrize(('size', 'shape'), [(2, (2, 4, 6, 3)), (3, (1, 11, 10, 2)), (2, (1, 3, 2, 1))])

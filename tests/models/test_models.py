@@ -79,20 +79,21 @@ def test_batch_statistics_are_a_mean_and_a_variance_per_channel():
 
 
 @pytest.mark.parametrize('spec', SPECS)
-def test_both_formulations_give_logits_that_are_features_times_the_last_dense_layer(spec):
-  model, native = models.create(spec, 10, conv='patches'), models.create(spec, 10, conv='native')
+def test_formulations_give_logits_that_are_features_times_the_last_dense_layer(spec):
+  model, *others = (models.create(spec, 10, conv=name) for name in ('patches', 'native', 'hybrid'))
   assert model.name == spec
   variables = uniform_variables(model, SPECS[spec])
   images = np.random.default_rng(1).uniform(0, 1, (2, *SPECS[spec])).astype(np.float32)
 
   def run(variables):
-    logits = [m.apply(variables, images, False)[0] for m in (model, native)]
+    logits = [m.apply(variables, images, False)[0] for m in (model, *others)]
     return *logits, model.features(variables, images)
 
-  patches, native, features = jax.jit(run)(variables)
+  patches, native, hybrid, features = jax.jit(run)(variables)
   last = trees.get(variables['params'], model.layers(SPECS[spec])[-1].paths[0][:-1])
   assert patches.shape == (2, 10) and patches.dtype == jnp.float32
-  np.testing.assert_allclose(patches, native, rtol=1e-4, atol=1e-4)
+  for other in (native, hybrid):
+    np.testing.assert_allclose(patches, other, rtol=1e-4, atol=1e-4)
   np.testing.assert_allclose(patches, features @ last['kernel'] + last['bias'].reshape(1, -1), rtol=1e-4, atol=1e-4)
   assert np.ptp(np.asarray(patches), axis=0).max() > 0  # the two images differ
 

@@ -1,0 +1,148 @@
+"""Convolution in three formulations: the same function of the same parameters, at different speed.
+
+Gradient matching differentiates weight gradients that every trial has to itself. Under `vmap`, those of a native
+convolution are grouped convolutions, which XLA runs up to two orders of magnitude slower on CPU than the matrix
+products that `patches` makes of them. Where all trials share the weights, a native convolution saves the copies:
+`hybrid` takes each where it is faster.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def native(images, kernel, size, stride, padding):
+  """Convolves by XLA's own operation; arguments are those of every formulation.
+
+  Args:
+    images: [N, H, W, C].
+    kernel: [features, size·size·C], ordered (column, row, channel).
+    size, stride, padding: integers, the same for rows and columns.
+
+  Returns:
+    [N, H', W', features].
+  """
+  kernel = kernel.reshape(kernel.shape[0], size, size, images.shape[-1]).transpose(2, 1, 3, 0)
+  return _native(images, kernel, (stride, stride), [(padding, padding)] * 2)
+
+
+def patches(images, kernel, size, stride, padding):
+  """Convolves by copying out each pixel's neighbourhood (im2col), and one matrix product.
+
+  Rows are cut first, then columns, at half the copies of a single stage.
+  """
+  images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  height = (images.shape[1] - size) // stride + 1
+  width = (images.shape[2] - size) // stride + 1
+  rows = [images[:, i : i + stride * (height - 1) + 1 : stride] for i in range(size)]
+  rows = jnp.concatenate(rows, axis=-1)
+  columns = [rows[:, :, j : j + stride * (width - 1) + 1 : stride] for j in range(size)]
+  return jnp.einsum('nhwk,fk->nhwf', jnp.concatenate(columns, axis=-1), kernel)
+
+
+def hybrid(images, kernel, size, stride, padding):
+  """Convolves natively with a kernel that the lanes of a `vmap` share, and by `patches` with one for each lane.
+
+  A convolution and its two gradients are bilinear, and each one's derivatives are the other two: one rule for each
+  holds at every order. A weight gradient belongs to its lane, and so does whatever is convolved with its cotangent.
+  With fewer than 16 channels, as in LeNet, the copies are cheap, and it is `patches` altogether.
+  """
+  if images.shape[-1] < 16:
+    return patches(images, kernel, size, stride, padding)
+  geometry = {'side': images.shape[1:3], 'size': size, 'stride': stride, 'padding': padding}
+  return _convolve.bind(images, kernel, **geometry)
+
+
+FORMULATIONS = {'native': native, 'patches': patches, 'hybrid': hybrid}
+
+
+def default_formulation():
+  """Returns the formulation that is fast for per-trial weight gradients on the default backend."""
+  return 'hybrid' if jax.default_backend() == 'cpu' else 'native'
+
+
+def _native(images, kernel, strides, padding, **dilation):
+  return jax.lax.conv_general_dilated(
+    images, kernel, strides, padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC'), **dilation
+  )
+
+
+def _outputs(formulation, images, kernel, *, side, **geometry):
+  del side
+  return formulation(images, kernel, **geometry)
+
+
+def _images_gradient(cotangent, kernel, *, side, **geometry):
+  """The transpose of `patches` in its images."""
+  shape = (cotangent.shape[0], *side, kernel.shape[1] // geometry['size'] ** 2)
+  transpose = jax.linear_transpose(
+    lambda images: patches(images, kernel, **geometry), jax.ShapeDtypeStruct(shape, cotangent.dtype)
+  )
+  return transpose(cotangent)[0]
+
+
+def _native_images_gradient(cotangent, kernel, *, side, size, stride, padding):
+  """The transpose of `native` in its images: a convolution with the kernel turned round."""
+  channels = kernel.shape[1] // size**2
+  kernel = kernel.reshape(kernel.shape[0], size, size, channels)[:, ::-1, ::-1].transpose(2, 1, 0, 3)
+  low = size - 1 - padding
+  pads = [(low, n + size - 2 - low - (m - 1) * stride) for n, m in zip(side, cotangent.shape[1:3], strict=True)]
+  return _native(cotangent, kernel, (1, 1), pads, lhs_dilation=(stride, stride))
+
+
+def _kernel_gradient(images, cotangent, *, side, **geometry):
+  """The transpose of `patches` in its kernel."""
+  del side
+  shape = (cotangent.shape[-1], geometry['size'] ** 2 * images.shape[-1])
+  transpose = jax.linear_transpose(
+    lambda kernel: patches(images, kernel, **geometry), jax.ShapeDtypeStruct(shape, images.dtype)
+  )
+  return transpose(cotangent)[0]
+
+
+def _primitive(name, shared, own, has_kernel=True):
+  """Returns the bilinear primitive that is computed as `own`, or as `shared` while the kernel has no lanes."""
+
+  primitive = Primitive(name)
+  primitive.def_impl(lambda *arrays, **geometry: jax.jit(functools.partial(shared, **geometry))(*arrays))
+
+  def result(*arrays, **geometry):
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    found = jax.eval_shape(functools.partial(shared, **geometry), *shapes)
+    return arrays[0].update(shape=found.shape)
+
+  def batch(arrays, axes, **geometry):
+    if has_kernel and axes[1] is None:  # the lanes are more images
+      lanes = jnp.moveaxis(arrays[0], axes[0], 0)
+      found = primitive.bind(lanes.reshape(-1, *lanes.shape[2:]), arrays[1], **geometry)
+      return found.reshape(*lanes.shape[:2], *found.shape[1:]), 0
+    return jax.vmap(functools.partial(own, **geometry), in_axes=axes)(*arrays), 0
+
+  primitive.def_abstract_eval(result)
+  batching.primitive_batchers[primitive] = batch
+  mlir.register_lowering(primitive, mlir.lower_fun(shared, multiple_results=False))
+  return primitive
+
+
+_convolve = _primitive('convolve', functools.partial(_outputs, native), functools.partial(_outputs, patches))
+_of_images = _primitive('convolve_images_gradient', _native_images_gradient, _images_gradient)
+_of_kernel = _primitive('convolve_kernel_gradient', _kernel_gradient, _kernel_gradient, has_kernel=False)
+
+ad.defbilinear(
+  _convolve,
+  lambda cotangent, images, kernel, **geometry: _of_images.bind(cotangent, kernel, **geometry),
+  lambda cotangent, images, kernel, **geometry: _of_kernel.bind(images, cotangent, **geometry),
+)
+ad.defbilinear(
+  _of_images,
+  lambda images, cotangent, kernel, **geometry: _convolve.bind(images, kernel, **geometry),
+  lambda images, cotangent, kernel, **geometry: _of_kernel.bind(images, cotangent, **geometry),
+)
+ad.defbilinear(
+  _of_kernel,
+  lambda kernel, images, cotangent, **geometry: _of_images.bind(cotangent, kernel, **geometry),
+  lambda kernel, images, cotangent, **geometry: _convolve.bind(images, kernel, **geometry),
+)

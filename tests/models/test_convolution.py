@@ -1,0 +1,96 @@
+"""All formulations against the definition and each other, at every order of differentiation and under `vmap`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak.models import convolution
+
+# size, stride, padding and images: LeNet's, ConvNet's and ResNet's layers, and what has remainders.
+SHAPES = [
+  (5, 2, 2, (2, 8, 8, 1)),
+  (5, 2, 2, (1, 7, 10, 3)),
+  (5, 1, 2, (1, 2, 2, 2)),
+  (3, 1, 1, (2, 6, 5, 16)),
+  (3, 1, 0, (2, 6, 5, 16)),
+  (3, 2, 1, (1, 8, 9, 16)),
+  (3, 3, 0, (1, 8, 7, 16)),
+  (1, 2, 0, (1, 4, 5, 16)),
+]
+
+
+def arrays(size, shape, lead=(), features=3):
+  rng = np.random.default_rng(0)
+  kernel = rng.uniform(-0.5, 0.5, (*lead, features, size * size * shape[-1]))
+  return rng.uniform(0, 1, (*lead, *shape)), kernel
+
+
+def definition(images, kernel, size, stride, padding):
+  images = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  height, width = ((side - size) // stride + 1 for side in images.shape[1:3])
+  weights = kernel.reshape(len(kernel), size, size, images.shape[-1])
+  outputs = np.empty((len(images), height, width, len(kernel)))
+  for y in range(height):
+    for x in range(width):
+      window = images[:, y * stride : y * stride + size, x * stride : x * stride + size]
+      outputs[:, y, x] = np.einsum('nrck,fcrk->nf', window, weights)
+  return outputs
+
+
+def all_orders(convolve, images, kernel):
+  """Returns the outputs, both gradients, and both gradients of the squared norms of both gradients."""
+
+  def gradients(images, kernel):
+    return jax.grad(lambda *both: jnp.sum(jnp.sin(convolve(*both))), argnums=(0, 1))(images, kernel)
+
+  def squared_norm(which, images, kernel):
+    return jnp.sum(jnp.square(gradients(images, kernel)[which]))
+
+  second = [jax.grad(functools.partial(squared_norm, which), argnums=(0, 1))(images, kernel) for which in (0, 1)]
+  return convolve(images, kernel), *gradients(images, kernel), *second[0], *second[1]
+
+
+@pytest.mark.parametrize(('size', 'stride', 'padding', 'shape'), SHAPES)
+@pytest.mark.parametrize('lanes', ['none', 'images', 'both'])
+def test_formulations_agree_with_the_definition_and_in_every_order(
+  size, stride, padding, shape, lanes, fast_compilation
+):
+  """In float64, where rounding cannot hide a wrong index."""
+  geometry = {'size': size, 'stride': stride, 'padding': padding}
+  images, kernel = arrays(size, shape, lead=() if lanes == 'none' else (2,))
+  kernel = kernel[0] if lanes == 'images' else kernel
+
+  def run(images, kernel):
+    found = {}
+    for name, formulation in convolution.FORMULATIONS.items():
+      orders = functools.partial(all_orders, functools.partial(formulation, **geometry))
+      axes = {'none': None, 'images': (0, None), 'both': (0, 0)}[lanes]
+      found[name] = (jax.vmap(orders, axes) if axes else orders)(images, kernel)
+    return found
+
+  with jax.enable_x64(True):
+    found = jax.tree.map(np.asarray, jax.jit(run)(images, kernel))
+  if lanes == 'none':
+    np.testing.assert_allclose(found['hybrid'][0], definition(images, kernel, **geometry), rtol=1e-11, atol=1e-11)
+  for name, results in found.items():
+    for result, reference in zip(results, found['native'], strict=True):
+      assert result.dtype == np.float64 and np.abs(reference).max() > 0
+      np.testing.assert_allclose(result, reference, rtol=1e-9, atol=1e-10 * np.abs(reference).max(), err_msg=name)
+
+
+def test_hybrid_groups_no_convolution_by_lane():
+  """A grouped convolution is what the matrix products are there to avoid; a shared kernel is convolved natively."""
+  images, kernel = (x.astype(np.float32) for x in arrays(3, (1, 6, 6, 16), lead=(4,)))
+
+  def text(formulation, axes, *both):
+    orders = functools.partial(all_orders, functools.partial(formulation, size=3, stride=1, padding=1))
+    return jax.jit(jax.vmap(orders, axes)).lower(*both).as_text()
+
+  assert 'stablehlo.convolution' not in text(convolution.hybrid, (0, 0), images, kernel)
+  shared = text(convolution.hybrid, (0, None), images, kernel[0])
+  assert 'stablehlo.convolution' in shared and 'feature_group_count = 4' not in shared
+  assert 'batch_group_count = 4' not in shared
+  assert '_group_count = 4' in text(convolution.native, (0, 0), images, kernel)
