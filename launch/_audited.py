@@ -33,7 +33,7 @@ def define(**defaults):
   string(
     'attacks',
     'csdlg(tv=1e-6)',
-    "List separated by ';': dlg, idlg, csdlg, csdlg_lbfgs, dga, gia, gs, with settings.",
+    "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, with settings.",
   )
   string(
     'defenses',

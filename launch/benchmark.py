@@ -5,6 +5,7 @@
     python launch/benchmark.py --measure=scaling --sizes=8,64,512
     python launch/benchmark.py --measure=roofline --trials=2 --steps=20
     python launch/benchmark.py --measure=gpu --output=gpu.md
+    python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data --trials=32
 
 Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
 """
@@ -20,16 +21,17 @@ _MEASURE = flags.DEFINE_string(
   'measure',
   'speed',
   'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
-  'gpu: models × trials against PyTorch, as Markdown.',
+  'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack.',
 )
 _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
 _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
 _MODELS = flags.DEFINE_string(
-  'models', None, "List separated by ';' for roofline and gpu; by default lenet, convnet and resnet18."
+  'models', None, "List separated by ';' for roofline, gpu and schedule; by default, their own."
 )
 _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
-_TRIALS = flags.DEFINE_integer('trials', 64, 'speed, roofline: trials of the batched run.')
+_FASTER = flags.DEFINE_string('faster', 'csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
+_TRIALS = flags.DEFINE_integer('trials', 64, 'speed, roofline, schedule: trials of the batched run.')
 _COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
 _VARIANTS = flags.DEFINE_string(
   'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
@@ -40,8 +42,8 @@ _GROUP_SIZE = flags.DEFINE_integer(
   'group_size', None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.'
 )
 _GROUP_SIZES = flags.DEFINE_string('group_sizes', '64,256,1024', 'gpu: trials per micro-group to try.')
-_OUTPUT = flags.DEFINE_string('output', 'results/gpu.md', 'gpu: the file to write.')
-_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant.')
+_OUTPUT = flags.DEFINE_string('output', None, 'gpu, schedule: the file; results/gpu.md or results/schedules.png.')
+_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant; schedule: as published.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'How often each variant is measured.')
 
 
@@ -50,7 +52,7 @@ def main(argv):
   del argv
   from gradleak import errors, specs
 
-  measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu}
+  measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -130,7 +132,21 @@ def _gpu(models):
     sizes=_integers('sizes', _SIZES.value or '1,16,128,1024'),
     group_sizes=_integers('group_sizes', _GROUP_SIZES.value),
     compared=_COMPARED.value,
-    output=_OUTPUT.value,
+    output=_OUTPUT.value or 'results/gpu.md',
+  )
+
+
+def _schedule(models):
+  from benchmarks import schedule
+
+  schedule.main(
+    panels=[schedule.Panel(model) for model in models] if models else schedule.PANELS,
+    published=_ATTACK.value,
+    faster=_FASTER.value,
+    dataset=_DATASET.value,
+    data_dir=_DATA_DIR.value,
+    trials=_TRIALS.value,
+    output=_OUTPUT.value or 'results/schedules.png',
   )
 
 

@@ -3,7 +3,7 @@
 from gradleak.attacks import driver, labels
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching import gradient_matching
-from gradleak.attacks.presets import csdlg, csdlg_lbfgs, dga, dlg, gia, gs, idlg
+from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg
 from gradleak.attacks.registry import REGISTRY, AttackTemplate, parse
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
   'AttackTemplate',
   'Reconstruction',
   'csdlg',
+  'csdlg_fast',
   'csdlg_lbfgs',
   'dga',
   'dlg',

@@ -26,9 +26,14 @@ def squared_euclidean(simulated, observed, weights=None):
 
 
 def cosine(simulated, observed, weights=None):
-  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
+  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero.
+
+  Computed as ½‖a/‖a‖ − b/‖b‖‖²: one minus a cosine near one has lost the digits that the last steps descend on.
+  """
   root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
-  return 1 - trees.cosine(_weighted(simulated, root), _weighted(observed, root))
+  a, b = _weighted(simulated, root), _weighted(observed, root)
+  nothing = (trees.norm(a) == 0) | (trees.norm(b) == 0)
+  return jnp.where(nothing, 1.0, 0.5 * trees.squared_norm(trees.subtract(_unit(a), _unit(b))))
 
 
 def dense_input(simulated, observed, weights=None, *, layers):
@@ -65,6 +70,13 @@ FLOORS = {
 
 def _weighted(tree, weights):
   return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
+
+
+def _unit(tree):
+  """Returns tree / ‖tree‖, and zeros where that is zero."""
+  length = trees.norm(tree)
+  length = jnp.where(length == 0, 1.0, length)
+  return jax.tree.map(lambda x: x / length.astype(x.dtype), tree)
 
 
 # Position of a layer in (0, 1], first to last -> its weight in the distance.

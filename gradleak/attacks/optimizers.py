@@ -12,6 +12,7 @@ from gradleak.strictness import lenient
 
 FIRST_ORDER = {
   'adam': optax.scale_by_adam,
+  'adam99': lambda: optax.scale_by_adam(b2=0.99, eps=1e-12),  # gradients of a cosine distance may be below 1e-8
   'adabelief': optax.scale_by_belief,
   'amsgrad': optax.scale_by_amsgrad,
   'momentum': lambda: optax.trace(0.9),

@@ -79,6 +79,28 @@ def csdlg_lbfgs(client, *, steps: int = 3000, history: int = 100, tv: float = 0.
 
 
 @_preset
+def csdlg_fast(
+  client, *, steps: int = 2000, learning_rate: float = 0.03, tv: float = 1e-4, start: str = 'constant', **shared
+):
+  """What csDLG minimises and knows, in a twelfth of its steps: Adam on the plain gradient, cosine decay, from grey.
+
+  The sign makes every pixel move as far as the rate says until that has decayed; Adam with a memory of a hundred steps
+  lets those rest that have arrived.
+  """
+  return csdlg(
+    client,
+    steps=steps,
+    learning_rate=learning_rate,
+    tv=tv,
+    gradient='plain',
+    optimizer='adam99',
+    decay='cosine',
+    start=start,
+    **shared,
+  )
+
+
+@_preset
 def dga(client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared):
   """GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels."""
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='known', **shared)

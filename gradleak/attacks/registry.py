@@ -11,6 +11,7 @@ REGISTRY = {
   'dlg': presets.dlg,
   'idlg': presets.idlg,
   'csdlg': presets.csdlg,
+  'csdlg_fast': presets.csdlg_fast,
   'csdlg_lbfgs': presets.csdlg_lbfgs,
   'dga': presets.dga,
   'gia': presets.gia,

@@ -33,6 +33,7 @@ _SYNONYMS = {
   'dga': 'dlg',
   'gia': 'csdlg',
   'gs': 'csdlg',
+  'csdlg_fast': 'csdlg',
   'csdlg_lbfgs': 'csdlg',
   'ffl': 'fragmentation',
   'fragmentation_random': 'fragmentation',

@@ -53,9 +53,9 @@ def test_layer_weights_follow_the_forward_order(network):
 
 
 @pytest.mark.parametrize('name,settings,mode,bar', [
-  ('dga', {'steps': 150}, 'known', 60), ('idlg', {'steps': 150}, 'inferred', 60),
+  pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow), ('idlg', {'steps': 150}, 'inferred', 60),
   ('dlg', {'steps': 250}, 'optimised', 40), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
-  ('gs', {'steps': 400}, 'known', 25),
+  pytest.param('gs', {'steps': 400}, 'known', 25, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_presets_recover_an_image(name, settings, mode, bar, client, observe, small_images):
   images, labels = small_images
@@ -206,3 +206,24 @@ def test_a_tolerance_ends_the_search(distance, small_images):
   for value in (info['objective'], found.objective, found.images):
     assert (value[20:] == value[20]).all()
   assert (whole.objective[-1] < found.objective[-1]) and int(found.diverged_step[-1]) == -1
+
+
+def test_the_fast_schedule_descends_from_grey_with_what_csdlg_minimises(client, observe, small_images):
+  images, labels = small_images
+  observation = observe(images[:1], labels[:1])
+  template = attacks.parse('csdlg_fast')
+  attack = template.build(template.numbers, client)
+  assert (attack.num_steps, attack.labels) == (2000, 'known')
+  start = attack.init(jax.random.key(0), observation).dummy['images']
+  assert (start == 0.5).all()
+  fast, published = (jax.jit(each.objective) for each in (attack, attacks.csdlg(client)))
+  assert fast(observation, start, observation.labels) == published(observation, start, observation.labels)
+  assert psnr(run(attacks.csdlg_fast(client, steps=200, tv=1e-6), observation), images[:1]) > 20
+
+
+def test_the_cosine_distance_keeps_its_digits_near_the_optimum():
+  """A change of 1e-5 is a distance of 5e-11: one minus a cosine is 0 there in float32."""
+  observed = {'x': jnp.asarray([1.0, 0.0])}
+  value, gradient = jax.value_and_grad(matching.cosine)({'x': jnp.asarray([1.0, 1e-5])}, observed)
+  np.testing.assert_allclose(value, 5e-11, rtol=1e-3)
+  np.testing.assert_allclose(gradient['x'], [0, 1e-5], rtol=1e-3, atol=1e-9)

@@ -97,6 +97,22 @@ def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
   assert all(float(row[3]) > 0 for row in rows)
 
 
+@pytest.mark.slow
+def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
+  output = tmp_path / 'new' / 'schedules.png'
+  attacks = ('--attack=csdlg(steps=6)', '--faster=csdlg_fast(steps=5)')
+  done = programs.start('benchmark', *SMALL, '--measure=schedule', '--models=mlp', *attacks, f'--output={output}')
+  assert done.status == 0
+  assert output.read_bytes().startswith(b'\x89PNG')
+  lines = [re.split(r' {2,}', line, maxsplit=1) for line in done.out.splitlines() if line.startswith('csdlg')]
+  rows = {name: figures.split() for name, figures in lines}
+  slow, fast = rows['csdlg(steps=6)'], rows['csdlg_fast(steps=5)']
+  assert (slow[0], fast[0]) == ('6', '5') and float(slow[1]) > 0 and float(fast[1]) > 0
+  reached = next(value for name, value in rows.items() if 'reaches' in name)
+  assert float(reached[4]) >= float(slow[4])
+  assert re.search(r'times less +[\d.]+× +[\d.]+× +[\d.]+×', done.out)
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
@@ -113,6 +129,8 @@ def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
     ('--measure=scaling --sizes=8,many', "sizes is 'many', expected an integer in [1, "),
     ('--measure=gpu --models=lenet;lent', "unknown model 'lent'"),
     ('--measure=gpu --output=/dev/null/gpu.md', 'cannot write /dev/null/gpu.md'),
+    ('--measure=schedule --faster=csdgl', "unknown attack 'csdgl'"),
+    ('--measure=schedule --output=/dev/null/x.png', 'cannot write /dev/null/x.png'),
   ],
 )
 def test_bad_input(flags, message):

@@ -1,0 +1,235 @@
+"""PSNR against time: a schedule against the published one, up to the PSNR that the published one ends with."""
+
+import functools
+import io
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import gradleak as gl
+from benchmarks import setting
+from gradleak import attacks, errors, metrics
+from gradleak.attacks import driver
+from gradleak.attacks.adaptive import View
+from gradleak.storage import write_atomically
+from gradleak.trials import Build
+
+CHUNKS = 100
+TUNED = 8  # the first images are not attacked: schedules are tuned on them
+
+_COLOURS = ('#b03a10', '#0f6674')
+_INK, _SOFT = '#1d2126', '#5c6168'
+
+
+class Panel(NamedTuple):
+  """What is attacked.
+
+  Attributes:
+    model: as `models.create` takes it.
+    size: pixels along each side of the images.
+    init: of the model's weights.
+    batch_norm: 'train' or 'eval'.
+  """
+
+  model: str
+  size: int = 32
+  init: str = 'explicit'
+  batch_norm: str = 'train'
+
+  def __str__(self):
+    return f'{self.model}, {self.size}×{self.size}, init {self.init}, BatchNorm {self.batch_norm}'
+
+
+PANELS = (Panel('lenet'), Panel('convnet(width=8)', 12, 'default', 'eval'))
+
+
+class Curve(NamedTuple):
+  """How one attack got on; n points in time, of which the first is the start.
+
+  Attributes:
+    attack: how it is called.
+    steps: steps done, [n].
+    seconds: since the start, per trial, compilation and the reading of results apart, [n].
+    core_seconds: the same, of all processor cores together, [n].
+    psnr: in dB, [n, trials], of each trial's lowest objective so far.
+  """
+
+  attack: str
+  steps: np.ndarray
+  seconds: np.ndarray
+  core_seconds: np.ndarray
+  psnr: np.ndarray
+
+  @property
+  def median(self):
+    """The median PSNR over the trials, [n]."""
+    return np.median(self.psnr, axis=1)
+
+  def reaches(self, psnr):
+    """Returns the index of the first point behind the start whose median is `psnr` or more; None without any."""
+    found = np.flatnonzero(self.median[1:] >= psnr)
+    return int(found[0]) + 1 if len(found) else None
+
+
+def main(*, panels, published, faster, dataset, data_dir, trials, output):
+  """Runs both attacks on each panel, prints a table, and draws PSNR against time to a PNG.
+
+  Args:
+    panels: `Panel`s.
+    published, faster: the attacks, as launch/audit.py takes them; their steps are their own.
+    dataset, data_dir: the images.
+    trials: how many images are attacked, behind the first `TUNED`.
+    output: the PNG.
+
+  Raises:
+    UsageError: for an unknown model or attack, too few images, or an `output` that cannot be written.
+  """
+  templates = [attacks.parse(text) for text in (published, faster)]
+  for panel in panels:
+    gl.models.create(panel.model, 10, init=panel.init)  # what is unknown says so before anything is measured
+  _check(output)
+  drawn = []
+  for panel in panels:
+    images = gl.data.load(dataset, 'test', data_dir=data_dir, limit=TUNED + trials, image_size=panel.size, channels=3)
+    if len(images.images) < TUNED + trials:
+      raise errors.UsageError(f'{dataset} has {len(images.images)} images, {TUNED + trials} are needed')
+    kind, devices = jax.devices()[0].device_kind, jax.device_count()
+    print(f'{panel}; {dataset}, {trials} images; {devices} × {kind}; load average {setting.load_average()}', flush=True)
+    scenario = gl.scenario(
+      gl.models.create(panel.model, images.num_classes, init=panel.init),
+      images.images[TUNED:],
+      images.labels[TUNED:],
+      key=jax.random.key(0),
+      num_classes=images.num_classes,
+      batch_norm=panel.batch_norm,
+    )
+    curves = [follow(scenario, template) for template in templates]
+    print(table(*curves), flush=True)
+    drawn.append((panel, curves))
+    write_atomically(pathlib.Path(output), draw(drawn, f'{dataset}, {trials} images, {devices} × {kind}'))
+  print(f'\ns, core s: per trial, by the clock and of all cores together. load average {setting.load_average()}')
+
+
+def follow(scenario, template):
+  """Returns the `Curve` of an attack on every image of a scenario, alone."""
+  client, count = scenario.client, len(scenario.images)
+  labels = jax.nn.one_hot(jax.numpy.asarray(scenario.labels), client.num_classes)[:, None]
+  images = jax.numpy.asarray(scenario.images)[:, None]
+  group = driver.default_group_size(scenario.variables, 1)
+
+  def upload(variables, lane):
+    return client.local_update(None, variables, lane['images'], lane['labels']).update
+
+  uploads = driver.evaluate(upload, scenario.variables, {'images': images, 'labels': labels}, group_size=group)
+  knowledge = gl.Knowledge(batch_norm=scenario.settings['batch_norm'])
+  build = Build(template, template.structure, client, knowledge, images.shape[1:])
+  shared = {
+    'variables': scenario.variables,
+    'labels': labels,
+    'seen': View(
+      jax.tree.map(jax.numpy.asarray, uploads),
+      None,
+      jax.numpy.zeros(count, jax.numpy.float32),
+      jax.numpy.full(count, jax.numpy.inf, jax.numpy.float32),
+    ),
+    'class_means': None,
+  }
+  index = jax.numpy.arange(count, dtype=jax.numpy.int32)
+  lanes = {
+    'trial': index,
+    'view': index,
+    'key': jax.random.split(jax.random.key(1), count),
+    'numbers': tuple(jax.numpy.full((count,), number, jax.numpy.float32) for number in template.numbers),
+  }
+  num_steps = template.build(template.numbers, client).num_steps
+  points, paused = [], np.zeros(2)
+
+  def clock():
+    return np.array([time.perf_counter(), time.process_time()])
+
+  def mark(progress):
+    nonlocal paused
+    now = clock()
+    states = progress.states
+    images = states.best[0]['images'] if progress.step else states.dummy['images']
+    points.append((progress.step, now - paused, metrics.psnr(images[:, 0], scenario.images)))
+    print(f'{template.name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
+    paused += clock() - now  # reading what was found is no part of the attack
+
+  run = functools.partial(driver.run, build, shared, lanes, group_size=group)
+  run(num_steps=1)  # compiles
+  run(num_steps=num_steps, chunk_steps=-(-num_steps // CHUNKS), on_chunk=mark)
+  steps, times, psnr = (np.asarray(column) for column in zip(*points, strict=True))
+  seconds, core_seconds = (times - times[0]).T / count
+  return Curve(template.name, steps, seconds, core_seconds, psnr)
+
+
+def table(published, faster):
+  """Returns the table of two `Curve`s, and when the second reaches the median PSNR that the first ends with."""
+  width = max(len(curve.attack) for curve in (published, faster)) + 18
+
+  def row(name, curve, i):
+    quartiles = np.percentile(curve.psnr[i], (25, 50, 75))
+    figures = f'{curve.steps[i]:7,} {curve.seconds[i]:8.3f} {curve.core_seconds[i]:8.3f}'
+    return f'{name:{width}} {figures} {quartiles[0]:11.1f} {quartiles[1]:7.1f} {quartiles[2]:7.1f}'
+
+  lines = [f'{"":{width}} {"steps":>7} {"s":>8} {"core s":>8} {"PSNR: 25 %":>11} {"median":>7} {"75 %":>7}']
+  for curve in (published, faster):
+    lines += [row(f'{curve.attack}, start', curve, 0), row(curve.attack, curve, -1)]
+  target = published.median[-1]
+  reached = faster.reaches(target)
+  if reached is None:
+    return '\n'.join([*lines, f'{faster.attack} does not reach {target:.1f} dB'])
+  lines.append(row(f'{faster.attack} reaches {target:.1f} dB', faster, reached))
+  steps, seconds, core_seconds = (
+    getattr(published, name)[-1] / getattr(faster, name)[reached] for name in ('steps', 'seconds', 'core_seconds')
+  )
+  return '\n'.join([*lines, f'{"times less":{width}} {steps:6.1f}× {seconds:7.1f}× {core_seconds:7.1f}×'])
+
+
+def draw(panels, title):
+  """Returns a PNG: median PSNR (dB) against seconds per trial, quartiles as bands; panels are (`Panel`, curves)."""
+  from matplotlib import rc_context
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), dpi=160, facecolor='white', layout='constrained')
+    figure.suptitle(title, fontsize=8.5)
+    for axes, (panel, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+      for curve, colour in zip(curves, _COLOURS, strict=True):
+        # The start has no place on a logarithmic axis.
+        low, median, high = np.percentile(curve.psnr[1:], (25, 50, 75), axis=1)
+        axes.plot(curve.seconds[1:], median, color=colour, label=curve.attack)
+        axes.fill_between(curve.seconds[1:], low, high, color=colour, alpha=0.15, linewidth=0)
+      axes.axhline(curves[0].median[-1], color=_COLOURS[0], linestyle=':', linewidth=1)
+      axes.set_xscale('log')
+      axes.xaxis.set_major_formatter('{x:g}')
+      axes.set_title(str(panel), fontsize=8.5, color=_SOFT)
+      axes.set_xlabel('seconds per trial')
+      axes.spines[['top', 'right']].set_visible(False)
+      axes.legend(frameon=False)
+    figure.axes[0].set_ylabel('PSNR in dB')
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer, metadata={'Software': None})
+  return buffer.getvalue()
+
+
+def _check(output):
+  """Makes the folder of a file.
+
+  Raises:
+    UsageError: if nothing can be written there.
+  """
+  folder = os.path.dirname(output) or '.'
+  try:
+    os.makedirs(folder, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+  except OSError as error:
+    raise errors.UsageError(f'cannot write {output}: {error.strerror}') from error
