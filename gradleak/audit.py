@@ -78,6 +78,7 @@ def audit(
   group_size=None,
   process=(0, 1),
   shards=None,
+  split=False,
   progress='auto',
 ):
   """Attacks what a client would send, with and without defenses, and measures what comes back.
@@ -107,6 +108,9 @@ def audit(
       of each other: one that dies is started again alone.
     shards: into how many parts the trials are cut, at least as many as processes and at most as many as trials; None
       makes it as many as processes.
+    split: whether devices share the images of each upload, in place of trials: for a batch that is too large for one.
+      With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
+      directory; the first one writes. When one dies, all do, and are started again together.
     progress: 'auto', 'bar', 'lines' or 'none', see `gradleak.progress`; or a function that is called with (attack,
       `driver.Progress`, the first defense's objectives) after each chunk.
 
@@ -155,13 +159,14 @@ def audit(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   _check_process(process, shards, num_trials, workdir)
+  _check_split(split, process, batch_size, workdir)
   shards = shards or process[1]
   speed = {'group_size': group_size, 'shards': shards}
-  store = None if workdir is None else Workdir(workdir, config, speed, shared=process[1] > 1)
+  store = None if workdir is None else Workdir(workdir, config, speed, process[1] > 1, split)
   if store is not None:
     group_size, shards = store.speed['group_size'], store.speed.get('shards', 1)
 
-  run.group_size, run.store, run.progress = group_size, store, progress
+  run.group_size, run.store, run.progress, run.split = group_size, store, progress, split
   run.attack_group_size = store.speed.get('attack_group_size', group_size) if store else group_size
   rank, processes = process
   seconds, parts = [], {}
@@ -175,6 +180,7 @@ def audit(
         seconds.append(time.monotonic() - started)
         if store is not None:
           store.save_part(name, *part)
+        if store is not None and store.writes:
           _log_time(store, name, seconds[-1])
       parts[name] = part
   structures = []
@@ -185,7 +191,11 @@ def audit(
       return None
     structures.append(found)
   result = _assemble(run, config, structures, sum(seconds), not seconds)
-  if store is not None and not (result.resumed and all((store.path / name).exists() for name in RENDERED)):
+  if (
+    store is not None
+    and store.writes
+    and not (result.resumed and all((store.path / name).exists() for name in RENDERED))
+  ):
     _write(store, result)
   return result
 
@@ -198,6 +208,22 @@ def _check_process(process, shards, num_trials, workdir):
     errors.check_number('shards', shards, low=processes, high=num_trials, integer=True)
   if processes > 1 and workdir is None:
     raise errors.UsageError(f'{processes} processes need a work directory that all of them see')
+
+
+def _check_split(split, process, batch_size, workdir):
+  if not split:
+    if jax.process_count() > 1 and workdir is not None:
+      raise errors.UsageError(
+        'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
+        'processes that do not know of each other'
+      )
+    return
+  if process[1] > 1:
+    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
+  if batch_size % jax.device_count():
+    raise errors.UsageError(
+      f'{batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
+    )
 
 
 def _names(run, index, count):

@@ -13,6 +13,7 @@ import zipfile
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from gradleak import errors
 
@@ -69,7 +70,7 @@ class Workdir:
   `checkpoints/` (the attack in progress) and whatever is rendered from the parts.
   """
 
-  def __init__(self, path, config, speed, shared=False):
+  def __init__(self, path, config, speed, shared=False, together=False):
     """Claims `path` for `config`, or finds it claimed for the same.
 
     Args:
@@ -78,17 +79,23 @@ class Workdir:
       speed: settings that change no figure in kind but bits, as the micro-group size: the first run's are kept and
         reused, and readable as `self.speed`.
       shared: whether other processes work in the same folder at the same time; then nothing of theirs is cleared away.
+      together: whether all processes of `jax.distributed` make the same calls on the same folder; the first one writes.
 
     Raises:
       UsageError: if the folder belongs to other settings (names them), is no folder, holds other files, or cannot be
         written. Nothing is left behind then.
     """
-    self.path, self._shared = pathlib.Path(path), shared
+    self.path, self._shared, self._together = pathlib.Path(path), shared, together
+    self.writes = not together or jax.process_index() == 0
+    if not self.writes:
+      multihost_utils.sync_global_devices('the work directory is claimed')
     self._checkpoint_cost = 0.0
     self._checkpoint_time = time.monotonic()
     config = plain(config)
     try:
       known = self._read('config.json')
+      if known is None and not self.writes:
+        raise errors.UsageError(f'{self.path} holds no config.json: all processes need to see the same work directory')
       if known is None:
         # A kill while the folder was claimed leaves it with speed.json, or parts of these two.
         if self.path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in self.path.iterdir()):
@@ -107,11 +114,14 @@ class Workdir:
           f'the work directory {path} belongs to other settings: {changes}. '
           'Choose another directory, or the same settings to resume'
         )
-      (self.path / 'parts').mkdir(exist_ok=True)
-      if not shared:
+      if self.writes:
+        (self.path / 'parts').mkdir(exist_ok=True)
+      if self.writes and not shared:
         for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
           leftover.unlink(missing_ok=True)
       self.speed = self._read('speed.json') or speed
+      if together and self.writes:
+        multihost_utils.sync_global_devices('the work directory is claimed')
     except OSError as error:
       raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
 
@@ -129,7 +139,8 @@ class Workdir:
   def record_speed(self, **changes):
     """Records settings that a run had to change, as a group size that does not fit the memory."""
     self.speed = {**self.speed, **changes}
-    write_atomically(self.path / 'speed.json', json.dumps(self.speed, indent=2))
+    if self.writes:
+      write_atomically(self.path / 'speed.json', json.dumps(self.speed, indent=2))
 
   def load_part(self, name):
     """Returns the (rows, arrays) of a completed part, or None.
@@ -149,6 +160,8 @@ class Workdir:
 
   def save_part(self, name, rows, arrays):
     """Writes a completed part and forgets its checkpoints."""
+    if not self.writes:
+      return
     buffer = io.BytesIO()
     np.savez_compressed(buffer, rows=json.dumps(plain(rows, finite=False)), **arrays)
     write_atomically(self.path / 'parts' / f'{name}.npz', buffer.getvalue())
@@ -169,7 +182,10 @@ class Workdir:
 
     Orbax writes beside and renames, so that a kill leaves this checkpoint or the one before.
     """
-    if not due and time.monotonic() - self._checkpoint_time < 10 * self._checkpoint_cost:
+    wanted = due or time.monotonic() - self._checkpoint_time >= 10 * self._checkpoint_cost
+    if self._together:  # Orbax has all processes save; a device that failed answers nobody
+      wanted = not due and bool(multihost_utils.broadcast_one_to_all(np.asarray(wanted)))
+    if not wanted:
       return
     from orbax.checkpoint import v1 as ocp
 
@@ -178,7 +194,8 @@ class Workdir:
     folder = (self.path / 'checkpoints').absolute()
     leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
-    self._forget_checkpoints(name, kept=f'{name}-{step:08}')
+    if self.writes:
+      self._forget_checkpoints(name, kept=f'{name}-{step:08}')
     self._checkpoint_time = time.monotonic()
     self._checkpoint_cost = self._checkpoint_time - started
 

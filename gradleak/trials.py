@@ -137,6 +137,7 @@ class Trials:
     # Uploads keep their micro-group size, and so their bits, also where an attack's must shrink to fit the memory.
     self.group_size = self.attack_group_size = 1
     self.fit, self.store, self.progress = False, None, None
+    self.split = False
     self.key = key
     self.index, self.count = 0, 1
     trials, size = settings.num_trials, settings.batch_size
@@ -423,7 +424,7 @@ class Trials:
       save(progress)
 
     group_size = self.attack_group_size
-    if self.fit and not resume:
+    if self.fit and not self.split and not resume:
       group_size = driver.fitting_group_size(build, shared, lanes, group_size)
     found = driver.run(
       build,
@@ -434,6 +435,8 @@ class Trials:
       on_chunk=on_chunk,
       on_failure=functools.partial(save, due=True),
       resume=resume or None,
+      devices=jax.devices() if self.split else None,
+      split=self.settings.batch_size if self.split else 0,
     )
     truth = {**shared, 'truth': jnp.asarray(self.truth)}
     at_truth = np.asarray(driver.evaluate(ObjectiveAtTruth(build), truth, lanes, group_size=self.group_size))

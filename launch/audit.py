@@ -10,6 +10,7 @@ checkpoint when the same command is given again.
 
 import os
 
+import jax
 from absl import flags
 
 from launch import _audited, _program
@@ -22,6 +23,14 @@ _GIVEN = _audited.define(
 _MODEL = flags.DEFINE_string(
   'model', 'lenet', "mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20; settings as in 'convnet(width=8)'."
 )
+_DISTRIBUTED = flags.DEFINE_string(
+  'distributed',
+  None,
+  'host:port of the first of several processes, or auto on a cluster: their devices share the images of each upload, '
+  'for a batch too large for one host. All are started with the same flags but --process.',
+)
+_PROCESS = flags.DEFINE_integer('process', None, 'distributed: rank of this process.')
+_PROCESSES = flags.DEFINE_integer('processes', None, 'distributed: number of processes.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
 
 
@@ -29,6 +38,7 @@ def main(argv):
   """Runs the audit that the flags describe and prints its table."""
   del argv
   _audited.prepare(_GIVEN)
+  _distribute()
 
   import gradleak as gl
   from gradleak import errors, specs
@@ -48,9 +58,12 @@ def main(argv):
     attacks,
     _GIVEN.trials.value,
     workdir=workdir,
-    progress=_GIVEN.progress.value,
+    split=_DISTRIBUTED.value is not None,
+    progress='none' if jax.process_index() else _GIVEN.progress.value,
     **_audited.settings(_GIVEN),
   )
+  if jax.process_index():
+    return
   report = os.path.join(workdir, 'report.html')
   if result.resumed and os.path.exists(report):
     print(f'{workdir} is complete already: nothing to do.')
@@ -58,6 +71,27 @@ def main(argv):
     write(result, workdir)
   print(terminal_table(result))
   print(f'\nreport: {report}')
+
+
+def _distribute():
+  """Makes this process one of several, if the flags say so."""
+  from gradleak import errors
+
+  if _DISTRIBUTED.value is None:
+    if _PROCESS.value is not None or _PROCESSES.value is not None:
+      raise errors.UsageError(
+        '--process and --processes belong to --distributed; launch/sweep.py shares trials among processes'
+      )
+    return
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  if _DISTRIBUTED.value == 'auto':
+    jax.distributed.initialize()
+    return
+  if _PROCESS.value is None or _PROCESSES.value is None:
+    raise errors.UsageError('--distributed=host:port needs --process and --processes')
+  errors.check_number('processes', _PROCESSES.value, low=1, integer=True)
+  errors.check_number('process', _PROCESS.value, low=0, high=_PROCESSES.value - 1, integer=True)
+  jax.distributed.initialize(_DISTRIBUTED.value, _PROCESSES.value, _PROCESS.value)
 
 
 if __name__ == '__main__':
