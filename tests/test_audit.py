@@ -188,6 +188,7 @@ def test_an_attacker_sees_no_labels_that_it_is_not_granted(linear, labels, grant
   assert granted_words == bool(granted)
 
 
+@pytest.mark.slow
 def test_labels_of_a_batch_are_inferred_from_what_is_sent(linear):
   """Eight digits of eight classes: two per batch, and the bias gradient is negative at these two alone."""
   found = audit(linear, attacks=['csdlg(tv=0,steps=2)'], labels='inferred', batch_size=2)

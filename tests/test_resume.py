@@ -196,6 +196,7 @@ def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_
   assert [row for row in result.rows if row['attack'] == attacks[0]] == uninterrupted[1].rows
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(linear, uninterrupted, tmp_path):
   """The second one dies on its way and is started again alone; the first has left long before."""
   workdir = tmp_path / 'new'

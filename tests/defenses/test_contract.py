@@ -304,7 +304,7 @@ def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled)
   sample = samples[network]
   identity = {**CASES[name].strong, **CASES[name].identity}
   assert_equal(compiled(name)(sample, template(name, identity).numbers), sample.updates)
-  if network == 'normed':
+  if network == 'normed' and 'batch' not in CASES[name].needs:  # operation by operation, a client's gradient is slow
     assert_equal(apply(make(name, sample, identity), sample), sample.updates)
 
 
