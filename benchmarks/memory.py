@@ -5,7 +5,7 @@ import sys
 
 import jax
 
-from gradleak.attacks import driver
+from gradleak.engine import driver
 
 MIB = 2**20
 

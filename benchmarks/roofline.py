@@ -11,7 +11,7 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import setting
-from gradleak.attacks import driver
+from gradleak.engine import driver
 
 SIDE = 1024  # of the square matrices that are multiplied
 STREAM = 2**25  # numbers that are copied: beyond any cache

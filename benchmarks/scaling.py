@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from benchmarks import memory, setting
-from gradleak.attacks import driver
+from gradleak.engine import driver
 
 
 def main(*, model, attack, dataset, data_dir, sizes, steps, repeats, devices, group_size=None):

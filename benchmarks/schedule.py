@@ -15,8 +15,8 @@ import numpy as np
 import gradleak as gl
 from benchmarks import setting
 from gradleak import attacks, errors, metrics
-from gradleak.attacks import driver
 from gradleak.attacks.adaptive import View
+from gradleak.engine import driver
 from gradleak.storage import write_atomically
 from gradleak.trials import Build
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import gradleak as gl
 from gradleak import attacks, metrics, trees
-from gradleak.attacks import driver
+from gradleak.engine import driver
 
 MAX_IMAGES = 64  # more trials than that are restarts on the same images
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from benchmarks import breaching, memory, pytorch, setting
-from gradleak.attacks import driver
+from gradleak.engine import driver
 from gradleak.models import convolution
 
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')

@@ -13,10 +13,10 @@ import numpy as np
 import gradleak
 from gradleak import defenses as defense_names
 from gradleak import errors, metrics
-from gradleak.attacks import driver
 from gradleak.attacks import registry as attack_names
 from gradleak.attacks.labels import RULES
 from gradleak.defenses import registry as defense_registry
+from gradleak.engine import driver
 from gradleak.federated import knowledge as grants
 from gradleak.progress import reporter
 from gradleak.storage import Workdir, json_lines, plain, write_atomically

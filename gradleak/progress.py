@@ -29,6 +29,58 @@ def reporter(mode='auto', stream=None):
   return _Bar(stream) if bar else _Lines(stream)
 
 
+def rounds(mode='auto', stream=None):
+  """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'; arguments as of `reporter`."""
+  if mode not in MODES:
+    raise errors.unknown('progress mode', mode, MODES)
+  stream = stream or sys.stderr
+  if mode == 'none':
+    return None
+  bar = mode == 'bar' or (mode == 'auto' and stream.isatty())
+  return _RoundBar(stream) if bar else _RoundLines(stream)
+
+
+def _standing(row):
+  """Returns how good the model is, where that was measured in this round."""
+  return f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}' if 'accuracy' in row else ''
+
+
+class _RoundBar:
+  """One tqdm bar, with the latest accuracy."""
+
+  def __init__(self, stream):
+    self._stream, self._bar = stream, None
+
+  def __call__(self, row, rounds, seconds):
+    from tqdm import tqdm
+
+    if self._bar is None:
+      self._bar = tqdm(total=rounds, initial=row['round'] - 1, unit='round', file=self._stream, dynamic_ncols=True)
+    if _standing(row):
+      self._bar.set_postfix_str(_standing(row), refresh=False)
+    self._bar.update(row['round'] - self._bar.n)
+    if row['round'] == rounds:
+      self._bar.close()
+
+
+class _RoundLines:
+  """A line at the first round, which compiles, and at each twentieth of the way."""
+
+  def __init__(self, stream):
+    self._stream, self._first, self._seconds = stream, None, []
+
+  def __call__(self, row, rounds, seconds):
+    number = row['round']
+    if self._first is None:
+      self._first = number
+    else:
+      self._seconds.append(seconds)
+    if number == self._first or 20 * number // rounds > 20 * (number - 1) // rounds:
+      left = f', {np.median(self._seconds) * (rounds - number):.0f} s left' if self._seconds and number < rounds else ''
+      words = ', '.join(filter(None, [f'round {number} of {rounds}', _standing(row)]))
+      print(words + left, file=self._stream, flush=True)
+
+
 def _figure(objective):
   finite = objective[np.isfinite(objective)]
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'

@@ -4,8 +4,8 @@ import pathlib
 import time
 
 from gradleak import errors
-from gradleak.attacks import driver
 from gradleak.audit import audit, prepare
+from gradleak.engine import driver
 from gradleak.progress import reporter
 from gradleak.storage import json_lines, write_atomically
 

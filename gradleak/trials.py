@@ -18,9 +18,10 @@ import numpy as np
 
 from gradleak import defenses as defense_names
 from gradleak import metrics, trees
-from gradleak.attacks import adaptive, driver
+from gradleak.attacks import adaptive
 from gradleak.attacks.labels import RULES
 from gradleak.attacks.registry import AttackTemplate
+from gradleak.engine import driver
 from gradleak.federated import Client, Knowledge, Observation, layer_average
 from gradleak.verdict import CONTROL
 

@@ -1,6 +1,6 @@
 """Attacks: from an observation to a reconstruction."""
 
-from gradleak.attacks import driver, labels
+from gradleak.attacks import labels
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg
@@ -16,7 +16,6 @@ __all__ = [
   'csdlg_lbfgs',
   'dga',
   'dlg',
-  'driver',
   'gia',
   'gradient_matching',
   'gs',

@@ -4,6 +4,7 @@ The victim and the attacker's simulation of it are the same code, so that they d
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -101,6 +102,17 @@ class Client:
       images: float32 [N, H, W, C] in [0, 1].
       labels: class indices, integer [N], or probabilities, float32 [N, classes].
     """
+    return self.participate(key, variables, images, labels)[0]
+
+  def participate(self, key, variables, images, labels, weights=None, state=None):
+    """Trains like `local_update` in one of many rounds; returns (`Upload`, state, batch statistics afterwards).
+
+    Args:
+      key, variables, images, labels: see `local_update`.
+      weights: of the examples, 1 or, for padding, 0, float32 [N]; without it there is no padding. A batch of padding
+        alone is no step. In BatchNorm's statistics padding counts, so it should repeat real examples.
+      state: what the upload chain kept of this client's last participation; None at its first.
+    """
     if jnp.issubdtype(labels.dtype, jnp.integer):
       labels = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
     if self.transform is not None:
@@ -112,11 +124,15 @@ class Client:
           f'a gradient is shared after one step, but {images.shape[0]} samples in batches of '
           f'{self.batch_size} make {steps}'
         )
-      weights = jnp.ones(images.shape[:1], jnp.float32)
-      update, _, state = self._defended_gradient(key, variables, self._init_step(variables), images, labels, weights)
+      ones = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+      update, batch_stats, step_state = self._defended_gradient(
+        key, variables, self._init_step(variables), images, labels, ones
+      )
     else:
-      update, state = self._train(key, variables, images, labels, steps)
-    return self._send(key, variables['params'], update, state, images, labels)
+      update, batch_stats, step_state = self._train(key, variables, images, labels, steps, weights)
+    upload, state = self._send(key, variables['params'], update, step_state, state, images, labels)
+    count = jnp.asarray(images.shape[0], jnp.int32) if weights is None else jnp.sum(weights).astype(jnp.int32)
+    return dataclasses.replace(upload, num_samples=count), state, batch_stats
 
   def _init_step(self, variables):
     return optax.with_extra_args_support(self.step).init(variables['params'])
@@ -139,12 +155,12 @@ class Client:
     )
     return gradient, batch_stats, state
 
-  def _train(self, key, variables, images, labels, steps):
-    """Runs local SGD and returns (θ_T − θ_0, the step chain's last state)."""
+  def _train(self, key, variables, images, labels, steps, weights=None):
+    """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
     size = self.batch_size or images.shape[0]
     per_epoch = steps // self.epochs
     padding = per_epoch * size - images.shape[0]
-    if padding and self.batch_norm == 'train' and variables.get('batch_stats'):
+    if weights is None and padding and self.batch_norm == 'train' and variables.get('batch_stats'):
       raise errors.UsageError(
         f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
         'the padding: choose a batch size that divides them'
@@ -154,7 +170,8 @@ class Client:
       x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
-    data = (batched(images), batched(labels), batched(jnp.ones(images.shape[:1], jnp.float32)))
+    ones = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+    data = (batched(images), batched(labels), batched(ones))
     optimizer = lenient(self.optimizer)
 
     def one_step(carry, index):
@@ -163,11 +180,13 @@ class Client:
       current = {**variables, 'params': params}
       if variables.get('batch_stats'):
         current['batch_stats'] = batch_stats
-      gradient, batch_stats, state = self._defended_gradient(
-        step_key, current, state, *trees.take(data, index % per_epoch)
-      )
+      batch = trees.take(data, index % per_epoch)
+      gradient, batch_stats, state = self._defended_gradient(step_key, current, state, *batch)
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-      return (optax.apply_updates(params, updates), batch_stats, state, optimizer_state), None
+      stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
+      if weights is not None:
+        stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
+      return stepped, None
 
     if self.remat:
       one_step = jax.checkpoint(one_step, prevent_cse=False)
@@ -175,15 +194,16 @@ class Client:
     start = (params, variables.get('batch_stats', {}), self._init_step(variables), optimizer.init(params))
     # Optimizer states may hold weakly typed leaves, which a scan's carry rejects.
     start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), start)
-    (trained, _, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
-    return trees.subtract(trained, params), state
+    (trained, batch_stats, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
+    return trees.subtract(trained, params), batch_stats, state
 
-  def _send(self, key, params, update, step_state, images, labels):
+  def _send(self, key, params, update, step_state, state, images, labels):
     """Applies the upload chain, then withholds what any defense of either chain marked as not sent."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
-    update, state = chain.update(update, chain.init(params), params, key=noise, batch=(images, labels))
+    state = chain.init(params) if state is None else state
+    update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
     sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
     for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
       sent = jax.tree.map(jnp.logical_and, sent, mask)
-    return Upload(trees.withhold(update, sent), sent, jnp.asarray(images.shape[0], jnp.int32))
+    return Upload(trees.withhold(update, sent), sent, jnp.asarray(images.shape[0], jnp.int32)), state

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradleak import storage
-from gradleak.attacks import groups
+from gradleak.engine import groups
 from tests import programs
 from tests.test_resume import PROGRAM
 

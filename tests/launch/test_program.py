@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from gradleak import errors, progress
-from gradleak.attacks.driver import Progress
+from gradleak.engine.driver import Progress
 from launch import _program
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gradleak import Client, Knowledge, Observation, errors, models, trees
-from gradleak.attacks import driver, groups, matching, memory
+from gradleak.attacks import matching
 from gradleak.attacks.optimizers import first_order
+from gradleak.engine import driver, groups, memory
 from tests import programs
 
 STEPS = 24
@@ -374,7 +375,7 @@ import sys
 import jax, numpy as np
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
-from tests.attacks import test_driver as t
+from tests.engine import test_driver as t
 with np.load(sys.argv[1]) as given:
   table = t.make_table(given['images'], given['labels'])
   index, tolerance, rate = given['index'], given['tolerance'], given['rate']
@@ -412,7 +413,7 @@ jax.config.update('jax_num_cpu_devices', 1)
 jax.config.update('jax_cpu_collectives_implementation', 'gloo')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.distributed.initialize(address, processes, rank)
-from tests.attacks import test_driver as t
+from tests.engine import test_driver as t
 with np.load(sys.argv[3]) as given:
   batch = t.make_batch(given['images'], given['labels'])
 seen = []

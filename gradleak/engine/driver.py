@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors
-from gradleak.attacks import groups, memory
+from gradleak.engine import groups, memory
 
 
 class Progress(NamedTuple):

@@ -1,0 +1,260 @@
+"""Federated training: rounds in which chosen clients train and the server averages (McMahan et al. 2017).
+
+FedSGD is a federation of clients that share gradients, FedAvg one of clients that share deltas. They are the clients
+that the attacks invert.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gradleak import errors, trees
+from gradleak.engine import driver, groups
+from gradleak.federated.client import NO_DEFENSE, Client
+from gradleak.federated.losses import cross_entropy
+from gradleak.federated.server import layer_average
+from gradleak.strictness import lenient
+
+WEIGHTINGS = ('samples', 'equal')
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+  """Who trains, on what, and how the server averages.
+
+  Attributes:
+    client: how each client trains, its defenses included.
+    images: float32 [N, H, W, C] of all clients together.
+    labels: int32 [N].
+    partition: an array of indices into them for each client.
+    per_round: clients that are drawn for a round.
+    server: optax optimizer of the global model; it is given the mean gradient, or the mean delta's negative, so that
+      SGD of rate 1 makes FedAvg, and Adam FedAdam (Reddi et al. 2021).
+    chain: defenses at the server, on the mean upload before its optimizer; handed `key=` and `num_clients=`.
+    weighting: how much an upload counts: 'samples' (as many as are behind it) or 'equal'.
+    drop_out: probability that a drawn client never answers.
+    group_size: clients that share one pass; changes speed alone.
+  """
+
+  client: Client
+  images: np.ndarray
+  labels: np.ndarray
+  partition: list
+  per_round: int
+  server: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(1.0))
+  chain: optax.GradientTransformation = NO_DEFENSE
+  weighting: str = 'samples'
+  drop_out: float = 0.0
+  group_size: int = 1
+
+  def __post_init__(self):
+    errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
+    errors.check_number('group_size', self.group_size, low=1, integer=True)
+    errors.check_number('drop_out', self.drop_out, low=0, high=1)
+    if self.weighting not in WEIGHTINGS:
+      raise errors.unknown('weighting', self.weighting, WEIGHTINGS)
+    empty = [i for i, part in enumerate(self.partition) if not len(part)]
+    if empty:
+      raise errors.UsageError(f'client {empty[0]} has no samples')
+
+
+class State(NamedTuple):
+  """Where a training stands; all of it on the host or on one device.
+
+  Attributes:
+    number: rounds done.
+    variables: the global model's.
+    server: the server optimizer's state.
+    chain: the server chain's state.
+    kept: client -> what its upload chain kept of its last participation.
+  """
+
+  number: int
+  variables: dict
+  server: object
+  chain: object
+  kept: dict
+
+
+class Round(NamedTuple):
+  """What one round did.
+
+  Attributes:
+    clients: those that answered, ascending.
+    samples: how many samples each of them trained on.
+    bytes_up: what each of them sent, see `bytes_sent`.
+    bytes_down: what each client that was drawn was sent: the global model.
+    update_norm: L2 norm of the mean upload, before the server's chain.
+  """
+
+  clients: np.ndarray
+  samples: np.ndarray
+  bytes_up: np.ndarray
+  bytes_down: int
+  update_norm: float
+
+
+def start(federation, variables):
+  """Returns the `State` before the first round."""
+  params = variables['params']
+  server = lenient(federation.server).init(params)
+  return State(0, variables, server, optax.with_extra_args_support(federation.chain).init(params), {})
+
+
+def run_round(federation, state, key):
+  """Returns (the next `State`, what the `Round` did); the same key gives the same round, bit for bit.
+
+  Args:
+    federation: the `Federation`.
+    state: as `start` or an earlier round returned it.
+    key: of the whole training, the same at every round.
+  """
+  key = jax.random.fold_in(key, state.number)
+  draw = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, 0))).ravel())
+  drawn = np.sort(draw.choice(len(federation.partition), federation.per_round, replace=False))
+  answers = draw.random(len(drawn)) >= federation.drop_out
+  trained = driver.evaluate(
+    _Participate(federation.client),
+    state.variables,
+    {
+      **_samples(federation, draw, drawn),
+      'key': jax.vmap(lambda client: jax.random.fold_in(jax.random.fold_in(key, 1), client))(jnp.asarray(drawn)),
+      'kept': _kept(federation, state, drawn),
+    },
+    group_size=federation.group_size,
+  )
+  uploads, kept, batch_stats = trained
+  done = Round(
+    drawn[answers],
+    uploads.num_samples[answers],
+    bytes_sent(uploads)[answers],
+    sum(x.nbytes for x in jax.tree.leaves(state.variables)),
+    0.0,
+  )
+  if not answers.any():
+    return state._replace(number=state.number + 1), done
+  weights = uploads.num_samples if federation.weighting == 'samples' else np.ones(len(drawn))
+  step = _server(federation.chain, federation.server, federation.client.share)
+  variables, server, chain, norm = step(
+    state.variables,
+    state.server,
+    state.chain,
+    uploads,
+    batch_stats,
+    np.where(answers, weights, 0).astype(np.float32),
+    jax.random.fold_in(key, 2),
+    np.float32(answers.sum()),
+  )
+  remembered = dict(state.kept)
+  if jax.tree.leaves(kept):
+    remembered |= {int(drawn[i]): jax.tree.map(lambda x, i=i: x[i], kept) for i in np.flatnonzero(answers)}
+  return State(state.number + 1, variables, server, chain, remembered), done._replace(update_norm=float(norm))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Participate:
+  """One client's part in a round; equal ones compile once."""
+
+  client: Client
+
+  def __call__(self, variables, lane):
+    return self.client.participate(
+      lane['key'], variables, lane['images'], lane['labels'], lane['weights'], lane['kept']
+    )
+
+
+def _samples(federation, draw, drawn):
+  """Returns the drawn clients' shuffled samples, padded to equal numbers with samples of their own."""
+  longest = max(len(part) for part in federation.partition)
+  size = federation.client.batch_size or longest
+  longest = -(-longest // size) * size
+  chosen = np.empty((len(drawn), longest), np.int64)
+  weights = np.zeros((len(drawn), longest), np.float32)
+  for row, client in enumerate(drawn):
+    part = draw.permutation(federation.partition[client])
+    chosen[row] = np.resize(part, longest)
+    weights[row, : len(part)] = 1
+  return {
+    'images': federation.images[chosen],
+    'labels': federation.labels[chosen].astype(np.int32),
+    'weights': weights,
+  }
+
+
+def _kept(federation, state, drawn):
+  """Returns what the drawn clients' upload chains kept, stacked; of a new client, the chain's initial state."""
+  initial = optax.with_extra_args_support(federation.client.upload).init(state.variables['params'])
+  if not jax.tree.leaves(initial):
+    return initial
+  kept = [state.kept.get(int(client), initial) for client in drawn]
+  return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *kept)
+
+
+@groups.reusable
+def _server(chain, server, share):
+  """Returns the compiled step of the server; BatchNorm's statistics are averaged as the weights say."""
+  chain, server = optax.with_extra_args_support(chain), lenient(server)
+
+  @jax.jit
+  def step(variables, server_state, chain_state, uploads, batch_stats, weights, key, num_clients):
+    params = variables['params']
+    mean = layer_average(uploads, weights)
+    norm = trees.norm(mean)
+    mean, chain_state = chain.update(mean, chain_state, params, key=key, num_clients=num_clients)
+    gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
+    updates, server_state = server.update(gradient, server_state, params)
+    variables = {**variables, 'params': optax.apply_updates(params, updates)}
+    if variables.get('batch_stats'):
+      part = weights / jnp.sum(weights)
+      variables['batch_stats'] = jax.tree.map(lambda x: jnp.tensordot(part, x, 1), batch_stats)
+    return variables, server_state, chain_state, norm
+
+  return step
+
+
+def bytes_sent(uploads):
+  """Returns the bytes that each upload takes, int64 [K], from what was sent of it.
+
+  A tensor that is sent whole takes its values; one of which some entries are withheld takes their values and the
+  shorter of a 32-bit index for each and a bit for every entry. Where whole tensors are withheld, a bit says of each
+  whether it comes.
+
+  Args:
+    uploads: `Upload`s of K clients, stacked.
+  """
+  total = np.zeros(len(np.asarray(uploads.num_samples)), np.int64)
+  withheld = np.zeros(len(total), bool)
+  tensors = 0
+  for update, sent in zip(jax.tree.leaves(uploads.update), jax.tree.leaves(uploads.sent), strict=True):
+    sent, width, tensors = np.asarray(sent), np.dtype(update.dtype).itemsize, tensors + 1
+    size = int(np.prod(update.shape[1:]))
+    count = sent.reshape(len(sent), -1).sum(1, dtype=np.int64) * (size if sent.ndim == 1 else 1)
+    part = (count > 0) & (count < size)
+    withheld |= count == 0
+    total += width * count + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
+  return total + np.where(withheld, -(-tensors // 8), 0)
+
+
+def accuracy(model, variables, images, labels, batch_size=1000):
+  """Returns (accuracy, mean cross-entropy) of a model on samples; BatchNorm takes its running statistics."""
+  correct, loss, score = 0, 0.0, _score(model)
+  for first in range(0, len(images), batch_size):
+    some = slice(first, first + batch_size)
+    found = score(variables, images[some], np.asarray(labels[some], np.int32))
+    correct, loss = correct + int(found[0]), loss + float(found[1])
+  return correct / len(images), loss / len(images)
+
+
+@groups.reusable
+def _score(model):
+  @jax.jit
+  def score(variables, images, labels):
+    logits, _ = model.apply(variables, images, False, None)
+    hits = jnp.sum((jnp.argmax(logits, axis=-1) == labels).astype(jnp.int32))
+    return hits, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))
+
+  return score

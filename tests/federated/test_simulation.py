@@ -1,0 +1,176 @@
+"""Rounds against the algorithms written out, bytes against counts by hand, and resumes against what was not stopped."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from gradleak import Client, defenses, errors
+from gradleak.federated import simulation, training
+
+KEY = jax.random.key(5)
+PARTITION = [np.arange(3), np.arange(3, 5), np.asarray([5, 6, 7])]
+
+
+@pytest.fixture(scope='module')
+def setting(linear):
+  """Returns make(client settings, federation settings) -> (`Federation` on eight digits, variables)."""
+
+  def make(client=None, **changed):
+    settings = {'share': 'delta', 'optimizer': optax.sgd(0.1), 'batch_size': 2, **(client or {})}
+    federation = simulation.Federation(
+      Client(linear.client.model, 10, **settings), linear.images, linear.labels, PARTITION, 3
+    )
+    return dataclasses.replace(federation, **changed), linear.variables
+
+  return make
+
+
+def loss(params, images, labels):
+  logits = images.reshape(len(images), -1) @ params['kernel'] + params['bias'].reshape(1, -1)
+  return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, 10, dtype=jnp.float32), axis=1))
+
+
+def close(found, expected):
+  for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
+def test_a_round_of_fedsgd_is_a_step_on_all_samples(setting):
+  federation, variables = setting({'share': 'gradient', 'batch_size': None}, server=optax.sgd(0.5))
+  state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
+  gradient = jax.grad(loss)(variables['params'], federation.images, federation.labels)
+  expected = jax.tree.map(lambda p, g: p - 0.5 * g, variables['params'], gradient)
+  close(state.variables['params'], expected)
+  assert done.clients.tolist() == [0, 1, 2] and done.samples.tolist() == [3, 2, 3]
+  np.testing.assert_allclose(done.update_norm, np.sqrt(sum(np.sum(g**2) for g in gradient.values())), rtol=1e-4)
+
+
+@pytest.mark.parametrize(('weighting', 'weights'), [('samples', [3, 2, 3]), ('equal', [1, 1, 1])])
+def test_a_round_of_fedavg_averages_clients_that_trained_alone(setting, weighting, weights):
+  """Shuffled batches of two: clients of three samples end on a batch of one, and that of two takes no third step."""
+  federation, variables = setting({'epochs': 2, 'batch_size': 2}, weighting=weighting)
+  state = simulation.start(federation, variables)
+  key = jax.random.fold_in(KEY, 0)
+  draw = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, 0))).ravel())
+  draw.choice(3, 3, replace=False), draw.random(3)
+  deltas = []
+  for part in PARTITION:
+    part, params = draw.permutation(part), variables['params']
+    for batch in (part[:2], part[2:]) * 2:
+      if len(batch):
+        gradient = jax.grad(loss)(params, federation.images[batch], federation.labels[batch])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+    deltas.append(jax.tree.map(jnp.subtract, params, variables['params']))
+  mean = jax.tree.map(lambda *xs: np.average(np.stack(xs), axis=0, weights=weights), *deltas)
+  found, _ = simulation.run_round(federation, state, KEY)
+  close(found.variables['params'], jax.tree.map(jnp.add, variables['params'], mean))
+
+
+def test_fedadam_steps_along_the_mean_delta(setting):
+  server = optax.adam(0.01, eps=1e-3)
+  federation, variables = setting(server=server)
+  plain, _ = setting()
+  averaged, _ = simulation.run_round(plain, simulation.start(plain, variables), KEY)
+  found, _ = simulation.run_round(federation, simulation.start(federation, variables), KEY)
+  with jax.numpy_dtype_promotion('standard'):
+    mean = jax.tree.map(jnp.subtract, variables['params'], averaged.variables['params'])
+    updates, _ = server.update(mean, server.init(variables['params']))
+  close(found.variables['params'], optax.apply_updates(variables['params'], updates))
+
+
+def test_groups_of_clients_change_nothing_but_rounding(setting):
+  alone, variables = setting()
+  together, _ = setting(group_size=3)
+  ends = [simulation.run_round(f, simulation.start(f, variables), KEY)[0] for f in (alone, together)]
+  close(ends[0].variables, ends[1].variables)
+
+
+def test_who_never_answers_has_no_part(setting):
+  federation, variables = setting(drop_out=1.0)
+  state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
+  assert state.number == 1 and len(done.clients) == len(done.bytes_up) == 0
+  jax.tree.map(np.testing.assert_array_equal, state.variables, variables)
+  federation, _ = setting(drop_out=0.5, per_round=3)
+  counts = [len(simulation.run_round(federation, state._replace(number=n), KEY)[1].clients) for n in range(12)]
+  assert 0 < sum(counts) < 36 and len(set(counts)) > 1
+
+
+def test_a_client_keeps_its_residual_until_it_takes_part_again(setting):
+  dgc = defenses.dgc(ratio=0.1, momentum=0.9)
+  federation, variables = setting({'upload': dgc}, per_round=2)
+  state, kept = simulation.start(federation, variables), {}
+  for _ in range(4):
+    before = dict(state.kept)
+    state, done = simulation.run_round(federation, state, KEY)
+    assert set(state.kept) == set(before) | set(done.clients.tolist())
+    for client, old in before.items():
+      same = all(map(np.array_equal, jax.tree.leaves(old), jax.tree.leaves(state.kept[client])))
+      assert same == (client not in done.clients)
+    kept |= state.kept
+  assert len(kept) == 3
+
+
+def upload(linear, chain):
+  client = Client(linear.client.model, 10, upload=chain)
+  one = client.local_update(KEY, linear.variables, linear.images[:2], linear.labels[:2])
+  return jax.tree.map(lambda x: np.asarray(x)[np.newaxis], one)
+
+
+def test_bytes_are_those_of_what_was_sent(linear):
+  """A kernel of 640 numbers and a bias of 10."""
+  assert simulation.bytes_sent(upload(linear, optax.identity())).tolist() == [4 * 650]
+  # Five in a hundred of each tensor: 32 numbers and their indices (a bit for each of 640 is shorter), and one of ten.
+  assert simulation.bytes_sent(upload(linear, defenses.topk(ratio=0.05))).tolist() == [4 * 32 + 80 + 4 + 2]
+  # One in a hundred: 7 numbers with an index each, which is shorter now; one of the bias.
+  assert simulation.bytes_sent(upload(linear, defenses.topk(ratio=0.01))).tolist() == [4 * 7 + 28 + 4 + 2]
+  half = defenses.fragmentation_random(ratio=0.5)
+  assert simulation.bytes_sent(upload(linear, half)).tolist() in ([4 * 640 + 1], [4 * 10 + 1])
+
+
+class Stop(Exception):
+  pass
+
+
+@pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])
+def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defense):
+  federation, variables = setting(defense, per_round=2, server=optax.sgd(1.0, 0.9))
+  test = federation.images, federation.labels
+  whole, rows = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'whole')
+
+  def stop(row, rounds, seconds):
+    if row['round'] == 4:
+      raise Stop
+
+  with pytest.raises(Stop):
+    training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)
+  found, again = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new')
+  assert again == rows and len(rows) == 6
+  jax.tree.map(np.testing.assert_array_equal, found, whole)
+  assert (tmp_path / 'new' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
+  finished, same = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)
+  assert same == rows and finished.number == 6
+
+
+def test_training_learns_eight_digits(setting):
+  federation, variables = setting({'epochs': 3})
+  _, rows = training.train(KEY, federation, variables, 40, test=(federation.images, federation.labels))
+  assert rows[0]['accuracy'] < 0.8 and rows[-1]['accuracy'] == 1
+  assert rows[-1]['loss'] < rows[0]['loss'] / 3
+
+
+@pytest.mark.parametrize(
+  ('changed', 'words'),
+  [
+    ({'per_round': 4}, r'clients per round is 4, expected an integer in \[1, 3\]'),
+    ({'drop_out': 1.5}, 'drop_out is 1.5'),
+    ({'weighting': 'size'}, "unknown weighting 'size'"),
+    ({'partition': [*PARTITION, np.arange(0)]}, 'client 3 has no samples'),
+  ],
+)
+def test_what_cannot_be_is_named(setting, changed, words):
+  with pytest.raises(errors.UsageError, match=words):
+    setting(**changed)
