@@ -30,12 +30,12 @@ def main(*, models, attack, dataset, data_dir, trials, steps, repeats, group_siz
   """
   images = setting.load(dataset, data_dir, trials)
   devices = jax.local_devices()
+  settings = {model: setting.make(model, attack, steps, images, trials) for model in models}
   rates, found, counted = [], {}, {}
   for repeat in range(repeats):
     rates.append((product_rate(devices), copy_rate(devices)))
-    for model in models:
+    for model, some in settings.items():
       print(f'run {repeat + 1} of {repeats}: {model}', file=sys.stderr, flush=True)
-      some = setting.make(model, attack, steps, images, trials)
       group = group_size or driver.default_group_size(some.scenario.variables, 1)
       found.setdefault(model, []).append(setting.run(some, trials, group, devices))
       if repeat == 0:

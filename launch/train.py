@@ -1,13 +1,20 @@
-"""Trains a model by federated learning, with or without a defense, and measures what that costs.
+"""Trains a model by federated learning under each of several defenses: what hiding costs, beside what it hides.
 
     python launch/train.py --dataset=digits --clients=20 --per_round=5 --rounds=40 --workdir=results/train
-    python launch/train.py --dataset=mnist --data_dir=data --partition='classes(number=5)' --defense='topk(ratio=0.1)'
+    python launch/train.py --dataset=mnist --data_dir=data --partition='classes(number=5)' --defenses='topk(ratio=0.1)'
+    python launch/train.py --clients=20 --rounds=60 --attacks='csdlg(tv=1e-6)' --workdir=results/frontier \
+      --defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);topk(ratio=0.1)'
 
 Clients train at home (FedAvg: --share=delta; FedSGD: --share=gradient), the server averages. rounds.jsonl holds
-accuracy, loss and exact bytes of each round. A run that was stopped goes on when the same command is given again.
+accuracy, loss and exact bytes of each round. With --attacks, what a client of one sample would upload in the first
+round is attacked under the same defenses, and frontier.png sets accuracy against what the worst attacker gets back. A
+run that was stopped goes on when the same command is given again.
 """
 
+import dataclasses
 import os
+import re
+import sys
 
 import jax
 from absl import flags
@@ -33,7 +40,10 @@ _BATCH = flags.DEFINE_integer('local_batch_size', 10, 'Batch size of local train
 _RATE = flags.DEFINE_float('learning_rate', 0.1, 'Learning rate of local training.')
 _MOMENTUM = flags.DEFINE_float('momentum', 0.0, 'Momentum of local training.')
 _DECAY = flags.DEFINE_float('weight_decay', 0.0, 'Weight decay of local training.')
-_DEFENSE = flags.DEFINE_string('defense', 'none', 'One defense, or a chain with +, as in launch/audit.py.')
+_DEFENSES = flags.DEFINE_string('defenses', 'none', "As in launch/audit.py: ';' lists, '+' chains, '|' spans a grid.")
+_ATTACKS = flags.DEFINE_string('attacks', '', 'As in launch/audit.py; none by default.')
+_TRIALS = flags.DEFINE_integer('trials', 4, 'Samples that are attacked under each defense.')
+_STEPS = flags.DEFINE_integer('steps', 1000, 'Steps of attacks that do not set their own.')
 _SERVER = flags.DEFINE_string('server', 'sgd', "The server's optimizer: sgd or adam (FedAdam).")
 _SERVER_RATE = flags.DEFINE_float('server_learning_rate', 1.0, 'Its learning rate.')
 _SERVER_MOMENTUM = flags.DEFINE_float('server_momentum', 0.0, 'Its momentum, of sgd.')
@@ -47,7 +57,7 @@ _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
 
 # What identifies a run; the rest changes speed alone.
 _SCIENCE = (_DATASET, _LIMIT, _MODEL, _INIT, _BATCH_NORM, _PARTITION, _CLIENTS, _PER_ROUND, _DROP_OUT, _ROUNDS, _SHARE)
-_SCIENCE += (_EPOCHS, _BATCH, _RATE, _MOMENTUM, _DECAY, _DEFENSE, _SERVER, _SERVER_RATE, _SERVER_MOMENTUM, _WEIGHTING)
+_SCIENCE += (_EPOCHS, _BATCH, _RATE, _MOMENTUM, _DECAY, _SERVER, _SERVER_RATE, _SERVER_MOMENTUM, _WEIGHTING)
 _SCIENCE += (_EVERY, _PUBLIC, _SEED)
 
 
@@ -59,7 +69,7 @@ def main(argv):
   import optax
 
   import gradleak as gl
-  from gradleak import defenses, errors, progress
+  from gradleak import defenses, errors, progress, report, specs
   from gradleak.federated import Client, partition, simulation, training
   from gradleak.scenario import fingerprint
 
@@ -77,6 +87,7 @@ def main(argv):
   }
   if _SERVER.value not in servers:
     raise errors.unknown('server', _SERVER.value, servers)
+  server = servers[_SERVER.value]()
   public = len(samples.images) - _PUBLIC.value
   model = gl.models.create(_MODEL.value, samples.num_classes, init=_INIT.value)
   keys = jax.random.split(jax.random.key(_SEED.value), 3)
@@ -89,47 +100,95 @@ def main(argv):
     samples.num_classes,
     share=_SHARE.value,
     optimizer=local,
-    epochs=_EPOCHS.value,
+    epochs=_EPOCHS.value if fedavg else 1,
     batch_size=_BATCH.value if fedavg else None,
     batch_norm=_BATCH_NORM.value,
   )
-  context = defenses.registry.Context(
-    client,
-    variables,
-    samples.images.shape[1:],
-    (samples.images[public:], samples.labels[public:]) if _PUBLIC.value else None,
-  )
-  defense = defenses.parse(_DEFENSE.value, context)
-  labels = samples.labels[:public]
-  federation = simulation.Federation(
-    defense.build(defense.numbers, client),
-    samples.images[:public],
-    labels,
-    partition.parse(_PARTITION.value, keys[1], labels, _CLIENTS.value),
-    _PER_ROUND.value,
-    server=servers[_SERVER.value](),
-    weighting=_WEIGHTING.value,
-    drop_out=_DROP_OUT.value,
-    group_size=_GROUP.value,
-  )
+  private = samples.images[:public], samples.labels[:public]
+  shared = (samples.images[public:], samples.labels[public:]) if _PUBLIC.value else None
+  context = defenses.registry.Context(client, variables, samples.images.shape[1:], shared)
+  chosen = [defenses.parse(text, context) for text in specs.parse_list(_DEFENSES.value, 'defense')]
+  parts = partition.parse(_PARTITION.value, keys[1], private[1], _CLIENTS.value)
+  attacks = specs.parse_list(_ATTACKS.value, 'attack') if _ATTACKS.value else []
+  attack = _attack(keys[2], client, variables, private, shared, chosen, attacks, samples) if attacks else None
+
   config = {flag.name: flag.value for flag in _SCIENCE}
-  config |= {'defense': defense.name, 'data_fingerprint': fingerprint((samples.images, samples.labels))}
-  _, rows = training.train(
-    keys[2],
-    federation,
-    variables,
-    _ROUNDS.value,
-    test=(test.images, test.labels),
-    evaluate_every=_EVERY.value,
-    workdir=_WORKDIR.value,
-    config=config,
-    on_round=progress.rounds(_PROGRESS.value),
+  config |= {'data_fingerprint': fingerprint((samples.images, samples.labels))}
+  trained = {}
+  for number, defense in enumerate(chosen):
+    federation = simulation.Federation(
+      defense.build(defense.numbers, client),
+      *private,
+      parts,
+      _PER_ROUND.value,
+      server=server,
+      weighting=_WEIGHTING.value,
+      drop_out=_DROP_OUT.value,
+      group_size=_GROUP.value,
+    )
+    if len(chosen) > 1:
+      print(f'{defense.name}, {number + 1} of {len(chosen)}', file=sys.stderr, flush=True)
+    folder = os.path.join(_WORKDIR.value, f'{number:02}-{re.sub(r"[^a-z0-9]+", "-", defense.name.lower()).strip("-")}')
+    _, rows = training.train(
+      keys[2],
+      federation,
+      variables,
+      _ROUNDS.value,
+      test=(test.images, test.labels),
+      evaluate_every=_EVERY.value,
+      workdir=folder,
+      config={**config, 'defense': defense.name},
+      on_round=progress.rounds(_PROGRESS.value),
+    )
+    trained[defense.name] = rows, training.seconds_of_a_round(folder)
+  found = report.entries(trained, attack().rows if attack else [])
+  print(report.frontier_table(found))
+  _write('frontier.csv', report.frontier_csv(found))
+  picture = report.frontier(found)
+  if picture is not None:
+    _write('frontier.png', picture)
+
+
+def _attack(key, client, variables, private, public, chosen, attacks, samples):
+  """Returns () -> the audit of clients of one private sample each; settings that cannot be run say so at once."""
+  import gradleak as gl
+  from gradleak.audit import prepare
+
+  scenario = gl.scenario(
+    client.model,
+    *(x[: _TRIALS.value] for x in private),
+    variables=variables,
+    num_classes=samples.num_classes,
+    dataset=samples.name,
+    share=_SHARE.value,
+    local_epochs=_EPOCHS.value if _SHARE.value == 'delta' else 1,
+    learning_rate=_RATE.value,
+    momentum=_MOMENTUM.value,
+    weight_decay=_DECAY.value,
+    batch_norm=_BATCH_NORM.value,
+    public=public,
   )
-  last = rows[-1]
-  print(f'{defense.name}: accuracy {last["accuracy"]:.2%}, loss {last["loss"]:.4f} after {last["round"]} rounds')
-  up, down = (sum(row[name] for row in rows) / 2**20 for name in ('bytes_up', 'bytes_down'))
-  print(f'sent up {up:,.1f} MiB, down {down:,.1f} MiB, by all clients together')
-  print(f'rounds: {os.path.join(_WORKDIR.value, "rounds.jsonl")}')
+  scenario = scenario._replace(client=dataclasses.replace(client, batch_size=None))
+  arguments = key, scenario, [defense.name for defense in chosen], attacks, _TRIALS.value
+  settings = {'steps': _STEPS.value, 'knowledge': 'both'}
+  prepare(*arguments, **settings)  # what cannot be run says so before anything is trained
+
+  def run():
+    folder = os.path.join(_WORKDIR.value, 'audit')
+    result = gl.audit(*arguments, workdir=folder, progress=_PROGRESS.value, **settings)
+    gl.report.write(result, folder)
+    print(f'report: {os.path.join(folder, "report.html")}')
+    return result
+
+  return run
+
+
+def _write(name, content):
+  from gradleak.storage import write_atomically
+
+  path = os.path.join(_WORKDIR.value, name)
+  write_atomically(path, content)
+  print(f'{os.path.splitext(name)[1][1:]}: {path}')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """A whole training: rounds, what they cost, how good the model is, and a folder that survives a kill."""
 
 import json
+import pathlib
 import time
 
 import jax
@@ -61,6 +62,13 @@ def train(key, federation, variables, rounds, *, test=None, evaluate_every=1, wo
     if on_round is not None:
       on_round(row, rounds, seconds)
   return state, rows
+
+
+def seconds_of_a_round(workdir):
+  """Returns the median seconds of a round in a work directory, of those behind the first, which compiles."""
+  lines = (pathlib.Path(workdir) / 'timing.jsonl').read_text('utf-8').splitlines()
+  seconds = [json.loads(line)['seconds'] for line in lines]
+  return float(np.median(seconds[1:] or seconds))
 
 
 def _save(store, rows, state, seconds, due):

@@ -41,12 +41,14 @@ def test_half_of_the_classes_in_equal_shards():
   assert holders == [15] * 10
   for label in range(10):
     shards = [np.sum(LABELS[part] == label) for part in parts if label in LABELS[part]]
-    assert set(shards) == {np.sum(LABELS == label) // 15}
+    assert set(shards) == {np.sum(label == LABELS) // 15}
 
 
 def test_a_few_samples_of_two_classes():
   parts = partition.parse('classes(number=2,low=1,high=20)', KEY, LABELS, 30)
-  counts = [np.sum(LABELS[part] == label) for part, classes in zip(parts, held(parts), strict=True) for label in classes]
+  counts = [
+    np.sum(LABELS[part] == label) for part, classes in zip(parts, held(parts), strict=True) for label in classes
+  ]
   assert all(len(classes) == 2 for classes in held(parts))
   assert min(counts) >= 1 and max(counts) <= 20
   assert 7 < np.mean(counts) < 14  # uniform on 1 … 20: 10.5, with a standard error of 0.7

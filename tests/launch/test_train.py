@@ -1,0 +1,70 @@
+"""The training program: what it leaves behind, that it goes on where it was, and what it refuses."""
+
+import csv
+import json
+
+import pytest
+
+from gradleak.report.frontier import best
+from tests import programs
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+SMALL = (
+  '--dataset=digits', '--limit=120', '--model=mlp', '--clients=4', '--per_round=2', '--rounds=3', '--public=20',
+  '--learning_rate=0.01', '--progress=lines',
+)  # fmt: skip
+
+
+def test_it_trains(tmp_path):
+  done = programs.start('train', *SMALL, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  assert done.out.startswith('defense') and 'round 3 of 3, accuracy' in done.err
+  assert not (tmp_path / 'new' / 'frontier.png').exists()
+
+
+@pytest.mark.slow
+def test_it_trains_attacks_and_draws_the_frontier(tmp_path):
+  flags = (*SMALL, '--defenses=none;topk(ratio=0.1)', '--attacks=csdlg', '--trials=1', '--steps=3')
+  done = programs.start('train', *flags, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  assert 'topk(ratio=0.1), 2 of 2' in done.err and 'round 3 of 3, accuracy' in done.err
+  with open(tmp_path / 'new' / 'frontier.csv', encoding='utf-8', newline='') as file:
+    none, topk = csv.DictReader(file)
+  numbers = 64 * 128 + 128 + 128 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
+  assert [none['defense'], topk['defense']] == ['none', 'topk(ratio=0.1)']
+  assert float(none['bytes_up']) == 4 * numbers > 5 * float(topk['bytes_up'])
+  assert none['n'] == '1' and float(none['psnr']) > 0 and 0 <= float(none['accuracy']) <= 1
+  assert (tmp_path / 'new' / 'frontier.png').read_bytes().startswith(b'\x89PNG')
+  assert (tmp_path / 'new' / 'audit' / 'report.html').exists()
+  rows = [json.loads(line) for line in (tmp_path / 'new' / '00-none' / 'rounds.jsonl').read_text().splitlines()]
+  assert [row['round'] for row in rows] == [1, 2, 3]
+  again = programs.start('train', *flags, f'--workdir={tmp_path}/new')
+  assert again.status == 0 and 'round' not in again.err
+  other = programs.start('train', *flags, '--seed=1', f'--workdir={tmp_path}/new')
+  assert other.status == 2 and 'seed was 0, now 1' in other.err
+
+
+def test_what_none_beats_is_the_frontier():
+  points = [(20, 0.9), (10, 0.9), (10, 0.8), (5, 0.7), (30, 0.95), (None, 0.99)]
+  found = [{'psnr': psnr, 'accuracy': accuracy} for psnr, accuracy in points]
+  assert [(one['psnr'], one['accuracy']) for one in best(found)] == [(30, 0.95), (10, 0.9), (5, 0.7)]
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    ('--server=adagrad', "unknown server 'adagrad'"),
+    ('--clients=0', 'number of clients is 0'),
+    ('--per_round=9', 'clients per round is 9'),
+    ('--partition=dirichlet(alpha=-1)', 'dirichlet(alpha) is -1'),
+    ('--defenses=topk(ratio=2)', 'topk(ratio) is 2'),
+    ('--attacks=csdgl', "unknown attack 'csdgl'"),
+    ('--momentum=2', 'momentum is 2'),
+    ('--rounds=0', 'rounds is 0'),
+    ('--share=weights', "unknown share 'weights'"),
+  ],
+)
+def test_one_line_and_status_two(tmp_path, flags, words):
+  done = programs.start('train', *SMALL, flags, f'--workdir={tmp_path}/new')
+  assert done.status == 2 and done.err.startswith('error: ') and words in done.err, done.err
+  assert not (tmp_path / 'new').exists()
