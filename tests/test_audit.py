@@ -230,6 +230,7 @@ def stopped():
   return audit(scenario, {'none': 'none', 'half': optax.scale(0.5)}, {'own': own}, trials=2, controls=2)
 
 
+@pytest.mark.slow
 def test_an_attack_of_ones_own_by_matching(stopped):
   assert [(row['attack'], row['defense'], row['trial']) for row in stopped.rows] == [
     ('own', defense, trial) for defense in ('none', 'half') for trial in range(2)

@@ -106,6 +106,7 @@ def test_stopped_twice(linear, uninterrupted, tmp_path):
   same(tmp_path / 'new', audit(linear, tmp_path / 'new'), uninterrupted)
 
 
+@pytest.mark.slow
 def test_resumed_on_fewer_devices(linear, uninterrupted, tmp_path, monkeypatch):
   """Fewer devices pad the lanes otherwise."""
   interrupt(linear, tmp_path / 'new', 3)
@@ -176,6 +177,7 @@ def test_stopped_between_the_attack_and_its_tables(linear, uninterrupted, tmp_pa
   same(tmp_path / 'new', result, uninterrupted)
 
 
+@pytest.mark.slow
 def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_path):
   attacks = [f'csdlg(tv=0,steps={STEPS})', f'csdlg(tv=0,steps={STEPS},gradient=plain)']
   seen = []

@@ -127,6 +127,7 @@ SMOKE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path):
   done = programs.start('sweep', *SMOKE, f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err

@@ -61,8 +61,8 @@ def _directions(a, b):
 
 
 def _length(tree):
-  length = trees.norm(tree)
-  return jnp.where(length == 0, 1.0, length)
+  length = trees.norm(tree)  # one beyond float32's range has no direction that could be told
+  return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
 
 
 def dense_input(simulated, observed, weights=None, *, layers):

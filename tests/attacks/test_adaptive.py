@@ -219,6 +219,7 @@ def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
   assert 3 * through < stopped <= floor
 
 
+@pytest.mark.slow
 def test_decoys_make_the_simulation_equal_to_the_concealed_upload(context, small_images):
   """Equation 10 of DCS² is the mean loss over private and concealed samples, the latter with a mixed label."""
   images, labels = jnp.asarray(small_images[0][:2]), jax.nn.one_hot(jnp.asarray(small_images[1][:2]), 10)

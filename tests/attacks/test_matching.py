@@ -53,7 +53,8 @@ def test_layer_weights_follow_the_forward_order(network):
 
 
 @pytest.mark.parametrize('name,settings,mode,bar', [
-  pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow), ('idlg', {'steps': 150}, 'inferred', 60),
+  pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow),
+  pytest.param('idlg', {'steps': 150}, 'inferred', 60, marks=pytest.mark.slow),
   ('dlg', {'steps': 250}, 'optimised', 40), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
   pytest.param('gs', {'steps': 400}, 'known', 25, marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -66,6 +67,7 @@ def test_presets_recover_an_image(name, settings, mode, bar, client, observe, sm
   assert found.labels.tolist() == [labels[0]] and int(found.diverged_step) == -1
 
 
+@pytest.mark.slow
 def test_a_strong_defense_lowers_what_is_recovered(network, client, observe, small_images):
   from gradleak import defenses
 

@@ -96,7 +96,6 @@ def concealed(setting, count=2, **changed):
   return defenses.concealed_samples(setting.client, setting.variables, key, *own, **{'steps': STEPS, **changed})
 
 
-@pytest.mark.reference
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_objective_is_equation_9(network, settings):
   setting = settings[network]
@@ -164,7 +163,6 @@ def test_the_objective_falls_and_the_images_are_driven_apart(settings):
   assert (pulled[1] < 1 - before + np.exp(-0.05 * apart_before) - 0.1).all()
 
 
-@pytest.mark.reference
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_mixture_is_equation_10_halved(network, settings):
   """From one gradient per loss; a LeNet's in forward passes of their own, under BatchNorm in one of all samples."""
@@ -193,6 +191,7 @@ def test_the_mixture_is_equation_10_halved(network, settings):
     assert np.linalg.norm(flat(mixed) - expected) < 1e-5 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_only_sensitive_samples_are_mixed_and_padding_has_no_part(settings):
   setting = settings['lenet']
   images, labels = concealed(setting)

@@ -70,7 +70,6 @@ def assert_sends(updates, state, gradient, paths):
     np.testing.assert_array_equal(defended, np.asarray(trees.get(gradient, path)) * bool(mask))
 
 
-@pytest.mark.reference('gradient-layer')
 @pytest.mark.parametrize('unit', ['layer', 'tensor'])
 @pytest.mark.parametrize('share', ['gradient', 'delta'])
 def test_algorithm_1_over_several_rounds(network, share, unit):

@@ -210,7 +210,6 @@ def greedy(risks, num_slices):
   return np.asarray(slices)
 
 
-@pytest.mark.reference
 @networks
 @pytest.mark.parametrize('balance', ['sensitivity', 'size'])
 @pytest.mark.parametrize('num_slices', [3, 10])
@@ -311,7 +310,6 @@ def perturbation(name):
   return jax.jit(jax.vmap(defend, in_axes=(None, 0)))
 
 
-@pytest.mark.reference('0.3-')
 @networks
 @pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
 def test_noise_falls_on_the_chosen_slices_only(name, ratio):

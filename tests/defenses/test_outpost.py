@@ -65,7 +65,6 @@ def entries(tree, layer):
   return np.concatenate([np.asarray(trees.get(tree, path), np.float64).ravel() for path in layer.paths])
 
 
-@pytest.mark.reference
 @pytest.mark.parametrize(
   'settings', [DEFAULTS, {'noise': 0.8, 'fisher': 0.2, 'prune': 0.5}], ids=['defaults', 'less noise than is kept']
 )

@@ -66,7 +66,6 @@ def zero_rows(kernel):
   return set(np.flatnonzero(~np.any(np.asarray(kernel) != 0, axis=1)).tolist())
 
 
-@pytest.mark.reference('-2-0.5-')
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize('number', [1, 2])

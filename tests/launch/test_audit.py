@@ -159,6 +159,7 @@ def restarted(fast_compilation, tmp_path_factory):
   return run(tmp_path_factory.mktemp('restarted') / 'new', DEFENSES, '--restarts=2')
 
 
+@pytest.mark.slow
 def test_attacks_of_one_structure_are_compiled_once(completed, restarted, tmp_path):
   both = run(tmp_path / 'new', DEFENSES, '--attacks=csdlg(tv=0.01);csdlg(tv=1e-6)')
   assert both.traces == restarted.traces > 0  # as many runs of one attack

@@ -52,6 +52,7 @@ def goes_on(workdir, whole):
   return done.err.splitlines()[0] if done.err else ''
 
 
+@pytest.mark.slow
 def test_a_full_disk(whole, tmp_path, monkeypatch):
   def full(descriptor):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -8,17 +8,13 @@ import pytest
 import experiments
 from tests import programs
 
-# All others are slow only in their number.
-QUICK = ('ffl_1',)
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
-@pytest.mark.parametrize(
-  'name',
-  [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(experiments.REGISTRY)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(experiments.REGISTRY))
 def test_every_table_is_rerun(name, tmp_path):
   experiment, flags = experiments.get(name), (*SMOKE, f'--experiment={name}', f'--workdir={tmp_path}/new/er')
   done = programs.start('reproduce', *flags)
@@ -42,7 +38,7 @@ def test_every_table_is_rerun(name, tmp_path):
   assert all((workdir / name / 'report.html').exists() for name in experiment.runs)
   assert experiment.table in done.out and f'table: {workdir}/table.md' in done.out
 
-  if name == QUICK[0]:
+  if name == 'ffl_1':
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob('*.*') if path.parent != workdir}
     again = programs.start('reproduce', *flags)
     assert (again.status, again.out, again.err) == (0, done.out, '')

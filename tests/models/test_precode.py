@@ -136,6 +136,7 @@ def test_the_clients_gradient_includes_beta_times_the_kl(lenet):
     np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.slow
 def test_concealed_samples_are_trained_on_with_the_penalty(lenet):
   """Concealed by themselves, samples give their own gradient, which holds the penalty's share."""
   model, variables, images, labels = lenet
