@@ -102,6 +102,7 @@ def test_tables_tell_the_uploads_of_two_models_apart(swept):
   assert len(body) == 10 and all(line.split(',')[0] == 'custom' or ',8,' in line for line in body)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_per_defense(swept):
   assert strengths(swept[1])[:8] == b'\x89PNG\r\n\x1a\n'
   assert strengths([row for row in swept[1] if row['defense'] == STRENGTHS[0]]) is None  # nothing varies

@@ -267,6 +267,7 @@ def rows(result, **chosen):
   return [row for row in result.rows if all(row[key] == value for key, value in chosen.items())]
 
 
+@pytest.mark.slow
 def test_both_attackers_stand_side_by_side(both):
   found = list(dict.fromkeys((row['defense'], row['counter']) for row in both.rows))
   assert found == [
@@ -289,6 +290,7 @@ def test_both_attackers_stand_side_by_side(both):
   assert set(both.counters['prune(rate=0.8)']) == {'masked', 'masked+prior'} and both.counters['none'] == {}
 
 
+@pytest.mark.slow
 def test_each_prior_and_start_has_a_control_of_its_own(both):
   thresholds = {row['counter']: row['control_psnr'] for row in both.rows}
   assert thresholds['masked'] == thresholds[None]
@@ -296,6 +298,7 @@ def test_each_prior_and_start_has_a_control_of_its_own(both):
   assert len(both.controls) == 8 * len({(), ('prior', 1e-3), ('prior', 5e-2), 'decoys', 'class_average'})
 
 
+@pytest.mark.slow
 def test_knowing_a_defense_helps_against_it(both):
   def mean(**chosen):
     return np.mean([row['psnr'] for row in rows(both, **chosen)])
@@ -304,6 +307,7 @@ def test_knowing_a_defense_helps_against_it(both):
   assert aware > mean(defense='gaussian(stddev=0.1)', counter=None) + 3
 
 
+@pytest.mark.slow
 def test_a_failure_with_decoys_is_nobodys_merit(both):
   assert all(row['objective_at_truth'] is None for row in rows(both, counter='decoys'))
   assert not any(row['verdict'] == 'protected' for row in rows(both, counter='decoys'))

@@ -77,6 +77,7 @@ def test_a_strong_defense_lowers_what_is_recovered(network, client, observe, sma
   assert psnr(found, images[:1]) < 15
 
 
+@pytest.mark.slow
 def test_a_batch_is_recovered(client, observe, small_images):
   images, labels = small_images
   found = run(attacks.dga(client, steps=600, start='uniform'), observe(images[:2], labels[:2]))

@@ -139,6 +139,7 @@ def test_the_concealed_samples_follow_adam_with_its_decays(settings):
       np.testing.assert_allclose(images[i], x, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_objective_falls_and_the_images_are_driven_apart(settings):
   setting = settings['lenet']
 

@@ -177,6 +177,11 @@ WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not No
 KEY = jax.random.key(11)
 
 every_defense = pytest.mark.parametrize('name', CASES)
+# Those that optimise or differentiate samples compile for long: `pytest -m slow` has them everywhere.
+HEAVY = ('concealment', 'graddefense_step')
+every_defense_but_heavy = pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
+)
 every_sample = pytest.mark.parametrize('network', ['lenet', 'normed'])
 
 
@@ -319,7 +324,7 @@ def test_all_strengths_share_one_trace_per_shape(name, samples, compiled):
     assert difference(outputs[0], outputs[-1]) > 1e-3
 
 
-@every_defense
+@every_defense_but_heavy
 def test_lanes_of_their_own_strength_and_key_equal_a_loop(name, samples, compiled):
   sample, defended = samples['normed'], compiled(name)
   factors = (1.0, 0.5, 0.25)
@@ -388,7 +393,7 @@ def test_structure_shapes_and_dtypes_stay(name, dtype, samples):
   assert [(x.shape, x.dtype) for x in jax.tree.leaves(before)] == [(x.shape, x.dtype) for x in jax.tree.leaves(after)]
 
 
-@every_defense
+@every_defense_but_heavy
 def test_it_stands_in_front_of_an_optimizer(name, samples):
   sample = samples['normed']
   for chain, key in ((optax.chain, KEY), (defenses.chain, jax.random.fold_in(KEY, 0))):
@@ -417,7 +422,7 @@ def test_masked_tensors_are_left_alone(name, samples):
       assert_equal(masked[layer], sample.updates[layer])
 
 
-@every_defense
+@every_defense_but_heavy
 def test_gradient_accumulation(name, samples):
   """Two calls of `optax.MultiSteps` defend the mean of two gradients, once."""
   sample = samples['normed']
@@ -449,7 +454,7 @@ def test_numbers_out_of_range_are_named(name, samples):
       assert f'{name}({next(iter(changed))})' in str(caught.value) and words in str(caught.value)
 
 
-@every_defense
+@every_defense_but_heavy
 def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
   sample, defended = samples['normed'], compiled(name)
   gradient = jax.jit(

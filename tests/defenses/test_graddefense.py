@@ -169,6 +169,7 @@ def test_probes_are_low_by_an_eighth_of_their_relative_variance(probes, small_im
     assert abs(float(squares[number] / exact) - 1) < 4 * error
 
 
+@pytest.mark.slow
 def test_probes_come_near_the_exact_sensitivity_of_a_network():
   client, variables, images, labels, _ = setting('lenet')
   exact = sensitivity(client, variables, images, labels)
@@ -408,6 +409,7 @@ def step_slices(name, num_slices):
   return np.asarray(slices)
 
 
+@pytest.mark.slow
 @networks
 def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
   client, variables, images, labels, gradient = setting(name)

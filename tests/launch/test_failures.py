@@ -70,6 +70,7 @@ def test_a_full_disk(whole, tmp_path, monkeypatch):
   goes_on(tmp_path / 'new', whole)
 
 
+@pytest.mark.slow
 def test_a_device_that_fails(whole, tmp_path, monkeypatch):
   """Its last good states are saved at once, whenever the last checkpoint was."""
   with monkeypatch.context() as patch:

@@ -63,6 +63,7 @@ def test_without_a_key_the_code_is_its_mean(lenet):
   np.testing.assert_array_equal(model.apply(variables, images)[0], model.apply(variables, images, True, None)[0])
 
 
+@pytest.mark.slow
 def test_with_a_key_the_code_has_its_mean_and_standard_deviation(lenet):
   """Decoding is affine, so the logits over many draws have the mean and the covariance that it makes of N(μ, σ²)."""
   model, variables, images, _ = lenet
@@ -166,6 +167,7 @@ def test_per_example_penalties_are_averaged_over_the_examples_alone(lenet):
   jax.tree.map(lambda w, a, b: np.testing.assert_allclose(w, a + b, rtol=1e-3, atol=2e-6), whole, step, last)
 
 
+@pytest.mark.slow
 def test_the_encoders_gradient_gives_the_features_away(lenet):
   """The draw does not protect what stands in front of the bottleneck."""
   model, variables, images, labels = lenet
