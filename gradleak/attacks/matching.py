@@ -26,10 +26,13 @@ def squared_euclidean(simulated, observed, weights=None):
 
 
 def cosine(simulated, observed, weights=None):
-  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero.
+  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
+  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
+  return 1 - trees.cosine(_weighted(simulated, root), _weighted(observed, root))
 
-  Computed as ½‖a/‖a‖ − b/‖b‖‖²: one minus a cosine near one has lost the digits that the last steps descend on.
-  """
+
+def chordal(simulated, observed, weights=None):
+  """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
   root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
   return _between_directions(_weighted(simulated, root), _weighted(observed, root))
 
@@ -80,12 +83,18 @@ def dense_input(simulated, observed, weights=None, *, layers):
   return 1 - trees.cosine(read(simulated), read(observed))
 
 
-DISTANCES = {'squared_euclidean': squared_euclidean, 'cosine': cosine, 'dense_input': dense_input}
+DISTANCES = {
+  'squared_euclidean': squared_euclidean,
+  'cosine': cosine,
+  'chordal': chordal,
+  'dense_input': dense_input,
+}
 
 # Observed update -> its distance from an update of zeros.
 UNITS = {
   'squared_euclidean': trees.squared_norm,
   'cosine': lambda update: jnp.float32(1),
+  'chordal': lambda update: jnp.float32(1),
   'dense_input': lambda update: jnp.float32(1),
 }
 
@@ -95,6 +104,7 @@ FLOORS = {
   'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
   'dense_input': lambda noise, total: jnp.float32(0),
 }
+FLOORS['chordal'] = FLOORS['cosine']
 
 
 def _weighted(tree, weights):
@@ -227,7 +237,7 @@ def gradient_matching(
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer: an optax optimizer of the dummy samples; it is given `value=`.
     num_steps: number of evaluations.
-    distance: 'squared_euclidean', 'cosine', or 'dense_input' (one sample; what PRECODE cannot hide).
+    distance: 'squared_euclidean', 'cosine', 'chordal', or 'dense_input' (one sample; what PRECODE cannot hide).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors; may be traced.
     box: project the images into [0, 1] after each step.

@@ -92,6 +92,7 @@ def csdlg_fast(
     steps=steps,
     learning_rate=learning_rate,
     tv=tv,
+    distance='chordal',
     gradient='plain',
     optimizer='adam99',
     decay='cosine',
