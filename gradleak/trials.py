@@ -263,11 +263,14 @@ class Trials:
     undefended, *sent = found
     changed = sent[: len(self.settings.defenses)]
 
-    def change(upload):
-      first = trees.take(upload.update, 0)
-      return np.asarray(
-        jax.vmap(lambda a, b: trees.norm(trees.subtract(a, b)) / trees.norm(b))(first, trees.take(undefended.update, 0))
-      )
+    def norms(leaves):
+      return np.sqrt(sum(np.square(x, dtype=np.float64).reshape(len(x), -1).sum(1) for x in leaves))
+
+    def change(upload):  # trial by trial in NumPy: compiled sums differ with the number of trials, in their last digit
+      defended, plain = (jax.tree.leaves(trees.take(each.update, 0)) for each in (upload, undefended))
+      plain = [np.asarray(x, np.float64) for x in plain]
+      with np.errstate(divide='ignore', invalid='ignore'):
+        return norms([a - b for a, b in zip(defended, plain, strict=True)]) / norms(plain)
 
     return sent, [change(upload) for upload in changed] + [np.full(len(self.controls), np.nan)]
 
