@@ -1,7 +1,6 @@
 """PSNR against time: a schedule against the published one, up to the PSNR that the published one ends with."""
 
 import functools
-import io
 import os
 import pathlib
 import sys
@@ -17,6 +16,8 @@ from benchmarks import setting
 from gradleak import attacks, errors, metrics
 from gradleak.attacks.adaptive import View
 from gradleak.engine import driver
+from gradleak.report import figures
+from gradleak.report.figures import SOFT
 from gradleak.storage import write_atomically
 from gradleak.trials import Build
 
@@ -24,7 +25,6 @@ CHUNKS = 100
 TUNED = 8  # the first images are not attacked: schedules are tuned on them
 
 _COLOURS = ('#b03a10', '#0f6674')
-_INK, _SOFT = '#1d2126', '#5c6168'
 
 
 class Panel(NamedTuple):
@@ -195,12 +195,7 @@ def table(published, faster):
 
 def draw(panels, title):
   """Returns a PNG: median PSNR (dB) against seconds per trial, quartiles as bands; panels are (`Panel`, curves)."""
-  from matplotlib import rc_context
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), dpi=160, facecolor='white', layout='constrained')
+  with figures.figure(4.6 * len(panels), 3.6, layout='constrained') as (figure, png):
     figure.suptitle(title, fontsize=8.5)
     for axes, (panel, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
       for curve, colour in zip(curves, _COLOURS, strict=True):
@@ -211,14 +206,12 @@ def draw(panels, title):
       axes.axhline(curves[0].median[-1], color=_COLOURS[0], linestyle=':', linewidth=1)
       axes.set_xscale('log')
       axes.xaxis.set_major_formatter('{x:g}')
-      axes.set_title(str(panel), fontsize=8.5, color=_SOFT)
+      axes.set_title(str(panel), fontsize=8.5, color=SOFT)
       axes.set_xlabel('seconds per trial')
       axes.spines[['top', 'right']].set_visible(False)
       axes.legend(frameon=False)
     figure.axes[0].set_ylabel('PSNR in dB')
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={'Software': None})
-  return buffer.getvalue()
+    return png()
 
 
 def _check(output):

@@ -162,7 +162,7 @@ def audit(
   _check_split(split, process, batch_size, workdir)
   shards = shards or process[1]
   speed = {'group_size': group_size, 'shards': shards}
-  store = None if workdir is None else Workdir(workdir, config, speed, process[1] > 1, split)
+  store = None if workdir is None else Workdir(workdir, config, speed, shared=process[1] > 1, together=split)
   if store is not None:
     group_size, shards = store.speed['group_size'], store.speed.get('shards', 1)
 
@@ -180,8 +180,8 @@ def audit(
         seconds.append(time.monotonic() - started)
         if store is not None:
           store.save_part(name, *part)
-        if store is not None and store.writes:
-          _log_time(store, name, seconds[-1])
+          if store.writes:
+            _log_time(store, name, seconds[-1])
       parts[name] = part
   structures = []
   for number in range(len(run.structures())):

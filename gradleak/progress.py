@@ -20,24 +20,20 @@ def reporter(mode='auto', stream=None):
   Raises:
     UsageError: for an unknown mode.
   """
-  if mode not in MODES:
-    raise errors.unknown('progress mode', mode, MODES)
-  stream = stream or sys.stderr
-  if mode == 'none':
-    return None
-  bar = mode == 'bar' or (mode == 'auto' and stream.isatty())
-  return _Bar(stream) if bar else _Lines(stream)
+  return _chosen(mode, stream or sys.stderr, _Bar, _Lines)
 
 
 def rounds(mode='auto', stream=None):
   """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'; arguments as of `reporter`."""
+  return _chosen(mode, stream or sys.stderr, _RoundBar, _RoundLines)
+
+
+def _chosen(mode, stream, bar, lines):
   if mode not in MODES:
     raise errors.unknown('progress mode', mode, MODES)
-  stream = stream or sys.stderr
   if mode == 'none':
     return None
-  bar = mode == 'bar' or (mode == 'auto' and stream.isatty())
-  return _RoundBar(stream) if bar else _RoundLines(stream)
+  return bar(stream) if mode == 'bar' or (mode == 'auto' and stream.isatty()) else lines(stream)
 
 
 def _standing(row):

@@ -131,7 +131,7 @@ def _process():
 def _table(rows):
   """Returns the summaries of all models as an aligned table."""
   from gradleak.report import sweep_summaries
-  from gradleak.report.formatting import number, percent_range, plus_minus
+  from gradleak.report.formatting import aligned, number, percent_range, plus_minus
   from gradleak.report.tables import paired
 
   head = ('model / attack / defense', 'attacker', 'PSNR dB', 'SSIM', 'recovered (95 %)')
@@ -147,10 +147,7 @@ def _table(rows):
         share = f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})'
         known = summary['counter'] or 'unaware'
         lines.append((f'    {defense}', known, plus_minus(summary, 'psnr'), number(summary['ssim'], 2), share))
-  widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-  text = ['  '.join(f'{cell:<{w}}' for cell, w in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]]
-  text.insert(1, '-' * (sum(widths) + 2 * (len(head) - 1)))
-  return '\n'.join(text)
+  return '\n'.join(aligned([head, *lines]))
 
 
 if __name__ == '__main__':

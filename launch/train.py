@@ -70,7 +70,8 @@ def main(argv):
 
   import gradleak as gl
   from gradleak import defenses, errors, progress, report, specs
-  from gradleak.federated import Client, partition, simulation, training
+  from gradleak.data import partition
+  from gradleak.federated import Client, simulation, training
   from gradleak.scenario import fingerprint
 
   options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value}

@@ -27,14 +27,12 @@ def squared_euclidean(simulated, observed, weights=None):
 
 def cosine(simulated, observed, weights=None):
   """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
-  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
-  return 1 - trees.cosine(_weighted(simulated, root), _weighted(observed, root))
+  return 1 - trees.cosine(*_both_weighted(simulated, observed, weights))
 
 
 def chordal(simulated, observed, weights=None):
   """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
-  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
-  return _between_directions(_weighted(simulated, root), _weighted(observed, root))
+  return _between_directions(*_both_weighted(simulated, observed, weights))
 
 
 @jax.custom_jvp
@@ -109,6 +107,12 @@ FLOORS['chordal'] = FLOORS['cosine']
 
 def _weighted(tree, weights):
   return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
+
+
+def _both_weighted(simulated, observed, weights):
+  """Returns both times the roots of the weights, so that their inner product is weighted."""
+  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
+  return _weighted(simulated, root), _weighted(observed, root)
 
 
 # Position of a layer in (0, 1], first to last -> its weight in the distance.

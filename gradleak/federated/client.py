@@ -117,6 +117,11 @@ class Client:
       labels = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
     if self.transform is not None:
       images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
+    padded = weights is not None
+    if padded:
+      count = jnp.sum(weights).astype(jnp.int32)
+    else:
+      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], jnp.float32)
     steps = self.num_steps(images.shape[0])
     if self.share == 'gradient':
       if steps != 1:
@@ -124,15 +129,13 @@ class Client:
           f'a gradient is shared after one step, but {images.shape[0]} samples in batches of '
           f'{self.batch_size} make {steps}'
         )
-      ones = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
       update, batch_stats, step_state = self._defended_gradient(
-        key, variables, self._init_step(variables), images, labels, ones
+        key, variables, self._init_step(variables), images, labels, weights
       )
     else:
-      update, batch_stats, step_state = self._train(key, variables, images, labels, steps, weights)
-    upload, state = self._send(key, variables['params'], update, step_state, state, images, labels)
-    count = jnp.asarray(images.shape[0], jnp.int32) if weights is None else jnp.sum(weights).astype(jnp.int32)
-    return dataclasses.replace(upload, num_samples=count), state, batch_stats
+      update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
+    upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
+    return upload, state, batch_stats
 
   def _init_step(self, variables):
     return optax.with_extra_args_support(self.step).init(variables['params'])
@@ -155,12 +158,12 @@ class Client:
     )
     return gradient, batch_stats, state
 
-  def _train(self, key, variables, images, labels, steps, weights=None):
+  def _train(self, key, variables, images, labels, weights, steps, padded):
     """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
     size = self.batch_size or images.shape[0]
     per_epoch = steps // self.epochs
     padding = per_epoch * size - images.shape[0]
-    if weights is None and padding and self.batch_norm == 'train' and variables.get('batch_stats'):
+    if not padded and padding and self.batch_norm == 'train' and variables.get('batch_stats'):
       raise errors.UsageError(
         f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
         'the padding: choose a batch size that divides them'
@@ -170,8 +173,7 @@ class Client:
       x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
-    ones = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
-    data = (batched(images), batched(labels), batched(ones))
+    data = (batched(images), batched(labels), batched(weights))
     optimizer = lenient(self.optimizer)
 
     def one_step(carry, index):
@@ -184,7 +186,7 @@ class Client:
       gradient, batch_stats, state = self._defended_gradient(step_key, current, state, *batch)
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
-      if weights is not None:
+      if padded:
         stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
       return stepped, None
 
@@ -197,7 +199,7 @@ class Client:
     (trained, batch_stats, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
     return trees.subtract(trained, params), batch_stats, state
 
-  def _send(self, key, params, update, step_state, state, images, labels):
+  def _send(self, key, params, update, step_state, state, images, labels, count):
     """Applies the upload chain, then withholds what any defense of either chain marked as not sent."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
@@ -206,4 +208,4 @@ class Client:
     sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
     for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
       sent = jax.tree.map(jnp.logical_and, sent, mask)
-    return Upload(trees.withhold(update, sent), sent, jnp.asarray(images.shape[0], jnp.int32)), state
+    return Upload(trees.withhold(update, sent), sent, count), state

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from gradleak import errors, trees
+from gradleak.data.partition import generator_of
 from gradleak.engine import driver, groups
 from gradleak.federated.client import NO_DEFENSE, Client
 from gradleak.federated.losses import cross_entropy
@@ -102,7 +103,7 @@ def start(federation, variables):
   """Returns the `State` before the first round."""
   params = variables['params']
   server = lenient(federation.server).init(params)
-  return State(0, variables, server, optax.with_extra_args_support(federation.chain).init(params), {})
+  return State(0, variables, server, federation.chain.init(params), {})
 
 
 def run_round(federation, state, key):
@@ -114,7 +115,7 @@ def run_round(federation, state, key):
     key: of the whole training, the same at every round.
   """
   key = jax.random.fold_in(key, state.number)
-  draw = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, 0))).ravel())
+  draw = generator_of(jax.random.fold_in(key, 0))
   drawn = np.sort(draw.choice(len(federation.partition), federation.per_round, replace=False))
   answers = draw.random(len(drawn)) >= federation.drop_out
   trained = driver.evaluate(
@@ -151,7 +152,7 @@ def run_round(federation, state, key):
   )
   remembered = dict(state.kept)
   if jax.tree.leaves(kept):
-    remembered |= {int(drawn[i]): jax.tree.map(lambda x, i=i: x[i], kept) for i in np.flatnonzero(answers)}
+    remembered |= {int(drawn[i]): trees.take(kept, i) for i in np.flatnonzero(answers)}
   return State(state.number + 1, variables, server, chain, remembered), done._replace(update_norm=float(norm))
 
 
@@ -187,7 +188,7 @@ def _samples(federation, draw, drawn):
 
 def _kept(federation, state, drawn):
   """Returns what the drawn clients' upload chains kept, stacked; of a new client, the chain's initial state."""
-  initial = optax.with_extra_args_support(federation.client.upload).init(state.variables['params'])
+  initial = federation.client.upload.init(state.variables['params'])
   if not jax.tree.leaves(initial):
     return initial
   kept = [state.kept.get(int(client), initial) for client in drawn]

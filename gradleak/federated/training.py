@@ -6,7 +6,6 @@ import time
 
 import jax
 import numpy as np
-import optax
 
 from gradleak import errors
 from gradleak.federated import simulation
@@ -95,8 +94,6 @@ def _unpacked(federation, start, number, leaves):
   """Returns the state that had these leaves; `start` is one of the same structure."""
   structure = jax.tree.structure((start.variables, start.server, start.chain))
   main, (clients, *kept) = leaves[: structure.num_leaves], leaves[structure.num_leaves :]
-  of_client = jax.tree.structure(
-    optax.with_extra_args_support(federation.client.upload).init(start.variables['params'])
-  )
+  of_client = jax.tree.structure(federation.client.upload.init(start.variables['params']))
   each = {int(c): of_client.unflatten([leaf[i] for leaf in kept]) for i, c in enumerate(clients[1:])}
   return simulation.State(number, *structure.unflatten(main), each)

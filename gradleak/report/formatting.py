@@ -44,6 +44,13 @@ def listed(parts):
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} and {parts[-1]}'
 
 
+def aligned(lines):
+  """Returns the lines of a table, a tuple of cells each, as texts of aligned columns with a rule below the first."""
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  texts = ['  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+  return [texts[0], '-' * (sum(widths) + 2 * (len(widths) - 1)), *texts[1:]]
+
+
 def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
   """Returns `text` as lines of at most `width` characters, broken after `+`, `,`, else `(` where that is possible."""
   lines = ['']

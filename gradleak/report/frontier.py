@@ -3,12 +3,15 @@
 import csv
 import io
 
+from gradleak.report import figures
+from gradleak.report.figures import SOFT
+from gradleak.report.formatting import aligned
 from gradleak.report.tables import grouped, strongest, summarise
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
 )  # fmt: skip
-_COLOUR, _INK, _SOFT = '#0f6674', '#1d2126', '#5c6168'
+_COLOUR = '#0f6674'
 
 
 def entries(trained, rows=()):
@@ -68,10 +71,7 @@ def frontier_table(found):
         one['by'] or '–',
       )
     )
-  widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-  return '\n'.join(
-    '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-  )
+  return '\n'.join(aligned(lines))
 
 
 def best(found):
@@ -94,20 +94,13 @@ def frontier(found):
 
   Up and left is better. Filled points are recovered from, hollow ones are not; a line joins those that none beats.
   """
-  from matplotlib import rc_context
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   measured = [one for one in found if one['psnr'] is not None]
   if not measured:
     return None
-  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
-    figure = Figure(figsize=(7.2, 1.6 + 0.22 * len(measured) + 3.0), dpi=160, facecolor='white', layout='constrained')
+  with figures.figure(7.2, 1.6 + 0.22 * len(measured) + 3.0, layout='constrained') as (figure, png):
     axes = figure.subplots()
     line = best(found)
-    axes.plot(
-      [one['psnr'] for one in line], [100 * one['accuracy'] for one in line], color=_SOFT, linewidth=1, zorder=1
-    )
+    axes.plot([one['psnr'] for one in line], [100 * one['accuracy'] for one in line], color=SOFT, linewidth=1, zorder=1)
     for number, one in enumerate(measured, 1):
       face = _COLOUR if one['recovered'] else 'white'
       x, y = one['psnr'], 100 * one['accuracy']
@@ -117,7 +110,5 @@ def frontier(found):
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
     axes.legend(frameon=False, loc='upper center', bbox_to_anchor=(0.5, -0.16), ncols=1 if len(measured) < 5 else 2)
-    axes.set_title('filled: images recovered; hollow: none', fontsize=8.5, color=_SOFT)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={'Software': None})
-  return buffer.getvalue()
+    axes.set_title('filled: images recovered; hollow: none', fontsize=8.5, color=SOFT)
+    return png()

@@ -7,15 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gradleak import metrics
-from gradleak.report import tables
+from gradleak.report import figures, tables
+from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
 
 SYMBOLS = {'recovered': '●', 'protected': '○', 'not solved': '?', 'diverged': '×'}
 MAX_COLUMNS = 8
 
-_INK = '#1d2126'
-_SOFT = '#5c6168'
-_COLOURS = {'recovered': '#b03a10', 'protected': '#0f6674', 'not solved': '#735a00', 'diverged': _SOFT}
+_COLOURS = {'recovered': '#b03a10', 'protected': '#0f6674', 'not solved': '#735a00', 'diverged': SOFT}
 
 
 class Picture(NamedTuple):
@@ -66,10 +65,6 @@ def grid(result):
 
   Where attackers who know a defense were run, the row of the strongest follows, joined to the other one by a bar.
   """
-  from matplotlib import rc_context
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   truth, shown = select(result)
   labels = [_label('private images', 'truth'), *(_label(*attacker, shown=shown) for attacker in shown)]
   second = [False, *(len(attacker) == 3 and attacker[:2] in shown for attacker in shown)]
@@ -84,23 +79,20 @@ def grid(result):
     tops.append(tops[-1] + tall + above + margin + (0 if is_second else apart))
   across = max(start + (cell + margin) * len(truth), 3.7)
   down = tops[-1] + tall + caption + margin + foot
-  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
-    figure = Figure(figsize=(across, down), dpi=160, facecolor='white')
+  with figures.figure(across, down) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
     for r, (pictures, label, top) in enumerate(zip([truth, *shown.values()], labels, tops, strict=True)):
       _draw_label(axes, label, 2 * margin, top + tall / 2)
       if second[r]:
-        axes.plot([margin, margin], [tops[r - 1], top + tall], color=_SOFT, linewidth=2, solid_capstyle='butt')
+        axes.plot([margin, margin], [tops[r - 1], top + tall], color=SOFT, linewidth=2, solid_capstyle='butt')
       for c, picture in enumerate(pictures):
         _draw_picture(axes, picture, start + c * (cell + margin), top, cell, tall)
     legend = '    '.join(f'{symbol} {verdict}' for verdict, symbol in SYMBOLS.items())
-    axes.text(margin, down - 0.28, legend, va='center', color=_SOFT)
-    axes.text(margin, down - 0.11, 'PSNR in dB', va='center', color=_SOFT)
+    axes.text(margin, down - 0.28, legend, va='center', color=SOFT)
+    axes.text(margin, down - 0.11, 'PSNR in dB', va='center', color=SOFT)
     axes.set(xlim=(0, across), ylim=(down, 0))
     axes.set_axis_off()
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={'Software': None})
-  return buffer.getvalue()
+    return png()
 
 
 def data_uri(image, largest=192):
@@ -132,7 +124,7 @@ def _bytes(image):
 
 def _label(attack, defense, counter=None, shown=()):
   """Returns the lines that name a row, each with its style; the second row of a pair does not repeat the first."""
-  named = [(line, {'color': _SOFT}) for line in wrap(attack, 34)]
+  named = [(line, {'color': SOFT}) for line in wrap(attack, 34)]
   named += [(line, {'weight': 'bold'}) for line in wrap(defense, 30)]
   if counter is None:
     paired = any(attacker[:2] == (attack, defense) and len(attacker) == 3 for attacker in shown)
@@ -157,7 +149,7 @@ def _draw_picture(axes, picture, left, top, width, height):
   middle = left + width / 2
   if picture.row is None:
     frame = {'edgecolor': '#9a9fa6', 'linewidth': 0.6}
-    axes.text(middle, top - 0.08, f'trial {picture.trial}' if picture.index == 0 else '', ha='center', color=_SOFT)
+    axes.text(middle, top - 0.08, f'trial {picture.trial}' if picture.index == 0 else '', ha='center', color=SOFT)
   else:
     frame = {'edgecolor': _COLOURS[picture.row['verdict']], 'linewidth': 1.8}
     value = 'NaN' if picture.psnr is None else number(picture.psnr)

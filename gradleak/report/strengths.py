@@ -5,13 +5,14 @@ import io
 import re
 from typing import NamedTuple
 
+from gradleak.report import figures
+from gradleak.report.figures import SOFT
 from gradleak.report.tables import grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
 _NUMBER = re.compile(r'(?<==)[-+]?[0-9.]+(?:e[-+]?[0-9]+)?(?=[,)])')
 _COLOURS = ('#0f6674', '#b03a10', '#735a00', '#5a3d8a', '#2d6a2f', '#8a1d52')
-_INK, _SOFT = '#1d2126', '#5c6168'
 
 
 class Line(NamedTuple):
@@ -76,10 +77,6 @@ def strengths(rows):
   One row per model, one panel per defense, one colour per attack; attackers who know the defense, the strongest
   counter-measure at each strength, dashed; bands are 95 % intervals of the mean; dotted, the undefended uploads.
   """
-  from matplotlib import rc_context
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   rows_of_panels = []
   for model, summaries in sweep_summaries(rows).items():
     pairs = paired(summaries)
@@ -89,8 +86,7 @@ def strengths(rows):
   if not rows_of_panels:
     return None
   across, down = max(map(len, rows_of_panels)), len(rows_of_panels)
-  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': _INK, 'text.parse_math': False}):
-    figure = Figure(figsize=(3.6 * across, 2.9 * down + 0.5), dpi=160, facecolor='white', layout='constrained')
+  with figures.figure(3.6 * across, 2.9 * down + 0.5, layout='constrained') as (figure, png):
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for row, panels in zip(grid, rows_of_panels, strict=True):
       for axes, panel in zip(row, panels, strict=False):
@@ -101,9 +97,7 @@ def strengths(rows):
       axes.set_ylabel('PSNR in dB')
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc='outside lower center', ncols=min(3, len(labels)), frameon=False)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={'Software': None})
-  return buffer.getvalue()
+    return png()
 
 
 def _draw(axes, model, line, pairs):
@@ -130,6 +124,6 @@ def _draw(axes, model, line, pairs):
   positive = [strength for strength, _ in line.points if strength > 0]
   if len(positive) > 1 and max(positive) / min(positive) >= 20:  # decades, with a place for zero
     axes.set_xscale('symlog', linthresh=min(positive), linscale=0.5)
-  axes.set_title(model, fontsize=8.5, color=_SOFT)
+  axes.set_title(model, fontsize=8.5, color=SOFT)
   axes.set_xlabel(line.label)
   axes.spines[['top', 'right']].set_visible(False)

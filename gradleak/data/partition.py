@@ -23,7 +23,7 @@ def iid(key, labels, num_clients, *, samples: int = 0):
   errors.check_number('iid(samples)', samples, low=0, integer=True)
   samples = samples or len(labels) // max(1, num_clients)
   _enough(num_clients, samples, len(labels), f'{num_clients} clients of {samples or 1} samples')
-  shuffled = _generator(key).permutation(len(labels))[: num_clients * samples]
+  shuffled = generator_of(key).permutation(len(labels))[: num_clients * samples]
   return [np.sort(part) for part in shuffled.reshape(num_clients, samples)]
 
 
@@ -38,7 +38,7 @@ def classes(key, labels, num_clients, *, number: int, low: int = 0, high: int = 
   errors.check_number('classes(number)', number, low=1, high=len(known), integer=True)
   errors.check_number('classes(low)', low, low=0, integer=True)
   errors.check_number('classes(high)', high, low=low, integer=True)
-  generator, held = _generator(key), {int(label): [] for label in known}
+  generator, held = generator_of(key), {int(label): [] for label in known}
   for client in range(num_clients):
     # The least held first; equally held ones in random order.
     order = sorted(generator.permutation(known).tolist(), key=lambda label: len(held[label]))
@@ -66,7 +66,7 @@ def dirichlet(key, labels, num_clients, *, alpha: float, least: int = 1):
   errors.check_number('dirichlet(alpha)', alpha, low=1e-3, finite=True)
   errors.check_number('dirichlet(least)', least, low=1, integer=True)
   _enough(num_clients, least, len(labels), f'{num_clients} clients of {least} samples')
-  generator = _generator(key)
+  generator = generator_of(key)
   for _ in range(1000):
     parts = [[] for _ in range(num_clients)]
     for label in np.unique(labels):
@@ -103,7 +103,8 @@ def parse(text, key, labels, num_clients):
   return factory(key, np.asarray(labels), num_clients, **static, **numeric)
 
 
-def _generator(key):
+def generator_of(key):
+  """Returns NumPy's generator of what a typed JAX key decides on the host."""
   return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gradleak import errors
-from gradleak.federated import partition
+from gradleak.data import partition
 
 KEY = jax.random.key(3)
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
