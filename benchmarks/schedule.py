@@ -14,12 +14,10 @@ import numpy as np
 import gradleak as gl
 from benchmarks import setting
 from gradleak import attacks, errors, metrics
-from gradleak.attacks.adaptive import View
 from gradleak.engine import driver
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.storage import write_atomically
-from gradleak.trials import Build
 
 CHUNKS = 100
 TUNED = 8  # the first images are not attacked: schedules are tuned on them
@@ -90,9 +88,10 @@ def main(*, panels, published, faster, dataset, data_dir, trials, output):
   Raises:
     UsageError: for an unknown model or attack, too few images, or an `output` that cannot be written.
   """
-  templates = [attacks.parse(text) for text in (published, faster)]
+  for text in (published, faster):
+    attacks.parse(text)  # what is unknown says so before anything is measured
   for panel in panels:
-    gl.models.create(panel.model, 10, init=panel.init)  # what is unknown says so before anything is measured
+    gl.models.create(panel.model, 10, init=panel.init)
   _check(output)
   drawn = []
   for panel in panels:
@@ -101,53 +100,21 @@ def main(*, panels, published, faster, dataset, data_dir, trials, output):
       raise errors.UsageError(f'{dataset} has {len(images.images)} images, {TUNED + trials} are needed')
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     print(f'{panel}; {dataset}, {trials} images; {devices} × {kind}; load average {setting.load_average()}', flush=True)
-    scenario = gl.scenario(
-      gl.models.create(panel.model, images.num_classes, init=panel.init),
-      images.images[TUNED:],
-      images.labels[TUNED:],
-      key=jax.random.key(0),
-      num_classes=images.num_classes,
-      batch_norm=panel.batch_norm,
-    )
-    curves = [follow(scenario, template) for template in templates]
+    attacked = images._replace(images=images.images[TUNED:], labels=images.labels[TUNED:])
+    options = {'init': panel.init, 'batch_norm': panel.batch_norm}
+    curves = [
+      follow(setting.make(panel.model, attack, None, attacked, trials, **options)) for attack in (published, faster)
+    ]
     print(table(*curves), flush=True)
     drawn.append((panel, curves))
     write_atomically(pathlib.Path(output), draw(drawn, f'{dataset}, {trials} images, {devices} × {kind}'))
   print(f'\ns, core s: per trial, by the clock and of all cores together. load average {setting.load_average()}')
 
 
-def follow(scenario, template):
-  """Returns the `Curve` of an attack on every image of a scenario, alone."""
-  client, count = scenario.client, len(scenario.images)
-  labels = jax.nn.one_hot(jax.numpy.asarray(scenario.labels), client.num_classes)[:, None]
-  images = jax.numpy.asarray(scenario.images)[:, None]
-  group = driver.default_group_size(scenario.variables, 1)
-
-  def upload(variables, lane):
-    return client.local_update(None, variables, lane['images'], lane['labels']).update
-
-  uploads = driver.evaluate(upload, scenario.variables, {'images': images, 'labels': labels}, group_size=group)
-  knowledge = gl.Knowledge(batch_norm=scenario.settings['batch_norm'])
-  build = Build(template, template.structure, client, knowledge, images.shape[1:])
-  shared = {
-    'variables': scenario.variables,
-    'labels': labels,
-    'seen': View(
-      jax.tree.map(jax.numpy.asarray, uploads),
-      None,
-      jax.numpy.zeros(count, jax.numpy.float32),
-      jax.numpy.full(count, jax.numpy.inf, jax.numpy.float32),
-    ),
-    'class_means': None,
-  }
-  index = jax.numpy.arange(count, dtype=jax.numpy.int32)
-  lanes = {
-    'trial': index,
-    'view': index,
-    'key': jax.random.split(jax.random.key(1), count),
-    'numbers': tuple(jax.numpy.full((count,), number, jax.numpy.float32) for number in template.numbers),
-  }
-  num_steps = template.build(template.numbers, client).num_steps
+def follow(attacked):
+  """Returns the `Curve` of the attack of a `setting.Setting`."""
+  name, num_steps = attacked.template.name, attacked.num_steps
+  group = driver.default_group_size(attacked.scenario.variables, 1)
   points, paused = [], np.zeros(2)
 
   def clock():
@@ -158,16 +125,16 @@ def follow(scenario, template):
     now = clock()
     states = progress.states
     images = states.best[0]['images'] if progress.step else states.dummy['images']
-    points.append((progress.step, now - paused, metrics.psnr(images[:, 0], scenario.images)))
-    print(f'{template.name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
+    points.append((progress.step, now - paused, metrics.psnr(images[:, 0], attacked.truth())))
+    print(f'{name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
     paused += clock() - now  # reading what was found is no part of the attack
 
-  run = functools.partial(driver.run, build, shared, lanes, group_size=group)
+  run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, group_size=group)
   run(num_steps=1)  # compiles
   run(num_steps=num_steps, chunk_steps=-(-num_steps // CHUNKS), on_chunk=mark)
   steps, times, psnr = (np.asarray(column) for column in zip(*points, strict=True))
-  seconds, core_seconds = (times - times[0]).T / count
-  return Curve(template.name, steps, seconds, core_seconds, psnr)
+  seconds, core_seconds = (times - times[0]).T / attacked.trials
+  return Curve(name, steps, seconds, core_seconds, psnr)
 
 
 def table(published, faster):

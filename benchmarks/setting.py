@@ -57,25 +57,33 @@ def load(dataset, data_dir, trials):
   return gl.data.load(dataset, 'test', data_dir=data_dir, limit=min(trials, MAX_IMAGES), image_size=32, channels=3)
 
 
-def make(spec, attack, steps, dataset, trials, formulation=None):
+def make(spec, attack, steps, dataset, trials, *, formulation=None, init='explicit', batch_norm='train'):
   """Returns the `Setting` of `trials` trials; trial i attacks image i modulo their number.
 
   Args:
     spec: the model, as `models.create` takes it.
     attack: as `attacks.parse` takes it, with these `steps` unless it sets its own.
-    steps: its number of steps.
+    steps: its number of steps; None for those it was published with.
     dataset: the images, as `load` returns them.
     trials: number of trials.
     formulation: of convolutions; None for the backend's default.
+    init: of the model's weights.
+    batch_norm: 'train' or 'eval'.
 
   Raises:
     UsageError: for an unknown model or attack.
   """
-  model = gl.models.create(spec, dataset.num_classes, conv=formulation)
-  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0), num_classes=dataset.num_classes)
+  scenario = gl.scenario(
+    gl.models.create(spec, dataset.num_classes, conv=formulation, init=init),
+    dataset.images,
+    dataset.labels,
+    key=jax.random.key(0),
+    num_classes=dataset.num_classes,
+    batch_norm=batch_norm,
+  )
   template, client = attacks.parse(attack, steps), scenario.client
   images, labels = jax.numpy.asarray(scenario.images), jax.nn.one_hot(scenario.labels, client.num_classes)
-  knowledge = gl.Knowledge()
+  knowledge = gl.Knowledge(batch_norm=batch_norm)
 
   def upload(shared, lane):
     return client.local_update(None, shared, lane['image'][None], lane['label'][None]).update
