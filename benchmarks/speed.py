@@ -118,7 +118,7 @@ def _variants(make, ours, compared, names, group):
   if 'formulations' in names:
     for other in convolution.FORMULATIONS:
       if other != fast:
-        yield batched(other, make(min(ours.trials, max(compared, group * len(devices))), other))
+        yield batched(other, make(min(ours.trials, max(compared, group * len(devices))), formulation=other))
   for name, module in (('pytorch', pytorch), ('breaching', breaching)):
     if name in names:
       yield Variant(f'{name}, one trial at a time', OneAtATime(few, module.attack))

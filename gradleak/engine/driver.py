@@ -55,7 +55,7 @@ def default_group_size(variables, num_images):
   if jax.default_backend() != 'cpu':
     return max(1, 512 // num_images)
   size = sum(x.size for x in jax.tree.leaves(variables['params']))
-  return 1 if size > 30_000 else max(1, 8 // num_images)
+  return max(1, min(8, 64_000 // size) // num_images)
 
 
 def fitting_group_size(build, shared, lanes, group_size, devices=None):
