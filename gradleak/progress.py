@@ -1,5 +1,6 @@
 """What a person sees while an attack runs: a bar with the objective and the time left, or lines where no bar can be."""
 
+import functools
 import sys
 import time
 
@@ -23,9 +24,14 @@ def reporter(mode='auto', stream=None):
   return _chosen(mode, stream or sys.stderr, _Bar, _Lines)
 
 
-def rounds(mode='auto', stream=None):
-  """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'; arguments as of `reporter`."""
-  return _chosen(mode, stream or sys.stderr, _RoundBar, _RoundLines)
+def rounds(mode, total, stream=None):
+  """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'; arguments as of `reporter`.
+
+  Args:
+    mode, stream: as of `reporter`.
+    total: rounds of the training.
+  """
+  return _chosen(mode, stream or sys.stderr, functools.partial(_RoundBar, total), functools.partial(_RoundLines, total))
 
 
 def _chosen(mode, stream, bar, lines):
@@ -37,36 +43,37 @@ def _chosen(mode, stream, bar, lines):
 
 
 def _standing(row):
-  """Returns how good the model is, where that was measured in this round."""
-  return f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}' if 'accuracy' in row else ''
+  """Returns how good the model is, where that was measured in this round, and the ε that was spent."""
+  standing = [f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
+  return ', '.join(standing + ([f'ε {row["epsilon"]:.3g}'] if row.get('epsilon') else []))
 
 
 class _RoundBar:
   """One tqdm bar, with the latest accuracy."""
 
-  def __init__(self, stream):
-    self._stream, self._bar = stream, None
+  def __init__(self, total, stream):
+    self._total, self._stream, self._bar = total, stream, None
 
-  def __call__(self, row, rounds, seconds):
+  def __call__(self, row, state, seconds):
     from tqdm import tqdm
 
     if self._bar is None:
-      self._bar = tqdm(total=rounds, initial=row['round'] - 1, unit='round', file=self._stream, dynamic_ncols=True)
+      self._bar = tqdm(total=self._total, initial=row['round'] - 1, unit='round', file=self._stream, dynamic_ncols=True)
     if _standing(row):
       self._bar.set_postfix_str(_standing(row), refresh=False)
     self._bar.update(row['round'] - self._bar.n)
-    if row['round'] == rounds:
+    if row['round'] == self._total:
       self._bar.close()
 
 
 class _RoundLines:
   """A line at the first round, which compiles, and at each twentieth of the way."""
 
-  def __init__(self, stream):
-    self._stream, self._first, self._seconds = stream, None, []
+  def __init__(self, total, stream):
+    self._total, self._stream, self._first, self._seconds = total, stream, None, []
 
-  def __call__(self, row, rounds, seconds):
-    number = row['round']
+  def __call__(self, row, state, seconds):
+    number, rounds = row['round'], self._total
     if self._first is None:
       self._first = number
     else:

@@ -6,6 +6,7 @@
     python launch/benchmark.py --measure=roofline --trials=2 --steps=20
     python launch/benchmark.py --measure=gpu --output=gpu.md
     python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data --trials=32
+    python launch/benchmark.py --measure=training --dataset=mnist --data_dir=data
 
 Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
 """
@@ -21,13 +22,14 @@ _MEASURE = flags.DEFINE_string(
   'measure',
   'speed',
   'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
-  'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack.',
+  'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
+  'training: a round of federated training, clients batched or in a loop.',
 )
-_DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB.')
+_DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
 _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
 _MODELS = flags.DEFINE_string(
-  'models', None, "List separated by ';' for roofline, gpu and schedule; by default, their own."
+  'models', None, "List separated by ';' for roofline, gpu, schedule and training; by default, their own."
 )
 _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
 _FASTER = flags.DEFINE_string('faster', 'csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
@@ -53,6 +55,7 @@ def main(argv):
   from gradleak import errors, specs
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
+  measures |= {'training': _training}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -134,6 +137,12 @@ def _gpu(models):
     compared=_COMPARED.value,
     output=_OUTPUT.value or 'results/gpu.md',
   )
+
+
+def _training(models):
+  from benchmarks import training
+
+  training.main(models=models or ['lenet'], dataset=_DATASET.value, data_dir=_DATA_DIR.value, repeats=_REPEATS.value)
 
 
 def _schedule(models):

@@ -42,7 +42,7 @@ def client_dp(*, norm: float, noise: float):
   return base.stateless('client_dp', perturb, random=True)
 
 
-def aggregate_client_dp(key, updates, noise):
+def aggregate_client_dp(key, updates, noise, present=None):
   """Geyer's mechanism at its honest placement, the server: returns (the round's mean update, the median norm S).
 
   Each client's update is clipped to S, the median of the clients' norms; their sum gets N(0, (noise·S)²) in every entry
@@ -53,23 +53,36 @@ def aggregate_client_dp(key, updates, noise):
     key: drives the noise.
     updates: the updates of a round's K clients, stacked: every leaf [K, …].
     noise: the noise multiplier ≥ 0; it may be traced.
+    present: which of the clients answered, boolean [K]; all without it. Absent ones count neither in the median nor in
+      the sum and K, whatever their rows hold. Where nobody answered, the mean and S are zero.
 
   Raises:
     UsageError: if `noise` is negative or not finite.
   """
   errors.check_number('aggregate_client_dp(noise)', noise, low=0, finite=True)
+  drawn = jax.tree.leaves(updates)[0].shape[0]
+  present = jnp.ones(drawn, bool) if present is None else jnp.asarray(present, bool)
+  count = jnp.sum(present, dtype=jnp.int32)
+  updates = jax.tree.map(lambda u: jnp.where(_rows(present, u), u, jnp.zeros_like(u)), updates)
   norms = jax.vmap(trees.norm)(updates)
-  median = jnp.median(norms)
+  median = jnp.where(count > 0, jnp.nanmedian(jnp.where(present, norms, jnp.nan)), 0.0)
   factors = jnp.minimum(jnp.float32(1), median / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
   stddev = jnp.asarray(noise, jnp.float32) * median
 
   def mean(update, key):
-    clipped = update.astype(jnp.float32) * factors.reshape(-1, *(1,) * (update.ndim - 1))
+    clipped = update.astype(jnp.float32) * _rows(factors, update)
     noisy = jnp.sum(clipped, 0) + stddev * jax.random.normal(key, update.shape[1:])
-    return (noisy / update.shape[0]).astype(update.dtype)
+    # XLA multiplies by the reciprocal of a constant: where all are present, the last bit is that of the constant.
+    answered = noisy / jnp.maximum(count, 1).astype(jnp.float32)
+    return jnp.where(count == drawn, noisy / drawn, answered).astype(update.dtype)
 
   key = jax.random.fold_in(key, zlib.crc32(b'aggregate_client_dp'))
   return jax.tree.map(mean, updates, trees.fold_in_leaves(key, updates)), median
+
+
+def _rows(values, stacked):
+  """Returns `values` [K] in a shape that broadcasts against `stacked` [K, …]."""
+  return values.reshape(-1, *(1,) * (stacked.ndim - 1))
 
 
 def clip_samples(client=None, *, norm: float):

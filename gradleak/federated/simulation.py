@@ -14,6 +14,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.data.partition import generator_of
+from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver, groups
 from gradleak.federated.client import NO_DEFENSE, Client
 from gradleak.federated.losses import cross_entropy
@@ -37,8 +38,10 @@ class Federation:
       SGD of rate 1 makes FedAvg, and Adam FedAdam (Reddi et al. 2021).
     chain: defenses at the server, on the mean upload before its optimizer; handed `key=` and `num_clients=`.
     weighting: how much an upload counts: 'samples' (as many as are behind it) or 'equal'.
+    server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` makes the mean,
+      in which uploads count alike and what was not sent is 0.
     drop_out: probability that a drawn client never answers.
-    group_size: clients that share one pass; changes speed alone.
+    group_size: clients that share one pass; changes speed, and the last bits. None takes `default_group_size`.
   """
 
   client: Client
@@ -49,18 +52,26 @@ class Federation:
   server: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(1.0))
   chain: optax.GradientTransformation = NO_DEFENSE
   weighting: str = 'samples'
+  server_noise: float = 0.0
   drop_out: float = 0.0
-  group_size: int = 1
+  group_size: int | None = None
 
   def __post_init__(self):
     errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
-    errors.check_number('group_size', self.group_size, low=1, integer=True)
+    if self.group_size is not None:
+      errors.check_number('group_size', self.group_size, low=1, integer=True)
     errors.check_number('drop_out', self.drop_out, low=0, high=1)
+    errors.check_number('server_noise', self.server_noise, low=0, finite=True)
     if self.weighting not in WEIGHTINGS:
       raise errors.unknown('weighting', self.weighting, WEIGHTINGS)
     empty = [i for i, part in enumerate(self.partition) if not len(part)]
     if empty:
       raise errors.UsageError(f'client {empty[0]} has no samples')
+
+  @property
+  def at_once(self):
+    """The number of clients that share one pass."""
+    return self.group_size or default_group_size(self.per_round)
 
 
 class State(NamedTuple):
@@ -72,6 +83,7 @@ class State(NamedTuple):
     server: the server optimizer's state.
     chain: the server chain's state.
     kept: client -> what its upload chain kept of its last participation.
+    participations: how often each client has answered, int32 [clients].
   """
 
   number: int
@@ -79,6 +91,7 @@ class State(NamedTuple):
   server: object
   chain: object
   kept: dict
+  participations: np.ndarray
 
 
 class Round(NamedTuple):
@@ -103,7 +116,27 @@ def start(federation, variables):
   """Returns the `State` before the first round."""
   params = variables['params']
   server = lenient(federation.server).init(params)
-  return State(0, variables, server, federation.chain.init(params), {})
+  return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
+
+
+def default_group_size(per_round):
+  """Returns how many clients share one pass: on CPU each has its own (see docs/PERFORMANCE.md), else all."""
+  return 1 if jax.default_backend() == 'cpu' else per_round
+
+
+def draw(federation, number, key):
+  """Returns (the clients drawn for round `number`, ascending; which of them answer; the generator for the rest)."""
+  generator = generator_of(jax.random.fold_in(jax.random.fold_in(key, number), 0))
+  drawn = np.sort(generator.choice(len(federation.partition), federation.per_round, replace=False))
+  return drawn, generator.random(len(drawn)) >= federation.drop_out, generator
+
+
+def after(federation, state, key):
+  """Returns how often each client will have answered after the next round, int32 [clients]."""
+  drawn, answers, _ = draw(federation, state.number, key)
+  counts = state.participations.copy()
+  counts[drawn[answers]] += 1
+  return counts
 
 
 def run_round(federation, state, key):
@@ -114,19 +147,18 @@ def run_round(federation, state, key):
     state: as `start` or an earlier round returned it.
     key: of the whole training, the same at every round.
   """
+  drawn, answers, generator = draw(federation, state.number, key)
+  participations = after(federation, state, key)
   key = jax.random.fold_in(key, state.number)
-  draw = generator_of(jax.random.fold_in(key, 0))
-  drawn = np.sort(draw.choice(len(federation.partition), federation.per_round, replace=False))
-  answers = draw.random(len(drawn)) >= federation.drop_out
   trained = driver.evaluate(
     _Participate(federation.client),
     state.variables,
     {
-      **_samples(federation, draw, drawn),
+      **_samples(federation, generator, drawn),
       'key': jax.vmap(lambda client: jax.random.fold_in(jax.random.fold_in(key, 1), client))(jnp.asarray(drawn)),
       'kept': _kept(federation, state, drawn),
     },
-    group_size=federation.group_size,
+    group_size=federation.at_once,
   )
   uploads, kept, batch_stats = trained
   done = Round(
@@ -139,7 +171,7 @@ def run_round(federation, state, key):
   if not answers.any():
     return state._replace(number=state.number + 1), done
   weights = uploads.num_samples if federation.weighting == 'samples' else np.ones(len(drawn))
-  step = _server(federation.chain, federation.server, federation.client.share)
+  step = _server(federation.chain, federation.server, federation.client.share, federation.server_noise)
   variables, server, chain, norm = step(
     state.variables,
     state.server,
@@ -153,7 +185,8 @@ def run_round(federation, state, key):
   remembered = dict(state.kept)
   if jax.tree.leaves(kept):
     remembered |= {int(drawn[i]): trees.take(kept, i) for i in np.flatnonzero(answers)}
-  return State(state.number + 1, variables, server, chain, remembered), done._replace(update_norm=float(norm))
+  state = State(state.number + 1, variables, server, chain, remembered, participations)
+  return state, done._replace(update_norm=float(norm))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +201,7 @@ class _Participate:
     )
 
 
-def _samples(federation, draw, drawn):
+def _samples(federation, generator, drawn):
   """Returns the drawn clients' shuffled samples, padded to equal numbers with samples of their own."""
   longest = max(len(part) for part in federation.partition)
   size = federation.client.batch_size or longest
@@ -176,7 +209,7 @@ def _samples(federation, draw, drawn):
   chosen = np.empty((len(drawn), longest), np.int64)
   weights = np.zeros((len(drawn), longest), np.float32)
   for row, client in enumerate(drawn):
-    part = draw.permutation(federation.partition[client])
+    part = generator.permutation(federation.partition[client])
     chosen[row] = np.resize(part, longest)
     weights[row, : len(part)] = 1
   return {
@@ -196,14 +229,17 @@ def _kept(federation, state, drawn):
 
 
 @groups.reusable
-def _server(chain, server, share):
+def _server(chain, server, share, noise):
   """Returns the compiled step of the server; BatchNorm's statistics are averaged as the weights say."""
   chain, server = optax.with_extra_args_support(chain), lenient(server)
 
   @jax.jit
   def step(variables, server_state, chain_state, uploads, batch_stats, weights, key, num_clients):
     params = variables['params']
-    mean = layer_average(uploads, weights)
+    if noise:
+      mean, _ = aggregate_client_dp(jax.random.fold_in(key, 1), uploads.update, noise, present=weights > 0)
+    else:
+      mean = layer_average(uploads, weights)
     norm = trees.norm(mean)
     mean, chain_state = chain.update(mean, chain_state, params, key=key, num_clients=num_clients)
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean

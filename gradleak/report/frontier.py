@@ -2,52 +2,106 @@
 
 import csv
 import io
+import itertools
+import math
+from typing import NamedTuple
 
-from gradleak.report import figures
+import numpy as np
+
+from gradleak.report import figures, privacy, tables
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned
-from gradleak.report.tables import grouped, strongest, summarise
+from gradleak.report.formatting import aligned, number
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
+  'seconds_defense', 'epsilon', 'protects',
 )  # fmt: skip
 _COLOUR = '#0f6674'
+_WIDTH, _LEFT, _RIGHT, _TALL, _BELOW, _ABOVE, _LINE = 7.2, 0.62, 0.15, 3.4, 0.5, 0.3, 0.17  # inches
+_LONGEST = 34  # characters of a name that may stand in the picture
+PERFECT = 100.0  # dB at which a reconstruction without error is drawn
+_AROUND = (  # where a name may stand: to the right, left, above, below, and between
+  (6, 0, 'left', 'center'), (-6, 0, 'right', 'center'), (0, 6, 'center', 'bottom'), (0, -6, 'center', 'top'),
+  (4, 4, 'left', 'bottom'), (4, -4, 'left', 'top'), (-4, 4, 'right', 'bottom'), (-4, -4, 'right', 'top'),
+)  # fmt: skip
+
+
+class Trained(NamedTuple):
+  """One training, under one defense.
+
+  Attributes:
+    rows: of `federated.training.train`.
+    seconds: the median of a warm round.
+    seconds_defense: of these the defense's, None where they were not measured.
+    stopped: whether the ε budget ended the training.
+    protects: whom its ε protects, from `federated.accounting.caption`; None where none is counted.
+  """
+
+  rows: list
+  seconds: float
+  seconds_defense: float | None = None
+  stopped: bool = False
+  protects: str | None = None
 
 
 def entries(trained, rows=()):
-  """Returns one dict per defense, with `COLUMNS` as keys.
+  """Returns one dict per defense, with `COLUMNS` as keys; what is not known is None.
 
   Args:
-    trained: defense -> (rows of `federated.training.train`, median seconds of a round).
-    rows: of an audit of the same defenses, or none; then 'psnr' (dB) and 'ssim' are means under the attacker, aware or
-      not, that recovers most, 'recovered' of 'n' are its successes, and 'by' is its name.
+    trained: defense -> `Trained`; 'accuracy' and 'loss' are those of the last row that has them. 'epsilon' is the last
+      row's, infinite where the row has None, and None where no row has any.
+    rows: of an audit of the same defenses, or none; they give what `worst_case_of` returns.
   """
-  worst = {defense: strongest(group) for (defense,), group in grouped(summarise(rows), 'defense').items()}
-  return [_entry(defense, *found, worst.get(defense)) for defense, found in trained.items()]
+  worst = worst_case_of(rows)
+  return [_entry(defense, one, worst.get(defense, {})) for defense, one in trained.items()]
 
 
-def _entry(defense, rounds, seconds, worst):
-  worst = worst or {}
-  by = ', '.join(filter(None, [worst.get('attack'), worst.get('counter')]))
-  answered = max(1, sum(row['clients'] for row in rounds))
+def worst_case_of(rows):
+  """Returns {defense: dict}: of how many trials 'n' any attacker, aware or not, has 'recovered' the private images.
+
+  'psnr' (dB) and 'ssim' are means under the strongest single attacker (most recovered, then highest PSNR); 'by' names
+  it.
+
+  Args:
+    rows: of an audit.
+  """
+  groups = tables.grouped(tables.summarise(rows), 'defense')
+  found = {}
+  for entry in tables.worst_case(rows):
+    strongest = tables.strongest(groups[entry['defense'],])
+    found[entry['defense']] = {
+      'psnr': strongest['psnr'],
+      'ssim': strongest['ssim'],
+      'recovered': entry['recovered'],
+      'n': entry['n'],
+      'by': ', '.join(filter(None, (strongest['attack'], strongest['counter']))),
+    }
+  return found
+
+
+def _entry(defense, trained, worst):
+  rounds = trained.rows
+  measured = next((row for row in reversed(rounds) if 'accuracy' in row), {})
+  answered = sum(row['clients'] for row in rounds)
+  last = rounds[-1] if rounds else {}
+  spent = last.get('epsilon')
   return {
     'defense': defense,
-    'psnr': worst.get('psnr'),
-    'ssim': worst.get('ssim'),
-    'recovered': worst.get('recovered'),
-    'n': worst.get('n'),
-    'by': by or None,
-    'accuracy': rounds[-1]['accuracy'],
-    'loss': rounds[-1]['loss'],
+    **{key: worst.get(key) for key in ('psnr', 'ssim', 'recovered', 'n', 'by')},
+    'accuracy': measured.get('accuracy'),
+    'loss': measured.get('loss'),
     'rounds': len(rounds),
-    'bytes_up': sum(row['bytes_up'] for row in rounds) / answered,
-    'bytes_down': sum(row['bytes_down'] for row in rounds) / answered,
-    'seconds': seconds,
+    'bytes_up': sum(row['bytes_up'] for row in rounds) / answered if answered else None,
+    'bytes_down': sum(row['bytes_down'] for row in rounds) / answered if answered else None,
+    'seconds': trained.seconds,
+    'seconds_defense': trained.seconds_defense,
+    'epsilon': math.inf if 'epsilon' in last and spent is None else spent,
+    'protects': trained.protects,
   }
 
 
 def frontier_csv(found):
-  """Returns the `entries` as CSV text; bytes are per client and round, seconds of a round."""
+  """Returns the `entries` as CSV text; bytes are per upload, seconds of a round, an empty cell is not known."""
   text = io.StringIO()
   writer = csv.DictWriter(text, fieldnames=COLUMNS)
   writer.writeheader()
@@ -56,27 +110,50 @@ def frontier_csv(found):
 
 
 def frontier_table(found):
-  """Returns the `entries` as an aligned table."""
-  lines = [('defense', 'accuracy', 'KiB up', 's/round', 'PSNR dB', 'recovered', 'by')]
-  for one in found:
-    attacked = one['n'] is not None
-    lines.append(
-      (
-        one['defense'],
-        f'{one["accuracy"]:.1%}',
-        f'{one["bytes_up"] / 1024:,.1f}',
-        f'{one["seconds"]:.2f}',
-        f'{one["psnr"]:.1f}' if one['psnr'] is not None else '–',
-        f'{one["recovered"]} of {one["n"]}' if attacked else '–',
-        one['by'] or '–',
-      )
+  """Returns the `entries` as an aligned table; KiB up are per client and round, 'defense' its share of the seconds."""
+  head = ('defense', 'accuracy', 'KiB up', 's/round', 'of it defense', 'ε', 'PSNR dB', 'recovered', 'by')
+  lines = [
+    (
+      one['defense'],
+      percent(one['accuracy']),
+      kib(one['bytes_up']),
+      number(one['seconds'], 2),
+      milliseconds(one['seconds_defense'], ' ms'),
+      epsilon(one['epsilon']),
+      number(one['psnr']),
+      '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
+      one['by'] or '–',
     )
-  return '\n'.join(aligned(lines))
+    for one in found
+  ]
+  return '\n'.join(aligned([head, *lines]))
+
+
+def percent(share):
+  """Returns a share in per cent with one decimal, '–' for none."""
+  return '–' if share is None else f'{100 * share:.1f} %'
+
+
+def kib(size):
+  """Returns bytes as KiB, '–' for none."""
+  return '–' if size is None else f'{size / 1024:,.1f}'
+
+
+def milliseconds(seconds, unit=''):
+  """Returns seconds as milliseconds, '–' for none."""
+  return '–' if seconds is None else f'{1000 * seconds:,.{0 if seconds >= 0.1 else 1}f}{unit}'
+
+
+def epsilon(value):
+  """Returns an ε as text, rounded up, for it is a bound; '∞' where nothing bounds it, '–' where none was counted."""
+  if value is None or math.isinf(value):
+    return number(value)
+  return privacy._upwards(value) if value > 0 else '0'
 
 
 def best(found):
   """Returns those `entries` of which no other hides as much and trains as well, by descending accuracy."""
-  measured = [one for one in found if one['psnr'] is not None]
+  measured = _measured(found)
 
   def beaten(one):
     return any(
@@ -92,23 +169,86 @@ def best(found):
 def frontier(found):
   """Returns a PNG: accuracy against what the worst attacker gets back (PSNR, dB), a point per defense; None without.
 
-  Up and left is better. Filled points are recovered from, hollow ones are not; a line joins those that none beats.
+  Up and left is better. Filled points are recovered from, hollow ones are not; a line joins those that none beats. A
+  defense is named beside its point where there is room, else by a number.
   """
-  measured = [one for one in found if one['psnr'] is not None]
+  measured = _measured(found)
   if not measured:
     return None
-  with figures.figure(7.2, 1.6 + 0.22 * len(measured) + 3.0, layout='constrained') as (figure, png):
-    axes = figure.subplots()
+  with figures.figure(_WIDTH, _TALL + _BELOW + _ABOVE) as (figure, png):
+    axes = figure.add_axes((0, 0, 1, 1))
+    _place(figure, axes, _BELOW)
     line = best(found)
-    axes.plot([one['psnr'] for one in line], [100 * one['accuracy'] for one in line], color=SOFT, linewidth=1, zorder=1)
-    for number, one in enumerate(measured, 1):
+    axes.plot(*zip(*map(_point, line), strict=True), color=SOFT, linewidth=1, alpha=0.5, zorder=1)
+    for one in measured:
       face = _COLOUR if one['recovered'] else 'white'
-      x, y = one['psnr'], 100 * one['accuracy']
-      axes.scatter(x, y, s=28, facecolors=face, edgecolors=_COLOUR, zorder=2, label=f'{number}  {one["defense"]}')
-      axes.annotate(str(number), (x, y), xytext=(5, 4), textcoords='offset points', fontsize=8)
+      axes.scatter(*_point(one), s=30, facecolors=face, edgecolors=_COLOUR, linewidths=1.3, zorder=2)
+    axes.margins(0.1, 0.14)
     axes.set_xlabel('PSNR of what the worst attacker gets back, in dB (left: hidden)')
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
-    axes.legend(frameon=False, loc='upper center', bbox_to_anchor=(0.5, -0.16), ncols=1 if len(measured) < 5 else 2)
-    axes.set_title('filled: images recovered; hollow: none', fontsize=8.5, color=SOFT)
+    axes.set_title(
+      'filled: images recovered · hollow: none · line: what no other defense beats', fontsize=8, color=SOFT
+    )
+    numbered = _name(figure, axes, measured)
+    below = _BELOW + _LINE * (len(numbered) + 0.5 * bool(numbered))
+    figure.set_size_inches(_WIDTH, _TALL + below + _ABOVE)
+    _place(figure, axes, below)
+    for i, text in enumerate(reversed(numbered)):
+      figure.text(_LEFT / _WIDTH, (0.08 + _LINE * i) / figure.get_figheight(), text, va='bottom')
     return png()
+
+
+def _measured(found):
+  return [one for one in found if one['psnr'] is not None and one['accuracy'] is not None]
+
+
+def _point(one):
+  return min(one['psnr'], PERFECT), 100 * one['accuracy']
+
+
+def _place(figure, axes, below):
+  """Gives the axes their inches, whatever stands below them: names that have room keep it."""
+  height = figure.get_figheight()
+  axes.set_position((_LEFT / _WIDTH, below / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, _TALL / height))
+
+
+def _name(figure, axes, measured):
+  """Writes names beside the points where there is room, else numbers; returns the texts that explain the numbers."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.transforms import Bbox
+
+  renderer = FigureCanvasAgg(figure).get_renderer()
+  axes.autoscale_view()
+  spots = axes.transData.transform([_point(one) for one in measured])
+  taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in spots]
+  corners = axes.transData.transform([_point(one) for one in best(measured)])
+  line = [Bbox.from_bounds(*spot, 1, 1) for a, b in itertools.pairwise(corners) for spot in np.linspace(a, b, 200)]
+  room, numbered = axes.get_window_extent(renderer), []
+  for i, one in enumerate(measured):
+    mark = str(len(numbered) + 1)
+    texts = [one['defense'], mark] if len(one['defense']) <= _LONGEST else [mark]
+    tried = [_beside(axes, one, text, *place) for text in texts for place in _AROUND]
+    boxes = [text.get_window_extent(renderer) for text in tried]
+    others = [*taken[:i], *taken[i + 1 :]]
+    inside = [box.x0 >= room.x0 and box.x1 <= room.x1 and box.y0 >= room.y0 for box in boxes]
+    free = [j for j, box in enumerate(boxes) if inside[j] and not box.count_overlaps(others)]
+    # A name across the line is better than a number beside it.
+    free.sort(key=lambda j: (tried[j].get_text() == mark, boxes[j].count_overlaps(line) > 0))
+    chosen = free[0] if free else len(tried) - len(_AROUND)
+    for j, text in enumerate(tried):
+      if j != chosen:
+        text.remove()
+    taken.append(boxes[chosen])
+    if tried[chosen].get_text() == mark:
+      numbered.append(f'{mark}  {one["defense"]}')
+  return numbered
+
+
+def _beside(axes, one, text, x, y, across, up):
+  from matplotlib.patheffects import withStroke
+
+  style = {'fontsize': 8, 'ha': across, 'va': up, 'textcoords': 'offset points'}
+  return axes.annotate(
+    text, _point(one), xytext=(x, y), path_effects=[withStroke(linewidth=2, foreground='white')], **style
+  )

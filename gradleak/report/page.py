@@ -19,23 +19,32 @@ def render(result):
   Args:
     result: an `AuditResult`.
   """
+  return environment().get_template('page.html.j2').render(_context(result))
+
+
+def environment():
+  """Returns the Jinja environment of our pages: their templates, the style that they share, and how numbers look."""
   import importlib.resources
 
   import jinja2
 
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+  folder = importlib.resources.files('gradleak.report')
+  made = jinja2.Environment(
+    loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text('utf-8')),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
   )
-  environment.filters.update(
+  made.filters.update(
     number=formatting.number,
     significant=formatting.significant,
     ticks=_ticks,
     breakable=_breakable,
     json=lambda value: json.dumps(value, ensure_ascii=False),
   )
-  environment.globals.update(interval=formatting.interval, percent_range=formatting.percent_range)
-  source = importlib.resources.files('gradleak.report').joinpath('page.html.j2').read_text('utf-8')
-  return environment.from_string(source).render(_context(result))
+  made.globals.update(interval=formatting.interval, percent_range=formatting.percent_range)
+  return made
 
 
 def write(result, folder):

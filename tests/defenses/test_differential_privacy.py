@@ -154,6 +154,38 @@ def test_the_server_perturbs_the_sum():
     dp.aggregate_client_dp(KEY, updates, -1.0)
 
 
+@pytest.mark.parametrize('answered', [[0, 2, 3], [1, 4], [2]])
+def test_clients_that_did_not_answer_count_for_nothing(answered):
+  rng = np.random.default_rng(1)
+  updates = {'a': rng.normal(size=(5, 6, 3)), 'b': rng.normal(size=(5, 7))}
+  updates = {name: x * 3.0 ** np.arange(5).reshape(-1, *(1,) * (x.ndim - 1)) for name, x in updates.items()}
+  present = np.isin(np.arange(5), answered)
+  rows = np.concatenate([x.reshape(5, -1) for x in updates.values()], axis=1)[present]
+  bound = np.median(np.linalg.norm(rows, axis=1))
+  stacked = {name: jnp.asarray(x, jnp.float32).at[~present].set(jnp.nan) for name, x in updates.items()}
+  mean, median = jax.jit(dp.aggregate_client_dp)(KEY, stacked, 0.0, present)
+  np.testing.assert_allclose(median, bound, rtol=1e-5)
+  np.testing.assert_allclose(flat(mean), clipped(rows, bound).sum(0) / len(answered), rtol=1e-5, atol=1e-6)
+  noisy, _ = dp.aggregate_client_dp(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.5, present)
+  quiet, median = dp.aggregate_client_dp(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.0, present)
+  assert_gaussian(np.asarray(noisy['a'] - quiet['a'], np.float64), 0.5 * float(median) / len(answered))
+
+
+def test_where_nobody_answered_there_is_nothing():
+  updates = {'a': jnp.full((3, 4), jnp.nan), 'b': jnp.ones((3, 2), jnp.bfloat16)}
+  mean, median = jax.jit(dp.aggregate_client_dp)(KEY, updates, 1.0, np.zeros(3, bool))
+  assert median == 0
+  np.testing.assert_array_equal(flat(mean), 0.0)
+
+
+def test_with_all_present_the_bits_are_the_same():
+  for count in (4, 5):
+    updates = {'a': jnp.asarray(np.random.default_rng(count).normal(size=(count, 300)), jnp.float32)}
+    plain = dp.aggregate_client_dp(KEY, updates, 0.5)
+    masked = dp.aggregate_client_dp(KEY, updates, 0.5, np.ones(count, bool))
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, masked))
+
+
 def test_an_attacker_can_differentiate_with_respect_to_the_samples(lenet):
   """Where a sample has no gradient (padding, a saturated loss) the norm has no derivative, but the defense has."""
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from gradleak import Client, defenses, errors
-from gradleak.federated import simulation, training
+from gradleak.federated import accounting, simulation, training
 
 KEY = jax.random.key(5)
 PARTITION = [np.arange(3), np.arange(3, 5), np.asarray([5, 6, 7])]
@@ -141,7 +141,7 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
   test = federation.images, federation.labels
   whole, rows = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'whole')
 
-  def stop(row, rounds, seconds):
+  def stop(row, state, seconds):
     if row['round'] == 4:
       raise Stop
 
@@ -174,3 +174,76 @@ def test_training_learns_eight_digits(setting):
 def test_what_cannot_be_is_named(setting, changed, words):
   with pytest.raises(errors.UsageError, match=words):
     setting(**changed)
+
+
+def test_noise_at_the_server_is_geyers_mean_of_those_who_answered(setting):
+  federation, variables = setting(drop_out=0.5, server_noise=0.7)
+  state = simulation.start(federation, variables)
+  drawn, answers, _ = simulation.draw(federation, 0, KEY)
+  assert 0 < answers.sum() < len(drawn)  # otherwise nothing is told apart
+  quiet, _ = simulation.run_round(dataclasses.replace(federation, server_noise=1e-9), state, KEY)
+  noisy, _ = simulation.run_round(federation, state, KEY)
+
+  def moved(after):
+    return np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, after), strict=True)])
+
+  alone = []
+  for client in drawn[answers]:
+    one = dataclasses.replace(federation, server_noise=0.0, drop_out=0.0)
+    lane = simulation._samples(one, simulation.draw(federation, 0, KEY)[2], drawn)
+    row = list(drawn).index(client)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), 1), client)
+    upload, _, _ = one.client.participate(
+      key, variables, lane['images'][row], lane['labels'][row], lane['weights'][row], None
+    )
+    alone.append(moved((upload.update, jax.tree.map(np.zeros_like, upload.update))))
+  norms = np.linalg.norm(alone, axis=1)
+  bound = np.median(norms)
+  mean = np.mean([x * min(1, bound / norm) for x, norm in zip(alone, norms, strict=True)], axis=0)
+  found = moved((quiet.variables['params'], variables['params']))
+  np.testing.assert_allclose(found, mean, rtol=1e-3, atol=1e-6)
+  noise = moved((noisy.variables['params'], quiet.variables['params']))
+  assert np.std(noise) == pytest.approx(0.7 * bound / answers.sum(), rel=0.1)
+
+
+def test_participations_count_who_answered(setting):
+  federation, variables = setting(per_round=2, drop_out=0.3)
+  state, counts = simulation.start(federation, variables), np.zeros(3, int)
+  for _ in range(6):
+    np.testing.assert_array_equal(simulation.after(federation, state, KEY) - counts >= 0, True)
+    state, done = simulation.run_round(federation, state, KEY)
+    counts[done.clients] += 1
+  np.testing.assert_array_equal(state.participations, counts)
+  assert 0 < counts.sum() < 12
+
+
+def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting, tmp_path):
+  """Three clients, all of them in every round: after r rounds each has sent r times."""
+  ledger = accounting.ledger('client_dp(norm=1,noise=5)')
+  chain = defenses.client_dp(norm=1, noise=5)
+  federation, variables = setting({'upload': chain})
+  budget = ledger.epsilon(4, 4) + 1e-6
+  given = {'test': (federation.images, federation.labels), 'evaluate_every': 3, 'privacy': ledger}
+  state, rows = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
+  assert state.number == len(rows) == 4
+  assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r) for r in range(1, 5)]
+  assert [('accuracy' in row) for row in rows] == [False, False, True, True]
+  _, again = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
+  assert again == rows
+  with pytest.raises(errors.UsageError, match='the first round alone costs ε = '):
+    training.train(KEY, federation, variables, 9, budget=ledger.epsilon(1, 1) / 2, **given)
+  with pytest.raises(errors.UsageError, match='needs a defense whose ε is known'):
+    training.train(KEY, federation, variables, 9, budget=1.0)
+
+
+def test_the_seconds_of_a_round_are_split(setting):
+  """A defense that does ten thousand times too much shows in its own part."""
+
+  def slow(updates, state, params=None, **extra):
+    spun = jax.lax.fori_loop(0, 2000, lambda i, x: jnp.sin(x), jnp.full((64, 640), 0.5, jnp.float32))
+    return jax.tree.map(lambda u: u + 0 * jnp.sum(spun), updates), state
+
+  chain = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), slow)
+  federation, variables = setting({'upload': chain}, per_round=1)
+  without, added = training.seconds_split(federation, variables, KEY, repeats=3)
+  assert 0 < without < added

@@ -83,6 +83,16 @@ def test_the_roofline_counts_the_products_of_a_step():
 
 
 @pytest.mark.slow
+def test_training_prints_a_row_per_way_to_run_the_clients():
+  done = programs.start('benchmark', '--measure=training', '--models=mlp', '--dataset=digits', '--repeats=1')
+  assert done.status == 0
+  rows = [line for line in done.out.splitlines() if line.endswith('×')]
+  batched = [f'one program, clients by {number}' for number in (1, 2, 5, 10)]
+  assert [row.split('  ')[0] for row in rows] == ['a Python loop over clients', *batched]
+  assert all(float(row.split()[-3]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'torch', None)
   output = tmp_path / 'new' / 'gpu.md'

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from gradleak.defenses.differential_privacy import epsilon
 from gradleak.report.frontier import best
 from tests import programs
 
@@ -22,9 +23,27 @@ def test_it_trains(tmp_path):
   assert not (tmp_path / 'new' / 'frontier.png').exists()
 
 
+def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
+  flags = (*SMALL, '--rounds=9', '--per_round=4', '--defenses=none;client_dp(norm=1,noise=9)', '--budget=1')
+  done = programs.start('train', *flags, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  rows = [
+    [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(tmp_path.glob('new/*/rounds.jsonl'))
+  ]
+  assert len(rows[0]) == 9 and 'epsilon' not in rows[0][-1]
+  spent = [row['epsilon'] for row in rows[1]]
+  assert spent == [epsilon(9, steps=r) for r in range(1, len(spent) + 1)]
+  assert spent[-1] <= 1 < epsilon(9, steps=len(spent) + 1) and len(spent) < 9
+  refused = programs.start(
+    'train', *SMALL, '--defenses=client_dp(norm=1,noise=9)', '--budget=0.1', f'--workdir={tmp_path}/refused'
+  )
+  assert refused.status == 2 and 'the first round alone costs ε = ' in refused.err
+  assert not (tmp_path / 'refused').exists()
+
+
 @pytest.mark.slow
 def test_it_trains_attacks_and_draws_the_frontier(tmp_path):
-  flags = (*SMALL, '--defenses=none;topk(ratio=0.1)', '--attacks=csdlg', '--trials=1', '--steps=3')
+  flags = (*SMALL, '--defenses=none;topk(ratio=0.1)', '--attacks=csdlg', '--trials=1', '--steps=3', '--attack_every=2')
   done = programs.start('train', *flags, f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
   assert 'topk(ratio=0.1), 2 of 2' in done.err and 'round 3 of 3, accuracy' in done.err
@@ -36,6 +55,12 @@ def test_it_trains_attacks_and_draws_the_frontier(tmp_path):
   assert none['n'] == '1' and float(none['psnr']) > 0 and 0 <= float(none['accuracy']) <= 1
   assert (tmp_path / 'new' / 'frontier.png').read_bytes().startswith(b'\x89PNG')
   assert (tmp_path / 'new' / 'audit' / 'report.html').exists()
+  assert (tmp_path / 'new' / 'training.html').exists()
+  leaks = (tmp_path / 'new' / '01-topk-ratio-0-1' / 'leakage.jsonl').read_text().splitlines()
+  leaks = [json.loads(line) for line in leaks]
+  assert [(leak['round'], leak['n']) for leak in leaks] == [(2, 1)]
+  assert (tmp_path / 'new' / '01-topk-ratio-0-1' / 'audit-00002' / 'report.html').exists()
+  assert (tmp_path / 'new' / 'leakage.png').read_bytes().startswith(b'\x89PNG')
   rows = [json.loads(line) for line in (tmp_path / 'new' / '00-none' / 'rounds.jsonl').read_text().splitlines()]
   assert [row['round'] for row in rows] == [1, 2, 3]
   again = programs.start('train', *flags, f'--workdir={tmp_path}/new')
@@ -61,6 +86,8 @@ def test_what_none_beats_is_the_frontier():
     ('--attacks=csdgl', "unknown attack 'csdgl'"),
     ('--momentum=2', 'momentum is 2'),
     ('--rounds=0', 'rounds is 0'),
+    ('--attack_every=-1', 'attack_every is -1'),
+    ('--server_noise=-1', 'server_noise is -1'),
     ('--share=weights', "unknown share 'weights'"),
   ],
 )

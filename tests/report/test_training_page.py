@@ -1,0 +1,366 @@
+"""The page of a federated training, on trainings and attacks made up so that every answer is known."""
+
+import csv
+import html.parser
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+
+from gradleak import report
+from gradleak.report import tables
+from gradleak.report.partition import summary
+from gradleak.report.training import along, cautions, opening
+
+CONFIG = {
+  'dataset': 'digits', 'model': 'lenet', 'partition': 'classes(number=2)', 'clients': 100, 'per_round': 10,
+  'rounds': 40, 'share': 'delta', 'local_epochs': 1, 'local_batch_size': 10, 'learning_rate': 0.1, 'momentum': 0.9,
+  'server': 'sgd', 'delta': 1e-5, 'num_classes': 10,
+}  # fmt: skip
+VOID = {'meta', 'img', 'br', 'wbr'}
+
+
+class Page(html.parser.HTMLParser):
+  """Reads a page: its tags with attributes, the text of every table row; fails on tags that do not nest."""
+
+  def __init__(self, source):
+    super().__init__()
+    self.tags, self.rows, self.open, self.text = [], [], [], ''
+    self.feed(source)
+    self.close()
+    assert not self.open
+
+  def handle_starttag(self, tag, attributes):
+    self.tags.append((tag, dict(attributes)))
+    if tag not in VOID:
+      self.open.append(tag)
+    if tag == 'tr':
+      self.rows.append([])
+    if tag in ('td', 'th'):
+      self.rows[-1].append('')
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    if 'style' not in self.open:
+      self.text += data
+    if 'td' in self.open or 'th' in self.open:
+      self.rows[-1][-1] += data
+
+  def attributes(self, tag):
+    return [attributes for name, attributes in self.tags if name == tag]
+
+
+def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, protects=None, **last):
+  """Returns a training that ends at `accuracy`: 10 clients a round, each sends `up` bytes and is sent 2,048."""
+  rows = [
+    {
+      'round': number, 'clients': 10, 'samples': 600, 'bytes_up': 10 * up, 'bytes_down': 20480, 'update_norm': 0.1,
+      'accuracy': 0.1 + (accuracy - 0.1) * min(1, 2 * number / rounds), 'loss': 2.3 - number / rounds,
+    }
+    for number in range(1, rounds + 1)
+  ]  # fmt: skip
+  rows[-1] |= last
+  return report.Trained(rows, 0.25, seconds_defense, stopped, protects)
+
+
+def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='protected', size=1):
+  """Returns an audit's rows: a trial is recovered (30 dB) or not (8 dB, and `otherwise`)."""
+  return [
+    {
+      'attack': attack, 'defense': defense, 'counter': counter, 'trial': trial, 'batch_size': size, 'success': found,
+      'verdict': 'recovered' if found else otherwise, 'solved': True, 'psnr': psnr[0 if found else 1],
+      'ssim': 0.9 if found else 0.1, 'mse': 0.1, 'pearson': 0.5, 'change': 0.0 if defense == 'none' else 0.5,
+      'control_psnr': 12.0,
+    }
+    for trial, found in enumerate(recovered)
+  ]  # fmt: skip
+
+
+def said(trainings, rows=(), size=1, leakage=(), **config):
+  found = report.entries(trainings, rows)
+  worst = {entry['defense']: entry for entry in tables.worst_case(rows)}
+  stopped = [defense for defense, one in trainings.items() if one.stopped]
+  config = {**CONFIG, **config}
+  sentences = opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
+  return ' '.join(sentences), ' '.join(cautions(found, worst, config=config, trained=trainings))
+
+
+NONE, ALL, NOBODY = trained(0.961), (True,) * 4, (False,) * 4
+LEAK = attacked('none', *ALL)
+THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'prune': trained(0.97)}
+
+
+@pytest.mark.parametrize(
+  ('trainings', 'rows', 'words', 'never'),
+  [
+    ({'none': NONE}, (), ['reaches a test accuracy of 96.1 % after 40 rounds. Nothing was attacked'], ['defenses']),
+    ({'none': NONE}, LEAK, ['with one image upload gets 4 of 4 images back (95 % interval 39–100 %).'], ['Under']),
+    (
+      {'topk': trained(0.9), 'noise': trained(0.5)},
+      (),
+      [
+        'No training without a defense was run', 'Nothing was attacked', 'Of 2 defenses, `topk` trains best: the model',
+        'reaches 90.0 %. `noise` trains worst: the model reaches 50.0 %.',
+      ],
+      ['bytes', 'less than'],
+    ),
+    (
+      {'none': NONE, 'topk': trained(0.938, up=123)},
+      [*LEAK, *attacked('topk', *NOBODY)],
+      [
+        'Under `topk` none of the 4 images is recovered by any attacker that was run (0–61 %); the model reaches '
+        '93.8 %, 2.3 points less than without a defense, and clients send 12 % of the bytes.',
+        'safe only from these attacks',
+      ],
+      ['still', 'Of these'],
+    ),
+    (
+      {'none': NONE, 'topk': trained(0.961)},
+      [*LEAK, *attacked('topk', True, False, False, False)],
+      ['Under `topk` 1 of 4 images still comes back (0–81 %); the model reaches 96.1 %, as much as', 'as many bytes'],
+      ['none of the'],
+    ),
+    (
+      THREE,
+      [*LEAK, *attacked('topk', *NOBODY), *attacked('noise', *NOBODY), *attacked('prune', *ALL)],
+      [
+        'Under 2 of 3 defenses none of the 4 images is recovered',
+        'Of these, `topk` trains best: the model reaches 93.8 %, 2.3 points less',
+        'Under `prune` 4 of 4 come back.',
+      ],
+      ['all 3'],
+    ),
+    (
+      THREE,
+      [*LEAK, *attacked('topk', *ALL), *attacked('noise', *NOBODY), *attacked('prune', True, *NOBODY[1:])],
+      ['Under 1 of 3 defenses none', 'That is `noise`: the model', 'Under the other 2, 1 to 4 of 4 come back.'],
+      [],
+    ),
+    (
+      THREE,
+      [row for name in THREE for row in attacked(name, *(ALL if name == 'none' else NOBODY))],
+      ['Under all 3 defenses none of the 4', '`prune` trains best: the model reaches 97.0 %, 0.9 points more than'],
+      ['come back'],
+    ),
+    (
+      THREE,
+      [*LEAK, *attacked('topk', *ALL), *attacked('noise', True, *NOBODY[1:]), *attacked('prune', *ALL)],
+      ['None of the 3 defenses hides everything: `noise` leaks least, 1 of 4 images (0–81 %)'],
+      ['is recovered'],
+    ),
+    (
+      THREE,
+      [row for name in THREE for row in attacked(name, *NOBODY)],
+      ['Even without a defense the attackers recover none of 4 images: this setting proves nothing', 'Of 3 defenses'],
+      ['Under', 'gets'],
+    ),
+    (
+      {'none': NONE, 'topk': trained(0.9)},
+      attacked('topk', *NOBODY),
+      ['No undefended upload was attacked', 'Under `topk` the model reaches 90.0 %, 6.1 points less'],
+      ['is recovered'],
+    ),
+    (
+      {'none': NONE, 'client_dp': trained(0.7, rounds=17, stopped=True, protects='per client', epsilon=2.31)},
+      (),
+      ['ε is 2.4 at δ = 1e-05 per client.', 'The ε budget ended the training under `client_dp` after 17 of 40 rounds.'],
+      [],
+    ),
+    ({'none': NONE, 'noise': trained(0.7, epsilon=None)}, (), ['and no ε bounds what is learnt.'], ['budget']),
+    ({'none': report.Trained([], math.nan, None, True)}, (), ['trained for 0 rounds, but not measured'], ['%']),
+  ],
+)  # fmt: skip
+def test_the_opening_says_what_was_found(trainings, rows, words, never):
+  text, _ = said(trainings, rows)
+  for part in words:
+    assert part in text
+  for part in never:
+    assert part not in text
+
+
+def test_the_opening_counts_batches_and_follows_the_leakage():
+  leakage = [
+    {'defense': 'none', 'round': 40, 'psnr': 9.0, 'ssim': 0.1, 'recovered': 0, 'n': 2, 'by': 'dlg'},
+    {'defense': 'none', 'round': 0, 'psnr': 30.0, 'ssim': 0.9, 'recovered': 2, 'n': 2, 'by': 'dlg'},
+  ]
+  text, _ = said({'none': NONE}, attacked('none', True, True, size=8), 8, leakage, server_noise=1.0)
+  assert 'clients with 8 images upload gets 2 of 2 batches of 8 images back' in text
+  assert 'but with noise at the server, the model' in text
+  assert (
+    'goes from 30.0 dB (2 of 2 recovered) before the first round to 9.0 dB (0 of 2 recovered) after round 40' in text
+  )
+  assert 'goes from' not in said({'none': NONE}, LEAK, leakage=leakage[:1])[0]
+
+
+def test_cautions():
+  pair = {'none': NONE, 'topk': trained(0.9)}
+  failed = attacked('topk', *NOBODY, otherwise='not solved')
+  _, notes = said(pair, [*LEAK, *failed])
+  assert 'Only 4 uploads' in notes and 'up to 61 %' in notes
+  assert 'Against `topk` 4 of 4 runs failed' in notes
+  assert 'No attacker who knows the defense was run against `topk`' in notes
+  assert 'one training under each' in notes and 'guessing' not in notes
+  _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, counter='masked')])
+  assert 'who knows' not in notes and 'failed' not in notes
+  assert 'settled' not in notes
+  pair['topk'].rows[-2]['accuracy'] = 0.85
+  assert 'still moved by up to 5.0 points from one measurement to the next (under `topk`)' in said(pair, LEAK)[1]
+  pair['topk'].rows[5]['accuracy'] = 0.99  # early on it may
+  assert 'up to 5.0 points' in said(pair, LEAK)[1]
+  _, notes = said(pair, LEAK)
+  assert 'No upload was attacked under `topk`.' in notes
+  _, notes = said({'none': trained(0.19)}, attacked('none', *(True,) * 30))
+  assert 'hardly better than guessing among 10 classes' in notes and 'Only' not in notes and 'one training' not in notes
+
+
+def test_a_trial_counts_that_any_attacker_recovers():
+  rows = [*attacked('none', True, False, True), *attacked('none', False, True, False, attack='csdlg', psnr=(40.0, 8.0))]
+  found = report.worst_case_of(rows)['none']
+  assert (found['recovered'], found['n'], found['by']) == (3, 3, 'dlg')
+  assert found['psnr'] == pytest.approx((30 + 8 + 30) / 3)
+
+
+def test_entries_and_their_csv():
+  plain, dropped = trained(0.9, up=512, seconds_defense=0.0123), trained(0.8, epsilon=None)
+  del plain.rows[-1]['accuracy'], plain.rows[-1]['loss']
+  plain.rows[-2]['accuracy'] = 0.88
+  dropped.rows[0] |= {'clients': 0, 'bytes_up': 0}
+  trainings = {'none': plain, 'noise': dropped, 'dp': trained(0.7, epsilon=0.5), 'gone': report.Trained([], math.nan)}
+  none, noise, dp, gone = csv.DictReader(report.frontier_csv(report.entries(trainings, LEAK)).splitlines())
+  assert float(none['accuracy']) == 0.88 and float(none['loss']) == 2.3 - 39 / 40
+  assert (none['bytes_up'], none['bytes_down'], none['rounds'], none['seconds_defense']) == (
+    '512.0',
+    '2048.0',
+    '40',
+    '0.0123',
+  )
+  assert float(noise['bytes_up']) == 1024 and float(noise['bytes_down']) == pytest.approx(2048 * 40 / 39)
+  assert (none['epsilon'], float(noise['epsilon']), dp['epsilon']) == ('', math.inf, '0.5')
+  assert (none['recovered'], none['n'], none['by'], noise['n']) == ('4', '4', 'dlg', '')
+  assert gone['accuracy'] == gone['bytes_up'] == gone['epsilon'] == ''
+  head, _, *lines = report.frontier_table(report.entries(trainings, LEAK)).splitlines()
+  assert head.split('  ')[0] == 'defense' and head.rstrip().endswith('by')
+  assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [
+    'none', '88.0 %', '0.5', '0.25', '12.3 ms', '–', '30.0', '4 of 4', 'dlg',
+  ]  # fmt: skip
+  assert '∞' in lines[1] and '0.50' in lines[2]
+
+
+def test_names_that_have_no_room_get_numbers():
+  def height(points):
+    found = [
+      {'defense': f'gaussian(stddev={i})', 'psnr': psnr, 'accuracy': accuracy, 'recovered': 0}
+      for i, (psnr, accuracy) in enumerate(points)
+    ]
+    return struct.unpack('>I', report.frontier(found)[20:24])[0]
+
+  apart = height([(10, 0.5), (20, 0.7), (30, 0.9), (math.inf, 0.99)])
+  assert apart < height([(10, 0.5), *[(30 + i / 100, 0.9) for i in range(8)]])
+  assert report.frontier([{'defense': 'none', 'psnr': None, 'accuracy': 0.9, 'recovered': None}]) is None
+
+
+def test_partitions_in_words():
+  labels = np.repeat(np.arange(10), 600)
+  assert summary([np.arange(6000)], labels) == '1 client, 6,000 samples, of 10 classes each'
+  assert summary([np.array([0]), np.array([600])], labels) == '2 clients, 1 sample, of 1 class each'
+  parts = [np.arange(600 * c + 594, 600 * c + 606) for c in range(9)] + [np.arange(5400)[::9]]
+  assert summary(parts, labels) == '10 clients, 12 to 600 samples, of 2 to 9 classes'
+  assert summary([*parts[:9], np.arange(300, 900)], labels) == '10 clients, 12 to 600 samples, of 2 classes each'
+
+
+@pytest.mark.parametrize(('clients', 'classes'), [(4, 2), (1000, 100)])
+def test_partitions_are_drawn_within_bounds(clients, classes):
+  parts = np.array_split(np.arange(3000), clients)
+  png = report.partition_picture(parts, np.arange(3000) % classes, [f'class {i}' for i in range(classes)])
+  width, height = struct.unpack('>II', png[16:24])
+  assert png.startswith(b'\x89PNG') and width == 1152 and 0.2 * width < height < width
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('training')
+  trainings = {
+    'none': NONE,
+    'topk(ratio=0.1)': trained(0.938, up=123, seconds_defense=0.004),
+    'client_dp(norm=1,noise=2)': trained(0.7, rounds=17, stopped=True, protects='per client', epsilon=2.31),
+  }
+  rows = [*LEAK, *attacked('topk(ratio=0.1)', *ALL, counter='masked'), *attacked('client_dp(norm=1,noise=2)', *NOBODY)]
+  worst = report.worst_case_of(rows)
+  leakage = [{'defense': name, 'round': number, **worst[name]} for name in worst for number in (0, 20)]
+  parts = np.arange(40).reshape(4, 10)
+  report.write_training(
+    folder,
+    trainings,
+    config=CONFIG,
+    audit_rows=rows,
+    leakage=leakage,
+    partition=report.partition_picture(parts, np.arange(40) % 4, list('abcd')),
+    audits={'before the first round': 'audit/report.html'},
+  )
+  return folder
+
+
+@pytest.fixture(scope='module')
+def page(folder):
+  return Page((folder / 'training.html').read_text('utf-8'))
+
+
+def test_the_folder_holds_the_pictures(folder):
+  for name in ('frontier', 'curves', 'leakage'):
+    assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+  assert (folder / 'frontier.csv').read_text().startswith('defense,psnr')
+
+
+def test_the_page_stands_alone(page):
+  for _, attributes in page.tags:
+    for name in ('src', 'href', 'action', 'data', 'poster'):
+      link = attributes.get(name, '#')
+      assert link.startswith(('#', 'data:image/png;base64,')) or link == 'audit/report.html'
+  assert not {'script', 'link', 'iframe', 'object', 'base'} & {tag for tag, _ in page.tags}
+  assert 'http' not in page.text and 'audit/report.html' in {link['href'] for link in page.attributes('a')}
+
+
+def test_the_page_serves_everyone(folder, page):
+  images = page.attributes('img')
+  assert len(images) == 4 and all(len(image['alt']) > 40 for image in images)
+  ids = [attributes['id'] for _, attributes in page.tags if 'id' in attributes]
+  assert len(ids) == len(set(ids))
+  assert {link['href'][1:] for link in page.attributes('a') if link['href'].startswith('#')} == set(ids)
+  assert all(cell.get('scope') in ('col', 'row') for cell in page.attributes('th'))
+  source = (folder / 'training.html').read_text('utf-8')
+  for query in ('prefers-color-scheme: dark', '@media print', 'max-width: 40rem', 'width=device-width'):
+    assert query in source
+  assert 'url(' not in source and '@import' not in source
+
+
+def test_the_page_shows_the_figures(page):
+  rows = {row[0].strip(): [' '.join(cell.split()) for cell in row[1:]] for row in page.rows}
+  assert rows['topk(ratio=0.1)'] == [
+    '93.8 %−2.3', '1.300', '40', '0.112 %', '2.0', '0.25', '4.0', '–', '4 of 439–100 %', '30.0', '0.90', 'dlg, masked',
+  ]  # fmt: skip
+  assert rows['client_dp(norm=1,noise=2)'][:8] == [
+    '70.0 %−26.1',
+    '1.300',
+    '17',
+    '1.0100 %',
+    '2.0',
+    '0.25',
+    '–',
+    '2.4per client',
+  ]
+  assert rows['none'][0] == '96.1 %' and rows['momentum'] == ['0.9']
+  assert json.loads(rows['partition'][0]) == 'classes(number=2)'
+  assert 'trains for 1 local epoch in batches of 10 with learning rate 0.1 and momentum 0.9' in page.text
+  assert 'after 17 of 40 rounds' in page.text and 'Geyer, Klein, Nabi' in page.text
+
+
+def test_a_page_of_nothing_but_costs(tmp_path):
+  report.write_training(tmp_path, {'topk': report.Trained([], math.nan, None, True)}, config={})
+  page = Page((tmp_path / 'training.html').read_text('utf-8'))
+  assert not page.attributes('img') and 'Nothing was attacked' in page.text
+  assert {path.name for path in tmp_path.iterdir()} == {'training.html', 'frontier.csv'}
+  assert along({'none': NONE}, ()) is None
