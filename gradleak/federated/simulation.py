@@ -276,7 +276,7 @@ def bytes_sent(uploads):
   return total + np.where(withheld, -(-tensors // 8), 0)
 
 
-def accuracy(model, variables, images, labels, batch_size=1000):
+def accuracy(model, variables, images, labels, batch_size=100):
   """Returns (accuracy, mean cross-entropy) of a model on samples; BatchNorm takes its running statistics."""
   correct, loss, score = 0, 0.0, _score(model)
   for first in range(0, len(images), batch_size):

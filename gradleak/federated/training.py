@@ -106,27 +106,32 @@ def seconds_of_a_round(workdir):
   return float(np.median(seconds[1:] or seconds))
 
 
-def seconds_split(federation, variables, key, repeats=5):
+def seconds_split(federation, variables, key, repeats=5, seconds=3.0):
   """Returns (seconds of a round without the defenses, seconds that they add), medians of warm rounds in turn.
+
+  What is added is the median of the differences of two rounds that follow each other; noise can make it negative.
 
   Args:
     federation: the `simulation.Federation`.
     variables: the initial model's; the first round is measured.
     key: of the training.
-    repeats: how often each is measured.
+    repeats: how often each is measured at least.
+    seconds: it goes on for so long.
   """
   bare = dataclasses.replace(
     federation, client=federation.client.undefended(), chain=simulation.NO_DEFENSE, server_noise=0.0
   )
-  seconds = np.empty((repeats + 1, 2))
-  for repeat in range(repeats + 1):
-    for column, one in enumerate((bare, federation)):
+  pairs = []
+  while len(pairs) <= repeats or sum(map(sum, pairs[1:])) < seconds:
+    pair = []
+    for one in (bare, federation):
       state = simulation.start(one, variables)
       started = time.monotonic()
       jax.block_until_ready(simulation.run_round(one, state, key)[0].variables)
-      seconds[repeat, column] = time.monotonic() - started
-  without, defended = np.median(seconds[1:], axis=0).tolist()  # the first compiled
-  return without, defended - without
+      pair.append(time.monotonic() - started)
+    pairs.append(pair)
+  without, defended = np.asarray(pairs[1:]).T  # the first pair compiled
+  return float(np.median(without)), float(np.median(defended - without))
 
 
 def _save(store, rows, state, seconds, due):

@@ -6,13 +6,9 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from gradleak.report import tables
+from gradleak.report import figures, tables
 
-# Okabe and Ito's colour-blind-safe palette, without the two that vanish on white; orange darkened and blue lightened,
-# so that all of them stand out from white and from near-black.
-_PALETTE = ('#2f86c9', '#d55e00', '#009e73', '#cc79a7', '#b87f00')
-_DASHES = ('-', (0, (7, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1.2, 1)))
-_THEME_INK = '#0a0b0c'  # stands for the colour of the page's text, whatever it is
+_THEME_INK = figures.LINE  # stands for the colour of the page's text, whatever it is
 _AT_TRUTH = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
 _MAX_POINTS = 160
 _MAX_LINES = 24
@@ -60,7 +56,7 @@ def _panel(title, descents, defenses):
     axes = figure.add_subplot(facecolor='none', xlabel='step', ylabel='objective')
     handles = []
     for defense, label, steps, objective, at_truth in descents:
-      colour, dashes = _line_style(defense, defenses)
+      colour, dashes = figures.line_style(defense, defenses)
       chosen = _log_spaced(steps)
       steps, objective = steps[chosen], objective[:, chosen]
       for trial in objective[:_MAX_LINES]:
@@ -94,14 +90,6 @@ def _embeddable(svg, label):
 def _plain(name):
   """Returns `name` so that matplotlib reads no mathematics into it."""
   return name.replace('$', r'\$')
-
-
-def _line_style(defense, defenses):
-  """Returns (colour, dashes): the undefended run in ink, the others in the palette's colours, then dashed."""
-  if defense == 'none':
-    return _THEME_INK, '-'
-  place = [name for name in defenses if name != 'none'].index(defense)
-  return _PALETTE[place % len(_PALETTE)], _DASHES[place // len(_PALETTE) % len(_DASHES)]
 
 
 def _log_spaced(steps):

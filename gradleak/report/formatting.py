@@ -63,3 +63,9 @@ def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
       token = token[cut:]
     lines[-1] += token
   return [line.rstrip() for line in lines if line] or ['']
+
+
+def upwards(value):
+  """Returns a positive `value` with two significant digits or none after the point, rounded up: it is a bound."""
+  digits = max(0, 1 - math.floor(math.log10(value)))
+  return f'{math.ceil(value * 10**digits) / 10**digits:.{digits}f}'

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradleak.report import figures, privacy, tables
+from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, number
+from gradleak.report.formatting import aligned, number, upwards
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
@@ -148,7 +148,7 @@ def epsilon(value):
   """Returns an ε as text, rounded up, for it is a bound; '∞' where nothing bounds it, '–' where none was counted."""
   if value is None or math.isinf(value):
     return number(value)
-  return privacy._upwards(value) if value > 0 else '0'
+  return upwards(value) if value > 0 else '0'
 
 
 def best(found):

@@ -1,8 +1,7 @@
 """The differential privacy that a defense really gives, in words: the ε of one upload."""
 
-import math
-
 from gradleak.defenses import differential_privacy, guarantees
+from gradleak.report.formatting import upwards
 
 DELTA = 1e-5
 _MISSING = {
@@ -50,11 +49,5 @@ def _spent(mechanism):
   )
   if pld > 1000:
     return f'ε > 1000: no protection in the sense of DP (δ = 1e-5, {_unit(mechanism)})'
-  tighter = '' if pld == rdp else f', {_upwards(pld)} (PLD)'
-  return f'ε ≤ {_upwards(rdp)} (RDP){tighter} at δ = 1e-5, {_unit(mechanism)}'
-
-
-def _upwards(value):
-  """Returns a positive `value` with two significant digits or none after the point, rounded up: it is a bound."""
-  digits = max(0, 1 - math.floor(math.log10(value)))
-  return f'{math.ceil(value * 10**digits) / 10**digits:.{digits}f}'
+  tighter = '' if pld == rdp else f', {upwards(pld)} (PLD)'
+  return f'ε ≤ {upwards(rdp)} (RDP){tighter} at δ = 1e-5, {_unit(mechanism)}'

@@ -8,7 +8,7 @@ import struct
 
 from gradleak import storage
 from gradleak.metrics.statistics import proportion_interval
-from gradleak.report import descent, figures, page, tables, wording
+from gradleak.report import figures, page, tables, wording
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import PERFECT, entries, epsilon, frontier, frontier_csv, kib, milliseconds, percent
@@ -177,7 +177,7 @@ def along(trained, leakage):
     left, right = figure.subplots(1, 2, sharex=True)
     for defense in trained:
       of_defense = sorted((entry for entry in points if entry['defense'] == defense), key=lambda entry: entry['round'])
-      colour, dashes = _style(defense, trained)
+      colour, dashes = figures.line_style(defense, trained)
       x, y = [entry['round'] for entry in of_defense], [min(entry['psnr'], PERFECT) for entry in of_defense]
       left.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, zorder=1, label=defense)
       faces = [colour if entry['recovered'] else 'white' for entry in of_defense]
@@ -435,7 +435,7 @@ def _draw_accuracy(axes, trained):
   """Draws test accuracy against rounds, a line per defense."""
   for defense, one in trained.items():
     points = _measured(one)
-    colour, dashes = _style(defense, trained)
+    colour, dashes = figures.line_style(defense, trained)
     if points:
       marker = 'o' if len(points) == 1 else None
       axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, linewidth=1.4, marker=marker, label=defense)
@@ -455,10 +455,6 @@ def _finish(axes, label):
   axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
-
-
-def _style(defense, trained):
-  return descent._line_style(defense, list(trained))
 
 
 def _across(trained):
