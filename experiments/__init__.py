@@ -1,4 +1,4 @@
-"""The attack tables of the papers, declared: settings, the paper's numbers, and one command that reruns them.
+"""The tables of the papers, declared: settings, the paper's numbers, and one command that reruns them.
 
 python launch/reproduce.py --list
 python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=data

@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import io
 import math
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from gradleak import errors, specs
+from gradleak import errors, report, specs
 from gradleak.defenses import registry as defense_registry
 from gradleak.federated import layer_average
 from gradleak.metrics import statistics
@@ -91,6 +92,148 @@ class Run:
   settings: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   mini: Mapping = dataclasses.field(default_factory=dict)
 
+  kind = 'audit'
+  shown = 'report'
+  page = 'report.html'
+  remarks = 'recovered'
+  intervals = 'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.'
+
+  def scaled(self, scale):
+    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' (8×8 digits, a dense net, 3 steps) to
+    see that it runs.
+
+    Raises:
+      UsageError: for an unknown scale.
+    """
+    if scale not in SCALES:
+      raise errors.unknown('scale', scale, SCALES)
+    if scale == 'paper':
+      return self
+    if scale == 'mini':
+      return dataclasses.replace(self, mini={}, **self.mini)
+    training = self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4)
+    return dataclasses.replace(
+      self,
+      dataset='digits',
+      model='mlp',  # compiles fast
+      trials=2,
+      batch_size=min(self.batch_size, 2),
+      restarts=min(self.restarts, 2),
+      controls=2,
+      public=min(self.public, 16),
+      training=training,
+      settings={
+        specs.parse(self.attack, 'attack').name: {'steps': 3},
+        'concealment': {'steps': 2},
+        'graddefense': {'root': _smoke_root},
+      },
+      mini={},
+    )
+
+  def changes(self, scale):
+    """Returns what a scale changes, each as 'name value instead of value'."""
+    now = self.scaled(scale)
+    fields = [field.name for field in dataclasses.fields(Run) if field.name not in ('mini', 'settings', 'training')]
+    pairs = {name: (getattr(now, name), getattr(self, name)) for name in fields}
+    if self.training:
+      for field in dataclasses.fields(Training):
+        pairs[f'training {field.name}'] = getattr(now.training, field.name), getattr(self.training, field.name)
+    for new, old in zip(_specs(now), _specs(self), strict=True):
+      new, old = dict(new.settings), {'name': old.name, **dict(old.settings)}
+      pairs |= {f'{old["name"]} {key}': (value, old.get(key, 'the published')) for key, value in new.items()}
+    return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
+
+  def texts(self):
+    """Returns the defenses' canonical texts by label, the run's settings applied."""
+    return {
+      label: '+'.join(str(_rewritten(spec, self.settings)) for spec in specs.parse_chain(text, 'defense'))
+      for label, text in self.defenses.items()
+    }
+
+  def load(self, data_dir):
+    """Returns the `Data`: private images from 'test', public ones and those trained on from 'train'.
+
+    Raises:
+      UsageError: for data that are missing (says how to prepare them) or too few.
+    """
+    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.trials * self.batch_size)
+    trained = self.training.clients * self.training.samples if self.training else 0
+    # A class may be rare among the first images: enough are read to fill it.
+    pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
+    if not pool + trained:
+      return Data(private, None, None)
+    train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=pool + trained)
+    public = others = None
+    if self.public:
+      chosen = np.arange(self.public) if self.bias is None else biased(train.labels[:pool], self.public, self.bias)
+      public = train.images[chosen], train.labels[chosen]
+    if trained:
+      others = train.images[pool:], train.labels[pool:]
+    return Data(private, public, others)
+
+  def execute(self, data, seed, *, workdir, progress='auto'):
+    """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows."""
+    result = self.audit(data, seed, workdir=workdir, progress=progress)
+    if not (result.resumed and os.path.exists(os.path.join(workdir, self.page))):
+      report.write(result, workdir)
+    return result.rows
+
+  def audit(self, data, seed, *, workdir, progress='auto'):
+    """Runs the audit in its own folder, or resumes it; returns its `AuditResult`."""
+    key = jax.random.key(seed)
+    return gl.audit(
+      jax.random.fold_in(key, 1),
+      scenario(self, data, jax.random.fold_in(key, 0)),
+      list(self.texts().values()),
+      [attack_text(self)],
+      self.trials,
+      batch_size=self.batch_size,
+      restarts=self.restarts,
+      labels=self.labels,
+      controls=self.controls,
+      workdir=workdir,
+      knowledge=self.knowledge,
+      counters=self.counters,
+      progress=progress,
+    )
+
+  def rows_of(self, cell, rows):
+    """Returns the rows of an audit that a cell is about.
+
+    Raises:
+      UsageError: if there are none: the declaration and the audit's rows do not fit.
+    """
+    defense = self.texts()[cell.defense]
+    found = [row for row in rows if row['defense'] == defense and row.get('counter') == cell.counter]
+    if not found:
+      raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
+    return found
+
+  def outcome(self, cell, rows):
+    """Returns the `Outcome` of a cell among the rows of its run."""
+    rows = self.rows_of(cell, rows)
+    values = [row.get(cell.metric) for row in rows]
+    mean, low, high = statistics.mean_interval([math.nan if value is None else value for value in values])
+    finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
+    recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
+    remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
+    return Outcome(*finite, len(rows), recovered, diverged, remark)
+
+  def minutes(self):
+    """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
+    attack = gl.attacks.parse(attack_text(self))
+    model = specs.parse(self.model, 'model')
+    width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
+    cost = MILLISECONDS[model.name] * (width / 8) ** 1.6
+    local_steps = -(-self.batch_size // (self.local_batch_size or self.batch_size))
+    names = [specs.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
+    unaware = len(names) if self.knowledge != 'aware' else 0
+    tried = COUNTERS if self.counters is None else dict.fromkeys(COUNTERS, len(self.counters))
+    aware = sum(tried.get(name, 0) for name in names) if self.knowledge != 'unaware' else 0
+    uploads = self.trials * (unaware + aware) + self.controls
+    steps = attack.build(attack.numbers, None).num_steps
+    return uploads * self.restarts * self.batch_size * local_steps * steps * cost / 60_000
+
 
 class Cell(NamedTuple):
   """One number of the paper, and where ours is found.
@@ -98,7 +241,7 @@ class Cell(NamedTuple):
   Attributes:
     column: the heading of the part of the table, such as the dataset.
     row: the line of the table, such as the defense as the paper calls it.
-    metric: a key of an audit's rows, or 'lpips'.
+    metric: a key of an audit's rows, or 'lpips'; of a training, one of `utility.METRICS`.
     run: a key of the experiment's `runs`.
     defense: a label of that run's defenses.
     paper: its number; several where it prints several (one per picture); None where it prints none.
@@ -125,7 +268,7 @@ class Experiment:
     paper: authors, title, venue.
     table: which of its tables.
     shows: one sentence: what is to be seen.
-    runs: the audits behind it, by name.
+    runs: what is behind it, by name: audits (`Run`) or trainings (`utility.Trainings`), each with the same methods.
     cells: its numbers.
     metrics: one sentence: how the paper's figures are defined, against ours.
     choices: sentences on what the paper leaves open, and what stands here.
@@ -136,7 +279,7 @@ class Experiment:
   paper: str
   table: str
   shows: str
-  runs: Mapping[str, Run]
+  runs: Mapping[str, object]
   cells: tuple[Cell, ...]
   metrics: str
   choices: tuple[str, ...] = ()
@@ -144,54 +287,23 @@ class Experiment:
 
 
 class Outcome(NamedTuple):
-  """What stands beside a cell: the mean over trials with its 95 % interval; None where there is none.
+  """What stands beside a cell: a figure with its 95 % interval; None where there is none.
 
   Attributes:
-    mean, low, high: of the cell's metric, over the trials that did not diverge.
-    n: number of trials.
-    recovered: how many of them were successes beyond the control.
+    mean, low, high: of the cell's metric; in audits, over the trials that did not diverge.
+    n: number of trials, or of test samples.
+    recovered: how many trials were successes beyond the control; None in trainings.
     diverged: how many have no figure.
+    remark: what the last column of its line says.
   """
 
   mean: float | None
   low: float | None
   high: float | None
   n: int
-  recovered: int
+  recovered: int | None
   diverged: int
-
-
-def scaled(run, scale):
-  """Returns `run` at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' (8×8 digits, a dense net, 3 steps) to
-  see that it runs.
-
-  Raises:
-    UsageError: for an unknown scale.
-  """
-  if scale not in SCALES:
-    raise errors.unknown('scale', scale, SCALES)
-  if scale == 'paper':
-    return run
-  if scale == 'mini':
-    return dataclasses.replace(run, mini={}, **run.mini)
-  training = run.training and dataclasses.replace(run.training, rounds=2, clients=2, samples=4)
-  return dataclasses.replace(
-    run,
-    dataset='digits',
-    model='mlp',  # compiles fast
-    trials=2,
-    batch_size=min(run.batch_size, 2),
-    restarts=min(run.restarts, 2),
-    controls=2,
-    public=min(run.public, 16),
-    training=training,
-    settings={
-      specs.parse(run.attack, 'attack').name: {'steps': 3},
-      'concealment': {'steps': 2},
-      'graddefense': {'root': _smoke_root},
-    },
-    mini={},
-  )
+  remark: str = ''
 
 
 def _smoke_root(root):
@@ -199,37 +311,15 @@ def _smoke_root(root):
   return max(2, root // 25)
 
 
-def changes(run, scale):
-  """Returns what a scale changes in a run, each as 'name value instead of value'."""
-  now = scaled(run, scale)
-  fields = [field.name for field in dataclasses.fields(Run) if field.name not in ('mini', 'settings', 'training')]
-  pairs = {name: (getattr(now, name), getattr(run, name)) for name in fields}
-  if run.training:
-    for field in dataclasses.fields(Training):
-      pairs[f'training {field.name}'] = getattr(now.training, field.name), getattr(run.training, field.name)
-  for new, old in zip(_specs(now), _specs(run), strict=True):
-    new, old = dict(new.settings), {'name': old.name, **dict(old.settings)}
-    pairs |= {f'{old["name"]} {key}': (value, old.get(key, 'the published')) for key, value in new.items()}
-  return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
-
-
 def _specs(run):
   """Returns the specs of a run's attack and of all its defenses."""
-  texts = [attack_text(run), *defense_texts(run).values()]
+  texts = [attack_text(run), *run.texts().values()]
   return [spec for text in texts for spec in specs.parse_chain(text, 'specification')]
 
 
 def attack_text(run):
   """Returns the attack's text, the run's settings applied."""
   return str(_rewritten(specs.parse(run.attack, 'attack'), run.settings))
-
-
-def defense_texts(run):
-  """Returns the defenses' canonical texts by label, the run's settings applied."""
-  return {
-    label: '+'.join(str(_rewritten(spec, run.settings)) for spec in specs.parse_chain(text, 'defense'))
-    for label, text in run.defenses.items()
-  }
 
 
 def _rewritten(spec, settings):
@@ -248,28 +338,6 @@ class Data(NamedTuple):
   private: object
   public: tuple | None
   others: tuple | None
-
-
-def load(run, data_dir):
-  """Returns the `Data` of a run: private images from 'test', public ones and those trained on from 'train'.
-
-  Raises:
-    UsageError: for data that are missing (says how to prepare them) or too few.
-  """
-  private = gl.data.load(run.dataset, 'test', data_dir=data_dir, limit=run.trials * run.batch_size)
-  trained = run.training.clients * run.training.samples if run.training else 0
-  # A class may be rare among the first images: enough are read to fill it.
-  pool = run.public if run.bias is None else run.public * max(1, round(1.5 * private.num_classes * run.bias) + 1)
-  if not pool + trained:
-    return Data(private, None, None)
-  train = gl.data.load(run.dataset, 'train', data_dir=data_dir, limit=pool + trained)
-  public = others = None
-  if run.public:
-    chosen = np.arange(run.public) if run.bias is None else biased(train.labels[:pool], run.public, run.bias)
-    public = train.images[chosen], train.labels[chosen]
-  if trained:
-    others = train.images[pool:], train.labels[pool:]
-  return Data(private, public, others)
 
 
 def biased(labels, count, bias):
@@ -351,49 +419,6 @@ def train(key, scenario, images, labels, training):
   return {**variables, 'params': params}, {**variables, 'params': before}
 
 
-def execute(run, data, seed, *, workdir, progress='auto'):
-  """Runs the audit of a (scaled) run in its own folder, or resumes it; returns its `AuditResult`."""
-  key = jax.random.key(seed)
-  return gl.audit(
-    jax.random.fold_in(key, 1),
-    scenario(run, data, jax.random.fold_in(key, 0)),
-    list(defense_texts(run).values()),
-    [attack_text(run)],
-    run.trials,
-    batch_size=run.batch_size,
-    restarts=run.restarts,
-    labels=run.labels,
-    controls=run.controls,
-    workdir=workdir,
-    knowledge=run.knowledge,
-    counters=run.counters,
-    progress=progress,
-  )
-
-
-def rows_of(cell, run, rows):
-  """Returns the rows of an audit that a cell is about.
-
-  Raises:
-    UsageError: if there are none: the declaration and the audit's rows do not fit.
-  """
-  defense = defense_texts(run)[cell.defense]
-  found = [row for row in rows if row['defense'] == defense and row.get('counter') == cell.counter]
-  if not found:
-    raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
-  return found
-
-
-def outcome(cell, run, rows):
-  """Returns the `Outcome` of a cell among the rows of its run."""
-  rows = rows_of(cell, run, rows)
-  values = [row.get(cell.metric) for row in rows]
-  mean, low, high = statistics.mean_interval([math.nan if value is None else value for value in values])
-  finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
-  recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
-  return Outcome(*finite, len(rows), recovered, diverged)
-
-
 # Metric -> (heading, digits: decimals, or significant ones where it spans powers of ten).
 HEADINGS = {
   'psnr': ('PSNR dB', lambda value: number(value, 2)),
@@ -404,6 +429,16 @@ HEADINGS = {
   'ssim': ('SSIM', lambda value: number(value, 3)),
   'mse_unclipped': ('MSE (unclipped)', significant),
   'lpips': ('LPIPS', lambda value: number(value, 3)),
+  'accuracy': ('accuracy %', lambda value: number(value, 2)),
+  'accuracy_share': ('% of the undefended accuracy', lambda value: number(value, 1)),
+  'overhead': ('round time, % over none', lambda value: number(value, 2)),
+  'round_seconds': ('seconds of a round', lambda value: number(value, 2)),
+  'train_seconds': ('training s', lambda value: number(value, 2)),
+  'defense_seconds': ('defense s', lambda value: number(value, 3)),
+  'parameters': ('parameters sent, millions', lambda value: number(value, 3)),
+  'share_sent': ('% of the parameters', lambda value: number(value, 1)),
+  'total_parameters': ('parameters at full width, millions', lambda value: number(value, 6)),
+  'epsilon': ('ε', lambda value: number(value, 2)),
 }
 
 
@@ -438,7 +473,8 @@ def sections(experiment, outcomes):
   for column in dict.fromkeys(cell.column for cell in experiment.cells):
     inside = [cell for cell in experiment.cells if cell.column == column]
     metrics = list(dict.fromkeys(cell.metric for cell in inside))
-    head = ['', *(text for metric in metrics for text in (HEADINGS[metric][0], 'paper')), 'recovered']
+    head = ['', *(text for metric in metrics for text in (HEADINGS[metric][0], 'paper'))]
+    head.append(experiment.runs[inside[0].run].remarks)
     lines = [head]
     for row in dict.fromkeys(cell.row for cell in inside):
       line, shown = [row], None
@@ -446,16 +482,16 @@ def sections(experiment, outcomes):
         cell = cells.get((column, row, metric))
         shown = shown or (cell and found[column, row, metric])
         line += ['', ''] if cell is None else [ours_text(metric, found[column, row, metric]), paper_text(cell)]
-      diverged = f', {shown.diverged} diverged' if shown.diverged else ''
-      lines.append([*line, f'{shown.recovered} of {shown.n}{diverged}'])
-    tables[column] = lines
+      lines.append([*line, shown.remark])
+    # A column that says nothing is left out.
+    tables[column] = lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
   return tables
 
 
 def markdown(experiment, scale, seed, outcomes):
   """Returns table.md: ours beside the paper's, what was changed, and what to make of it."""
   parts = [f'# {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
-  parts.append('Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.')
+  parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   for column, lines in sections(experiment, outcomes).items():
     text = ['| ' + ' | '.join(line) + ' |' for line in lines]
     text.insert(1, '|' + ' --- |' * len(lines[0]))
@@ -472,7 +508,7 @@ def settings(experiment, scale, seed):
   """Returns sentences on how this was run: the choices, the scale, and what it changed in each run."""
   by_change = {}
   for name, run in experiment.runs.items():
-    by_change.setdefault('; '.join(changes(run, scale)) or 'nothing is scaled down', []).append(name)
+    by_change.setdefault('; '.join(run.changes(scale)) or 'nothing is scaled down', []).append(name)
   lines = [f'Scale {scale}, seed {seed}.', *experiment.choices]
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
@@ -491,12 +527,12 @@ def terminal(experiment, outcomes):
 def table_csv(experiment, scale, outcomes):
   """Returns table.csv, one line per cell; a missing value is empty, several of the paper's are joined by ';'."""
   text = io.StringIO()
-  names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged')
+  names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged', 'remark')
   writer = csv.writer(text)
   head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'counter')
   writer.writerow([*head, *names, 'paper', 'paper_spread'])
   for cell, found in zip(experiment.cells, outcomes, strict=True):
-    defense = defense_texts(scaled(experiment.runs[cell.run], scale))[cell.defense]
+    defense = experiment.runs[cell.run].scaled(scale).texts()[cell.defense]
     paper = ';'.join(map(str, cell.paper)) if isinstance(cell.paper, tuple) else cell.paper
     writer.writerow(
       [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.counter]
@@ -513,20 +549,12 @@ COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}
 
 
 def minutes(experiment, scale):
-  """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
-  return sum(_minutes(scaled(run, scale)) for run in experiment.runs.values())
+  """Returns a rough estimate of the time on two cores."""
+  return sum(run.scaled(scale).minutes() for run in experiment.runs.values())
 
 
-def _minutes(run):
-  attack = gl.attacks.parse(attack_text(run))
-  model = specs.parse(run.model, 'model')
-  width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
-  cost = MILLISECONDS[model.name] * (width / 8) ** 1.6
-  local_steps = -(-run.batch_size // (run.local_batch_size or run.batch_size))
-  names = [specs.parse_chain(text, 'defense')[-1].name for text in run.defenses.values()]
-  unaware = len(names) if run.knowledge != 'aware' else 0
-  tried = COUNTERS if run.counters is None else dict.fromkeys(COUNTERS, len(run.counters))
-  aware = sum(tried.get(name, 0) for name in names) if run.knowledge != 'unaware' else 0
-  uploads = run.trials * (unaware + aware) + run.controls
-  steps = attack.build(attack.numbers, None).num_steps
-  return uploads * run.restarts * run.batch_size * local_steps * steps * cost / 60_000
+def duration(minutes):
+  """Returns a time in words, 'min', 'h' or 'd'."""
+  return (
+    f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h' if minutes < 2880 else f'{minutes / 1440:.0f} d'
+  )

@@ -1,11 +1,12 @@
-"""Reruns an attack table of a paper and sets our numbers beside the paper's.
+"""Reruns a table of a paper, of attacks or of trainings, and sets our numbers beside the paper's.
 
     python launch/reproduce.py --list
     python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
     python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
 
-Each audit behind the table has a folder of its own in the work directory, with its report; table.md and table.csv stand
-beside them. A run that was stopped goes on from its last checkpoint when the same command is given again.
+Each audit behind the table has a folder of its own in the work directory, with its report, and so have the trainings of
+each dataset, with their curves; table.md and table.csv stand beside them. A run that was stopped goes on from its last
+checkpoint when the same command is given again.
 """
 
 import os
@@ -40,7 +41,6 @@ def main(argv):
   from experiments import experiment as machinery
   from gradleak import errors
   from gradleak.progress import reporter
-  from gradleak.report import write
   from gradleak.storage import write_atomically
 
   if _LIST.value:
@@ -50,21 +50,18 @@ def main(argv):
     raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))})')
   experiment = experiments.get(_EXPERIMENT.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
-  runs = {name: machinery.scaled(run, _SCALE.value) for name, run in experiment.runs.items()}
+  runs = {name: run.scaled(_SCALE.value) for name, run in experiment.runs.items()}
   reporter(_PROGRESS.value)  # a wrong word now, not after the data are read
   workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')
-  data = {name: machinery.load(run, _DATA_DIR.value) for name, run in runs.items()}  # what is missing is missing now
+  data = {name: run.load(_DATA_DIR.value) for name, run in runs.items()}  # what is missing is missing now
 
   rows = {}
   for index, (name, run) in enumerate(runs.items()):
-    print(f'{experiment.name}, audit {index + 1} of {len(runs)}: {name}', flush=True)
+    print(f'{experiment.name}, {run.kind} {index + 1} of {len(runs)}: {name}', flush=True)
     folder = os.path.join(workdir, name)
-    result = machinery.execute(run, data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
-    if not (result.resumed and os.path.exists(os.path.join(folder, 'report.html'))):
-      write(result, folder)
-    rows[name] = result.rows
+    rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
 
-  outcomes = [machinery.outcome(cell, runs[cell.run], rows[cell.run]) for cell in experiment.cells]
+  outcomes = [runs[cell.run].outcome(cell, rows[cell.run]) for cell in experiment.cells]
   table = machinery.markdown(experiment, _SCALE.value, _SEED.value, outcomes)
   write_atomically(os.path.join(workdir, 'table.md'), table)
   write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))
@@ -72,22 +69,16 @@ def main(argv):
   print(machinery.terminal(experiment, outcomes))
   print('\n' + '\n'.join(machinery.settings(experiment, _SCALE.value, _SEED.value)))
   print(f'\ntable: {os.path.join(workdir, "table.md")}')
-  for name in runs:
-    print(f'report: {os.path.join(workdir, name, "report.html")}')
+  for name, run in runs.items():
+    print(f'{run.shown}: {os.path.join(workdir, name, run.page)}')
 
 
 def _listing(experiments, machinery):
-  lines = [f'{"experiment":16} {"mini":>8} {"paper":>8}  table']
+  lines = [f'{"experiment":24} {"mini":>8} {"paper":>8}  table']
   for experiment in experiments:
-    costs = [_duration(machinery.minutes(experiment, scale)) for scale in ('mini', 'paper')]
-    lines.append(f'{experiment.name:16} {costs[0]:>8} {costs[1]:>8}  {experiment.table}')
+    costs = [machinery.duration(machinery.minutes(experiment, scale)) for scale in ('mini', 'paper')]
+    lines.append(f'{experiment.name:24} {costs[0]:>8} {costs[1]:>8}  {experiment.table}')
   return '\n'.join([*lines, '', 'mini, paper: rough estimates of the time on two idle cores.'])
-
-
-def _duration(minutes):
-  return (
-    f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h' if minutes < 2880 else f'{minutes / 1440:.0f} d'
-  )
 
 
 if __name__ == '__main__':

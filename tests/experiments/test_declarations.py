@@ -1,16 +1,25 @@
 """Every declared experiment fits the library: names, settings, and the arithmetic between the papers' own numbers."""
 
+import dataclasses
+import inspect
 import math
+import re
 
+import jax
 import numpy as np
 import pytest
 
 import experiments
 import gradleak as gl
 from experiments import experiment as machinery
+from experiments import utility
 from gradleak import defenses, errors, specs
+from gradleak.data import partition
+from launch import train
 
 NAMES = sorted(experiments.REGISTRY)
+TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
+AUDITS = [name for name in NAMES if name not in TRAININGS]
 
 
 def numbers(cell):
@@ -35,6 +44,7 @@ def test_cells_stand_on_runs_and_each_once(name):
   for cell in experiment.cells:
     assert cell.metric in machinery.HEADINGS
     assert cell.defense in experiment.runs[cell.run].defenses
+    assert (cell.metric in utility.METRICS) == (name in TRAININGS)
     assert cell.counter is None or experiment.runs[cell.run].knowledge != 'unaware'
   assert {cell.run for cell in experiment.cells} == set(experiment.runs)
   used = {(cell.run, cell.defense) for cell in experiment.cells}
@@ -42,12 +52,12 @@ def test_cells_stand_on_runs_and_each_once(name):
   assert all(label == 'none' for _, label in unused)  # an undefended run belongs to each audit that judges others
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', AUDITS)
 @pytest.mark.parametrize('scale', machinery.SCALES)
 def test_every_text_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
-    run = machinery.scaled(run, scale)
-    texts = [defenses.parse(text).name for text in machinery.defense_texts(run).values()]
+    run = run.scaled(scale)
+    texts = [defenses.parse(text).name for text in run.texts().values()]
     assert len(set(texts)) == len(texts)
     gl.attacks.parse(machinery.attack_text(run))
     gl.models.create(run.model, 10, init=run.init)
@@ -65,8 +75,10 @@ def test_the_numbers_are_possible(name):
       assert isinstance(value, float | int) and math.isfinite(value)
       if cell.metric in ('ssim', 'lpips'):
         assert 0 <= value <= 1
-      elif 'mse' in cell.metric:
+      elif 'mse' in cell.metric or cell.metric.endswith(('seconds', 'parameters')):
         assert value > 0
+      elif name in TRAININGS:
+        assert 0 < value <= 100
       else:
         assert -5 < value < 60
   assert any(map(numbers, experiment.cells)) or 'pictures alone' in experiment.shows
@@ -101,16 +113,62 @@ def test_noise_has_the_variance_that_the_papers_state():
     assert run.batch_size // run.local_batch_size == steps
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', AUDITS)
 def test_a_scale_says_what_it_changes(name):
   experiment = experiments.get(name)
   for run in experiment.runs.values():
-    assert machinery.changes(run, 'paper') == []
+    assert run.changes('paper') == []
     for scale in ('mini', 'smoke'):
-      now, said = machinery.scaled(run, scale), machinery.changes(run, scale)
+      now, said = run.scaled(scale), run.changes(scale)
       assert all(' instead of ' in text for text in said)
       assert (f'trials {now.trials} instead of {run.trials}' in said) == (now.trials != run.trials)
       attack, published = (specs.parse(machinery.attack_text(r), 'attack') for r in (now, run))
       assert any(text.startswith(f'{attack.name} steps ') for text in said) == (attack != published)
-  assert machinery.minutes(experiment, 'smoke') < machinery.minutes(experiment, 'mini')
-  assert machinery.minutes(experiment, 'mini') < machinery.minutes(experiment, 'paper')
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_scales_differ_in_cost(name):
+  smoke, mini, paper = (machinery.minutes(experiments.get(name), scale) for scale in ('smoke', 'mini', 'paper'))
+  assert smoke < mini < paper
+
+
+@pytest.mark.parametrize('name', TRAININGS)
+@pytest.mark.parametrize('scale', machinery.SCALES)
+def test_every_training_is_understood(name, scale):
+  for run in experiments.get(name).runs.values():
+    run = run.scaled(scale)
+    assert len(set(run.texts().values())) == len(run.defenses) and utility.UNDEFENDED in run.defenses.values()
+    for method in run.defenses.values():
+      named = [spec.name for spec in specs.parse_chain(method.clients, 'defense')]
+      defenses.parse(method.clients)
+      assert method.q is None or 'graddefense' in named
+    gl.models.create(run.model, 10, init=run.init)
+    assert set(run.extrapolated) <= set(run.defenses)
+    classes = {'emnist/letters': 26, 'emnist/balanced': 47, 'cifar100': 100}.get(run.dataset, 10)
+    labels = np.arange(run.samples) % classes
+    parts = partition.parse(run.protocol.partition, jax.random.key(0), labels, run.protocol.clients)
+    assert len(parts) == run.protocol.clients >= run.protocol.per_round
+
+
+@pytest.mark.parametrize('name', TRAININGS)
+def test_a_training_says_what_its_scale_changes(name):
+  for run in experiments.get(name).runs.values():
+    assert run.changes('paper') == []
+    for scale in ('mini', 'smoke'):
+      now, said = run.scaled(scale), run.changes(scale)
+      assert all(' instead of ' in text for text in said)
+      assert (f'samples {now.samples} instead of {run.samples}' in said) == (now.samples != run.samples)
+      assert any(text.startswith('rounds ') for text in said) == (now.protocol.rounds != run.protocol.rounds)
+      assert any(text.startswith('DP ') for text in said) == (now.texts() != run.texts())
+
+
+@pytest.mark.parametrize(('name', 'count'), [('ffl_4_cifar10_convnet', 15), ('graddefense_2a_accuracy', 18)])
+def test_no_accuracy_is_forgotten(name, count):
+  cells = [cell for cell in experiments.get(name).cells if cell.metric == 'accuracy']
+  assert len(cells) == count and all(cell.paper is not None for cell in cells)
+
+
+def test_presets_have_the_programs_names():
+  fields = {field.name for field in dataclasses.fields(utility.Protocol)}
+  assert fields <= set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", inspect.getsource(train)))
+  assert {'ffl', 'graddefense', 'outpost'} <= set(utility.PROTOCOLS)

@@ -39,17 +39,17 @@ def row(defense, psnr, success=False, **others):
 
 
 def test_scales():
-  mini, smoke = machinery.scaled(RUN, 'mini'), machinery.scaled(RUN, 'smoke')
-  assert machinery.scaled(RUN, 'paper') is RUN
+  mini, smoke = RUN.scaled('mini'), RUN.scaled('smoke')
+  assert RUN.scaled('paper') is RUN
   assert (mini.trials, mini.model, machinery.attack_text(mini)) == (4, 'convnet(width=8)', 'csdlg(tv=0.0001,steps=200)')
   assert (smoke.dataset, smoke.trials, machinery.attack_text(smoke)) == ('digits', 2, 'csdlg(tv=0.0001,steps=3)')
-  assert 'trials 4 instead of 100' in machinery.changes(RUN, 'mini')
-  assert 'csdlg steps 200 instead of the published' in machinery.changes(RUN, 'mini')
-  assert 'prune rate 0.8 instead of 0.4' in machinery.changes(RUN, 'mini')
+  assert 'trials 4 instead of 100' in RUN.changes('mini')
+  assert 'csdlg steps 200 instead of the published' in RUN.changes('mini')
+  assert 'prune rate 0.8 instead of 0.4' in RUN.changes('mini')
   with pytest.raises(
     errors.UsageError, match=r"unknown scale 'mni'; did you mean 'mini'\? \(valid: mini, paper, smoke"
   ):
-    machinery.scaled(RUN, 'mni')
+    RUN.scaled('mni')
 
 
 def test_settings_take_the_place_of_those_in_the_text():
@@ -58,7 +58,7 @@ def test_settings_take_the_place_of_those_in_the_text():
     defenses={'both': 'prune(rate=0.8)+gaussian(stddev=0.1)'},
     settings={'gaussian': {'stddev': 2.0}, 'prune': {'other': lambda value: value}},
   )
-  assert machinery.defense_texts(run) == {'both': 'prune(rate=0.8)+gaussian(stddev=2.0)'}
+  assert run.texts() == {'both': 'prune(rate=0.8)+gaussian(stddev=2.0)'}
 
 
 @pytest.mark.parametrize('bias', [0.1, 0.4, 1.0])
@@ -73,15 +73,15 @@ def test_a_root_set_leans_towards_one_class(bias):
 
 
 def test_private_and_other_images_are_different_ones():
-  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), public=10, bias=0.5, training=Training(1, 2, 3))
-  data = machinery.load(run, None)
+  run = dataclasses.replace(RUN.scaled('smoke'), public=10, bias=0.5, training=Training(1, 2, 3))
+  data = run.load(None)
   images = np.concatenate([data.private.images, data.public[0], data.others[0]])
   assert images.shape == (2 + 10 + 6, 8, 8, 1) and len(np.unique(images, axis=0)) == 18
   assert (data.public[1] == 0).sum() == 5
 
 
 def test_no_others_are_read_where_none_are_needed():
-  data = machinery.load(machinery.scaled(RUN, 'smoke'), None)
+  data = RUN.scaled('smoke').load(None)
   assert data.public is None and data.others is None
 
 
@@ -122,8 +122,8 @@ def test_training_is_federated_averaging(linear, small_images, share, defense):
 
 
 def test_the_model_before_is_the_scenarios_previous_one():
-  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), training=Training(2, 2, 4))
-  data = machinery.load(run, None)
+  run = dataclasses.replace(RUN.scaled('smoke'), training=Training(2, 2, 4))
+  data = run.load(None)
   made = machinery.scenario(run, data, jax.random.key(0))
   once = machinery.scenario(dataclasses.replace(run, training=Training(1, 2, 4)), data, jax.random.key(0))
   untrained = machinery.scenario(dataclasses.replace(run, training=None), data, jax.random.key(0))
@@ -139,25 +139,25 @@ def test_the_model_before_is_the_scenarios_previous_one():
 
 
 def test_an_outcome_is_the_mean_over_its_rows():
-  texts = machinery.defense_texts(RUN)
+  texts = RUN.texts()
   values = [10.0, 14.0, 12.0]
   rows = [row('none', value, value > 11) for value in values] + [row('none', None), row(texts['GC'], 3.0)]
   rows.append(row('none', 99.0, counter='masked'))
-  found = machinery.outcome(CELLS[0], RUN, rows)
+  found = RUN.outcome(CELLS[0], rows)
   half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
   assert found[:3] == pytest.approx((12, 12 - half, 12 + half))
-  assert found[3:] == (4, 2, 1)
-  assert machinery.outcome(CELLS[2], RUN, rows) == Outcome(3.0, None, None, 1, 0, 0)
-  assert machinery.outcome(CELLS[0]._replace(counter='masked'), RUN, rows).mean == 99
+  assert found[3:] == (4, 2, 1, '2 of 4, 1 diverged')
+  assert RUN.outcome(CELLS[2], rows) == Outcome(3.0, None, None, 1, 0, 0, '0 of 1')
+  assert RUN.outcome(CELLS[0]._replace(counter='masked'), rows).mean == 99
   with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure muted"):
-    machinery.outcome(CELLS[0]._replace(counter='muted'), RUN, rows)
+    RUN.outcome(CELLS[0]._replace(counter='muted'), rows)
 
 
 OUTCOMES = (
-  Outcome(19.5, 18.25, 20.75, 4, 3, 0),
-  Outcome(None, None, None, 4, 3, 0),
-  Outcome(8.0, None, None, 1, 0, 0),
-  Outcome(None, None, None, 4, 0, 4),
+  Outcome(19.5, 18.25, 20.75, 4, 3, 0, '3 of 4'),
+  Outcome(None, None, None, 4, 3, 0, '3 of 4'),
+  Outcome(8.0, None, None, 1, 0, 0, '0 of 1'),
+  Outcome(None, None, None, 4, 0, 4, '0 of 4, 4 diverged'),
 )
 
 
@@ -203,9 +203,9 @@ class Called(NamedTuple):
 
 @pytest.mark.parametrize('given', [{'knowledge': 'unaware'}, {'knowledge': 'both', 'counters': ('muted',)}])
 def test_the_audit_is_handed_the_run(monkeypatch, given):
-  run = dataclasses.replace(machinery.scaled(RUN, 'smoke'), **given)
+  run = dataclasses.replace(RUN.scaled('smoke'), **given)
   monkeypatch.setattr(gl, 'audit', lambda *handed, **named: (handed, named))
-  (_, scenario, texts, attacks, trials), named = machinery.execute(run, machinery.load(run, None), 0, workdir='there')
+  (_, scenario, texts, attacks, trials), named = run.audit(run.load(None), 0, workdir='there')
   assert (scenario.settings['dataset'], texts, attacks) == ('digits', ['none', 'prune(rate=0.8)'], [
     'csdlg(tv=0.0001,steps=3)'
   ])  # fmt: skip

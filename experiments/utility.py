@@ -1,0 +1,461 @@
+"""Federated trainings as the papers run them: how good the model ends under each defense, and what that costs."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import gradleak as gl
+from experiments.experiment import SCALES, Outcome, duration
+from gradleak import defenses, errors, progress, specs
+from gradleak.data import partition
+from gradleak.defenses.compensation import compensation
+from gradleak.defenses.differential_privacy import epsilon
+from gradleak.federated import Client, simulation, training
+from gradleak.federated.client import NO_DEFENSE
+from gradleak.report.figures import SOFT, figure
+from gradleak.scenario import fingerprint
+from gradleak.storage import json_lines, plain, write_atomically
+
+BUDGET = 8.0  # FFL's ε, after Geyer et al.
+METRICS = (
+  'accuracy', 'accuracy_share', 'overhead', 'round_seconds', 'train_seconds', 'defense_seconds', 'parameters',
+  'share_sent', 'total_parameters', 'epsilon',
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+  """Who trains, and how; fields are named as the flags of `launch/train.py`.
+
+  Attributes:
+    clients, per_round: how many there are, and how many are drawn for a round.
+    partition: as in `gradleak.data.partition.parse`.
+    rounds: of training.
+    local_epochs, local_batch_size, learning_rate: of plain SGD at home; what is shared is the delta.
+    weighting: of the uploads, as in `simulation.Federation`.
+  """
+
+  clients: int
+  per_round: int
+  partition: str
+  rounds: int
+  local_epochs: int
+  local_batch_size: int
+  learning_rate: float
+  weighting: str = 'samples'
+
+
+# FFL: local epochs and learning rate are not stated.
+FFL = Protocol(100, 10, 'classes(number=5)', 2000, 1, 50, 0.1)
+# GradDefense on MNIST and Fashion-MNIST: a step for each sample (its “local batch size is 1~20”: see its choices).
+GRADDEFENSE = Protocol(100, 10, 'classes(number=2,low=1,high=10)', 200, 2, 1, 0.01, 'equal')
+GRADDEFENSE_CIFAR10 = Protocol(1000, 200, 'classes(number=2,low=1,high=20)', 2000, 2, 1, 0.01, 'equal')
+# OUTPOST on CIFAR-10; how its data are “non-i.i.d.” is not stated.
+OUTPOST = Protocol(100, 10, 'classes(number=5)', 150, 5, 32, 0.01)
+PROTOCOLS = {'ffl': FFL, 'graddefense': GRADDEFENSE, 'graddefense_cifar10': GRADDEFENSE_CIFAR10, 'outpost': OUTPOST}
+
+
+class Method(NamedTuple):
+  """What is done against leaks.
+
+  Attributes:
+    clients: the clients' defense, as in the programs.
+    q: Q of GradDefense's compensation at the server, for the noise of the clients' `graddefense`; None is without.
+    delta: δ of Geyer's mechanism at the server, with just the noise that spends ε = 8 in all rounds; None is without.
+  """
+
+  clients: str = 'none'
+  q: int | None = None
+  delta: float | None = None
+
+  def __str__(self):
+    server = {'compensation': self.q and f'q={self.q}', 'client_dp': self.delta and f'delta={self.delta}'}
+    return self.clients + ''.join(f' & {name}({given}) at the server' for name, given in server.items() if given)
+
+
+UNDEFENDED = Method()
+SPENT = 5.0  # seconds, about, on measuring rounds without a defense
+SERVER = optax.sgd(1.0)  # FedAvg; one, so that what it compiles is compiled once
+
+
+class Data(NamedTuple):
+  """`samples` that are trained on and those the model is `tested` on, two `Dataset`s; `public` (images, labels)."""
+
+  samples: object
+  tested: object
+  public: tuple | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainings:
+  """One training under each method. All settings are the paper's; `mini` holds what two cores need in their place.
+
+  Attributes:
+    dataset: as in `gradleak.data.load`.
+    model, init: as in `gradleak.models.create`.
+    defenses: label -> `Method`.
+    protocol: the `Protocol`.
+    samples: how many of the train split the clients share among them, the first ones.
+    tested: on how many of the test split the model is measured, the first ones.
+    batch_norm: as in `gradleak.scenario`.
+    public: how many samples, behind those, everyone holds.
+    timed: whether seconds of a round are measured.
+    extrapolated: labels under which training would take too long: one local step is timed in its place.
+    mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
+    published: the model that this stands for at a smaller scale; its parameters are counted.
+  """
+
+  dataset: str
+  model: str
+  defenses: Mapping[str, Method]
+  protocol: Protocol
+  samples: int
+  tested: int = 10_000
+  init: str = 'default'
+  batch_norm: str = 'train'
+  public: int = 0
+  timed: bool = True
+  extrapolated: tuple[str, ...] = ()
+  mini: Mapping = dataclasses.field(default_factory=dict)
+  published: str = ''
+
+  kind = 'trainings'
+  shown = 'curves'
+  page = 'accuracy.png'
+  remarks = 'against none'
+  intervals = (
+    'Ours: accuracy of the last model on test samples ± half its 95 % Wilson interval. “Against none” sets the '
+    'difference to the undefended model beside its 95 % interval (Newcombe’s, of independent samples: wide, for both '
+    'see the same ones). Both cover the choice of test samples alone: each method is trained once, from the same seed. '
+    'Seconds are medians of warm rounds with and without the defense in turn; that of “none” shows what is noise.'
+  )
+
+  def scaled(self, scale):
+    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' (8×8 digits, a dense net, 2 rounds).
+
+    Raises:
+      UsageError: for an unknown scale.
+    """
+    if scale not in SCALES:
+      raise errors.unknown('scale', scale, SCALES)
+    if scale == 'paper':
+      return self
+    if scale == 'mini':
+      protocol = dataclasses.replace(self.protocol, **self.mini.get('protocol', {}))
+      return dataclasses.replace(self, published=self.model, **{**self.mini, 'mini': {}, 'protocol': protocol})
+    small = dataclasses.replace(
+      self.protocol, clients=4, per_round=2, partition='classes(number=2,low=2,high=6)', rounds=2, local_epochs=1
+    )
+    return dataclasses.replace(
+      self,
+      dataset='digits',
+      model='mlp',
+      protocol=small,
+      samples=200,
+      tested=50,
+      public=min(self.public, 8),
+      extrapolated=self.mini.get('extrapolated', self.extrapolated),
+      mini={},
+    )
+
+  def changes(self, scale):
+    """Returns what a scale changes, each as 'name value instead of value'."""
+    now, others = self.scaled(scale), ('defenses', 'protocol', 'mini', 'published')
+    pairs = {field.name: (getattr(now, field.name), getattr(self, field.name)) for field in dataclasses.fields(self)}
+    pairs = {name: pair for name, pair in pairs.items() if name not in others}
+    pairs |= {
+      field.name: (getattr(now.protocol, field.name), getattr(self.protocol, field.name))
+      for field in dataclasses.fields(Protocol)
+    }
+    pairs['extrapolated'] = tuple(', '.join(labels) or 'nothing' for labels in pairs['extrapolated'])
+    pairs |= {label: (now.texts()[label], text) for label, text in self.texts().items()}
+    return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
+
+  def texts(self):
+    """Returns what is done under each label, in words."""
+    return {label: str(method) for label, method in self.defenses.items()}
+
+  def load(self, data_dir):
+    """Returns the `Data`.
+
+    Raises:
+      UsageError: for data that are missing (says how to prepare them) or too few.
+    """
+    samples = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + self.public)
+    tested = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.tested)
+    public = (samples.images[self.samples :], samples.labels[self.samples :]) if self.public else None
+    private = samples._replace(images=samples.images[: self.samples], labels=samples.labels[: self.samples])
+    return Data(private, tested, public)
+
+  def execute(self, data, seed, *, workdir, progress='auto'):
+    """Trains under each method in a folder of its own, or resumes; writes the curves and returns a row per method."""
+    setting = prepare(self, data, seed)
+    rows, curves = [], {}
+    for index, (label, method) in enumerate(self.defenses.items()):
+      folder = os.path.join(workdir, f'{index:02}-{re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")}')
+      trained = federation(self, setting, method)  # one object: what it compiles is compiled once
+      if label in self.extrapolated:
+        row = {'extrapolated': True}
+      else:
+        curves[label], row = _trained(self, setting, data, method, trained, seed, folder, progress)
+      if self.timed:
+        row |= _seconds(self, setting, trained, folder, label in self.extrapolated)
+      rows.append({'defense': label, 'text': str(method), **row})
+    write_atomically(os.path.join(workdir, 'methods.jsonl'), json_lines(rows))
+    write_atomically(os.path.join(workdir, self.page), picture(curves))
+    return rows
+
+  def outcome(self, cell, rows):
+    """Returns the `Outcome` of a cell among the rows of its run."""
+    by_label = {row['defense']: row for row in rows}
+    row = by_label[cell.defense]
+    undefended = next((by_label[label] for label, method in self.defenses.items() if method == UNDEFENDED), None)
+    if row.get('extrapolated'):
+      whole = duration(row['round_seconds'] * self.protocol.rounds / 60)
+      remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
+      return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
+    remark = 'diverged' if row['diverged'] else ''
+    if cell.metric == 'accuracy':
+      share, low, high = (100 * value for value in wilson(row['correct'], row['tested']))
+      if undefended not in (None, row):
+        remark = compared(row, undefended) + (f', {remark}' if remark else '')
+      return Outcome(share, low, high, row['tested'], None, int(row['diverged']), remark)
+    if cell.metric == 'accuracy_share':
+      value = 100 * row['correct'] / undefended['correct'] if undefended['correct'] else None
+    else:
+      value = row.get(cell.metric)
+    return Outcome(value, None, None, row['tested'], None, int(row['diverged']), remark)
+
+  def minutes(self):
+    """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
+    protocol, model = self.protocol, specs.parse(self.model, 'model')
+    spread = dict(specs.parse(protocol.partition, 'partition').settings)
+    each = spread['number'] * spread['high'] if 'high' in spread else self.samples / protocol.clients
+    width = dict(model.settings).get('width', FULL_WIDTH.get(model.name, 8))
+    passed = protocol.rounds * protocol.per_round * each * protocol.local_epochs
+    cost = MILLISECONDS[model.name] * (width / 8) ** 1.6 + OVERHEAD / protocol.local_batch_size
+    trained = len(self.defenses) - len(self.extrapolated)
+    return trained * (passed * cost / 60_000 + 0.2)
+
+
+# Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; and those that any step costs.
+MILLISECONDS = {'mlp': 0.02, 'lenet4': 0.1, 'convnet': 2.5, 'convnet9': 2.8, 'resnet18': 0.8}
+OVERHEAD = 0.3
+FULL_WIDTH = {'convnet': 64, 'convnet9': 64, 'resnet18': 64}
+
+
+class Setting(NamedTuple):
+  """What all methods of a run start from.
+
+  Attributes:
+    client: the undefended `Client`.
+    variables: the initial model's.
+    parts: the partition.
+    images, labels: of all clients together.
+    context: what defenses are made for.
+    key: of the training.
+    parameters, total_parameters: of the model, and of the one that it stands for.
+  """
+
+  client: Client
+  variables: dict
+  parts: list
+  images: np.ndarray
+  labels: np.ndarray
+  context: object
+  key: jax.Array
+  parameters: int
+  total_parameters: int
+
+
+def prepare(run, data, seed):
+  """Returns the `Setting` of a run: the same weights, partition and draws of clients for all methods."""
+  protocol, samples = run.protocol, data.samples
+  keys = jax.random.split(jax.random.key(seed), 3)
+  shape, model = samples.images.shape[1:], gl.models.create(run.model, samples.num_classes, init=run.init)
+  variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
+  published = gl.models.create(run.published or run.model, samples.num_classes, init=run.init)
+  client = Client(
+    model,
+    samples.num_classes,
+    share='delta',
+    optimizer=optax.sgd(protocol.learning_rate),
+    epochs=protocol.local_epochs,
+    batch_size=protocol.local_batch_size,
+    batch_norm=run.batch_norm,
+  )
+  return Setting(
+    client,
+    variables,
+    partition.parse(protocol.partition, keys[1], samples.labels, protocol.clients),
+    samples.images,
+    samples.labels,
+    defenses.registry.Context(client, variables, shape, data.public),
+    keys[2],
+    _count(variables['params']),
+    _count(jax.eval_shape(lambda key: published.init(key, shape), keys[0])['params']),
+  )
+
+
+def _count(params):
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+
+def federation(run, setting, method):
+  """Returns the `simulation.Federation` of a run under a `Method`."""
+  defense = defenses.parse(method.clients, setting.context)
+  protocol, noise = run.protocol, 0.0
+  if method.delta is not None:
+    noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
+  return simulation.Federation(
+    defense.build(defense.numbers, setting.client),
+    setting.images,
+    setting.labels,
+    setting.parts,
+    protocol.per_round,
+    server=SERVER,
+    chain=NO_DEFENSE if method.q is None else _compensation(defense, method.q),
+    weighting=protocol.weighting,
+    server_noise=noise,
+  )
+
+
+def _compensation(defense, q):
+  """Returns the compensation of the noise that the clients' `graddefense` adds."""
+  settings = next(member.settings for member in defense.members if member.name == 'graddefense')
+  return compensation(q=q, **{name: settings[name] for name in ('stddev', 'ratio', 'num_slices')})
+
+
+def noise_for(budget, delta, rounds, sampling_rate):
+  """Returns the least noise multiplier, to 1 %, with which so many rounds stay within a budget of ε."""
+  low, high = 0.1, 100.0
+  while high / low > 1.01:
+    middle = math.sqrt(low * high)
+    spent = epsilon(middle, steps=rounds, sampling_rate=sampling_rate, delta=delta)
+    low, high = (low, middle) if spent <= budget else (middle, high)
+  return high
+
+
+# What a training of one method does not depend on.
+UNINVOLVED = ('defenses', 'timed', 'extrapolated', 'mini', 'published')
+
+
+def _trained(run, setting, data, method, trained, seed, folder, mode):
+  """Returns ([(round, accuracy), …], row) of a training in its folder."""
+  protocol = run.protocol
+  config = {name: value for name, value in dataclasses.asdict(run).items() if name not in UNINVOLVED} | {
+    'method': str(method),
+    'seed': seed,
+    'data_fingerprint': fingerprint((data.samples.images, data.samples.labels)),
+  }
+  _, rounds = training.train(
+    setting.key,
+    trained,
+    setting.variables,
+    protocol.rounds,
+    test=(data.tested.images, data.tested.labels),
+    evaluate_every=max(1, protocol.rounds // 5),
+    workdir=folder,
+    config=config,
+    on_round=progress.rounds(mode, protocol.rounds),
+  )
+  rounds = plain(rounds)  # NaN is None, as after a resume
+  last, answered = rounds[-1], max(1, sum(row['clients'] for row in rounds))
+  sent = sum(row['bytes_up'] for row in rounds) / answered / 4  # float32
+  row = {
+    'correct': round(last['accuracy'] * run.tested),
+    'tested': run.tested,
+    'loss': last['loss'],
+    'diverged': None in (last['loss'], last['update_norm']),
+    'parameters': sent / 1e6,
+    'share_sent': 100 * sent / setting.parameters,
+    'total_parameters': setting.total_parameters / 1e6,
+  }
+  if method.delta is not None:
+    rate = protocol.per_round / protocol.clients
+    row['epsilon'] = epsilon(trained.server_noise, steps=len(rounds), sampling_rate=rate, delta=method.delta)
+  return [(row['round'], row['accuracy']) for row in rounds if 'accuracy' in row], row
+
+
+def _seconds(run, setting, whole, folder, extrapolated):
+  """Returns the seconds of a round and what the defense adds, measured once and kept in the method's folder.
+
+  Where they are extrapolated, one client takes one step on one full batch; a round is as many of those as its clients
+  take, spread over the devices as `simulation` spreads clients.
+  """
+  path = os.path.join(folder, 'seconds.json')
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  protocol = run.protocol
+  measured = dataclasses.replace(whole, client=setting.client) if extrapolated else whole
+  start = setting.variables, setting.key
+  once, _ = training.seconds_split(measured, *start, repeats=1)
+  repeats = int(np.clip(SPENT / once, 5, 20))  # a short round is lost in the noise of the machine
+  without, added = training.seconds_split(measured, *start, repeats=repeats)
+  if extrapolated:
+    size = min(protocol.local_batch_size, max(map(len, setting.parts)))
+    one = dataclasses.replace(
+      whole,
+      client=dataclasses.replace(whole.client, epochs=1),
+      partition=[max(setting.parts, key=len)[:size]],
+      per_round=1,
+    )
+    steps = np.mean([math.ceil(len(part) / size) for part in setting.parts]) * protocol.local_epochs
+    turns = math.ceil(protocol.per_round / jax.local_device_count())
+    added = training.seconds_split(one, *start, repeats=2)[1] * float(steps) * turns
+  row = {
+    'train_seconds': without,
+    'defense_seconds': added,
+    'round_seconds': without + added,
+    'overhead': 100 * added / without,
+  }
+  os.makedirs(folder, exist_ok=True)
+  write_atomically(path, json.dumps(row))
+  return row
+
+
+Z = 1.959964  # of a normal distribution's 95 %
+
+
+def wilson(correct, n):
+  """Returns (share, low, high): Wilson's 95 % interval of a share."""
+  share, middle = correct / n, (correct + Z * Z / 2) / (n + Z * Z)
+  half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
+  return share, middle - half, middle + half
+
+
+def difference(correct, n, others, m):
+  """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10)."""
+  p, low_p, high_p = wilson(correct, n)
+  q, low_q, high_q = wilson(others, m)
+  return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
+
+
+def compared(row, undefended):
+  """Returns the difference in accuracy between two models in words: how large, and whether it is beyond noise."""
+  points, low, high = (
+    100 * x for x in difference(row['correct'], row['tested'], undefended['correct'], undefended['tested'])
+  )
+  words = 'within noise' if low <= 0 <= high else 'beyond noise'
+  return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')
+
+
+def picture(curves):
+  """Returns accuracy over rounds, label -> [(round, accuracy), …], as a PNG."""
+  with figure(6.0, 3.4, layout='constrained') as (made, png):
+    axes = made.add_subplot()
+    for label, points in curves.items():
+      axes.plot(*zip(*points, strict=True), marker='.', label=label)
+    axes.set_xlabel('round', color=SOFT)
+    axes.set_ylabel('test accuracy', color=SOFT)
+    axes.legend(loc='center left', bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
+    return png()

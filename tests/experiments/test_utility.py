@@ -1,0 +1,181 @@
+"""Trainings beside the papers' numbers: what is run, measured, kept and said about it."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import experiments
+import gradleak as gl
+from experiments import experiment as machinery
+from experiments import utility
+from experiments.experiment import Cell, Experiment
+from experiments.utility import Method, Protocol, Trainings
+from gradleak import errors
+from gradleak.defenses.compensation import compensate, noise_variance
+from gradleak.defenses.differential_privacy import epsilon
+from gradleak.federated import training
+from tests import programs
+
+PROTOCOL = Protocol(6, 2, 'classes(number=2,low=2,high=6)', 4, 1, 4, 0.3)
+METHODS = {
+  'none': Method(),
+  'half of the layers': Method('fragmentation_random(ratio=0.5)'),
+  'DP': Method(delta=1e-5),
+  'Soteria': Method('soteria(rate=0.5)'),
+}
+RUN = Trainings('digits', 'mlp', METHODS, PROTOCOL, samples=300, tested=100, extrapolated=('Soteria',))
+TRAINED = dataclasses.replace(RUN, defenses={k: m for k, m in METHODS.items() if k != 'Soteria'}, extrapolated=())
+TRAININGS = [n for n, e in experiments.REGISTRY.items() if any(run.kind == 'trainings' for run in e.runs.values())]
+
+
+def row(correct, tested=1000, **others):
+  return {'correct': correct, 'tested': tested, 'diverged': False, **others}
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_a_run_trains_measures_and_resumes(tmp_path):
+  data, folder = TRAINED.load(None), str(tmp_path / 'run')
+  rows = TRAINED.execute(data, 0, workdir=folder, progress='none')
+  assert [row['defense'] for row in rows] == list(TRAINED.defenses)
+  none, half, dp = rows
+  for label, found in zip(('00-none', '01-half-of-the-layers', '02-dp'), rows, strict=True):
+    lines = (tmp_path / 'run' / label / 'rounds.jsonl').read_text('utf-8').splitlines()
+    last = json.loads(lines[-1])
+    assert len(lines) == PROTOCOL.rounds and found['correct'] == round(100 * last['accuracy'])
+  total = none['parameters']
+  sizes = [x.size for x in jax.tree.leaves(utility.prepare(RUN, data, 0).variables['params'])]
+  assert none['share_sent'] == 100 and total == pytest.approx(sum(sizes) / 1e6) == none['total_parameters']
+  assert 0 < half['share_sent'] < 100 and half['parameters'] == pytest.approx(total * half['share_sent'] / 100)
+  assert 7.5 < dp['epsilon'] <= 8 and none['correct'] > 0
+  for found in rows:
+    assert found['round_seconds'] == pytest.approx(found['train_seconds'] + found['defense_seconds'])
+
+  before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').glob('*/*.json*')}
+  assert TRAINED.execute(data, 0, workdir=folder, progress='none') == rows
+  assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is trained or measured again
+  with pytest.raises(errors.UsageError, match='seed was 0, now 1'):
+    TRAINED.execute(data, 1, workdir=folder, progress='none')
+
+  rows.append({'defense': 'Soteria', 'extrapolated': True, 'round_seconds': 86_400.0, 'overhead': 900.0})
+  cells = [Cell('digits', label, metric, 'run', label) for label in METHODS for metric in ('accuracy', 'overhead')]
+  experiment = Experiment('toy', 'A.', 'Table', 'Shows.', {'run': RUN}, tuple(cells), 'So.')
+  outcomes = [RUN.outcome(cell, rows) for cell in cells]
+  (lines,) = machinery.sections(experiment, outcomes).values()
+  assert lines[0] == ['', 'accuracy %', 'paper', 'round time, % over none', 'paper', 'against none']
+  assert lines[1][-1] == '' and 'noise' in lines[2][-1] and lines[4][1] == '–'
+  assert lines[4][1:] == [
+    '–',
+    '–',
+    '900.00',
+    '–',
+    'not trained: seconds extrapolated from one local step, all rounds would take 4 d',
+  ]
+  text = machinery.markdown(experiment, 'paper', 0, outcomes)
+  assert 'Wilson interval' in text and '| none |' in text and 'trials' not in text
+  kept = list(csv.DictReader(io.StringIO(machinery.table_csv(experiment, 'paper', outcomes))))
+  assert kept[4]['defense'] == 'none & client_dp(delta=1e-05) at the server' and kept[0]['n'] == '100'
+  assert float(kept[0]['low']) < float(kept[0]['mean']) < float(kept[0]['high']) and kept[0]['recovered'] == ''
+
+
+@pytest.mark.parametrize(('correct', 'n'), [(0, 20), (7, 20), (20, 20), (9123, 10_000)])
+def test_the_interval_is_wilsons(correct, n):
+  reference = stats.binomtest(correct, n).proportion_ci(0.95, method='wilson')
+  assert utility.wilson(correct, n) == pytest.approx((correct / n, reference.low, reference.high), abs=1e-7)
+
+
+def test_a_difference_has_newcombes_interval():
+  """Newcombe 1998, table II (a), method 10."""
+  assert utility.difference(56, 70, 48, 80) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+  assert utility.compared(row(700), row(650)) == '+5.0 (+0.9 to +9.1), beyond noise'
+  assert utility.compared(row(640), row(650)).startswith('−1.0 (−5.2 to +3.2), within noise')
+
+
+def test_the_difference_is_to_the_undefended_model():
+  rows = [row(900, defense='none'), row(500, defense='DP', epsilon=7.9), row(890, defense='half of the layers')]
+  found = {r['defense']: RUN.outcome(Cell('', '', 'accuracy', '', r['defense']), rows) for r in rows}
+  assert found['none'].remark == '' and found['DP'].remark.endswith(', beyond noise')
+  assert found['half of the layers'].remark.endswith(', within noise')
+  assert found['DP'].mean == 50 and found['DP'].n == 1000 and found['DP'].low == pytest.approx(46.9, abs=0.05)
+  assert RUN.outcome(Cell('', '', 'accuracy_share', '', 'DP'), rows).mean == pytest.approx(100 * 5 / 9)
+  assert RUN.outcome(Cell('', '', 'epsilon', '', 'DP'), rows).mean == 7.9
+  lost = [{**rows[0], 'diverged': True}, *rows[1:]]
+  assert RUN.outcome(Cell('', '', 'accuracy', '', 'none'), lost).remark == 'diverged'
+
+
+@pytest.mark.parametrize(('delta', 'published'), [(1e-4, 2.72), (1e-5, 2.97), (1e-6, 3.20)])
+def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
+  noise = utility.noise_for(8.0, delta, 2000, 0.1)
+  assert noise == pytest.approx(published, rel=0.012)
+  assert epsilon(noise, steps=2000, sampling_rate=0.1, delta=delta) <= 8
+  assert epsilon(0.985 * noise, steps=2000, sampling_rate=0.1, delta=delta) > 8
+
+
+@pytest.mark.parametrize(('model', 'parameters'), [('convnet9', 3_493_706), ('resnet18', 11_173_962)])
+def test_parameters_are_counted_at_full_width(model, parameters):
+  run = dataclasses.replace(RUN, published=f'{model}(width=64)')
+  images = np.zeros((300, 32, 32, 3), np.float32)
+  samples = gl.data.Dataset('colours', 'train', images, np.arange(300, dtype=np.int32) % 10, tuple('0123456789'))
+  setting = utility.prepare(run, utility.Data(samples, samples, None), 0)
+  assert setting.total_parameters == parameters > setting.parameters
+
+
+def test_a_round_is_extrapolated_from_one_step(monkeypatch, tmp_path):
+  calls = []
+
+  def split(federation, variables, key, repeats=5):
+    calls.append(federation)
+    return (0.1, 0.5) if len(calls) == 3 else (2.0, 0.0)
+
+  monkeypatch.setattr(training, 'seconds_split', split)
+  run = dataclasses.replace(RUN, protocol=dataclasses.replace(PROTOCOL, partition='iid(samples=10)', local_epochs=3))
+  setting = utility.prepare(run, run.load(None), 0)
+  whole = utility.federation(run, setting, METHODS['Soteria'])
+  found = utility._seconds(run, setting, whole, str(tmp_path), extrapolated=True)
+  bare, again, one = calls
+  assert again is bare
+  assert bare.client == setting.client and bare.per_round == 2
+  assert [len(part) for part in one.partition] == [4] and one.per_round == one.client.epochs == 1
+  turns = -(-2 // jax.local_device_count())
+  assert found['defense_seconds'] == 0.5 * 3 * 3 * turns  # ten samples are three batches of four
+  assert found['overhead'] == pytest.approx(50 * found['defense_seconds'])
+
+
+def test_the_server_compensates_what_the_clients_add():
+  run = dataclasses.replace(RUN, public=4)
+  setting = utility.prepare(run, run.load(None), 0)
+  method = Method('graddefense(stddev=0.1,ratio=0.5,num_slices=4,root=4)', q=2)
+  made = utility.federation(run, setting, method)
+  noise = {'w': 0.1 * jax.random.normal(jax.random.key(0), (40, 30))}
+  noise = jax.tree.map(lambda x: x * jnp.float32(0.5**0.5 / 5**0.5), noise)
+  found, _ = made.chain.update(noise, made.chain.init(noise), num_clients=jnp.float32(5))
+  variance = noise_variance(jnp.full(5, 0.2, jnp.float32), stddev=0.1, ratio=0.5, num_slices=4)
+  expected = compensate(noise, variance, q=2)
+  np.testing.assert_allclose(found['w'], expected['w'], atol=1e-6)
+  assert jnp.linalg.norm(found['w']) < 0.5 * jnp.linalg.norm(noise['w'])  # most of it lies in the band
+  assert str(method).endswith(' & compensation(q=2) at the server')
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('fast_compilation')
+@pytest.mark.parametrize('name', TRAININGS)
+def test_every_table_is_trained(name, tmp_path):
+  experiment, workdir = experiments.get(name), tmp_path / 'new'
+  flags = ('--scale=smoke', '--compilation_cache=', '--progress=none', f'--experiment={name}', f'--workdir={workdir}')
+  done = programs.start('reproduce', *flags)
+  assert done.status == 0, done.err
+  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', *experiment.runs}
+  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
+  for line, cell in zip(lines, experiment.cells, strict=True):
+    assert (line['row'], line['metric']) == (cell.row, cell.metric) and line['n'] in ('0', '50')
+    assert line['mean'] != '' or (line['n'] == '0' and 'extrapolated from one local step' in line['remark'])
+  for run in experiment.runs:
+    methods = (workdir / run / 'methods.jsonl').read_text('utf-8').splitlines()
+    assert len(methods) == len(experiment.runs[run].defenses)
+    assert f'curves: {workdir}/{run}/accuracy.png' in done.out and (workdir / run / 'accuracy.png').exists()
