@@ -32,6 +32,11 @@ _BATCH_NORM = flags.DEFINE_string('batch_norm', 'train', 'train or eval, as in l
 _PARTITION = flags.DEFINE_string(
   'partition', 'iid', 'iid, iid(samples=600), classes(number=2,low=1,high=20), dirichlet(alpha=0.5).'
 )
+_PROTOCOL = flags.DEFINE_string(
+  'protocol',
+  None,
+  'ffl, graddefense, graddefense_cifar10, outpost: who trains as in that paper; flags prevail.',
+)
 _CLIENTS = flags.DEFINE_integer('clients', 100, 'How many clients there are.')
 _PER_ROUND = flags.DEFINE_integer('per_round', 10, 'How many of them are drawn for a round.')
 _DROP_OUT = flags.DEFINE_float('drop_out', 0.0, 'Probability that one of these never answers.')
@@ -83,11 +88,18 @@ def main(argv):
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core
 
   import gradleak as gl
+  from experiments import utility
   from gradleak import defenses, errors, progress, report, specs
   from gradleak.data import partition
   from gradleak.federated import accounting, simulation, training
   from gradleak.scenario import fingerprint
 
+  if _PROTOCOL.value is not None:
+    if _PROTOCOL.value not in utility.PROTOCOLS:
+      raise errors.unknown('protocol', _PROTOCOL.value, utility.PROTOCOLS)
+    for name, value in dataclasses.asdict(utility.PROTOCOLS[_PROTOCOL.value]).items():
+      if not flags.FLAGS[name].present:
+        flags.FLAGS[name].value = value
   options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value}
   samples, test = (gl.data.load(_DATASET.value, split, **options) for split in ('train', 'test'))
   errors.check_number('public', _PUBLIC.value, low=0, high=len(samples.images) - 1, integer=True)

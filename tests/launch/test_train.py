@@ -41,6 +41,15 @@ def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
   assert not (tmp_path / 'refused').exists()
 
 
+def test_a_protocol_sets_what_flags_do_not(tmp_path):
+  flags = ('--dataset=digits', '--model=mlp', '--protocol=graddefense', '--rounds=1', '--clients=40', '--per_round=3')
+  done = programs.start('train', *flags, '--progress=none', f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  config = json.loads((tmp_path / 'new' / '00-none' / 'config.json').read_text())
+  assert config['partition'] == 'classes(number=2,low=1,high=10)' and config['weighting'] == 'equal'
+  assert (config['rounds'], config['clients'], config['local_epochs'], config['learning_rate']) == (1, 40, 2, 0.01)
+
+
 @pytest.mark.slow
 def test_it_trains_attacks_and_draws_the_frontier(tmp_path):
   flags = (*SMALL, '--defenses=none;topk(ratio=0.1)', '--attacks=csdlg', '--trials=1', '--steps=3', '--attack_every=2')
@@ -86,6 +95,7 @@ def test_what_none_beats_is_the_frontier():
     ('--attacks=csdgl', "unknown attack 'csdgl'"),
     ('--momentum=2', 'momentum is 2'),
     ('--rounds=0', 'rounds is 0'),
+    ('--protocol=fll', "unknown protocol 'fll'"),
     ('--attack_every=-1', 'attack_every is -1'),
     ('--server_noise=-1', 'server_noise is -1'),
     ('--share=weights', "unknown share 'weights'"),
