@@ -14,6 +14,7 @@ from experiments import experiment as machinery
 from experiments import utility
 from gradleak import defenses, errors, specs
 from gradleak.data import partition
+from tests import programs
 
 NAMES = sorted(experiments.REGISTRY)
 TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
@@ -168,7 +169,6 @@ def test_no_accuracy_is_forgotten(name, count):
 
 def test_presets_have_the_programs_names():
   fields = {field.name for field in dataclasses.fields(utility.Protocol)}
-  assert fields <= set(
-    re.findall(r"DEFINE_\w+\(\s*'(\w+)'", (programs.ROOT / 'launch' / 'train.py').read_text('utf-8'))
-  )
+  source = (programs.ROOT / 'launch' / 'train.py').read_text('utf-8')
+  assert fields <= set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
   assert {'ffl', 'graddefense', 'outpost'} <= set(utility.PROTOCOLS)
