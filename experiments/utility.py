@@ -398,9 +398,7 @@ def _seconds(run, setting, whole, folder, extrapolated):
   protocol = run.protocol
   measured = dataclasses.replace(whole, client=setting.client) if extrapolated else whole
   start = setting.variables, setting.key
-  once, _ = training.seconds_split(measured, *start, repeats=1)
-  repeats = int(np.clip(SPENT / once, 5, 20))  # a short round is lost in the noise of the machine
-  without, added = training.seconds_split(measured, *start, repeats=repeats)
+  without, added = training.seconds_split(measured, *start, seconds=SPENT)
   if extrapolated:
     size = min(protocol.local_batch_size, max(map(len, setting.parts)))
     one = dataclasses.replace(
@@ -411,7 +409,7 @@ def _seconds(run, setting, whole, folder, extrapolated):
     )
     steps = np.mean([math.ceil(len(part) / size) for part in setting.parts]) * protocol.local_epochs
     turns = math.ceil(protocol.per_round / jax.local_device_count())
-    added = training.seconds_split(one, *start, repeats=2)[1] * float(steps) * turns
+    added = training.seconds_split(one, *start, repeats=2, seconds=0)[1] * float(steps) * turns
   row = {
     'train_seconds': without,
     'defense_seconds': added,

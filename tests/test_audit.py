@@ -241,6 +241,7 @@ def test_an_attack_of_ones_own_by_matching(stopped):
   assert stopped.curves['own', 'half'][1].shape == (2, len(stopped.curves['own', 'half'][0]))
 
 
+@pytest.mark.slow
 def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_path):
   assert {row['verdict'] for row in stopped.rows} == {'not solved'}
   assert not any(row['solved'] for row in stopped.rows)

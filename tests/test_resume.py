@@ -214,6 +214,7 @@ def test_processes_share_the_work(linear, uninterrupted, tmp_path):
   assert again.resumed and again.rows == result.rows
 
 
+@pytest.mark.slow
 def test_one_process_may_do_the_shares_of_several(linear, uninterrupted, tmp_path):
   same(tmp_path / 'new', audit(linear, tmp_path / 'new', shards=2), uninterrupted)
 

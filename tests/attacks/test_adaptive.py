@@ -203,6 +203,7 @@ def attacks_observation(context, update, **known):
   )
 
 
+@pytest.mark.slow
 def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
   noise = 2e-3 * float(trees.squared_norm(gradient))
   attack = attacks.csdlg(context.client, steps=150, tv=0.0)

@@ -56,7 +56,7 @@ def test_layer_weights_follow_the_forward_order(network):
 @pytest.mark.parametrize('name,settings,mode,bar', [
   pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow),
   pytest.param('idlg', {'steps': 150}, 'inferred', 60, marks=pytest.mark.slow),
-  ('dlg', {'steps': 250}, 'optimised', 40), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
+  pytest.param('dlg', {'steps': 250}, 'optimised', 40, marks=pytest.mark.slow), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
   pytest.param('gs', {'steps': 400}, 'known', 25, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_presets_recover_an_image(name, settings, mode, bar, client, observe, small_images):
@@ -124,6 +124,7 @@ def test_step_equals_the_textbook_step(client, observe, small_images):
   assert float(agree.mean()) > 0.95  # the sign of a gradient of nearly zero may differ
 
 
+@pytest.mark.slow
 def test_best_is_kept_when_the_end_is_worse(client, observe, small_images):
   images, labels = small_images
   observation = observe(images[:1], labels[:1])

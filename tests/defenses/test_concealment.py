@@ -213,6 +213,7 @@ def test_only_sensitive_samples_are_mixed_and_padding_has_no_part(settings):
   assert float(weighed.cosine) == pytest.approx((float(state.cosine) + 3 * second) / 4, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_update_is_turned_where_it_opposes_the_gradient_it_was_handed(settings):
   setting = settings['lenet']
   mixed, _ = conceal(setting)
@@ -256,6 +257,7 @@ def test_nothing_is_projected_on_a_zero_gradient():
   np.testing.assert_array_equal(project(mixed, zero, 0.5)['w'], mixed['w'])
 
 
+@pytest.mark.slow
 def test_keys_draw_the_starts_and_sample_i_has_its_own(settings):
   setting = settings['lenet']
   first, again, other = (flat(conceal(setting, key=jax.random.key(seed))[0]) for seed in (1, 1, 2))
@@ -266,6 +268,7 @@ def test_keys_draw_the_starts_and_sample_i_has_its_own(settings):
   assert np.linalg.norm(images[0] - images[1]) > 1
 
 
+@pytest.mark.slow
 def test_start_points(settings):
   image = settings['lenet'].images[0]
   public = (np.stack([np.full((8, 8, 1), i / 4, np.float32) for i in range(4)]), np.array([7, 5, 3, 1], np.int32))

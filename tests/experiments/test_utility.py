@@ -40,7 +40,8 @@ def row(correct, tested=1000, **others):
 
 
 @pytest.mark.usefixtures('fast_compilation')
-def test_a_run_trains_measures_and_resumes(tmp_path):
+def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
+  monkeypatch.setattr(utility, 'SPENT', 0.0)
   data, folder = TRAINED.load(None), str(tmp_path / 'run')
   rows = TRAINED.execute(data, 0, workdir=folder, progress='none')
   assert [row['defense'] for row in rows] == list(TRAINED.defenses)

@@ -170,6 +170,7 @@ def test_attacks_of_one_structure_are_compiled_once(completed, restarted, tmp_pa
   assert all(a['objective'] > b['objective'] for a, b in zip(rows[:4], rows[4:], strict=True))
 
 
+@pytest.mark.slow
 def test_restarts(completed, restarted):
   rows, one = restarted.read('rows.jsonl'), completed.read('rows.jsonl')
   assert len(rows) == len(one)
@@ -178,6 +179,7 @@ def test_restarts(completed, restarted):
   assert all(row['oracle_psnr'] >= row['psnr'] and row['restarts'] == 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_client_that_shares_its_delta_of_a_batch_whose_labels_are_inferred(tmp_path):
   flags = ('--share=delta', '--local_epochs=2', '--local_batch_size=1', '--batch_size=2', '--learning_rate=0.05')
   found = run(tmp_path / 'new', '--defenses=none', '--labels=inferred', *flags)

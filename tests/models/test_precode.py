@@ -51,6 +51,7 @@ def reference(variables, images, noise):
   return np.stack(decoded), np.asarray(bits)
 
 
+@pytest.mark.slow
 def test_without_a_key_the_code_is_its_mean(lenet):
   model, variables, images, _ = lenet
   decoded, bits = reference(variables, images, np.zeros((3, 16)))
@@ -270,6 +271,7 @@ def test_bad_specs_are_named(spec, words):
   assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_scenario_with_a_bottleneck(small_images):
   model = models.create('lenet+precode(size=16)', 10)
   scenario = gradleak.scenario(model, *small_images, key=jax.random.key(0))
