@@ -82,7 +82,7 @@ class Method(NamedTuple):
 
 
 UNDEFENDED = Method()
-SPENT = 5.0  # seconds, about, on measuring rounds without a defense
+SPENT = 5.0  # seconds, about, on measuring rounds with and without a defense
 SERVER = optax.sgd(1.0)  # FedAvg; one, so that what it compiles is compiled once
 
 

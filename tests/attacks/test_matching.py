@@ -56,7 +56,8 @@ def test_layer_weights_follow_the_forward_order(network):
 @pytest.mark.parametrize('name,settings,mode,bar', [
   pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow),
   pytest.param('idlg', {'steps': 150}, 'inferred', 60, marks=pytest.mark.slow),
-  pytest.param('dlg', {'steps': 250}, 'optimised', 40, marks=pytest.mark.slow), ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
+  pytest.param('dlg', {'steps': 250}, 'optimised', 40, marks=pytest.mark.slow),
+  ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
   pytest.param('gs', {'steps': 400}, 'known', 25, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_presets_recover_an_image(name, settings, mode, bar, client, observe, small_images):
