@@ -1,0 +1,98 @@
+"""Fidel: what each neuron of the first dense layer says of the private samples (Enthoven & Al-Ars 2021, section II).
+
+For s = xW + b and any loss, ∂ℓ/∂W_j = x·∂ℓ/∂s_j and ∂ℓ/∂b_j = ∂ℓ/∂s_j, so that their quotient is the layer's input: the
+image itself in a dense network, the features of the convolutions in others. For a batch it is a mixture of inputs,
+weighted by the samples' shares in the neuron, and one of them alone wherever the others' shares are negligible. Both
+gradients of a neuron scale alike, so that a delta of one plain SGD step gives the same quotients as its gradient; the
+delta of several batches and epochs gives mixtures over all of them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import trees
+from gradleak.attacks import closed_form
+
+
+class PartialReconstructions(NamedTuple):
+  """One reconstruction per neuron.
+
+  Attributes:
+    inputs: [neurons, in]; zeros where the neuron says nothing.
+    alive: bool [neurons], whether it says anything: a dead ReLU, or one that dropout took out, has no gradient.
+  """
+
+  inputs: jax.Array
+  alive: jax.Array
+
+
+def partial_reconstructions(kernel_update, bias_update):
+  """Returns the `PartialReconstructions` ΔW_j / Δb_j of a dense layer.
+
+  Args:
+    kernel_update: [in, neurons], a gradient or a delta.
+    bias_update: [neurons]. A neuron is alive where it is not zero and the quotient stays finite.
+  """
+  rows = kernel_update.T
+  known = bias_update != 0
+  inputs = rows / jnp.where(known, bias_update, jnp.ones_like(bias_update)).reshape(-1, 1)
+  alive = known & jnp.isfinite(inputs).all(axis=1)
+  return PartialReconstructions(_where_alive(alive, inputs), alive)
+
+
+def up_to_scale(kernel_update):
+  """Returns the `PartialReconstructions` of a layer whose bias gradient is unknown: ΔW_j, its largest entry at ±1.
+
+  The scale is lost, and with it the sign: correlate them by their absolute value.
+
+  Args:
+    kernel_update: [in, neurons], a gradient or a delta.
+  """
+  rows = kernel_update.T
+  size = jnp.abs(rows).max(axis=1)
+  alive = (size > 0) & jnp.isfinite(size)
+  inputs = rows / jnp.where(alive, size, jnp.ones_like(size)).reshape(-1, 1)
+  return PartialReconstructions(_where_alive(alive, inputs), alive)
+
+
+def from_update(layers, update, *, bias: bool = True):
+  """Returns the `PartialReconstructions` of a model's first dense layer.
+
+  Args:
+    layers: the model's, a sequence of `trees.Layer`.
+    update: a gradient or a delta, a tree shaped like its parameters.
+    bias: whether the bias gradient is used.
+
+  Raises:
+    UsageError: if the model has no dense layer with a bias.
+  """
+  kernel, shares = (trees.get(update, path) for path in closed_form.first_dense_layer(layers, update))
+  return partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
+
+
+def combined(kernel_update, bias_update, sent=None):
+  """Returns the input [in] that all neurons together say a single sample had (section II-B).
+
+  The least-squares solution of ΔW_j = x·Δb_j, pixel by pixel over the neurons that sent it: against noise, and where
+  an upload withholds a part of its entries.
+
+  Args:
+    kernel_update: [in, neurons], a gradient or a delta.
+    bias_update: [neurons].
+    sent: bool [in, neurons], which entries of `kernel_update` arrived; None for all. A pixel of which no neuron sent
+      anything is zero.
+  """
+  size = jnp.abs(bias_update).max()
+  shares = bias_update / jnp.where(size > 0, size, jnp.ones_like(size))  # whose squares neither overflow nor underflow
+  sent = jnp.ones(kernel_update.shape, bool) if sent is None else sent
+  shares = jnp.where(sent, shares.reshape(1, -1), jnp.zeros_like(kernel_update))
+  squares = jnp.sum(shares**2, axis=1)
+  products = jnp.sum(kernel_update * shares, axis=1)
+  known = squares > 0
+  return jnp.where(known, products / jnp.where(known, squares * size, jnp.ones_like(squares)), jnp.zeros_like(products))
+
+
+def _where_alive(alive, inputs):
+  return jnp.where(alive.reshape(-1, 1), inputs, jnp.zeros_like(inputs))

@@ -1,0 +1,140 @@
+"""SPEAR: a batch's inputs, exactly, from low rank and ReLU's zeros (Dimitrov et al. 2024, arXiv 2403.03945).
+
+For a dense layer Z = XW + b in front of a ReLU, ∂L/∂W = Xᵀ ∂L/∂Z has the rank of the batch, B, and so factors as
+(∂L/∂W)ᵀ = L R with L [neurons, B]. A unique Q [B, B] satisfies ∂L/∂Z = (LQ)ᵀ and X = Q⁻¹R, and ReLU makes about half of
+each column Lq zero: a few rows of L in which one column is zero throughout determine that q. Written from a description
+of the paper; it runs on the host, in NumPy float64. Where neurons hardly differ between samples, as on images in [0, 1]
+at random weights, zeros are too few and too common, and it fails; the same images less their mean come apart.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gradleak import errors
+
+_ROUND = 10_000  # submatrices that are solved at a time
+_CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
+_INDEPENDENT = 1e-6  # the least singular value of unit vectors that are
+_SINGULAR = -690  # the logarithm of the smallest determinants
+_TINY = np.finfo(np.float64).tiny
+
+
+class Separated(NamedTuple):
+  """What was found.
+
+  Attributes:
+    inputs: float64 [B, in] in no order; none, [0, in], unless B directions were found.
+    agreement: the share of (sample, neuron) pairs in which the gradient is zero where the neuron is inactive on the
+      reconstruction and not zero where it is active: 1 but for rounding, if all are right.
+    rank: B, as the gradient's numerical rank tells it.
+    directions: number of distinct sparse directions found.
+  """
+
+  inputs: np.ndarray
+  agreement: float
+  rank: int
+  directions: int
+
+
+def spear(kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_000, sparsity=0.3, tolerance=None):
+  """Returns the `Separated` inputs of a dense layer with ReLU.
+
+  Args:
+    kernel_gradient: [in, neurons], of one step at known weights.
+    bias_gradient: [neurons].
+    kernel, bias: the weights, [in, neurons] and [neurons].
+    rng: a NumPy Generator, which draws the submatrices.
+    submatrices: how many are tried at most; some 2^(B−1)·log B are needed.
+    sparsity: the share of zeros from which a direction counts.
+    tolerance: what counts as zero beside 1; the root of the gradient's precision by default.
+
+  Raises:
+    UsageError: for a number out of range.
+  """
+  errors.check_number('submatrices', submatrices, low=1, integer=True)
+  errors.check_number('sparsity', sparsity, low=0, high=1)
+  precision = np.finfo(np.asarray(kernel_gradient).dtype).eps
+  tolerance = errors.check_number('tolerance', precision**0.5 if tolerance is None else tolerance, low=0, high=1)
+  gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
+
+  left, values, right = np.linalg.svd(gradient.T, full_matrices=False)
+  rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
+  if not rank or rank == min(gradient.shape):
+    return Separated(np.zeros((0, len(gradient))), 0.0, rank, 0)
+  left, right = left[:, :rank], values[:rank, np.newaxis] * right[:rank]
+
+  size = np.linalg.norm(left, axis=1)
+  rows = left[size > tolerance * size.max()]
+  rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+  projected = right @ kernel  # Z − b = Q⁻¹ of it
+  directions, agreement, mixing = np.zeros((0, rank)), 0.0, None
+  for _ in range(-(-submatrices // _ROUND)):
+    drawn = np.concatenate([directions, _null_vectors(rows, rng)])
+    zeros = np.mean(np.abs(rows @ drawn.T) <= tolerance, axis=0)
+    sparse = zeros > sparsity
+    directions = _distinct(drawn[sparse], zeros[sparse], tolerance)[: 3 * rank]
+    if len(_independent(directions)) == rank:
+      agreement, mixing = _agreeing(directions, left, projected, shares, bias, tolerance)
+      if agreement >= _CERTAIN:
+        break
+  inputs = np.zeros((0, len(gradient))) if mixing is None else np.linalg.solve(mixing, right)
+  return Separated(inputs, float(agreement), rank, len(directions))
+
+
+def _agreeing(directions, left, projected, shares, bias, tolerance):
+  """Returns (agreement, Q) of the best set of directions that exchanging one for another leads to.
+
+  The sparsest need not be the true ones: the difference of two samples is sparse, too, where they are much alike.
+  """
+  rank = left.shape[1]
+
+  def score(indices):
+    columns = directions[list(indices)].T
+    mixing = columns * np.linalg.lstsq(left @ columns, shares, rcond=None)[0]  # the scale is in the bias gradient
+    if np.linalg.matrix_rank(mixing / np.maximum(np.linalg.norm(mixing, axis=0), _TINY), tol=_INDEPENDENT) < rank:
+      return 0.0, None
+    backward = np.abs(left @ mixing)
+    active = np.linalg.solve(mixing, projected) + bias > 0
+    return np.mean(active == (backward > tolerance * backward.max(axis=0)).T), mixing
+
+  chosen = _independent(directions)
+  best, improved = score(chosen), True
+  while improved and best[0] < _CERTAIN:
+    improved = False
+    for place in range(rank):
+      for other in set(range(len(directions))) - set(chosen):
+        swapped = [*chosen[:place], other, *chosen[place + 1 :]]
+        if (found := score(swapped))[0] > best[0]:
+          best, chosen, improved = found, swapped, True
+  return best
+
+
+def _null_vectors(rows, rng):
+  """Returns unit vectors q [_ROUND at most, rank], each at right angles to rank − 1 of the rows, drawn at random."""
+  rank = rows.shape[1]
+  matrices = rng.normal(size=(_ROUND, rank, rank))  # whose last rows, random, are left by the unit vector solved for
+  matrices[:, :-1] = rows[rng.integers(len(rows), size=(_ROUND, rank - 1))]
+  matrices = matrices[np.linalg.slogdet(matrices)[1] > _SINGULAR]  # a row drawn twice leaves no single direction
+  unit = np.zeros((len(matrices), rank, 1))
+  unit[:, -1] = 1
+  vectors = np.linalg.solve(matrices, unit)[:, :, 0]
+  return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _distinct(directions, zeros, tolerance):
+  """Returns the directions that are not another one but for its sign, the sparsest first."""
+  kept = []
+  for i in np.argsort(-zeros, kind='stable'):
+    if not kept or np.abs(directions[kept] @ directions[i]).max() < 1 - 100 * tolerance:
+      kept.append(int(i))
+  return directions[kept]
+
+
+def _independent(directions):
+  """Returns the indices of the first directions that are linearly independent."""
+  kept = []
+  for i in range(len(directions)):
+    if np.linalg.matrix_rank(directions[[*kept, i]], tol=_INDEPENDENT) > len(kept):
+      kept.append(i)
+  return kept

@@ -1,0 +1,150 @@
+"""Partial reconstructions against loops, on gradients and deltas of real networks."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from gradleak import Client, errors, models, trees
+from gradleak.attacks import closed_form, fidel
+from gradleak.metrics import revealed
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+@pytest.fixture(scope='module')
+def dense():
+  model = models.create('mlp', 10, init='default')
+  return model, jax.jit(model.init, static_argnums=1)(jax.random.key(4), (8, 8, 1))
+
+
+fully_revealed = jax.jit(revealed.fully_revealed, static_argnames='signed')
+
+
+@functools.cache
+def compiled(client):
+  return jax.jit(functools.partial(client.local_update, None))
+
+
+def send(network, images, labels, **settings):
+  return compiled(Client(network[0], 10, **settings))(network[1], images, labels).update
+
+
+def parts(network, update, **settings):
+  return fidel.from_update(network[0].layers((8, 8, 1)), update, **settings)
+
+
+@pytest.mark.parametrize('share', ['gradient', pytest.param('delta', marks=pytest.mark.slow)])
+def test_one_sample_is_every_living_neurons_input(dense, small_images, share):
+  images, labels = small_images
+  update = send(dense, images[:1], labels[:1], share=share)
+  found = parts(dense, update)
+  kernel, bias = dense[1]['params']['Dense_0']['kernel'], dense[1]['params']['Dense_0']['bias']
+  active = np.asarray(images[0].reshape(64) @ np.asarray(kernel, np.float64) + bias > 0)
+  assert 0 < active.sum() < 128
+  assert not np.any(np.asarray(found.alive) & ~active)
+  assert np.asarray(found.alive).sum() >= 0.9 * active.sum()  # layers behind it can take a neuron's gradient, too
+  assert not np.any(np.asarray(found.inputs)[~np.asarray(found.alive)])
+  # A delta is rounded to the parameters' last digit: 0.1 % of a small share.
+  shares = np.abs(update['Dense_0']['bias'])
+  strong = np.asarray(found.alive) & (shares > shares.max() / 10)
+  expected = np.broadcast_to(images[0].reshape(1, 64), (strong.sum(), 64))
+  np.testing.assert_allclose(np.asarray(found.inputs)[strong], expected, atol=1e-5 if share == 'gradient' else 5e-3)
+
+
+def test_a_batch_gives_mixtures_weighted_by_the_shares(dense, small_images):
+  images, labels = small_images
+  found = parts(dense, send(dense, images, labels))
+  rows, shares = np.zeros((128, 64)), np.zeros(128)
+  for image, label in zip(images, labels, strict=True):  # one by one: a neuron's gradient is the sum of theirs
+    one = send(dense, image[None], label[None])['Dense_0']['bias']
+    for j in range(128):
+      rows[j] += np.float64(one[j]) * image.reshape(64)
+      shares[j] += np.float64(one[j])
+  clear = np.abs(shares) > 1e-3 * np.abs(shares).max()
+  np.testing.assert_allclose(np.asarray(found.inputs)[clear], rows[clear] / shares[clear, None], rtol=1e-3, atol=2e-3)
+
+
+def test_several_batches_and_epochs_still_reveal_and_only_what_is_there(dense, small_images):
+  images, labels = small_images
+  update = send(dense, images, labels, share='delta', epochs=3, batch_size=4, optimizer=optax.sgd(0.01))
+  found = parts(dense, update)
+  assert int(fully_revealed(found.inputs, images).count) >= 1
+  assert int(fully_revealed(found.inputs, images[:, ::-1]).count) == 0
+
+
+def test_without_the_bias_gradient_scale_and_sign_are_lost_and_nothing_else(dense, small_images):
+  images, labels = small_images
+  update = send(dense, images, labels)
+  known, scaled = parts(dense, update), parts(dense, update, bias=False)
+  np.testing.assert_array_equal(known.alive, scaled.alive)
+  rows = np.asarray(scaled.inputs)[np.asarray(scaled.alive)]
+  np.testing.assert_allclose(np.abs(rows).max(axis=1), 1, rtol=1e-6)
+  assert rows.min() < -0.99
+  np.testing.assert_allclose(
+    fully_revealed(scaled.inputs, images, signed=False).correlation,
+    np.maximum(*(fully_revealed(x * known.inputs, images).correlation for x in (1, -1))),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.slow
+def test_of_a_convolutional_network_it_reveals_the_features(small_images):
+  images, labels = small_images
+  model = models.create('lenet', 10)
+  network = model, jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  found = parts(network, send(network, images[:1], labels[:1]))
+  features = jax.jit(model.features)(network[1], images[:1])
+  np.testing.assert_allclose(found.inputs, np.broadcast_to(features, found.inputs.shape), atol=1e-5)
+
+
+def test_all_neurons_together_withstand_noise_and_omission(dense, small_images):
+  images, labels = small_images
+  gradient = send(dense, images[:1], labels[:1])['Dense_0']
+  kernel, bias = (np.asarray(gradient[name]) for name in ('kernel', 'bias'))
+  combined = jax.jit(fidel.combined)
+  rng = np.random.default_rng(0)
+  sent = rng.uniform(size=kernel.shape) < 0.3
+  sent[5] = False
+  noisy = kernel + rng.normal(scale=0.05 * np.abs(kernel).max(), size=kernel.shape).astype(np.float32)
+  for observed, mask in ((kernel, None), (noisy, None), (np.where(sent, noisy, 0).astype(np.float32), sent)):
+    expected = np.zeros(64)
+    for i in range(64):
+      used = [j for j in range(128) if mask is None or mask[i, j]]
+      if used:
+        products = sum(float(observed[i, j]) * float(bias[j]) for j in used)
+        expected[i] = products / sum(float(bias[j]) ** 2 for j in used)
+    found = np.asarray(combined(observed, bias, mask))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    one = closed_form.first_dense_input(observed, bias)
+    truth = np.delete(images[0].reshape(64), 5)
+    if observed is kernel:
+      np.testing.assert_allclose(found, images[0].reshape(64), atol=1e-5)
+    else:
+      assert np.mean((np.delete(found, 5) - truth) ** 2) < 0.5 * np.mean((np.delete(one, 5) - truth) ** 2)
+
+
+@pytest.mark.parametrize('scale', [0.0, 1e-42, 1e-30, 1e30])
+def test_finite_in_finite_out(scale):
+  rng = np.random.default_rng(1)
+  kernel, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((6, 5), (5,)))
+  bias[2] = 0
+  bias[3] = 1e-38
+  quotients, scaled, together = all_readings((kernel * np.float32(scale))[None], (bias * np.float32(scale))[None])
+  for found in (quotients, scaled):
+    assert np.isfinite(found.inputs).all() and not np.any(np.asarray(found.inputs)[~np.asarray(found.alive)])
+  assert np.isfinite(together).all() and not quotients.alive[0, 2]
+
+
+@jax.jit
+@jax.vmap
+def all_readings(kernel, bias):
+  return fidel.partial_reconstructions(kernel, bias), fidel.up_to_scale(kernel), fidel.combined(kernel, bias)
+
+
+def test_a_model_without_a_dense_layer_is_a_usage_error():
+  update = {'conv': {'kernel': np.zeros((12, 25)), 'bias': np.zeros(12)}}
+  with pytest.raises(errors.UsageError, match='no dense layer'):
+    fidel.from_update([trees.Layer('conv', (('conv', 'kernel'), ('conv', 'bias')))], update)

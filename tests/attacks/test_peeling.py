@@ -1,0 +1,218 @@
+"""Peeling against JAX's own gradients of digits in dense networks: what it certifies is there, exactly."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import Client, errors, models, trees
+from gradleak.attacks import peeling
+
+
+@pytest.fixture(scope='module')
+def digits():
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  order = np.random.default_rng(0).permutation(len(data.target))
+  return data.data[order] / 16, data.target[order]
+
+
+def dense(seed, *sizes, bias=0.0):
+  """Weights as those of the published experiment: N(0, 0.5²), zero biases, Xavier behind."""
+  rng = np.random.default_rng(seed)
+  stds = [0.5, *(math.sqrt(2 / (i + o)) for i, o in itertools.pairwise(sizes[1:]))]
+  shapes = itertools.pairwise(sizes)
+  layers = [(rng.normal(0, std, shape), np.zeros(shape[1])) for std, shape in zip(stds, shapes, strict=True)]
+  layers[0][1][:] = bias
+  return layers
+
+
+def mean_loss(layers, images, labels):
+  for kernel, bias in layers[:-1]:
+    images = jax.nn.relu(images @ kernel + bias.reshape(1, -1))
+  logits = images @ layers[-1][0] + layers[-1][1].reshape(1, -1)
+  return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(-1, 1), axis=1))
+
+
+gradient_of_mean = jax.jit(jax.grad(mean_loss))
+
+
+def gradient(layers, images, labels, dtype=np.float64):
+  """The victim's gradient, computed in `dtype` throughout, and that dtype's weights and images."""
+  with jax.enable_x64(dtype == np.float64):
+    layers = [tuple(x.astype(dtype) for x in layer) for layer in layers]
+    update = jax.device_get(gradient_of_mean(layers, images.astype(dtype), labels))
+  assert update[0][0].dtype == dtype
+  return [tuple(x.copy() for x in layer) for layer in update]
+
+
+def check_certified(found, images, labels, decibels=60):
+  """Every certified sample is one of the batch, none is there twice."""
+  errors_of = np.mean((found.images[:, None] - images[None]) ** 2, axis=2)
+  nearest = errors_of.argmin(axis=1)
+  assert len(set(nearest.tolist())) == len(nearest)
+  np.testing.assert_array_equal(found.labels, labels[nearest])
+  assert np.all(errors_of.min(axis=1) < 10 ** (-decibels / 10))
+  return nearest
+
+
+@pytest.mark.parametrize('dtype, decibels', [(np.float64, 200), (np.float32, 90)])
+@pytest.mark.parametrize('sizes', [(64, 256, 10), (64, 256, 32, 10)], ids=['two layers', 'three layers'])
+def test_a_batch_comes_apart_completely(digits, sizes, dtype, decibels):
+  images, labels = digits[0][:32], digits[1][:32]
+  layers = dense(0, *sizes)
+  found = peeling.peel(layers, gradient(layers, images, labels, dtype), 32)
+  assert sorted(check_certified(found, images, labels, decibels)) == list(range(32))
+  assert found.unexplained < 1e-5 and np.all(found.mismatch <= 1e-4)
+  assert np.all(found.neurons.any(axis=1)) and not np.any(found.neurons[0] & found.neurons[1])
+
+
+def test_implied_gradients_are_those_of_every_label(digits):
+  layers = dense(1, 64, 20, 12, 10)
+  z = digits[0][0] @ layers[0][0]
+  first, second = peeling.implied_gradients(layers[1:], z)
+  (middle, bias), last = layers[1:]
+
+  def of_first(z, label):
+    return mean_loss([(middle, bias), last], jax.nn.relu(z).reshape(1, -1), label.reshape(1))
+
+  def of_second(z, label):
+    return mean_loss([last], jax.nn.relu(z).reshape(1, -1), label.reshape(1))
+
+  with jax.enable_x64(True):
+    every = jnp.arange(10)
+    expected = jax.jit(jax.vmap(jax.grad(of_first), (None, 0)))(z, every)
+    np.testing.assert_allclose(first, expected, atol=1e-12)
+    expected = jax.jit(jax.vmap(jax.grad(of_second), (None, 0)))(np.maximum(z, 0) @ middle + bias, every)
+    np.testing.assert_allclose(second, expected, atol=1e-12)
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_a_model_and_a_client_of_this_package(digits):
+  """Default weights in float32, biases and four layers; a batch as small as its 128 neurons allow."""
+  images, labels = digits[0][:6], digits[1][:6]
+  model = models.create('mlp', 10, init='default')
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  send = jax.jit(functools.partial(Client(model, 10).local_update, None))
+  upload = send(variables, images.reshape(6, 8, 8, 1).astype(np.float32), labels.astype(np.int32))
+  layers = model.layers((8, 8, 1))
+  found = peeling.peel(*(peeling.dense_layers(layers, tree) for tree in (variables['params'], upload.update)), 6)
+  assert len(check_certified(found, images, labels)) >= 3
+
+
+@pytest.fixture(scope='module')
+def victim(digits):
+  """(layers, gradient in float64, images, labels) of a batch of eight."""
+  images, labels = digits[0][:8], digits[1][:8]
+  layers = dense(2, 64, 256, 10)
+  return layers, gradient(layers, images, labels), images, labels
+
+
+def test_mixtures_are_not_certified(digits):
+  images, labels = digits[0][:8], digits[1][:8]
+  layers = dense(3, 64, 256, 10, bias=50.0)  # every neuron active on every image
+  found = peeling.peel(layers, gradient(layers, images, labels), 8, tolerance=1e-2)
+  assert found.images.shape == (0, 64) and found.labels.shape == (0,) and found.neurons.shape == (0, 256)
+  assert found.unexplained == 1
+
+
+def test_the_certificate_is_the_implied_gradient(victim):
+  layers, update, _, _ = victim
+  assert len(peeling.peel(layers, update, 8).labels) == 8
+  assert not len(peeling.peel(layers, update, 9).labels)  # shares of another mean
+  other = [layers[0], (np.roll(layers[1][0], 1, axis=1), layers[1][1])]
+  assert not len(peeling.peel(other, update, 8).labels)  # other weights
+  rows = [update[0], (update[1][0] * 1.01, update[1][1])]
+  assert not len(peeling.peel(layers, rows, 8).labels)  # the second layer's rows speak, too
+  assert not len(peeling.peel(layers, update, 8, box=(0.0, 0.4)).labels)  # no image is as dark
+
+
+def test_an_image_that_is_there_twice_is_left_and_others_are_not(digits):
+  images, labels = digits[0][[0, 1, 2, 3, 4, 5, 6, 6]], digits[1][[0, 1, 2, 3, 4, 5, 6, 6]]
+  layers = dense(2, 64, 256, 10)
+  found = peeling.peel(layers, gradient(layers, images, labels), 8)
+  nearest = check_certified(found, images, labels)
+  assert 6 not in nearest and 7 not in nearest and len(nearest) >= 3
+
+
+@pytest.mark.parametrize('level, least', [(1e-9, 8), (1e-6, 3), (1e-2, 0)])
+def test_noise_silences_it_and_never_has_it_lie(victim, level, least):
+  layers, update, images, labels = victim
+  rng = np.random.default_rng(0)
+  scale = level * np.median(np.abs(update[0][0][update[0][0] != 0]))
+  noisy = [tuple(x + rng.normal(0, scale, x.shape) for x in layer) for layer in update]
+  found = peeling.peel(layers, noisy, 8)
+  assert len(check_certified(found, images, labels)) >= least
+  if not least:
+    assert not len(found.labels)
+
+
+def test_pruning_and_a_second_local_step_silence_it(victim):
+  layers, update, images, labels = victim
+  bar = np.quantile(np.abs(np.concatenate([x.ravel() for layer in update for x in layer])), 0.9)
+  pruned = [tuple(np.where(np.abs(x) < bar, 0, x) for x in layer) for layer in update]
+  assert not len(peeling.peel(layers, pruned, 8).labels)
+  stepped = [tuple(x - 0.1 * d for x, d in zip(*pair, strict=True)) for pair in zip(layers, update, strict=True)]
+  second = gradient(stepped, images, labels)
+  both = [tuple((a + b) / 2 for a, b in zip(*pair, strict=True)) for pair in zip(update, second, strict=True)]
+  check_certified(peeling.peel(layers, both, 8), images, labels)
+  assert len(peeling.peel(layers, both, 8).labels) < 8
+
+
+@pytest.mark.parametrize('bad', [0.0, np.nan])
+def test_a_gradient_that_says_nothing(victim, bad):
+  layers, update, _, _ = victim
+  found = peeling.peel(layers, [tuple(np.full_like(x, bad) for x in layer) for layer in update], 8)
+  assert not len(found.labels)
+
+
+def test_a_neuron_that_is_not_finite_spoils_no_other(victim):
+  layers, update, images, labels = victim
+  (kernel, bias), (rows, last) = update
+  spoilt = np.arange(256) == np.abs(bias).argmax()
+  update = [(np.where(spoilt, np.inf, kernel), np.where(spoilt, np.nan, bias)), (rows, last)]
+  assert len(check_certified(peeling.peel(layers, update, 8), images, labels)) == 8
+
+
+def test_usage_errors(victim):
+  layers, update, _, _ = victim
+  with pytest.raises(errors.UsageError, match='batch_size is 0'):
+    peeling.peel(layers, update, 0)
+  with pytest.raises(errors.UsageError, match='tolerance is 2'):
+    peeling.peel(layers, update, 8, tolerance=2)
+  params = {'conv': {'kernel': np.zeros((12, 25)), 'bias': np.zeros(12)}, 'last': {'kernel': np.zeros((9, 2))}}
+  params['last']['bias'] = np.zeros(2)
+  conv, last = (trees.Layer(name, ((name, 'kernel'), (name, 'bias'))) for name in params)
+  with pytest.raises(errors.UsageError, match="'conv' is none"):
+    peeling.dense_layers([conv, last], params)
+  with pytest.raises(errors.UsageError, match="'last' is none"):
+    peeling.dense_layers([last._replace(paths=last.paths[:1])], params)
+  with pytest.raises(errors.UsageError, match='1 layer'):
+    peeling.dense_layers([last], params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype, sizes', [(np.float64, (64, 96)), (np.float32, (64,))])
+@pytest.mark.parametrize('seed', range(5))
+def test_a_thousand_neurons_take_large_batches_apart(digits, seed, dtype, sizes):
+  layers = dense(seed, 64, 1000, 10)
+  for size in sizes:
+    images, labels = digits[0][seed * 128 :][:size], digits[1][seed * 128 :][:size]
+    found = peeling.peel(layers, gradient(layers, images, labels, dtype), size)
+    assert len(check_certified(found, images, labels)) == size
+
+
+@pytest.mark.slow
+def test_fitting_all_certified_images_once_more_finds_others(digits, monkeypatch):
+  layers = dense(4, 64, 1000, 10)
+  images, labels = digits[0][512:608], digits[1][512:608]
+  update = gradient(layers, images, labels, np.float32)
+  fitted = peeling.peel(layers, update, 96)
+  monkeypatch.setattr(peeling, '_refit', lambda layers, observed, images, *rest: images)
+  plain = peeling.peel(layers, update, 96)
+  assert len(check_certified(fitted, images, labels)) > len(check_certified(plain, images, labels))
