@@ -22,7 +22,7 @@ from gradleak import errors, report, specs
 from gradleak.defenses import registry as defense_registry
 from gradleak.federated import layer_average
 from gradleak.metrics import statistics
-from gradleak.report.formatting import number, significant
+from gradleak.report.formatting import aligned, number, significant
 
 SCALES = ('smoke', 'mini', 'paper')
 
@@ -49,8 +49,22 @@ class Training:
   defense: str = 'none'
 
 
+class Scaled:
+  """What can be run at a scale: it has `at_mini` and `at_smoke`."""
+
+  def scaled(self, scale):
+    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to see that it runs.
+
+    Raises:
+      UsageError: for an unknown scale.
+    """
+    if scale not in SCALES:
+      raise errors.unknown('scale', scale, SCALES)
+    return {'paper': lambda: self, 'mini': self.at_mini, 'smoke': self.at_smoke}[scale]()
+
+
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(Scaled):
   """One audit. All settings are the paper's; `mini` holds what two cores need in their place.
 
   Attributes:
@@ -98,19 +112,12 @@ class Run:
   remarks = 'recovered'
   intervals = 'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.'
 
-  def scaled(self, scale):
-    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' (8×8 digits, a dense net, 3 steps) to
-    see that it runs.
+  def at_mini(self):
+    """Returns this with what two cores need in place of the paper's settings."""
+    return dataclasses.replace(self, mini={}, **self.mini)
 
-    Raises:
-      UsageError: for an unknown scale.
-    """
-    if scale not in SCALES:
-      raise errors.unknown('scale', scale, SCALES)
-    if scale == 'paper':
-      return self
-    if scale == 'mini':
-      return dataclasses.replace(self, mini={}, **self.mini)
+  def at_smoke(self):
+    """Returns this on 8×8 digits and a dense net, in 3 steps."""
     training = self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4)
     return dataclasses.replace(
       self,
@@ -515,13 +522,8 @@ def settings(experiment, scale, seed):
 
 def terminal(experiment, outcomes):
   """Returns the table for the terminal, aligned."""
-  text = []
-  for column, lines in sections(experiment, outcomes).items():
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    aligned = ['  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)) for line in lines]
-    aligned.insert(1, '-' * (sum(widths) + 2 * (len(widths) - 1)))
-    text.append('\n'.join([column, *(line.rstrip() for line in aligned)]))
-  return '\n\n'.join(text)
+  tables = [[column, *aligned(lines)] for column, lines in sections(experiment, outcomes).items()]
+  return '\n\n'.join('\n'.join(lines) for lines in tables)
 
 
 def table_csv(experiment, scale, outcomes):

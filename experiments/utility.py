@@ -1,28 +1,29 @@
 """Federated trainings as the papers run them: how good the model ends under each defense, and what that costs."""
 
 import dataclasses
-import json
+import functools
 import math
 import os
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
+from scipy import stats
 
 import gradleak as gl
-from experiments.experiment import SCALES, Outcome, duration
-from gradleak import defenses, errors, progress, specs
+from experiments.experiment import Outcome, Scaled, duration
+from gradleak import defenses, progress, specs
 from gradleak.data import partition
 from gradleak.defenses.compensation import compensation
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import Client, simulation, training
 from gradleak.federated.client import NO_DEFENSE
-from gradleak.report.figures import SOFT, figure
+from gradleak.report import Trained
+from gradleak.report.training import curves as accuracy_curves
 from gradleak.scenario import fingerprint
-from gradleak.storage import json_lines, plain, write_atomically
+from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
 
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
 METRICS = (
@@ -95,7 +96,7 @@ class Data(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainings:
+class Trainings(Scaled):
   """One training under each method. All settings are the paper's; `mini` holds what two cores need in their place.
 
   Attributes:
@@ -138,19 +139,13 @@ class Trainings:
     'Seconds are medians of warm rounds with and without the defense in turn; that of “none” shows what is noise.'
   )
 
-  def scaled(self, scale):
-    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' (8×8 digits, a dense net, 2 rounds).
+  def at_mini(self):
+    """Returns this with what two cores need in place of the paper's settings."""
+    protocol = dataclasses.replace(self.protocol, **self.mini.get('protocol', {}))
+    return dataclasses.replace(self, published=self.model, **{**self.mini, 'mini': {}, 'protocol': protocol})
 
-    Raises:
-      UsageError: for an unknown scale.
-    """
-    if scale not in SCALES:
-      raise errors.unknown('scale', scale, SCALES)
-    if scale == 'paper':
-      return self
-    if scale == 'mini':
-      protocol = dataclasses.replace(self.protocol, **self.mini.get('protocol', {}))
-      return dataclasses.replace(self, published=self.model, **{**self.mini, 'mini': {}, 'protocol': protocol})
+  def at_smoke(self):
+    """Returns this on 8×8 digits and a dense net, in 2 rounds."""
     small = dataclasses.replace(
       self.protocol, clients=4, per_round=2, partition='classes(number=2,low=2,high=6)', rounds=2, local_epochs=1
     )
@@ -198,19 +193,20 @@ class Trainings:
   def execute(self, data, seed, *, workdir, progress='auto'):
     """Trains under each method in a folder of its own, or resumes; writes the curves and returns a row per method."""
     setting = prepare(self, data, seed)
-    rows, curves = [], {}
+    rows, trained_under = [], {}
     for index, (label, method) in enumerate(self.defenses.items()):
-      folder = os.path.join(workdir, f'{index:02}-{re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")}')
+      folder = os.path.join(workdir, folder_name(index, label))
       trained = federation(self, setting, method)  # one object: what it compiles is compiled once
       if label in self.extrapolated:
         row = {'extrapolated': True}
       else:
-        curves[label], row = _trained(self, setting, data, method, trained, seed, folder, progress)
+        trained_under[label], row = _trained(self, setting, data, method, trained, seed, folder, progress)
       if self.timed:
-        row |= _seconds(self, setting, trained, folder, label in self.extrapolated)
+        seconds = functools.partial(_seconds, self, setting, trained, label in self.extrapolated)
+        row |= computed_once(os.path.join(folder, 'seconds.json'), seconds)
       rows.append({'defense': label, 'text': str(method), **row})
     write_atomically(os.path.join(workdir, 'methods.jsonl'), json_lines(rows))
-    write_atomically(os.path.join(workdir, self.page), picture(curves))
+    write_atomically(os.path.join(workdir, self.page), accuracy_curves(trained_under))
     return rows
 
   def outcome(self, cell, rows):
@@ -349,7 +345,7 @@ UNINVOLVED = ('defenses', 'timed', 'extrapolated', 'mini', 'published')
 
 
 def _trained(run, setting, data, method, trained, seed, folder, mode):
-  """Returns ([(round, accuracy), …], row) of a training in its folder."""
+  """Returns (`report.Trained`, row) of a training in its folder."""
   protocol = run.protocol
   config = {name: value for name, value in dataclasses.asdict(run).items() if name not in UNINVOLVED} | {
     'method': str(method),
@@ -382,19 +378,15 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   if method.delta is not None:
     rate = protocol.per_round / protocol.clients
     row['epsilon'] = epsilon(trained.server_noise, steps=len(rounds), sampling_rate=rate, delta=method.delta)
-  return [(row['round'], row['accuracy']) for row in rounds if 'accuracy' in row], row
+  return Trained(rounds, training.seconds_of_a_round(folder)), row
 
 
-def _seconds(run, setting, whole, folder, extrapolated):
-  """Returns the seconds of a round and what the defense adds, measured once and kept in the method's folder.
+def _seconds(run, setting, whole, extrapolated):
+  """Returns the seconds of a round and what the defense adds.
 
   Where they are extrapolated, one client takes one step on one full batch; a round is as many of those as its clients
   take, spread over the devices as `simulation` spreads clients.
   """
-  path = os.path.join(folder, 'seconds.json')
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
   protocol = run.protocol
   measured = dataclasses.replace(whole, client=setting.client) if extrapolated else whole
   start = setting.variables, setting.key
@@ -410,25 +402,18 @@ def _seconds(run, setting, whole, folder, extrapolated):
     steps = np.mean([math.ceil(len(part) / size) for part in setting.parts]) * protocol.local_epochs
     turns = math.ceil(protocol.per_round / jax.local_device_count())
     added = training.seconds_split(one, *start, repeats=2, seconds=0)[1] * float(steps) * turns
-  row = {
+  return {
     'train_seconds': without,
     'defense_seconds': added,
     'round_seconds': without + added,
     'overhead': 100 * added / without,
   }
-  os.makedirs(folder, exist_ok=True)
-  write_atomically(path, json.dumps(row))
-  return row
-
-
-Z = 1.959964  # of a normal distribution's 95 %
 
 
 def wilson(correct, n):
   """Returns (share, low, high): Wilson's 95 % interval of a share."""
-  share, middle = correct / n, (correct + Z * Z / 2) / (n + Z * Z)
-  half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-  return share, middle - half, middle + half
+  interval = stats.binomtest(correct, n).proportion_ci(0.95, method='wilson')
+  return correct / n, float(interval.low), float(interval.high)
 
 
 def difference(correct, n, others, m):
@@ -445,15 +430,3 @@ def compared(row, undefended):
   )
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')
-
-
-def picture(curves):
-  """Returns accuracy over rounds, label -> [(round, accuracy), …], as a PNG."""
-  with figure(6.0, 3.4, layout='constrained') as (made, png):
-    axes = made.add_subplot()
-    for label, points in curves.items():
-      axes.plot(*zip(*points, strict=True), marker='.', label=label)
-    axes.set_xlabel('round', color=SOFT)
-    axes.set_ylabel('test accuracy', color=SOFT)
-    axes.legend(loc='center left', bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
-    return png()

@@ -47,6 +47,20 @@ def _umask():
   return mask
 
 
+def computed_once(path, compute):
+  """Returns what `compute()` returned when it was first called for this file, plain JSON; its folder is made."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(compute()) + '\n')
+  return json.loads(path.read_text('utf-8'))
+
+
+def folder_name(number, text):
+  """Returns a folder's name for the `number`-th of several: '03-topk-ratio-0-1'."""
+  return f'{number:02}-{re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")}'
+
+
 def json_lines(rows):
   """Returns one JSON object per line; NaN becomes null."""
   return ''.join(json.dumps(plain(row), allow_nan=False) + '\n' for row in rows)

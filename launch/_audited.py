@@ -1,10 +1,11 @@
 """What the programs that audit share: their flags, and the scenario and settings that these describe."""
 
-import os
 import types
 
 import jax
 from absl import flags
+
+from launch import _program
 
 
 def define(**defaults):
@@ -65,19 +66,8 @@ def define(**defaults):
   string('workdir', None, 'Folder for rows, pictures, the report and checkpoints.')
   string('progress', 'auto', 'auto, bar, lines or none.')
   integer('group_size', None, 'Trials that share one pass; changes speed, not science.')
-  string(
-    'compilation_cache',
-    os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
-    "JAX's persistent compilation cache; empty for none.",
-  )
+  made.compilation_cache = _program.define_cache()
   return made
-
-
-def prepare(given):
-  """Configures JAX; before anything is computed."""
-  if given.compilation_cache.value:
-    jax.config.update('jax_compilation_cache_dir', given.compilation_cache.value)
-  jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
 
 
 def load(given):

@@ -4,8 +4,10 @@ Exit status 2 is a usage error, 1 a device that failed or a disk that is full, 1
 """
 
 import errno
+import os
 import sys
 
+import jax
 from absl import app, flags, logging
 
 from gradleak import errors
@@ -14,6 +16,22 @@ from gradleak import errors
 def run(main):
   """Runs `main(argv)` with absl's flags and exits with its status; errors that a user can mend show no traceback."""
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+def define_cache():
+  """Defines --compilation_cache and returns its holder, for `configure`."""
+  return flags.DEFINE_string(
+    'compilation_cache',
+    os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
+    "JAX's persistent compilation cache; empty for none.",
+  )
+
+
+def configure(cache):
+  """Configures JAX; before anything is computed."""
+  if cache.value:
+    jax.config.update('jax_compilation_cache_dir', cache.value)
+  jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
 
 
 def _parse(argv):

@@ -11,7 +11,6 @@ checkpoint when the same command is given again.
 
 import os
 
-import jax
 from absl import flags
 
 from launch import _program
@@ -23,19 +22,13 @@ _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS dat
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
 _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
-_CACHE = flags.DEFINE_string(
-  'compilation_cache',
-  os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
-  "JAX's persistent compilation cache; empty for none.",
-)
+_CACHE = _program.define_cache()
 
 
 def main(argv):
   """Runs the experiment that the flags name, and prints and writes its table."""
   del argv
-  if _CACHE.value:
-    jax.config.update('jax_compilation_cache_dir', _CACHE.value)
-  jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
+  _program.configure(_CACHE)
 
   import experiments
   from experiments import experiment as machinery

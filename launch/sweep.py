@@ -38,7 +38,7 @@ _CLUSTERS = (
 def main(argv):
   """Runs the sweep, or this process's share of it, and prints its table."""
   del argv
-  _audited.prepare(_GIVEN)
+  _program.configure(_GIVEN.compilation_cache)
 
   import gradleak as gl
   from gradleak import specs

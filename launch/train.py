@@ -15,7 +15,6 @@ command is given again.
 import dataclasses
 import json
 import os
-import re
 import sys
 
 import jax
@@ -67,11 +66,7 @@ _PUBLIC = flags.DEFINE_integer('public', 100, 'The last training images are publ
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, partition, draws and noise.')
 _GROUP = flags.DEFINE_integer('group_size', None, 'Clients that share one pass; changes speed, and bits.')
 _WORKDIR = flags.DEFINE_string('workdir', 'results/train', 'Folder for rows, timing and checkpoints.')
-_CACHE = flags.DEFINE_string(
-  'compilation_cache',
-  os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
-  "JAX's persistent compilation cache; empty for none.",
-)
+_CACHE = _program.define_cache()
 _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
 
 # What identifies a run; the rest changes speed alone.
@@ -83,18 +78,18 @@ _SCIENCE += (_SERVER_NOISE, _BUDGET, _DELTA, _EVERY, _PUBLIC, _SEED)
 def main(argv):
   """Trains as the flags describe and prints where it ended."""
   del argv
-  if _CACHE.value:
-    jax.config.update('jax_compilation_cache_dir', _CACHE.value)
-  jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core
+  _program.configure(_CACHE)
 
   import gradleak as gl
-  from experiments import utility
   from gradleak import defenses, errors, progress, report, specs
   from gradleak.data import partition
   from gradleak.federated import accounting, simulation, training
   from gradleak.scenario import fingerprint
+  from gradleak.storage import folder_name
 
   if _PROTOCOL.value is not None:
+    from experiments import utility
+
     if _PROTOCOL.value not in utility.PROTOCOLS:
       raise errors.unknown('protocol', _PROTOCOL.value, utility.PROTOCOLS)
     for name, value in dataclasses.asdict(utility.PROTOCOLS[_PROTOCOL.value]).items():
@@ -122,9 +117,8 @@ def main(argv):
   parts = partition.parse(_PARTITION.value, keys[1], private[1], _CLIENTS.value)
   attack = _attack(keys[2], client, private, shared, samples) if _ATTACKS.value else None
   if attack:
-    attack(
-      variables, [defense.name for defense in chosen], None
-    )  # what cannot be run says so before anything is trained
+    # What cannot be run says so before anything is trained.
+    attack(variables, [defense.name for defense in chosen], None)
 
   config = {flag.name: flag.value for flag in _SCIENCE}
   config |= {'data_fingerprint': fingerprint((samples.images, samples.labels)), 'num_classes': samples.num_classes}
@@ -150,7 +144,7 @@ def main(argv):
     )
     if len(chosen) > 1:
       print(f'{defense.name}, {number + 1} of {len(chosen)}', file=sys.stderr, flush=True)
-    folder = os.path.join(_WORKDIR.value, f'{number:02}-{re.sub(r"[^a-z0-9]+", "-", defense.name.lower()).strip("-")}')
+    folder = os.path.join(_WORKDIR.value, folder_name(number, defense.name))
     report_round = progress.rounds(_PROGRESS.value, _ROUNDS.value)
 
     def after_round(row, state, seconds, name=defense.name, folder=folder, report_round=report_round):
@@ -173,9 +167,8 @@ def main(argv):
       budget=_BUDGET.value if ledger else None,  # an undefended reference has none to spend
       on_round=after_round,
     )
-    added = (
-      None if defense.name == 'none' and not _SERVER_NOISE.value else _added(folder, federation, variables, keys[2])
-    )
+    bare = defense.name == 'none' and not _SERVER_NOISE.value
+    added = None if bare else _added(folder, federation, variables, keys[2])
     trained[defense.name] = report.Trained(
       rows,
       training.seconds_of_a_round(folder),
@@ -183,8 +176,8 @@ def main(argv):
       stopped=len(rows) < _ROUNDS.value,
       protects=accounting.caption(ledger) if ledger else None,
     )
-    leakage += [{'defense': defense.name, **entry} for entry in _remembered(folder)]
     for entry in _remembered(folder):
+      leakage.append({'defense': defense.name, **entry})
       place = os.path.join(os.path.basename(folder), f'audit-{entry["round"]:05}', 'report.html')
       audits[f'{defense.name}, after round {entry["round"]}'] = place
   rows = []
@@ -280,14 +273,13 @@ def _attack(key, client, private, public, samples):
 def _added(folder, federation, variables, key):
   """Returns the seconds that the defense adds to a round, measured once and kept in the folder."""
   from gradleak.federated import training
-  from gradleak.storage import write_atomically
+  from gradleak.storage import computed_once
 
-  path = os.path.join(folder, 'split.json')
-  if not os.path.exists(path):
+  def split():
     without, added = training.seconds_split(federation, variables, key)
-    write_atomically(path, json.dumps({'seconds_without': without, 'seconds_defense': added}) + '\n')
-  with open(path, encoding='utf-8') as file:
-    return json.load(file)['seconds_defense']
+    return {'seconds_without': without, 'seconds_defense': added}
+
+  return computed_once(os.path.join(folder, 'split.json'), split)['seconds_defense']
 
 
 def _remembered(folder):

@@ -134,8 +134,12 @@ def draw(federation, number, key):
 def after(federation, state, key):
   """Returns how often each client will have answered after the next round, int32 [clients]."""
   drawn, answers, _ = draw(federation, state.number, key)
+  return _counted(state, drawn[answers])
+
+
+def _counted(state, answered):
   counts = state.participations.copy()
-  counts[drawn[answers]] += 1
+  counts[answered] += 1
   return counts
 
 
@@ -148,7 +152,6 @@ def run_round(federation, state, key):
     key: of the whole training, the same at every round.
   """
   drawn, answers, generator = draw(federation, state.number, key)
-  participations = after(federation, state, key)
   key = jax.random.fold_in(key, state.number)
   trained = driver.evaluate(
     _Participate(federation.client),
@@ -185,7 +188,7 @@ def run_round(federation, state, key):
   remembered = dict(state.kept)
   if jax.tree.leaves(kept):
     remembered |= {int(drawn[i]): trees.take(kept, i) for i in np.flatnonzero(answers)}
-  state = State(state.number + 1, variables, server, chain, remembered, participations)
+  state = State(state.number + 1, variables, server, chain, remembered, _counted(state, drawn[answers]))
   return state, done._replace(update_norm=float(norm))
 
 

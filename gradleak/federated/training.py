@@ -73,7 +73,8 @@ def train(
     state = _unpacked(federation, state, *found)
     lines = (store.path / 'rounds.jsonl').read_text('utf-8').splitlines()
     rows = [json.loads(line) for line in lines[: state.number]]
-  while state.number < rounds and not overdrawn(state):
+  last = state.number == rounds or overdrawn(state)
+  while not last:
     started = time.monotonic()
     state, done = simulation.run_round(federation, state, key)
     row = {

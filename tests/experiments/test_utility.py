@@ -127,7 +127,7 @@ def test_parameters_are_counted_at_full_width(model, parameters):
   assert setting.total_parameters == parameters > setting.parameters
 
 
-def test_a_round_is_extrapolated_from_one_step(monkeypatch, tmp_path):
+def test_a_round_is_extrapolated_from_one_step(monkeypatch):
   calls = []
 
   def split(federation, variables, key, repeats=5, seconds=3.0):
@@ -138,7 +138,7 @@ def test_a_round_is_extrapolated_from_one_step(monkeypatch, tmp_path):
   run = dataclasses.replace(RUN, protocol=dataclasses.replace(PROTOCOL, partition='iid(samples=10)', local_epochs=3))
   setting = utility.prepare(run, run.load(None), 0)
   whole = utility.federation(run, setting, METHODS['Soteria'])
-  found = utility._seconds(run, setting, whole, str(tmp_path), extrapolated=True)
+  found = utility._seconds(run, setting, whole, extrapolated=True)
   bare, one = calls
   assert bare.client == setting.client and bare.per_round == 2
   assert [len(part) for part in one.partition] == [4] and one.per_round == one.client.epochs == 1

@@ -1,7 +1,6 @@
 """The page of a federated training, on trainings and attacks made up so that every answer is known."""
 
 import csv
-import html.parser
 import json
 import math
 import struct
@@ -13,45 +12,13 @@ from gradleak import report
 from gradleak.report import tables
 from gradleak.report.partition import summary
 from gradleak.report.training import along, cautions, opening
+from tests.report.parsing import Page
 
 CONFIG = {
   'dataset': 'digits', 'model': 'lenet', 'partition': 'classes(number=2)', 'clients': 100, 'per_round': 10,
   'rounds': 40, 'share': 'delta', 'local_epochs': 1, 'local_batch_size': 10, 'learning_rate': 0.1, 'momentum': 0.9,
   'server': 'sgd', 'delta': 1e-5, 'num_classes': 10,
 }  # fmt: skip
-VOID = {'meta', 'img', 'br', 'wbr'}
-
-
-class Page(html.parser.HTMLParser):
-  """Reads a page: its tags with attributes, the text of every table row; fails on tags that do not nest."""
-
-  def __init__(self, source):
-    super().__init__()
-    self.tags, self.rows, self.open, self.text = [], [], [], ''
-    self.feed(source)
-    self.close()
-    assert not self.open
-
-  def handle_starttag(self, tag, attributes):
-    self.tags.append((tag, dict(attributes)))
-    if tag not in VOID:
-      self.open.append(tag)
-    if tag == 'tr':
-      self.rows.append([])
-    if tag in ('td', 'th'):
-      self.rows[-1].append('')
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    if 'style' not in self.open:
-      self.text += data
-    if 'td' in self.open or 'th' in self.open:
-      self.rows[-1][-1] += data
-
-  def attributes(self, tag):
-    return [attributes for name, attributes in self.tags if name == tag]
 
 
 def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, protects=None, **last):
@@ -321,7 +288,7 @@ def test_the_page_stands_alone(page):
       link = attributes.get(name, '#')
       assert link.startswith(('#', 'data:image/png;base64,')) or link == 'audit/report.html'
   assert not {'script', 'link', 'iframe', 'object', 'base'} & {tag for tag, _ in page.tags}
-  assert 'http' not in page.text and 'audit/report.html' in {link['href'] for link in page.attributes('a')}
+  assert 'http' not in ''.join(page.text) and 'audit/report.html' in {link['href'] for link in page.attributes('a')}
 
 
 def test_the_page_serves_everyone(folder, page):
@@ -354,13 +321,13 @@ def test_the_page_shows_the_figures(page):
   ]
   assert rows['none'][0] == '96.1 %' and rows['momentum'] == ['0.9']
   assert json.loads(rows['partition'][0]) == 'classes(number=2)'
-  assert 'trains for 1 local epoch in batches of 10 with learning rate 0.1 and momentum 0.9' in page.text
-  assert 'after 17 of 40 rounds' in page.text and 'Geyer, Klein, Nabi' in page.text
+  assert 'trains for 1 local epoch in batches of 10 with learning rate 0.1 and momentum 0.9' in ''.join(page.text)
+  assert 'after 17 of 40 rounds' in ''.join(page.text) and 'Geyer, Klein, Nabi' in ''.join(page.text)
 
 
 def test_a_page_of_nothing_but_costs(tmp_path):
   report.write_training(tmp_path, {'topk': report.Trained([], math.nan, None, True)}, config={})
   page = Page((tmp_path / 'training.html').read_text('utf-8'))
-  assert not page.attributes('img') and 'Nothing was attacked' in page.text
+  assert not page.attributes('img') and 'Nothing was attacked' in ''.join(page.text)
   assert {path.name for path in tmp_path.iterdir()} == {'training.html', 'frontier.csv'}
   assert along({'none': NONE}, ()) is None
