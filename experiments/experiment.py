@@ -437,6 +437,7 @@ HEADINGS = {
   'mse_unclipped': ('MSE (unclipped)', significant),
   'lpips': ('LPIPS', lambda value: number(value, 3)),
   'accuracy': ('accuracy %', lambda value: number(value, 2)),
+  'sensitive_accuracy': ('accuracy on sensitive samples %', lambda value: number(value, 2)),
   'accuracy_share': ('% of the undefended accuracy', lambda value: number(value, 1)),
   'overhead': ('round time, % over none', lambda value: number(value, 2)),
   'round_seconds': ('seconds of a round', lambda value: number(value, 2)),

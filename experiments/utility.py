@@ -27,9 +27,12 @@ from gradleak.storage import computed_once, folder_name, json_lines, plain, writ
 
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
 METRICS = (
-  'accuracy', 'accuracy_share', 'overhead', 'round_seconds', 'train_seconds', 'defense_seconds', 'parameters',
-  'share_sent', 'total_parameters', 'epsilon',
+  'accuracy', 'sensitive_accuracy', 'accuracy_share', 'overhead', 'round_seconds', 'train_seconds', 'defense_seconds',
+  'parameters', 'share_sent', 'total_parameters', 'epsilon',
 )  # fmt: skip
+
+# Metric -> what a row calls the samples that were told right, and all of them.
+SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,15 @@ GRADDEFENSE = Protocol(100, 10, 'classes(number=2,low=1,high=10)', 200, 2, 1, 0.
 GRADDEFENSE_CIFAR10 = Protocol(1000, 200, 'classes(number=2,low=1,high=20)', 2000, 2, 1, 0.01, 'equal')
 # OUTPOST on CIFAR-10; how its data are “non-i.i.d.” is not stated.
 OUTPOST = Protocol(100, 10, 'classes(number=5)', 150, 5, 32, 0.01)
-PROTOCOLS = {'ffl': FFL, 'graddefense': GRADDEFENSE, 'graddefense_cifar10': GRADDEFENSE_CIFAR10, 'outpost': OUTPOST}
+# DCS²: nothing but the target client's 64 samples is known (see its choices).
+DCS2 = Protocol(10, 10, 'iid', 100, 1, 64, 0.1)
+PROTOCOLS = {
+  'dcs2': DCS2,
+  'ffl': FFL,
+  'graddefense': GRADDEFENSE,
+  'graddefense_cifar10': GRADDEFENSE_CIFAR10,
+  'outpost': OUTPOST,
+}
 
 
 class Method(NamedTuple):
@@ -108,6 +119,8 @@ class Trainings(Scaled):
     tested: on how many of the test split the model is measured, the first ones.
     batch_norm: as in `gradleak.scenario`.
     public: how many samples, behind those, everyone holds.
+    sensitive: how many samples the first client holds, which then is the only one that defends itself; 0 is no such
+      client: all do, and hold what the partition gives them.
     timed: whether seconds of a round are measured.
     extrapolated: labels under which training would take too long: one local step is timed in its place.
     mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
@@ -123,6 +136,7 @@ class Trainings(Scaled):
   init: str = 'default'
   batch_norm: str = 'train'
   public: int = 0
+  sensitive: int = 0
   timed: bool = True
   extrapolated: tuple[str, ...] = ()
   mini: Mapping = dataclasses.field(default_factory=dict)
@@ -157,6 +171,7 @@ class Trainings(Scaled):
       samples=200,
       tested=50,
       public=min(self.public, 8),
+      sensitive=min(self.sensitive, 4),
       extrapolated=self.mini.get('extrapolated', self.extrapolated),
       mini={},
     )
@@ -219,11 +234,13 @@ class Trainings(Scaled):
       remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
       return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
     remark = 'diverged' if row['diverged'] else ''
-    if cell.metric == 'accuracy':
-      share, low, high = (100 * value for value in wilson(row['correct'], row['tested']))
+    if cell.metric in SCORES:
+      correct, n = (row[name] for name in SCORES[cell.metric])
+      share, low, high = (100 * value for value in wilson(correct, n))
       if undefended not in (None, row):
-        remark = compared(row, undefended) + (f', {remark}' if remark else '')
-      return Outcome(share, low, high, row['tested'], None, int(row['diverged']), remark)
+        others = (undefended[name] for name in SCORES[cell.metric])
+        remark = compared(correct, n, *others) + (f', {remark}' if remark else '')
+      return Outcome(share, low, high, n, None, int(row['diverged']), remark)
     if cell.metric == 'accuracy_share':
       value = 100 * row['correct'] / undefended['correct'] if undefended['correct'] else None
     else:
@@ -243,7 +260,7 @@ class Trainings(Scaled):
 
 
 # Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; and those that any step costs.
-MILLISECONDS = {'mlp': 0.02, 'lenet4': 0.1, 'convnet': 2.5, 'convnet9': 2.8, 'resnet18': 0.8}
+MILLISECONDS = {'mlp': 0.02, 'lenet': 0.08, 'lenet4': 0.1, 'convnet': 2.5, 'convnet9': 2.8, 'resnet18': 0.8}
 OVERHEAD = 0.3
 FULL_WIDTH = {'convnet': 64, 'convnet9': 64, 'resnet18': 64}
 
@@ -279,6 +296,9 @@ def prepare(run, data, seed):
   shape, model = samples.images.shape[1:], gl.models.create(run.model, samples.num_classes, init=run.init)
   variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
   published = gl.models.create(run.published or run.model, samples.num_classes, init=run.init)
+  parts = partition.parse(protocol.partition, keys[1], samples.labels, protocol.clients)
+  if run.sensitive:
+    parts[0] = parts[0][: run.sensitive]
   client = Client(
     model,
     samples.num_classes,
@@ -291,7 +311,7 @@ def prepare(run, data, seed):
   return Setting(
     client,
     variables,
-    partition.parse(protocol.partition, keys[1], samples.labels, protocol.clients),
+    parts,
     samples.images,
     samples.labels,
     defenses.registry.Context(client, variables, shape, data.public),
@@ -321,6 +341,7 @@ def federation(run, setting, method):
     chain=NO_DEFENSE if method.q is None else _compensation(defense, method.q),
     weighting=protocol.weighting,
     server_noise=noise,
+    defended=(0,) if run.sensitive else None,
   )
 
 
@@ -352,7 +373,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
     'seed': seed,
     'data_fingerprint': fingerprint((data.samples.images, data.samples.labels)),
   }
-  _, rounds = training.train(
+  state, rounds = training.train(
     setting.key,
     trained,
     setting.variables,
@@ -375,6 +396,10 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
     'share_sent': 100 * sent / setting.parameters,
     'total_parameters': setting.total_parameters / 1e6,
   }
+  if run.sensitive:
+    held = setting.parts[0]
+    share, _ = simulation.accuracy(setting.client.model, state.variables, setting.images[held], setting.labels[held])
+    row |= {'sensitive_correct': round(share * len(held)), 'sensitive': len(held)}
   if method.delta is not None:
     rate = protocol.per_round / protocol.clients
     row['epsilon'] = epsilon(trained.server_noise, steps=len(rounds), sampling_rate=rate, delta=method.delta)
@@ -423,10 +448,8 @@ def difference(correct, n, others, m):
   return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
 
 
-def compared(row, undefended):
-  """Returns the difference in accuracy between two models in words: how large, and whether it is beyond noise."""
-  points, low, high = (
-    100 * x for x in difference(row['correct'], row['tested'], undefended['correct'], undefended['tested'])
-  )
+def compared(correct, n, others, m):
+  """Returns the difference between two shares in words: how large, in points, and whether it is beyond noise."""
+  points, low, high = (100 * x for x in difference(correct, n, others, m))
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')

@@ -162,7 +162,24 @@ def epsilon(noise, *, steps, sampling_rate=1.0, delta=1e-5, accountant='rdp'):
     event = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), event)
   concentrated = noise / max(1.0, sampling_rate * math.sqrt(steps)) >= 0.3
   ledger = pld.PLDAccountant() if accountant == 'pld' and concentrated else rdp.RdpAccountant()
-  return float(ledger.compose(event, int(steps)).get_epsilon(float(delta)))
+  with _left_out_in_silence():
+    return float(ledger.compose(event, int(steps)).get_epsilon(float(delta)))
+
+
+@contextlib.contextmanager
+def _left_out_in_silence():
+  """Drops dp_accounting's warnings of orders whose series does not converge: ε is the least over the others."""
+  from absl import logging
+
+  def other(record):
+    return '_compute_log_a_frac' not in record.getMessage()
+
+  logger = logging.get_absl_logger()
+  logger.addFilter(other)
+  try:
+    yield
+  finally:
+    logger.removeFilter(other)
 
 
 def rounds_within(budget, delta, *, noise, sampling_rate=1.0, accountant='rdp'):

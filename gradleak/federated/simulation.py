@@ -41,6 +41,7 @@ class Federation:
     server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` makes the mean,
       in which uploads count alike and what was not sent is 0.
     drop_out: probability that a drawn client never answers.
+    defended: the clients that defend themselves, the others train without `client`'s defenses; None is all of them.
     group_size: clients that share one pass; changes speed, and the last bits. None takes `default_group_size`.
   """
 
@@ -54,6 +55,7 @@ class Federation:
   weighting: str = 'samples'
   server_noise: float = 0.0
   drop_out: float = 0.0
+  defended: tuple[int, ...] | None = None
   group_size: int | None = None
 
   def __post_init__(self):
@@ -67,6 +69,8 @@ class Federation:
     empty = [i for i, part in enumerate(self.partition) if not len(part)]
     if empty:
       raise errors.UsageError(f'client {empty[0]} has no samples')
+    for client in self.defended or ():
+      errors.check_number('defended client', client, low=0, high=len(self.partition) - 1, integer=True)
 
   @property
   def at_once(self):
@@ -82,7 +86,7 @@ class State(NamedTuple):
     variables: the global model's.
     server: the server optimizer's state.
     chain: the server chain's state.
-    kept: client -> what its upload chain kept of its last participation.
+    kept: client -> what its upload chain kept of its last participation, if it keeps anything.
     participations: how often each client has answered, int32 [clients].
   """
 
@@ -153,17 +157,7 @@ def run_round(federation, state, key):
   """
   drawn, answers, generator = draw(federation, state.number, key)
   key = jax.random.fold_in(key, state.number)
-  trained = driver.evaluate(
-    _Participate(federation.client),
-    state.variables,
-    {
-      **_samples(federation, generator, drawn),
-      'key': jax.vmap(lambda client: jax.random.fold_in(jax.random.fold_in(key, 1), client))(jnp.asarray(drawn)),
-      'kept': _kept(federation, state, drawn),
-    },
-    group_size=federation.at_once,
-  )
-  uploads, kept, batch_stats = trained
+  uploads, kept, batch_stats = _take_part(federation, state, drawn, generator, jax.random.fold_in(key, 1))
   done = Round(
     drawn[answers],
     uploads.num_samples[answers],
@@ -185,9 +179,7 @@ def run_round(federation, state, key):
     jax.random.fold_in(key, 2),
     np.float32(answers.sum()),
   )
-  remembered = dict(state.kept)
-  if jax.tree.leaves(kept):
-    remembered |= {int(drawn[i]): trees.take(kept, i) for i in np.flatnonzero(answers)}
+  remembered = {**state.kept, **{client: kept[client] for client in drawn[answers].tolist() if client in kept}}
   state = State(state.number + 1, variables, server, chain, remembered, _counted(state, drawn[answers]))
   return state, done._replace(update_norm=float(norm))
 
@@ -204,30 +196,65 @@ class _Participate:
     )
 
 
-def _samples(federation, generator, drawn):
-  """Returns the drawn clients' shuffled samples, padded to equal numbers with samples of their own."""
-  longest = max(len(part) for part in federation.partition)
+def _take_part(federation, state, drawn, generator, key):
+  """Returns (uploads, what each client keeps by its number, batch statistics) of the drawn clients, in their order."""
+  shuffled = [generator.permutation(federation.partition[client]) for client in drawn]
+  everyone = np.arange(len(federation.partition))
+  defends = np.full(len(everyone), True) if federation.defended is None else np.isin(everyone, federation.defended)
+  places, results, kept = [], [], {}
+  for client, members in (federation.client, defends), (federation.client.undefended(), ~defends):
+    chosen = np.flatnonzero(members[drawn])
+    if not len(chosen):
+      continue
+    longest = max(len(federation.partition[member]) for member in everyone[members])
+    lanes = {
+      **_padded(federation, [shuffled[i] for i in chosen], longest),
+      'key': jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.asarray(drawn[chosen])),
+      'kept': _kept(client, state, drawn[chosen]),
+    }
+    uploads, keeps, batch_stats = driver.evaluate(
+      _Participate(client), state.variables, lanes, group_size=federation.at_once
+    )
+    if jax.tree.leaves(keeps):
+      kept |= {int(drawn[i]): trees.take(keeps, row) for row, i in enumerate(chosen)}
+    places.append(chosen)
+    results.append((uploads, batch_stats))
+  if len(results) == 1:
+    return results[0][0], kept, results[0][1]
+  order = np.argsort(np.concatenate(places))
+  uploads, batch_stats = jax.tree.map(lambda *parts: _joined(parts)[order], *results)
+  return uploads, kept, batch_stats
+
+
+def _joined(parts):
+  """Returns arrays [K, …] one behind the other; a mask of whole tensors [K] is made one of entries, if another is."""
+  widest = max(parts, key=np.ndim)
+  return np.concatenate(
+    [
+      np.broadcast_to(part.reshape(part.shape + (1,) * (widest.ndim - part.ndim)), part.shape[:1] + widest.shape[1:])
+      for part in map(np.asarray, parts)
+    ]
+  )
+
+
+def _padded(federation, parts, longest):
+  """Returns the samples of each part, padded to one length by samples of its own; its weights say which."""
   size = federation.client.batch_size or longest
   longest = -(-longest // size) * size
-  chosen = np.empty((len(drawn), longest), np.int64)
-  weights = np.zeros((len(drawn), longest), np.float32)
-  for row, client in enumerate(drawn):
-    part = generator.permutation(federation.partition[client])
-    chosen[row] = np.resize(part, longest)
-    weights[row, : len(part)] = 1
+  chosen = np.stack([np.resize(part, longest) for part in parts])
   return {
     'images': federation.images[chosen],
     'labels': federation.labels[chosen].astype(np.int32),
-    'weights': weights,
+    'weights': np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32),
   }
 
 
-def _kept(federation, state, drawn):
+def _kept(client, state, drawn):
   """Returns what the drawn clients' upload chains kept, stacked; of a new client, the chain's initial state."""
-  initial = federation.client.upload.init(state.variables['params'])
+  initial = client.upload.init(state.variables['params'])
   if not jax.tree.leaves(initial):
     return initial
-  kept = [state.kept.get(int(client), initial) for client in drawn]
+  kept = [state.kept.get(int(number), initial) for number in drawn]
   return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *kept)
 
 

@@ -303,6 +303,12 @@ def test_epsilon_without_and_with_hardly_any_noise(accountant):
       assert dp.epsilon(noise, steps=1000, sampling_rate=rate, accountant=accountant) > 1e19
 
 
+def test_orders_that_do_not_converge_are_left_out_in_silence(capfd):
+  spent = dp.epsilon(0.3, steps=100, sampling_rate=0.1)
+  assert 100 < spent < dp.epsilon(0.3, steps=100)
+  assert capfd.readouterr().err == ''
+
+
 def test_training_stops_before_the_budget_is_exceeded():
   setting = {'noise': 3.0, 'sampling_rate': 0.1}
   rounds = dp.rounds_within(8.0, 1e-5, **setting)

@@ -158,7 +158,8 @@ def test_a_training_says_what_its_scale_changes(name):
       assert all(' instead of ' in text for text in said)
       assert (f'samples {now.samples} instead of {run.samples}' in said) == (now.samples != run.samples)
       assert any(text.startswith('rounds ') for text in said) == (now.protocol.rounds != run.protocol.rounds)
-      assert any(text.startswith('DP ') for text in said) == (now.texts() != run.texts())
+      told = any(text.startswith(f'{label} ') for text in said for label in run.defenses)
+      assert told == (now.texts() != run.texts())
 
 
 @pytest.mark.parametrize(('name', 'count'), [('ffl_4_cifar10_convnet', 15), ('graddefense_2a_accuracy', 18)])

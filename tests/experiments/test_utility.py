@@ -85,6 +85,21 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   assert float(kept[0]['low']) < float(kept[0]['mean']) < float(kept[0]['high']) and kept[0]['recovered'] == ''
 
 
+@pytest.mark.usefixtures('fast_compilation')
+def test_one_client_defends_its_sensitive_samples(tmp_path):
+  methods = {'none': Method(), 'half': Method('fragmentation_random(ratio=0.5)')}
+  run = dataclasses.replace(RUN, defenses=methods, extrapolated=(), sensitive=3, timed=False)
+  data = run.load(None)
+  setting = utility.prepare(run, data, 0)
+  assert len(setting.parts[0]) == 3
+  np.testing.assert_array_equal(setting.parts[1], utility.prepare(RUN, data, 0).parts[1])
+  none, half = run.execute(data, 0, workdir=str(tmp_path / 'run'), progress='none')
+  assert 50 < half['share_sent'] < 100 == none['share_sent']  # most clients send everything
+  outcome = run.outcome(Cell('', '', 'sensitive_accuracy', '', 'half'), [none, half])
+  assert outcome.n == 3 and outcome.mean == pytest.approx(100 * half['sensitive_correct'] / 3)
+  assert outcome.remark.endswith('within noise')
+
+
 @pytest.mark.parametrize(('correct', 'n'), [(0, 20), (7, 20), (20, 20), (9123, 10_000)])
 def test_the_interval_is_wilsons(correct, n):
   reference = stats.binomtest(correct, n).proportion_ci(0.95, method='wilson')
@@ -94,8 +109,8 @@ def test_the_interval_is_wilsons(correct, n):
 def test_a_difference_has_newcombes_interval():
   """Newcombe 1998, table II (a), method 10."""
   assert utility.difference(56, 70, 48, 80) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
-  assert utility.compared(row(700), row(650)) == '+5.0 (+0.9 to +9.1), beyond noise'
-  assert utility.compared(row(640), row(650)).startswith('−1.0 (−5.2 to +3.2), within noise')
+  assert utility.compared(700, 1000, 650, 1000) == '+5.0 (+0.9 to +9.1), beyond noise'
+  assert utility.compared(640, 1000, 650, 1000).startswith('−1.0 (−5.2 to +3.2), within noise')
 
 
 def test_the_difference_is_to_the_undefended_model():

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, defenses, errors
+from gradleak import Client, defenses, errors, trees
 from gradleak.federated import accounting, simulation, training
 
 KEY = jax.random.key(5)
@@ -114,6 +114,31 @@ def test_a_client_keeps_its_residual_until_it_takes_part_again(setting):
   assert len(kept) == 3
 
 
+def test_some_defend_themselves_and_others_do_not(setting):
+  """One client sends its largest entries alone, two send everything; each is padded among its like."""
+  dgc = {'upload': defenses.dgc(ratio=0.1)}
+  federation, variables = setting(dgc, defended=(1,), weighting='equal')
+  bare, guarded = setting()[0], setting(dgc)[0]
+
+  def run(federation):
+    return simulation.run_round(federation, simulation.start(federation, variables), KEY)
+
+  def uploads(federation):
+    drawn, _, generator = simulation.draw(federation, 0, KEY)
+    key = jax.random.fold_in(jax.random.fold_in(KEY, 0), 1)
+    found, _, _ = simulation._take_part(federation, simulation.start(federation, variables), drawn, generator, key)
+    return [trees.take(found.update, i) for i in range(3)]
+
+  (state, done), (_, plain), (_, compressed) = run(federation), run(bare), run(guarded)
+  assert done.bytes_up.tolist() == [plain.bytes_up[0], compressed.bytes_up[1], plain.bytes_up[2]]
+  assert compressed.bytes_up[1] < plain.bytes_up[1] / 4 and set(state.kept) == {1}
+  plain, compressed = uploads(bare), uploads(guarded)
+  parts = [plain[0], compressed[1], plain[2]]
+  mean = jax.tree.map(lambda a, b, c: (a + b + c) / (2 + (b != 0)), *parts)
+  close(state.variables['params'], jax.tree.map(jnp.add, variables['params'], mean))
+  assert simulation._padded(federation, [PARTITION[1]], 2)['images'].shape[1] == 2
+
+
 def upload(linear, chain):
   client = Client(linear.client.model, 10, upload=chain)
   one = client.local_update(KEY, linear.variables, linear.images[:2], linear.labels[:2])
@@ -169,6 +194,7 @@ def test_training_learns_eight_digits(setting):
     ({'drop_out': 1.5}, 'drop_out is 1.5'),
     ({'weighting': 'size'}, "unknown weighting 'size'"),
     ({'partition': [*PARTITION, np.arange(0)]}, 'client 3 has no samples'),
+    ({'defended': (0, 3)}, r'defended client is 3, expected an integer in \[0, 2\]'),
   ],
 )
 def test_what_cannot_be_is_named(setting, changed, words):
@@ -190,7 +216,8 @@ def test_noise_at_the_server_is_geyers_mean_of_those_who_answered(setting):
   alone = []
   for client in drawn[answers]:
     one = dataclasses.replace(federation, server_noise=0.0, drop_out=0.0)
-    lane = simulation._samples(one, simulation.draw(federation, 0, KEY)[2], drawn)
+    _, _, generator = simulation.draw(federation, 0, KEY)
+    lane = simulation._padded(one, [generator.permutation(PARTITION[member]) for member in drawn], 3)
     row = list(drawn).index(client)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), 1), client)
     upload, _, _ = one.client.participate(
