@@ -19,6 +19,7 @@ import numpy as np
 
 import gradleak as gl
 from gradleak import errors, report, specs
+from gradleak.attacks.registry import settings_of
 from gradleak.defenses import registry as defense_registry
 from gradleak.federated import layer_average
 from gradleak.metrics import statistics
@@ -119,6 +120,7 @@ class Run(Scaled):
   def at_smoke(self):
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
     training = self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4)
+    attack = specs.parse(self.attack, 'attack').name
     return dataclasses.replace(
       self,
       dataset='digits',
@@ -130,7 +132,7 @@ class Run(Scaled):
       public=min(self.public, 16),
       training=training,
       settings={
-        specs.parse(self.attack, 'attack').name: {'steps': 3},
+        **({attack: {'steps': 3}} if 'steps' in settings_of(attack) else {}),
         'concealment': {'steps': 2},
         'graddefense': {'root': _smoke_root},
       },
@@ -238,7 +240,7 @@ class Run(Scaled):
     tried = COUNTERS if self.counters is None else dict.fromkeys(COUNTERS, len(self.counters))
     aware = sum(tried.get(name, 0) for name in names) if self.knowledge != 'unaware' else 0
     uploads = self.trials * (unaware + aware) + self.controls
-    steps = attack.build(attack.numbers, None).num_steps
+    steps = attack.build(attack.numbers, None).num_steps or 1
     return uploads * self.restarts * self.batch_size * local_steps * steps * cost / 60_000
 
 
@@ -447,6 +449,10 @@ HEADINGS = {
   'share_sent': ('% of the parameters', lambda value: number(value, 1)),
   'total_parameters': ('parameters at full width, millions', lambda value: number(value, 6)),
   'epsilon': ('ε', lambda value: number(value, 2)),
+  'revealed': ('samples fully revealed', number),
+  'revealed_90': ('samples at ≥ 0.9', number),
+  'certified': ('images certified', number),
+  'largest_error': ('largest error', significant),
 }
 
 

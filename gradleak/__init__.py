@@ -6,11 +6,13 @@ from gradleak import attacks, data, defenses, federated, metrics, models, report
 from gradleak.audit import AuditResult, audit
 from gradleak.errors import UsageError
 from gradleak.federated import Client, Knowledge, Observation, Upload
+from gradleak.inspection import Inspection, inspect
 from gradleak.scenario import Scenario, scenario
 
 __all__ = [
   'AuditResult',
   'Client',
+  'Inspection',
   'Knowledge',
   'Observation',
   'Scenario',
@@ -21,6 +23,7 @@ __all__ = [
   'data',
   'defenses',
   'federated',
+  'inspect',
   'metrics',
   'models',
   'report',

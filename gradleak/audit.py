@@ -5,6 +5,7 @@ import io
 import platform
 import re
 import time
+import zlib
 from typing import NamedTuple
 
 import jax
@@ -18,13 +19,31 @@ from gradleak.attacks.labels import RULES
 from gradleak.defenses import registry as defense_registry
 from gradleak.engine import driver
 from gradleak.federated import knowledge as grants
+from gradleak.inspection import inspect
 from gradleak.progress import reporter
 from gradleak.storage import Workdir, json_lines, plain, write_atomically
 from gradleak.trials import Settings, Trials, words
 from gradleak.verdict import credit_no_failure, judge
 
 KNOWLEDGE = ('unaware', 'aware', 'both')
+_INSPECTED = 32  # images of the client's own, which its check of the model looks at
 RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz')
+
+
+class Run(NamedTuple):
+  """What an audit runs.
+
+  Attributes:
+    attacks: the names of all attacks, in the order they were listed.
+    members: `Trials` of the attacks whose server sends the same model, honest ones and then each malicious one's.
+  """
+
+  attacks: list
+  members: list
+
+  def plan(self):
+    """Returns what is to run, a list of `trials.Planned`: one per structure."""
+    return [planned for trials in self.members for planned in trials.plan()]
 
 
 class AuditResult(NamedTuple):
@@ -41,6 +60,8 @@ class AuditResult(NamedTuple):
     curves: same keys -> (steps [K], objective [T, K]) of the restarts chosen.
     threat_models: attack -> sentences that say what this attacker was granted.
     counters: defense -> {counter: what an attacker who knows it does, in a sentence}.
+    inspections: attack -> sentences of a client's check of the model that the attack's server sends
+      (`gradleak.inspect`): what is suspicious, none if nothing is; None for a model that the check cannot read.
     versions: of gradleak, JAX, Python, and the hardware.
     seconds: wall time of the runs behind it.
     resumed: whether all of it was found on disk.
@@ -54,6 +75,7 @@ class AuditResult(NamedTuple):
   curves: dict
   threat_models: dict
   counters: dict
+  inspections: dict
   versions: dict
   seconds: float
   resumed: bool
@@ -136,16 +158,16 @@ def audit(
     rounds=rounds,
     counters=counters,
   )
-  settings = run.settings
+  defended = run.members[0].settings.defenses
   progress = reporter(progress) if isinstance(progress, str) else progress
-  run.fit = group_size is None
-  if run.fit:
+  fit = group_size is None
+  if fit:
     group_size = driver.default_group_size(scenario.variables, batch_size)
   errors.check_number('group_size', group_size, low=1, integer=True)
   config = {
     **scenario.settings,
-    'attacks': [template.name for template in settings.attacks],
-    'defenses': [defense.name for defense in settings.defenses],
+    'attacks': run.attacks,
+    'defenses': [defense.name for defense in defended],
     'trials': num_trials,
     'restarts': restarts,
     'steps': steps,
@@ -166,17 +188,19 @@ def audit(
   if store is not None:
     group_size, shards = store.speed['group_size'], store.speed.get('shards', 1)
 
-  run.group_size, run.store, run.progress, run.split = group_size, store, progress, split
-  run.attack_group_size = store.speed.get('attack_group_size', group_size) if store else group_size
+  attack_group_size = store.speed.get('attack_group_size', group_size) if store else group_size
+  for trials in run.members:
+    trials.group_size, trials.attack_group_size, trials.fit = group_size, attack_group_size, fit
+    trials.store, trials.progress, trials.split = store, progress, split
   rank, processes = process
   seconds, parts = [], {}
   for index in range(rank, shards, processes):
-    share = run.share(index, shards)
-    for name, members in _names(run, index, shards):
+    shares = [trials.share(index, shards) for trials in run.members]
+    for name, which, group in _work(run, index, shards):
       part = store and store.load_part(name)
       if part is None:
         started = time.monotonic()
-        part = share.attack(name, members)
+        part = shares[which].attack(name, group)
         seconds.append(time.monotonic() - started)
         if store is not None:
           store.save_part(name, *part)
@@ -184,8 +208,7 @@ def audit(
             _log_time(store, name, seconds[-1])
       parts[name] = part
   structures = []
-  for number in range(len(run.structures())):
-    names = [_names(run, index, shards)[number][0] for index in range(shards)]
+  for names in zip(*([name for name, *_ in _work(run, index, shards)] for index in range(shards)), strict=True):
     found = [parts.get(name) or store.load_part(name) for name in names]
     if None in found:
       return None
@@ -226,14 +249,12 @@ def _check_split(split, process, batch_size, workdir):
     )
 
 
-def _names(run, index, count):
-  """Returns (name of the part, members) of each structure; parts of shares are told apart."""
+def _work(run, index, count):
+  """Returns (name of the part, index of the `Run`'s member, group) of each structure; shares are told apart."""
   share = '' if count == 1 else f'-{index}of{count}'
-
-  def word(members):
-    return re.sub(r'\W', '_', members[0][1].structure[0])  # a user may name an attack 'mine/new'
-
-  return [(f'{number:02}-{word(members)}{share}', members) for number, members in enumerate(run.structures())]
+  groups = [(which, group) for which, trials in enumerate(run.members) for group in trials.structures()]
+  words = [re.sub(r'\W', '_', group[0][1].structure[0]) for _, group in groups]  # a user may name an attack 'mine/new'
+  return [(f'{i:02}-{word}{share}', *work) for i, (word, work) in enumerate(zip(words, groups, strict=True))]
 
 
 def _log_time(store, name, seconds):
@@ -270,7 +291,7 @@ def prepare(
   rounds=1,
   counters=None,
 ):
-  """Returns the `Trials` of an audit's settings, which `audit` explains; nothing is attacked yet.
+  """Returns the `Run` of an audit's settings, which `audit` explains; nothing is attacked yet.
 
   Raises:
     UsageError: for settings that cannot be run.
@@ -294,20 +315,31 @@ def prepare(
   ):
     if value not in valid:
       raise errors.unknown(kind, value, valid)
-  context = defense_registry.Context(
-    scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous
-  )
-  parse = functools.partial(defense_names.parse, context=context)
-  defenses = _named(defenses, 'defense', parse, defense_registry.custom)
   attacks = _named(attacks, 'attack', functools.partial(attack_names.parse, steps=steps), attack_names.custom)
   counters = None if counters is None else tuple(counters)
-  settings = Settings(
-    defenses, attacks, num_trials, batch_size, restarts, controls, labels, knowledge, rounds, counters
-  )
-  run = Trials(key, scenario, context, settings)
-  for template in attacks:
-    run.check(template)
-  return run
+  members = []
+  for server in dict.fromkeys(template.server for template in attacks):
+    sent = scenario
+    if server is not None:
+      sent = server.sends(jax.random.fold_in(key, zlib.crc32(b'server')), scenario, batch_size)
+    context = defense_registry.Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
+    parse = functools.partial(defense_names.parse, context=context)
+    settings = Settings(
+      _named(defenses, 'defense', parse, defense_registry.custom),
+      [template for template in attacks if template.server == server],
+      num_trials,
+      batch_size,
+      restarts,
+      controls,
+      labels,
+      knowledge,
+      rounds,
+      counters,
+    )
+    members.append(Trials(key, sent, context, settings))
+    for template in settings.attacks:
+      members[-1].check(template)
+  return Run([template.name for template in attacks], members)
 
 
 def _named(entries, kind, parse, custom):
@@ -344,11 +376,12 @@ def _judged(parts):
   """Returns the rows of one structure's parts, judged by the control runs of the same job in all of them."""
   jobs = np.concatenate([arrays['job'] for _, arrays in parts])
   rows = [row for part, _ in parts for row in part]
-  pools = {
-    job: [row['psnr'] for row, of in zip(rows, jobs, strict=True) if of == job and row['control']] for job in set(jobs)
+  pools = {job: [row for row, of in zip(rows, jobs, strict=True) if of == job and row['control']] for job in set(jobs)}
+  thresholds = {
+    job: [metrics.percentile_threshold([row[name] for row in pool]) for name in ('psnr', 'revealed')]
+    for job, pool in pools.items()
   }
-  thresholds = {job: metrics.percentile_threshold(pool) for job, pool in pools.items()}
-  return [plain({**row, **judge(row, thresholds[job])}) for row, job in zip(rows, jobs, strict=True)]
+  return [plain({**row, **judge(row, *thresholds[job])}) for row, job in zip(rows, jobs, strict=True)]
 
 
 def _as_long(parts):
@@ -366,15 +399,16 @@ def _assemble(run, config, structures, seconds, resumed):
   """Returns the `AuditResult`, by attack, defense and counter-measure in the order they were listed.
 
   Args:
-    run: the `Trials` of all shares.
+    run: the `Run`.
     config: the scientific settings.
     structures: per structure, the (rows, arrays) of each share.
     seconds: wall time.
     resumed: whether all was found on disk.
   """
-  attacks = [template.name for template in run.settings.attacks]
-  defenses = {defense.name: i for i, defense in enumerate(run.settings.defenses)}
-  counters = {defense.name: [c.name for c in run.attackers[i]] for i, defense in enumerate(run.settings.defenses)}
+  attacks, first = run.attacks, run.members[0]
+  defenses = {defense.name: i for i, defense in enumerate(first.settings.defenses)}
+  attackers = {name: _all_attackers(run, i) for name, i in defenses.items()}
+  counters = {name: [counter.name for counter in found] for name, found in attackers.items()}
 
   def place(entry):
     row = entry[0]
@@ -399,20 +433,39 @@ def _assemble(run, config, structures, seconds, resumed):
       reconstructions.setdefault(key, []).append(images)
       curves.setdefault(key, (steps, []))[1].append(curve)
   rows = [row for row, *_ in entries]
+  looked_at = [(trials, _inspected(trials)) for trials in run.members]
   scored = [[row for row in rows if row['attack'] == name and not row['control']] for name in attacks]
   return AuditResult(
     config,
     [row for of_attack in scored for row in credit_no_failure(of_attack)],
     [row for row in rows if row['control']],
-    run.truth,
+    first.truth,
     {key: np.stack(images) for key, images in reconstructions.items()},
     {key: (steps, np.stack(of_trials)) for key, (steps, of_trials) in curves.items()},
-    {template.name: run.knowledge(template).in_words() for template in run.settings.attacks},
-    {name: words(run.attackers[i]) for name, i in defenses.items()},
+    {t.name: trials.knowledge(t).in_words() for trials in run.members for t in trials.settings.attacks},
+    {name: words(found) for name, found in attackers.items()},
+    {t.name: told for trials, told in looked_at for t in trials.settings.attacks},
     versions(),
     seconds,
     resumed,
   )
+
+
+def _inspected(trials):
+  """Returns what `inspect` tells a client of the model it is sent, a list of sentences; None where it cannot."""
+  client, variables = trials.scenario.client, trials.scenario.variables
+  images, labels = trials.truth[0][:_INSPECTED], trials.labels[0][:_INSPECTED]
+  given = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if len(images) > 1 else {}
+  try:
+    found = inspect(client.model, variables, images.shape[1:], loss=client.loss, **given).findings
+  except errors.UsageError:
+    return None
+  return [finding.text for finding in found if finding.suspicious]
+
+
+def _all_attackers(run, defense):
+  """Returns the `Counter`s of a defense that any member of a `Run` has, each name once."""
+  return list({counter.name: counter for trials in run.members for counter in trials.attackers[defense]}.values())
 
 
 def _write(store, result):

@@ -119,7 +119,10 @@ class _Lines:
     self._stream, self._attack, self._tenth, self._since = stream, None, 0, None
 
   def __call__(self, attack, progress, objective):
-    steps = max(1, progress.num_steps)  # closed forms have none
+    if not progress.num_steps:
+      self._print(f'{attack}: {len(progress.objective)} runs of a closed form')
+      return
+    steps = progress.num_steps
     tenth = 10 * progress.step // steps
     if attack != self._attack:
       self._attack, self._tenth, self._since = attack, tenth, None

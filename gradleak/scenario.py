@@ -54,6 +54,8 @@ def scenario(
 ):
   """Returns the `Scenario` of a model and private samples.
 
+  Where JAX has float64 enabled, weights and images are float64, and so is all that follows from them.
+
   Args:
     model: a `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     images: floats [N, H, W, C] in [0, 1].
@@ -86,11 +88,13 @@ def scenario(
   errors.check_number('learning_rate', learning_rate, low=1e-12, finite=True)
   images, labels = np.asarray(images), np.asarray(labels)
   data.validate(images, labels, num_classes)
-  image_shape = images.shape[1:]
+  image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   if variables is None:
     if key is None:
       raise errors.UsageError("give the model's variables=…, or a key=… to initialise them")
     variables = model.init(key, image_shape)
+  if double:
+    variables = optax.tree.cast(variables, np.float64)
   logits = jax.eval_shape(lambda v: model.apply(v, images[:1].astype(np.float32), False, None)[0], variables)
   if logits.ndim != 2 or logits.shape[0] != 1:
     raise errors.UsageError(f'the model {model.name!r} returns {logits.shape} for one image, expected [1, classes]')
@@ -119,7 +123,7 @@ def scenario(
   return Scenario(
     client,
     variables,
-    images.astype(np.float32),
+    images.astype(np.float64 if double else np.float32),
     labels.astype(np.int32),
     {
       'dataset': dataset,
@@ -133,6 +137,7 @@ def scenario(
       'batch_norm': batch_norm if variables.get('batch_stats') else 'none',
       'data_fingerprint': fingerprint((images, labels)),
       'weights_fingerprint': fingerprint(variables),
+      **({'precision': 'float64'} if double else {}),
       **({} if public is None else {'public_fingerprint': fingerprint(public)}),
       **({} if previous is None else {'previous_fingerprint': fingerprint(previous)}),
     },

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import defenses as defense_names
-from gradleak import metrics, trees
+from gradleak import errors, metrics, trees
 from gradleak.attacks import adaptive
 from gradleak.attacks.labels import RULES
 from gradleak.attacks.registry import AttackTemplate
@@ -127,7 +127,7 @@ class ObjectiveAtTruth:
 
 
 class Trials:
-  """The uploads of all defenses, and the attacks on them.
+  """The uploads of all defenses, and the attacks on them, of one model that clients are sent.
 
   A share (i, n) holds every n-th trial and control run from the i-th on: what one of several processes computes. A
   trial draws its randomness by its own number, so that its figures do not depend on the share.
@@ -195,7 +195,8 @@ class Trials:
       local_steps=client.num_steps(self.settings.batch_size),
       share=client.share,
       batch_norm=self.scenario.settings['batch_norm'],
-      auxiliary_data=attack.auxiliary_data,
+      model='honest' if template.server is None else 'modified',
+      auxiliary_data=attack.auxiliary_data and self.scenario.public is not None,
     )
 
   def _build(self, template):
@@ -213,6 +214,8 @@ class Trials:
 
   def check(self, template):
     """Traces client and attack on shapes alone, so that what cannot be run says so before anything is compiled."""
+    if jax.config.jax_enable_x64 and template.build(template.numbers, self.attacker).num_steps:
+      raise errors.UsageError(f'the attack {template.name!r} descends in float32: float64 is for closed forms alone')
     client, variables = self.scenario.client, self.scenario.variables
     key, images, labels = jax.random.key(0), self.truth[0], jnp.asarray(self.labels[0])
     upload = jax.eval_shape(client.local_update, key, variables, images, labels)
@@ -467,7 +470,7 @@ class Trials:
         row, chosen, permutation = self._row(job, target, lanes, found, at_truth)
         rows.append({**row, 'steps': num_steps})
         of_job.append(index)
-        images.append(found.images[chosen][permutation])
+        images.append(_arranged(found.images[chosen], permutation))
         curves.append(curve[chosen])
     return rows, of_job, images, curves
 
@@ -514,6 +517,12 @@ class Trials:
       'tier': granted.tier,
     }
     return row, chosen, permutation
+
+
+def _arranged(images, permutation):
+  """Returns the images [K, …] as they are matched to the truth, [N, …]; NaN where none is left for one."""
+  matched = np.asarray(permutation).reshape(-1, *[1] * (images.ndim - 1)) >= 0
+  return np.where(matched, images[permutation], np.float32(np.nan))
 
 
 def _share_sent(upload):

@@ -5,17 +5,20 @@ CONTROL = 'null_gradient'
 RECOGNISABLE = 0.5
 
 
-def judge(row, control_psnr):
+def judge(row, control_psnr, control_revealed=0.0):
   """Returns a row's `control_psnr`, `success`, `solved` and `verdict`.
 
   A trial is a success beyond the 95th percentile of the control pool, if it also correlates with the truth by at least
-  `RECOGNISABLE`: attacks whose control ends in noise of full contrast would otherwise call milder noise a recovery.
+  `RECOGNISABLE`: attacks whose control ends in noise of full contrast would otherwise call milder noise a recovery. So
+  is a batch of which more images are fully revealed than the 95th percentile of the control reveals
+  (`control_revealed`), however bad the others are: closed forms give some images exactly and nothing of the rest.
 
   It is solved when the attacker did as well on its own objective as the truth would (a failure then is the defense's
   merit), or, for a success, when 99.9 % of the descent from the start to the truth is done; less means that the leak is
   at least this.
   """
-  success = bool(row['psnr'] > control_psnr and row['pearson'] >= RECOGNISABLE)
+  close = row['psnr'] > control_psnr and row['pearson'] >= RECOGNISABLE
+  success = bool(close or row.get('revealed', 0) > control_revealed) and not row['diverged']
   gap = row['objective'] - row['objective_at_truth']
   tolerance = (
     1e-3 * (row['objective_start'] - row['objective_at_truth']) if success else 1e-6 * abs(row['objective_at_truth'])

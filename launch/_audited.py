@@ -34,7 +34,8 @@ def define(**defaults):
   string(
     'attacks',
     'csdlg(tv=1e-6)',
-    "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, with settings.",
+    "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, with settings; closed forms: "
+    'fidel, peeling, spear; of malicious servers: imprint, trap, class_fishing.',
   )
   string(
     'defenses',
@@ -65,6 +66,7 @@ def define(**defaults):
   integer('controls', 64, 'Null-gradient runs per attack that define success.')
   string('workdir', None, 'Folder for rows, pictures, the report and checkpoints.')
   string('progress', 'auto', 'auto, bar, lines or none.')
+  made.x64 = flags.DEFINE_boolean('x64', False, 'float64 throughout: for closed forms alone.')
   integer('group_size', None, 'Trials that share one pass; changes speed, not science.')
   made.compilation_cache = _program.define_cache()
   return made

@@ -27,8 +27,14 @@ def define_cache():
   )
 
 
-def configure(cache):
-  """Configures JAX; before anything is computed."""
+def configure(cache, x64=None):
+  """Configures JAX; before anything is computed.
+
+  Args:
+    cache, x64: the flags' holders.
+  """
+  if x64 is not None:
+    jax.config.update('jax_enable_x64', x64.value)
   if cache.value:
     jax.config.update('jax_compilation_cache_dir', cache.value)
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them

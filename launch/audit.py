@@ -37,7 +37,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
 def main(argv):
   """Runs the audit that the flags describe and prints its table."""
   del argv
-  _program.configure(_GIVEN.compilation_cache)
+  _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
   _distribute()
 
   import gradleak as gl

@@ -38,7 +38,7 @@ _CLUSTERS = (
 def main(argv):
   """Runs the sweep, or this process's share of it, and prints its table."""
   del argv
-  _program.configure(_GIVEN.compilation_cache)
+  _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
 
   import gradleak as gl
   from gradleak import specs

@@ -302,6 +302,16 @@ def test_judge(changes, control, success, solved, verdict):
   assert found['control_psnr'] is control
 
 
+@pytest.mark.parametrize(
+  ('revealed', 'control', 'success'),
+  [(0, 0.0, False), (1, 0.0, True), (2, 2.0, False), (3, 2.0, True), (3, math.nan, False)],
+)
+def test_a_batch_of_which_some_is_revealed_is_a_success(revealed, control, success):
+  found = judge({**ROW, 'psnr': 5.0, 'revealed': revealed}, 10.0, control)
+  assert found['success'] == success
+  assert judge({**ROW, 'psnr': math.nan, 'revealed': 9, 'diverged': True}, 10.0)['verdict'] == 'diverged'
+
+
 def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
   rows = [
     {'defense': defense, 'trial': trial, 'verdict': verdict}

@@ -7,13 +7,18 @@ gradients of a neuron scale alike, so that a delta of one plain SGD step gives t
 delta of several batches and epochs gives mixtures over all of them.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradleak import trees
-from gradleak.attacks import closed_form
+from gradleak import errors, trees
+from gradleak.attacks import base, closed_form
+from gradleak.models.model import require
+
+# Neurons whose reconstructions correlate by this much hold the same image.
+_SAME = 0.99
 
 
 class PartialReconstructions(NamedTuple):
@@ -96,3 +101,63 @@ def combined(kernel_update, bias_update, sent=None):
 
 def _where_alive(alive, inputs):
   return jnp.where(alive.reshape(-1, 1), inputs, jnp.zeros_like(inputs))
+
+
+def fidel(client, *, bias: bool = True, candidates: int = 4):
+  """Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer sees the image: one image per neuron.
+
+  Of neurons that hold the same image the surest is kept; the surest are those whose image lies in [0, 1], and among
+  them those with the largest share in the bias gradient. Closed-form, without labels.
+
+  Args:
+    client: the `Client` whose model is attacked.
+    bias: whether the bias gradient is used; without it, images are known up to their scale and sign.
+    candidates: how many images are returned for each private one, at most one per neuron.
+
+  Raises:
+    UsageError: for candidates below 1; when run, for a model whose first dense layer does not see the image.
+  """
+  errors.check_number('fidel(candidates)', candidates, low=1, integer=True)
+
+  def read(observation):
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    kernel, shares = (trees.get(observation.update, path) for path in image_layer(layers, observation))
+    inputs, alive = partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
+    order = surest_first(inputs, shares if bias else jnp.abs(kernel).max(axis=0), alive)
+    return inputs[order[: candidates * observation.image_shape[0]]], None
+
+  return base.closed_form(read)
+
+
+def image_layer(layers, observation):
+  """Returns the paths of the (kernel, bias) of the first dense layer.
+
+  Raises:
+    UsageError: if there is none, or its input is not the image.
+  """
+  found = closed_form.first_dense_layer(layers, observation.update)
+  size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.image_shape[1:])
+  if size != pixels:
+    raise errors.UsageError(
+      f'the first dense layer takes {size} features, not the {pixels} values of an image: this attack reads images of '
+      'networks that begin with a dense layer, such as mlp'
+    )
+  return found
+
+
+def surest_first(inputs, shares, alive):
+  """Returns the order of the partial reconstructions, int32 [neurons]; what repeats a surer one goes behind the others.
+
+  Args:
+    inputs: [neurons, in].
+    shares: [neurons], the bias gradient, which says where rounding matters least.
+    alive: bool [neurons].
+  """
+  beyond = jnp.maximum(jnp.max(-inputs, axis=1), jnp.max(inputs - 1, axis=1))
+  order = jnp.lexsort((-jnp.abs(shares), jnp.where(beyond <= 1e-3, 0, beyond), ~alive))
+  centred = inputs[order] - inputs[order].mean(axis=1, keepdims=True)
+  norm = jnp.linalg.norm(centred, axis=1, keepdims=True)
+  unit = centred / jnp.where(norm > 0, norm, jnp.ones_like(norm))
+  earlier = jnp.tril(jnp.ones((len(order), len(order)), bool), -1)
+  repeats = jnp.any(earlier & (unit @ unit.T >= _SAME), axis=1)
+  return order[jnp.argsort(repeats | ~alive[order], stable=True)]

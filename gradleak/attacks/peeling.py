@@ -23,9 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gradleak import errors, trees
+from gradleak.attacks import base, fidel
+from gradleak.models.model import require
 
 # Mismatches up to here are rounding errors of float64 and need no ranking.
 _ROUNDING = 1e-10
+# Mismatches from here on may be bettered, by at most so many neurons, so many times before the next candidates.
+_EXACT, _TRIED, _SWEEPS = 1e-13, 6, 3
 # Candidates within so many tolerances may be one image, which must not be subtracted twice.
 _NEAR = 100
 _TINY = np.finfo(np.float64).tiny
@@ -73,13 +77,18 @@ def dense_layers(layers, tree):
   Raises:
     UsageError: for fewer than two layers, or one that is not dense with a bias.
   """
-  pairs = [[np.asarray(trees.get(tree, path), np.float64) for path in layer.paths] for layer in layers]
+  check_dense(layers, tree)
+  return [tuple(np.asarray(trees.get(tree, path), np.float64) for path in layer.paths) for layer in layers]
+
+
+def check_dense(layers, tree):
+  """Raises the `UsageError` of `dense_layers`; shapes are enough."""
+  pairs = [[trees.get(tree, path) for path in layer.paths] for layer in layers]
   for layer, pair in zip(layers, pairs, strict=True):
     if [leaf.ndim for leaf in pair] != [2, 1] or pair[0].shape[1] != pair[1].shape[0]:
       raise errors.UsageError(f'peeling needs dense layers with a bias throughout, and {layer.name!r} is none')
   if len(pairs) < 2:
     raise errors.UsageError(f'peeling needs a hidden layer: the model has {len(pairs)} layer')
-  return [tuple(pair) for pair in pairs]
 
 
 def peel(layers, gradients, batch_size, *, tolerance=1e-4, box=(0.0, 1.0)):
@@ -107,52 +116,53 @@ def peel(layers, gradients, batch_size, *, tolerance=1e-4, box=(0.0, 1.0)):
 
   images, labels = np.zeros((0, len(incoming))), np.zeros(0, np.int64)
   mismatch, neurons = np.zeros(0), np.zeros((0, len(shares)), bool)
-  refitted = False
   while True:
-    explained, _ = _implied_by_batch(layers, images, labels, batch_size)
-    left = _Gradient(*map(np.subtract, observed, explained))
+    images, mismatch = _take_again(layers, observed, images, labels, mismatch, batch_size)
+    left = _left(layers, observed, images, labels, batch_size)[0]
     certified = _certify(layers, left, batch_size, tolerance, box)[: batch_size - len(labels)]
-    if certified:
-      new = [np.stack(column) for column in zip(*certified, strict=True)]
-      found = zip((images, labels, mismatch, neurons), new, strict=True)
-      images, labels, mismatch, neurons = (np.concatenate(pair) for pair in found)
-      refitted = False
-    elif 0 < len(labels) < batch_size and not refitted:
-      images, refitted = _refit(layers, observed, images, labels, mismatch, neurons, batch_size, tolerance), True
-    else:
+    if not certified:
       break
+    new = [np.stack(column) for column in zip(*certified, strict=True)]
+    found = zip((images, labels, mismatch, neurons), new, strict=True)
+    images, labels, mismatch, neurons = (np.concatenate(pair) for pair in found)
   whole = np.linalg.norm(shares)
   return Peeled(images, labels, mismatch, neurons, float(np.linalg.norm(left.shares) / whole) if whole else 0.0)
 
 
-def implied_gradients(rest, z):
-  """Returns what one sample's cross-entropy hands back to the first two layers, for every label it could have.
+def implied_gradients(rest, z, labels):
+  """Returns what each sample's cross-entropy hands back to the first two layers.
 
   Args:
     rest: (kernel, bias) of the layers behind the first.
-    z: the first layer's pre-activations [neurons].
+    z: the first layer's pre-activations, [N, neurons].
+    labels: int [N].
 
   Returns:
-    ∂ℓ/∂z of the first layer, [classes, neurons], and of the second, [classes, second layer's neurons].
+    ∂ℓ/∂z of the first layer, [N, neurons], and of the second, [N, second layer's neurons].
   """
   pre_activations = [z]
   for kernel, bias in rest:
     pre_activations.append(np.maximum(pre_activations[-1], 0) @ kernel + bias)
-  probabilities = np.exp(pre_activations[-1] - pre_activations[-1].max())
-  backward = probabilities / probabilities.sum() - np.eye(len(probabilities))
+  probabilities = np.exp(pre_activations[-1] - pre_activations[-1].max(axis=1, keepdims=True))
+  backward = probabilities / probabilities.sum(axis=1, keepdims=True)
+  backward[np.arange(len(z)), labels] -= 1
   for (kernel, _), below in zip(reversed(rest), reversed(pre_activations[:-1]), strict=True):
     second, backward = backward, (backward @ kernel.T) * (below > 0)
   return backward, second
 
 
-def _implied_by_batch(layers, images, labels, batch_size):
-  """Returns the `_Gradient` that K samples contribute to a batch's, and their shares in it, [K, neurons]."""
+def _implied(layers, images, labels, batch_size):
+  """Returns z, the share in each neuron and ∂L/∂z of the second layer of K samples in a batch's mean."""
   z = images @ layers[0][0] + layers[0][1]
-  shares, second = np.zeros(z.shape), np.zeros((len(z), len(layers[1][1])))
-  for k, label in enumerate(labels):
-    to_first, to_second = implied_gradients(layers[1:], z[k])
-    shares[k], second[k] = to_first[label] / batch_size, to_second[label] / batch_size
-  return _Gradient(shares.T @ images, shares.sum(axis=0), np.maximum(z, 0).T @ second), shares
+  to_first, to_second = implied_gradients(layers[1:], z, labels)
+  return z, to_first / batch_size, to_second / batch_size
+
+
+def _left(layers, observed, images, labels, batch_size):
+  """Returns the `_Gradient` that K samples leave unexplained, and what `_implied` returns of them."""
+  z, shares, second = implied = _implied(layers, images, labels, batch_size)
+  explained = _Gradient(shares.T @ images, shares.sum(axis=0), np.maximum(z, 0).T @ second)
+  return _Gradient(*map(np.subtract, observed, explained)), implied
 
 
 def _certify(layers, left, batch_size, tolerance, box):
@@ -163,11 +173,14 @@ def _certify(layers, left, batch_size, tolerance, box):
   """
   neurons, candidates = _candidates(left, box, tolerance)
   z = candidates @ layers[0][0] + layers[0][1]
-  found, taken = [], np.zeros(len(neurons), bool)
+  alone = left.shares[neurons], left.outgoing[neurons]
+  classes = range(len(layers[-1][1]))
+  passed = [_mismatch(layers[1:], z, c, neurons, *alone, batch_size) <= tolerance for c in classes]
+  found, taken = [], ~np.any(passed, axis=0)
   for i, neuron in enumerate(neurons):
-    held = np.arange(len(left.shares)) == neuron
-    if taken[i] or _best_label(layers[1:], z[i], left, held, batch_size)[1] > tolerance:
+    if taken[i]:
       continue
+    held = np.arange(len(left.shares)) == neuron
     distance = np.abs(z - z[i]).max(axis=1) / np.abs(z[i]).max()
     held[neurons[~taken & (distance <= tolerance)]] = True
     label, mismatch = _best_label(layers[1:], z[i], left, held, batch_size)
@@ -189,9 +202,30 @@ def _candidates(left, box, slack):
   return neurons, quotients[neurons]
 
 
+def _mismatch(rest, z, labels, neurons, shares, rows, batch_size):
+  """Returns how far each candidate's gradient is from what one neuron holds.
+
+  Args:
+    rest: (kernel, bias) of the layers behind the first.
+    z: of N candidates, [N, neurons].
+    labels: theirs, [N], or one for all.
+    neurons: one for each, int [N].
+    shares, rows: what these hold of the bias gradient and of the second layer's, [N] and [N, second layer's neurons].
+    batch_size: number of samples behind the gradient.
+  """
+  to_first, to_second = implied_gradients(rest, z, labels)
+  at = np.arange(len(z)), neurons
+  implied = np.maximum(z[at], 0)[:, np.newaxis] * to_second / batch_size
+  return np.maximum(
+    np.abs(to_first[at] / batch_size - shares) / np.maximum(np.abs(shares), _TINY),
+    np.linalg.norm(implied - rows, axis=1) / np.maximum(np.linalg.norm(rows, axis=1), _TINY),
+  )
+
+
 def _best_label(rest, z, left, held, batch_size):
   """Returns the label under which a candidate explains the neurons that hold it best, and the mismatch it leaves."""
-  to_first, to_second = implied_gradients(rest, z)
+  classes = len(rest[-1][1])
+  to_first, to_second = implied_gradients(rest, np.tile(z, (classes, 1)), np.arange(classes))
   shares = to_first[:, held] / batch_size - left.shares[held]
   rows = np.maximum(z[held], 0)[:, np.newaxis] * to_second[:, np.newaxis] / batch_size - left.outgoing[held]
   mismatch = np.maximum(
@@ -202,24 +236,61 @@ def _best_label(rest, z, left, held, batch_size):
   return label, float(mismatch[label])
 
 
-def _refit(layers, observed, images, labels, mismatch, neurons, batch_size, tolerance):
-  """Returns the certified images, fitted once more to all the neurons that they explain together.
+def _take_again(layers, observed, images, labels, mismatch, batch_size):
+  """Returns the certified images, each from the neuron that certifies it best now, and their mismatches.
 
-  An image taken from one neuron keeps what else that neuron held, too faint to be noticed. The fainter sample is absent
-  from half of all neurons, though: least squares in which a neuron counts the less, the less it is explained, settles
-  on those.
+  An image keeps what else its neuron held, too faint to be noticed, and spoils what is left of every neuron that it is
+  subtracted from. The fainter sample is absent from half of these, though, and the more of the others are known, and
+  the better, the more neurons hold an image as good as alone.
   """
-  start = images
-  for _ in range(10):
-    explained, shares = _implied_by_batch(layers, images, labels, batch_size)
-    left = np.linalg.norm(observed.incoming - explained.incoming, axis=1)
-    rows = neurons.any(axis=0) | (left <= tolerance * np.linalg.norm(observed.incoming, axis=1))
-    weights = 1 / np.maximum(left[rows], max(1e-3 * np.median(left[rows]), _TINY))
-    weights = (weights / weights.max())[:, np.newaxis]
-    design = weights * shares.T[rows]
-    size = np.maximum(np.linalg.norm(design, axis=0), _TINY)  # shares of a batch differ by many orders of magnitude
-    fitted = np.linalg.lstsq(design / size, weights * observed.incoming[rows], rcond=None)[0] / size[:, np.newaxis]
-    with np.errstate(all='ignore'):  # a sample too faint to be fitted moves anywhere, and stays
-      moved = np.sqrt(np.mean((fitted - start) ** 2, axis=1))
-    images = np.where((moved <= mismatch)[:, np.newaxis], fitted, start)
-  return images
+  images, mismatch = images.copy(), mismatch.copy()
+  for _ in range(_SWEEPS):
+    left, (z, shares, second) = _left(layers, observed, images, labels, batch_size)
+    foreign = np.linalg.norm(left.incoming, axis=1)
+    with np.errstate(all='ignore'):
+      ratio = foreign / np.abs(shares)
+    nearest = np.argsort(ratio, axis=1)[:, :_TRIED]  # NaN, a share of 0 of nothing, comes last
+    usable = np.isfinite(np.take_along_axis(ratio, nearest, axis=1)) & (mismatch > _EXACT)[:, np.newaxis]
+    samples, neurons = np.nonzero(usable)[0], nearest[usable]
+    alone = left.shares[neurons] + shares[samples, neurons]
+    rows = left.outgoing[neurons] + np.maximum(z[samples, neurons], 0)[:, np.newaxis] * second[samples]
+    with np.errstate(all='ignore'):
+      taken = left.incoming[neurons] + shares[samples, neurons, np.newaxis] * images[samples]
+      taken /= alone[:, np.newaxis]
+      found = _mismatch(
+        layers[1:], taken @ layers[0][0] + layers[0][1], labels[samples], neurons, alone, rows, batch_size
+      )
+    better = np.flatnonzero(found < mismatch[samples] / 2)
+    if not len(better):
+      break
+    better = better[np.argsort(-found[better])]  # of several for one sample, the best is written last
+    images[samples[better]], mismatch[samples[better]] = taken[better], found[better]
+  return images, mismatch
+
+
+def peeling(client, *, tolerance: float = 1e-4):
+  """Peeling as an attack on dense networks of ReLU neurons: `peel` on the host, the images and labels it certifies.
+
+  Args:
+    client: the `Client` that is attacked; it must share the gradient of cross-entropy.
+    tolerance: as `peel` takes it; in float32 an honest sample's mismatch is about 1e-5.
+
+  Raises:
+    UsageError: for a tolerance outside [0, 1]; when run, for another network or a client that shares its delta.
+  """
+  errors.check_number('peeling(tolerance)', tolerance, low=0, high=1)
+
+  def read(observation):
+    base.require_gradient('peeling', observation)
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    fidel.image_layer(layers, observation)
+    check_dense(layers, observation.update)
+
+    def found(params, update, batch_size, tolerance):
+      known, observed = dense_layers(layers, params), dense_layers(layers, update)
+      peeled = peel(known, observed, batch_size, tolerance=float(tolerance))
+      return peeled.images, peeled.labels
+
+    return base.on_host(found, observation, tolerance)
+
+  return base.closed_form(read)

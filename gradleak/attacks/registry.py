@@ -1,10 +1,11 @@
 """Attacks by name, apart from their numbers, which are traced."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
 from gradleak import errors, specs
-from gradleak.attacks import presets
+from gradleak.attacks import fidel, fishing, imprint, peeling, presets, spear, trap
 from gradleak.attacks.base import Attack
 
 REGISTRY = {
@@ -16,10 +17,35 @@ REGISTRY = {
   'dga': presets.dga,
   'gia': presets.gia,
   'gs': presets.gs,
+  'fidel': fidel.fidel,
+  'peeling': peeling.peeling,
+  'spear': spear.spear_attack,
+  'imprint': imprint.imprint,
+  'trap': trap.trap,
+  'class_fishing': fishing.class_fishing,
 }
+
+# What the malicious server of an attack sends: (key, scenario, batch size, settings by keyword) -> `Scenario`.
+SERVERS = {'imprint': imprint.server, 'trap': trap.server, 'class_fishing': fishing.server}
 
 # The label rule that an attack was published with, where its labels are inferred.
 LABEL_RULES = {'idlg': 'idlg'}
+
+
+class Server(NamedTuple):
+  """A malicious server; equal ones send the same model.
+
+  Attributes:
+    manipulate: see `SERVERS`.
+    settings: (name, value) pairs.
+  """
+
+  manipulate: Callable
+  settings: tuple
+
+  def sends(self, key, scenario, batch_size):
+    """Returns the `Scenario` of the model that it sends in place of the honest one; there was none before it."""
+    return self.manipulate(key, scenario._replace(previous=None), batch_size, **dict(self.settings))
 
 
 class AttackTemplate(NamedTuple):
@@ -32,6 +58,7 @@ class AttackTemplate(NamedTuple):
     build: (numbers, client) -> Attack.
     label_rule: the rule of inferred labels.
     spec, steps: what `parse` was given; no spec for an attack of a user's own.
+    server: the malicious `Server`, or None: the server is honest but curious.
   """
 
   name: str
@@ -41,12 +68,13 @@ class AttackTemplate(NamedTuple):
   label_rule: str = 'bias_corrected'
   spec: specs.Spec | None = None
   steps: int | None = None
+  server: Server | None = None
 
   def changed(self, settings):
     """Returns the template with some settings changed, (name, value) pairs; None where there is nothing to set."""
     if not settings:
       return self
-    if self.spec is None:
+    if self.spec is None or any(name not in settings_of(self.spec.name) for name, _ in settings):
       return None
     return parse(str(self.spec._replace(settings=tuple(dict((*self.spec.settings, *settings)).items()))), self.steps)
 
@@ -63,7 +91,7 @@ def parse(text, steps=None):
   """
   spec = specs.parse(text, 'attack')
   settings = dict(spec.settings)
-  if steps is not None and spec.name in REGISTRY:
+  if steps is not None and 'steps' in settings_of(spec.name):
     errors.check_number('steps', steps, low=1, integer=True)
     settings.setdefault('steps', steps)
   template = specs.template(spec._replace(settings=tuple(settings.items())), REGISTRY, 'attack')
@@ -75,9 +103,26 @@ def parse(text, steps=None):
     LABEL_RULES.get(spec.name, 'bias_corrected'),
     spec,
     steps,
+    _server(spec.name, template.settings),
   )
   attack.build(attack.numbers, None)  # range errors now, not while tracing; nothing is simulated yet
   return attack
+
+
+def settings_of(name):
+  """Returns the names of the settings that the attack `name` takes; none of an unknown one."""
+  return _settings(REGISTRY[name]) if name in REGISTRY else []
+
+
+def _settings(function):
+  """Returns the names of a factory's settings, its keyword-only parameters."""
+  parameters = inspect.signature(function).parameters
+  return [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def _server(name, settings):
+  manipulate = SERVERS.get(name)
+  return manipulate and Server(manipulate, tuple((setting, settings[setting]) for setting in _settings(manipulate)))
 
 
 def custom(name, factory):

@@ -9,9 +9,12 @@ at random weights, zeros are too few and too common, and it fails; the same imag
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from gradleak import errors
+from gradleak import errors, trees
+from gradleak.attacks import base, fidel
+from gradleak.models.model import require
 
 _ROUND = 10_000  # submatrices that are solved at a time
 _CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
@@ -37,7 +40,9 @@ class Separated(NamedTuple):
   directions: int
 
 
-def spear(kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_000, sparsity=0.3, tolerance=None):
+def spear(
+  kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_000, sparsity=0.3, tolerance=None, rank=None
+):
   """Returns the `Separated` inputs of a dense layer with ReLU.
 
   Args:
@@ -48,6 +53,7 @@ def spear(kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_
     submatrices: how many are tried at most; some 2^(B−1)·log B are needed.
     sparsity: the share of zeros from which a direction counts.
     tolerance: what counts as zero beside 1; the root of the gradient's precision by default.
+    rank: B, where it is known; under noise the gradient's own rank is full.
 
   Raises:
     UsageError: for a number out of range.
@@ -55,11 +61,14 @@ def spear(kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_
   errors.check_number('submatrices', submatrices, low=1, integer=True)
   errors.check_number('sparsity', sparsity, low=0, high=1)
   precision = np.finfo(np.asarray(kernel_gradient).dtype).eps
+  if rank is not None:
+    errors.check_number('rank', rank, low=1, high=min(np.shape(kernel_gradient)), integer=True)
   tolerance = errors.check_number('tolerance', precision**0.5 if tolerance is None else tolerance, low=0, high=1)
   gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
 
   left, values, right = np.linalg.svd(gradient.T, full_matrices=False)
-  rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
+  if rank is None or not values[0]:
+    rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
   if not rank or rank == min(gradient.shape):
     return Separated(np.zeros((0, len(gradient))), 0.0, rank, 0)
   left, right = left[:, :rank], values[:rank, np.newaxis] * right[:rank]
@@ -138,3 +147,31 @@ def _independent(directions):
     if np.linalg.matrix_rank(directions[[*kept, i]], tol=_INDEPENDENT) > len(kept):
       kept.append(i)
   return kept
+
+
+def spear_attack(client, *, submatrices: int = 300_000):
+  """SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear` on the host, no labels.
+
+  Args:
+    client: the `Client` that is attacked; it must share a gradient.
+    submatrices: as `spear` takes it.
+
+  Raises:
+    UsageError: for fewer than 1 of them; when run, for another network or a client that shares its delta.
+  """
+  errors.check_number('spear(submatrices)', submatrices, low=1, integer=True)
+
+  def read(observation, key):
+    base.require_gradient('spear', observation)
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    paths = fidel.image_layer(layers, observation)
+
+    def found(params, update, batch_size, key):
+      rng = np.random.default_rng(np.asarray(key).ravel())
+      both = [trees.get(tree, path) for tree in (update, params) for path in paths]
+      inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]
+      return inputs, np.full(len(inputs), -1)
+
+    return base.on_host(found, observation, jax.random.key_data(key))
+
+  return base.closed_form(read, random=True)

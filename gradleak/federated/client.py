@@ -99,7 +99,7 @@ class Client:
     Args:
       key: drives dropout and the defenses' noise; None switches dropout off (and random defenses raise).
       variables: the global model's.
-      images: float32 [N, H, W, C] in [0, 1].
+      images: float32 [N, H, W, C] in [0, 1]; float64, as the variables, under `jax.enable_x64`.
       labels: class indices, integer [N], or probabilities, float32 [N, classes].
     """
     return self.participate(key, variables, images, labels)[0]
@@ -114,14 +114,14 @@ class Client:
       state: what the upload chain kept of this client's last participation; None at its first.
     """
     if jnp.issubdtype(labels.dtype, jnp.integer):
-      labels = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
+      labels = jax.nn.one_hot(labels, self.num_classes, dtype=images.dtype)
     if self.transform is not None:
       images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
     padded = weights is not None
     if padded:
       count = jnp.sum(weights).astype(jnp.int32)
     else:
-      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], jnp.float32)
+      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], images.dtype)
     steps = self.num_steps(images.shape[0])
     if self.share == 'gradient':
       if steps != 1:

@@ -10,7 +10,7 @@ from gradleak import errors
 LABELS = ('known', 'inferred', 'optimised')
 
 _VALID = {
-  'labels': ('label mode', LABELS),
+  'labels': ('label mode', (*LABELS, 'unused')),
   'share': ('share', ('gradient', 'delta')),
   'batch_norm': ('batch_norm mode', ('none', 'train', 'eval')),
   'defense': ('defense knowledge', ('unknown', 'known')),
@@ -34,7 +34,8 @@ class Knowledge:
   """What this attacker is granted; recorded with every result. Hashable: it is structure, not data.
 
   Attributes:
-    labels: 'known' (given), 'inferred' (from the update, before the attack) or 'optimised' (with the images).
+    labels: 'known' (given), 'inferred' (from the update, before the attack), 'optimised' (with the images), or 'unused'
+      by closed forms that do without.
     label_inference: the rule of 'inferred', a name of `gradleak.attacks.labels.RULES`.
     local_steps: number of local steps behind the update.
     share: 'gradient' or 'delta'.
@@ -75,6 +76,7 @@ class Knowledge:
       'known': 'It is given the true labels of the private samples.',
       'inferred': f'It infers the labels from the update by the rule {self.label_inference!r}; they are not given.',
       'optimised': 'It is given no labels and optimises them together with the images.',
+      'unused': 'It is given no labels, and needs none.',
     }[self.labels]
     server = (
       'The server is honest but curious: it sends the genuine model and reads what comes back.'

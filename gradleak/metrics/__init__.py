@@ -11,7 +11,8 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.metrics.assignment import match
-from gradleak.metrics.pixel import MAX_PSNR, check_shapes, mse, mse_unclipped, pearson, psnr, psnr_unclipped
+from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
+from gradleak.metrics.revealed import fully_revealed
 from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.structural import ssim
 
@@ -19,6 +20,7 @@ __all__ = [
   'MAX_PSNR',
   'REGISTRY',
   'evaluate',
+  'fully_revealed',
   'match',
   'mean_interval',
   'mse',
@@ -47,37 +49,47 @@ def evaluate(reconstructions, truth, labels_hat, labels):
   A host function that compiles once per shape.
 
   Args:
-    reconstructions: float [N, H, W, C], in any order, pixels in [0, 1] or beyond.
+    reconstructions: float [K, H, W, C], in any order, pixels in [0, 1] or beyond; an attack may return fewer or more
+      images than there are.
     truth: float [N, H, W, C], pixels in [0, 1].
-    labels_hat: int [N], the labels the attack gives its reconstructions.
+    labels_hat: int [K], the labels the attack gives its reconstructions; −1 where it gives none.
     labels: int [N], the labels of `truth`.
 
   Returns:
-    A dict of Python values. Each metric of `REGISTRY`: its mean over the batch, NaN if any image diverged.
-    'label_correct': the share of images whose matched reconstruction has their label. 'label_counts_correct': the share
-    of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct', since
-    an attack may know the labels of a batch without knowing which image bears which. 'permutation': list of N integers,
-    the reconstruction matched to each image.
+    A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any image of them
+    diverged. 'revealed': how many of the N images any of the reconstructions shows fully (`fully_revealed`).
+    'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
+    share of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct',
+    since an attack may know the labels of a batch without knowing which image bears which. 'permutation': list of N
+    integers, the reconstruction matched to each image, or −1.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
   """
   reconstructions, truth = np.asarray(reconstructions), np.asarray(truth)
-  check_shapes(reconstructions.shape, truth.shape)
+  if truth.ndim != 4:
+    raise errors.UsageError(f'the truth has shape {truth.shape}, expected [N, H, W, C]')
+  permutation = match(reconstructions, truth)
   if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
     raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
-  labels_hat = _checked_labels('labels_hat', labels_hat, len(truth))
+  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions))
   labels = _checked_labels('labels', labels, len(truth))
 
-  permutation = match(reconstructions, truth)
-  figures = jax.device_get(_all_metrics(reconstructions[permutation], truth))
+  matched = permutation >= 0
+  figures = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
   recovered = collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())
   return {
     **{name: float(np.mean(figure, dtype=np.float64)) for name, figure in figures.items()},
-    'label_correct': float(np.mean(labels_hat[permutation] == labels)),
+    'revealed': int(_revealed(reconstructions, truth)),
+    'label_correct': float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels)),
     'label_counts_correct': recovered.total() / len(labels),
     'permutation': permutation.tolist(),
   }
+
+
+@jax.jit
+def _revealed(reconstructions, truth):
+  return fully_revealed(reconstructions, truth).count
 
 
 @jax.jit

@@ -15,31 +15,35 @@ def match(reconstructions, truth):
   function: NumPy in, NumPy out, for use outside `jit`.
 
   Args:
-    reconstructions: float [N, ...], pixels in [0, 1] or beyond. One with a NaN or infinite pixel costs more than any
+    reconstructions: float [K, ...], pixels in [0, 1] or beyond. One with a NaN or infinite pixel costs more than any
       other, whichever image it falls to, and so goes to the one that the others can best spare.
-    truth: the same shape, pixels in [0, 1].
+    truth: [N, ...] of the same pixels, in [0, 1].
 
   Returns:
-    int64 [N], a permutation: `reconstructions[permutation[i]]` is matched to `truth[i]`.
+    int64 [N]: `reconstructions[permutation[i]]` is matched to `truth[i]`, and −1 says that none is left for it: an
+    attack may return fewer images than there are, or more.
 
   Raises:
-    UsageError: if the shapes differ or hold no image.
+    UsageError: if the shapes do not fit or hold no image.
   """
   from scipy import optimize
 
   reconstructions, truth = np.asarray(reconstructions), np.asarray(truth)
-  if reconstructions.shape != truth.shape or truth.ndim < 2 or 0 in truth.shape:
+  shapes = reconstructions.shape, truth.shape
+  if shapes[0][1:] != shapes[1][1:] or truth.ndim < 2 or 0 in (*shapes[0], *shapes[1]):
     raise errors.UsageError(
-      f'reconstructions have shape {reconstructions.shape}, the truth {truth.shape}; expected the same [N, ...], N ≥ 1'
+      f'reconstructions have shape {shapes[0]}, the truth {shapes[1]}; expected [K, …] and [N, …] of the same pixels'
     )
-  _, permutation = optimize.linear_sum_assignment(_mean_squared_errors(truth, reconstructions))
+  permutation = np.full(len(truth), -1)
+  images, matched = optimize.linear_sum_assignment(_mean_squared_errors(truth, reconstructions))
+  permutation[images] = matched
   return permutation
 
 
 def _mean_squared_errors(truth, reconstructions):
-  """Returns float64 [N, N], the error between truth i and reconstruction j."""
+  """Returns float64 [N, K], the error between truth i and reconstruction j."""
   (x, x_finite), (y, y_finite) = _clipped_rows(truth), _clipped_rows(reconstructions)
-  # |x − y|² multiplied out: exact enough in float64, and the N² differences of images need not fit in memory.
+  # |x − y|² multiplied out: exact enough in float64, and the N·K differences of images need not fit in memory.
   squares = np.sum(x**2, axis=1)[:, np.newaxis] + np.sum(y**2, axis=1)[np.newaxis, :]
   error = (squares - 2 * x @ y.T) / x.shape[1]
   return np.where(x_finite[:, np.newaxis] & y_finite[np.newaxis, :], error, _NON_FINITE_COST)

@@ -80,7 +80,8 @@ def _context(result):
     'worst': worst,
     'both_kinds': any(entry['aware'] is not None for entry in worst),
     'curves': descent.curves(result),
-    'granted': _granted(result.threat_models),
+    'granted': _together(result.threat_models),
+    'inspections': _together(result.inspections),
     'knowing': _knowing(result.counters),
     'helpless': _helpless(result),
     'rounds': result.config.get('rounds', 1),
@@ -151,11 +152,11 @@ def _close(a, b):
   return a == b if a is None or b is None else math.isclose(a, b)
 
 
-def _granted(threat_models):
-  """Returns [(attacks, sentences)], attacks that were granted the same together."""
+def _together(told):
+  """Returns [(attacks, sentences)], attacks of which the same is told together; None for no sentences at all."""
   together = {}
-  for attack, sentences in threat_models.items():
-    together.setdefault(tuple(sentences), []).append(attack)
+  for attack, sentences in told.items():
+    together.setdefault(None if sentences is None else tuple(sentences), []).append(attack)
   return [(attacks, sentences) for sentences, attacks in together.items()]
 
 

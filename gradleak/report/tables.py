@@ -26,8 +26,9 @@ def summarise(rows):
     an aware attacker's counter-measure, else None), `tier`, `n`; of `psnr` (dB), `ssim`, `mse`, `pearson` the mean with
     `_low` and `_high`, its 95 % interval; `success` (the share of runs beyond the control) with its exact 95 %
     interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and `unfinished` (recovered before the
-    descent had finished); the means of `oracle_psnr` (dB), `label_correct`, `change` and `sent` (share of the entries
-    sent); `control_psnr` (dB); and `verdict`, the word for all of them. What cannot be computed is None.
+    descent had finished); the means of `revealed` (images of a batch that are fully revealed), `oracle_psnr` (dB),
+    `label_correct`, `change` and `sent` (share of the entries sent); `control_psnr` (dB); and `verdict`, the word for
+    all of them. What cannot be computed is None.
   """
   return [_summary(group) for group in by_attacker(rows).values()]
 
@@ -86,17 +87,19 @@ def summary_csv(rows):
 def terminal_table(result, width=110):
   """Returns the result as an aligned table of at most `width` columns, closed by what it means in a few sentences."""
   summaries, worst = summarise(result.rows), worst_case(result.rows)
-  pairs = paired(summaries)
+  pairs, size = paired(summaries), result.config.get('batch_size', 1)
   head = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
+  head += (f'fully, of {size}',) if size > 1 else ()
   lines, last = [], None
   for (attack, defense), pair in pairs.items():
     if attack != last:
       last = attack
       of_attack = [summary for (name, _), group in pairs.items() if name == attack for summary in group]
-      lines.append((attack, _thresholds(of_attack), '', '', '', ''))
+      lines.append((attack, _thresholds(of_attack)))
     if pair[0]['counter'] is not None:
-      lines.append((f'  {defense}', '', '', '', '', ''))
-    lines += [_line(summary) for summary in pair]
+      lines.append((f'  {defense}',))
+    lines += [_line(summary, size) for summary in pair]
+  lines = [(*line, *[''] * (len(head) - len(line))) for line in lines]
   widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
   widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(head) - 1))
   table = [text for line in [head, *lines] for text in _aligned(line, widths)]
@@ -132,7 +135,7 @@ def by_attacker(rows):
   return groups
 
 
-def _line(summary):
+def _line(summary, size):
   """Returns the cells of one line of the terminal's table; an aware attacker stands further in, below its defense."""
   counter = summary['counter']
   return (
@@ -142,6 +145,7 @@ def _line(summary):
     f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})',
     f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
     summary['verdict'],
+    *([number(summary['revealed'])] if size > 1 else []),
   )
 
 
@@ -204,6 +208,7 @@ def _summary(rows):
     **_share(sum(bool(row['success']) for row in rows), len(rows)),
     **counts,
     'unfinished': sum(row['verdict'] == 'recovered' and not row['solved'] for row in rows),
+    'revealed': _mean(rows, 'revealed'),
     'oracle_psnr': _mean(rows, 'oracle_psnr'),
     'control_psnr': _mean(rows, 'control_psnr'),
     'label_correct': _mean(rows, 'label_correct'),

@@ -61,6 +61,14 @@ def test_what_cannot_be_separated_is_not(what):
   assert found.rank == {'nothing': 0, 'noise': 60, 'too many': 60}[what]
 
 
+def test_a_known_batch_size_stands_a_little_noise():
+  inputs, (gradient, *rest) = victim(4)
+  noise = np.random.default_rng(1).normal(scale=1e-7 * np.median(np.abs(gradient)), size=gradient.shape)
+  found = spear.spear(gradient + noise, *rest, np.random.default_rng(0), rank=4, tolerance=1e-4)
+  assert found.rank == 4 and 0 < furthest(found, inputs) < 1e-3
+  assert not len(spear.spear(gradient + noise, *rest, np.random.default_rng(0)).inputs)  # its own rank is full
+
+
 def test_weights_that_are_not_the_victims_do_not_agree():
   _, (gradient, shares, kernel, bias) = victim(4)
   found = spear.spear(gradient, shares, np.roll(kernel, 1, axis=1), bias, np.random.default_rng(0), submatrices=10_000)
@@ -69,7 +77,7 @@ def test_weights_that_are_not_the_victims_do_not_agree():
 
 def test_usage_errors():
   _, layer = victim(2)
-  for name, value in (('submatrices', 0), ('sparsity', 2.0), ('tolerance', -1.0)):
+  for name, value in (('submatrices', 0), ('sparsity', 2.0), ('tolerance', -1.0), ('rank', 0), ('rank', 61)):
     with pytest.raises(errors.UsageError, match=name):
       spear.spear(*layer, np.random.default_rng(0), **{name: value})
 

@@ -18,7 +18,8 @@ from tests import programs
 
 NAMES = sorted(experiments.REGISTRY)
 TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
-AUDITS = [name for name in NAMES if name not in TRAININGS]
+UNSCALED = ('peeling_cifar10', 'spear_exact')  # two cores carry all of it
+AUDITS = [name for name in NAMES if all(run.kind == 'audit' for run in experiments.get(name).runs.values())]
 
 
 def numbers(cell):
@@ -26,7 +27,9 @@ def numbers(cell):
 
 
 def test_all_papers_are_there():
-  assert {name.partition('_')[0] for name in NAMES} == {'dcs2', 'ffl', 'graddefense', 'outpost'}
+  assert {name.partition('_')[0] for name in NAMES} == {
+    'dcs2', 'ffl', 'fidel', 'graddefense', 'outpost', 'peeling', 'separation', 'spear',
+  }  # fmt: skip
   assert all(experiment.name == name for name, experiment in experiments.REGISTRY.items())
 
 
@@ -78,9 +81,12 @@ def test_the_numbers_are_possible(name):
         assert value > 0
       elif name in TRAININGS:
         assert 0 < value <= 100
+      elif cell.metric in ('revealed', 'revealed_90', 'certified'):
+        assert 0 <= value <= 200
       else:
         assert -5 < value < 60
-  assert any(map(numbers, experiment.cells)) or 'pictures alone' in experiment.shows
+  unprinted = any(words in experiment.shows for words in ('pictures alone', 'Nothing of this is printed'))
+  assert any(map(numbers, experiment.cells)) or unprinted
 
 
 def test_ffl_prints_psnr_and_mse_of_the_same_pictures():
@@ -128,7 +134,7 @@ def test_a_scale_says_what_it_changes(name):
 @pytest.mark.parametrize('name', NAMES)
 def test_scales_differ_in_cost(name):
   smoke, mini, paper = (machinery.minutes(experiments.get(name), scale) for scale in ('smoke', 'mini', 'paper'))
-  assert smoke < mini < paper
+  assert smoke < mini <= paper if name in UNSCALED else smoke < mini < paper
 
 
 @pytest.mark.parametrize('name', TRAININGS)

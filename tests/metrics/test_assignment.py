@@ -78,7 +78,15 @@ def test_one_image():
   assert metrics.match(levels(np.nan), levels(0.8)).tolist() == [0]
 
 
-@pytest.mark.parametrize('shapes', [((2, 4), (3, 4)), ((2, 4), (2, 5)), ((0, 4), (0, 4)), ((3,), (3,))])
+def test_fewer_or_more_reconstructions_than_images():
+  truth = batch(3, n=5)
+  few = metrics.match(truth[[4, 1]], truth)
+  assert few.tolist() == [-1, 1, -1, -1, 0]
+  many = np.concatenate([batch(4, n=6), truth[::-1]])
+  assert metrics.match(many, truth).tolist() == [10, 9, 8, 7, 6]
+
+
+@pytest.mark.parametrize('shapes', [((0, 4), (3, 4)), ((2, 4), (2, 5)), ((0, 4), (0, 4)), ((3,), (3,))])
 def test_shapes_that_do_not_fit_are_usage_errors(shapes):
   with pytest.raises(errors.UsageError, match='have shape'):
     metrics.match(*(np.zeros(shape, np.float32) for shape in shapes))

@@ -58,6 +58,21 @@ def test_labels_follow_their_images():
   assert metrics.evaluate(truth[::-1], truth, LABELS, LABELS)['label_correct'] == 0
 
 
+def test_fewer_or_more_images_than_there_are():
+  truth = batch()
+  few = metrics.evaluate(truth[[2]], truth, LABELS[[2]], LABELS)
+  assert few['permutation'] == [-1, -1, 0, -1] and few['psnr'] == metrics.MAX_PSNR and few['revealed'] == 1
+  assert few['label_correct'] == few['label_counts_correct'] == 0.25
+  many = metrics.evaluate(np.concatenate([batch(9), truth]), truth, np.full(8, -1), LABELS)
+  assert many['permutation'] == [4, 5, 6, 7] and many['psnr'] == metrics.MAX_PSNR and many['revealed'] == 4
+
+
+def test_revealed_needs_neither_scale_nor_place():
+  truth = batch()
+  row = metrics.evaluate(np.concatenate([0.3 * truth[[1, 1]] + 0.1, batch(7, n=2)]), truth, LABELS, LABELS)
+  assert row['revealed'] == 1
+
+
 def test_a_diverged_batch_has_nan_metrics_and_keeps_its_labels():
   truth, reconstructions = batch(), batch()
   reconstructions[2, 5, 5, 0] = np.nan
@@ -70,8 +85,8 @@ def test_a_diverged_batch_has_nan_metrics_and_keeps_its_labels():
 def test_a_row_is_plain_python():
   row = metrics.evaluate(batch(1), batch(2), LABELS.astype(np.int32), LABELS)
   assert json.loads(json.dumps(row)) == row
-  assert set(row) == {*metrics.REGISTRY, 'label_correct', 'label_counts_correct', 'permutation'}
-  assert {type(value) for key, value in row.items() if key != 'permutation'} == {float}
+  assert set(row) == {*metrics.REGISTRY, 'revealed', 'label_correct', 'label_counts_correct', 'permutation'}
+  assert {type(value) for key, value in row.items() if key not in ('permutation', 'revealed')} == {float}
 
 
 def test_compiles_once_per_shape():
@@ -84,8 +99,8 @@ def test_compiles_once_per_shape():
 @pytest.mark.parametrize(
   'changes, expected',
   [
-    ({'reconstructions': batch(n=3)}, r'\(3, 12, 12, 1\), expected that of the truth, \(4, 12, 12, 1\)'),
-    ({'reconstructions': batch(side=11)}, 'expected that of the truth'),
+    ({'reconstructions': batch()[:0]}, r'\(0, 12, 12, 1\), the truth \(4, 12, 12, 1\); expected'),
+    ({'reconstructions': batch(side=11)}, 'of the same pixels'),
     ({'reconstructions': batch()[..., 0], 'truth': batch()[..., 0]}, r'\[N, H, W, C\]'),
     ({'truth': batch() * 2}, r'expected \[0, 1\]'),
     ({'truth': batch() - np.float32(0.5)}, r'expected \[0, 1\]'),

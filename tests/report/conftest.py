@@ -122,6 +122,7 @@ def make(
     truth=truth,
     reconstructions=reconstructions,
     curves=curves,
+    inspections={a: ['The biases of the last layer lie far apart.'] if i else [] for i, a in enumerate(attacks)},
     counters={d: {c: f'It does {c} to {d}.' for c in found} for d, found in aware.items() if d in defenses},
     threat_models={
       attack: [

@@ -26,7 +26,7 @@ def rows_of(page, first):
 def test_sections_stand_in_order(page):
   assert page.headings == [
     'What the server can reconstruct', 'How much is recovered', 'Worst case per defense', 'How the attacks descended',
-    'What this attacker was granted', 'Settings', 'How to read this page',
+    'What this attacker was granted', 'What the client could have seen', 'Settings', 'How to read this page',
   ]  # fmt: skip
 
 

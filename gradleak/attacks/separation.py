@@ -1,0 +1,237 @@
+"""Blind source separation: images out of the mixtures that a dense layer's neurons hold.
+
+Fidel (Enthoven & Al-Ars 2021) reads a sample where a neuron holds it alone, and proposes to separate the others. Each
+row of a dense layer's gradient is a mixture of the batch's N inputs,
+
+  ∂L/∂W_j = Σ_i s_ij x_i  and  ∂L/∂b_j = Σ_i s_ij,
+
+so that the rows, each with its bias gradient behind it, are S [X, 1]: N unknown sources whose last entry is 1. Whatever
+finds a source up to a factor, that entry tells the factor, and with it scale and sign; the truth is not needed.
+
+Blind methods hold something for true of the sources: FastICA, that they are independent; NMF, that they are not
+negative; the Cocktail Party Attack (Kariyappa et al., ICML 2023), that they are smooth. For those a delta of one plain
+SGD step is as good as a gradient. Ours, `alternating`, holds nothing for true of images: it knows the network, which
+gives every image its shares.
+"""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gradleak import errors, trees
+from gradleak.attacks import closed_form
+from gradleak.models.model import per_example_loss, require
+from gradleak.strictness import lenient
+
+_GAUSSIAN = 0.37456  # the mean of log cosh of a standard normal variable
+_SLACK = 1e-3  # how far rounding may take a mixture beyond the range of pixels
+
+
+def fast_ica(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
+  """Returns the sources that FastICA (scikit-learn, log cosh) finds, float64 [K, in], K ≤ N; on the host.
+
+  Args:
+    kernel_update: [in, neurons], a gradient or a delta. Pixels are the observations, neurons the channels.
+    bias_update: [neurons].
+    batch_size: N. K is less where the rows have a lower rank, as their precision tells it.
+    iterations: at most; the separation is taken as it then is.
+    seed: of the start.
+
+  Raises:
+    UsageError: for a number out of range.
+  """
+  from sklearn.decomposition import FastICA
+
+  rows, count = _checked(kernel_update, bias_update, batch_size, iterations)
+  if count < 2:
+    return _scaled(rows[:count])
+  ica = FastICA(count, whiten='unit-variance', whiten_solver='svd', max_iter=iterations, random_state=seed)
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # that it has not converged
+    ica.fit(rows[:, :-1].T)
+  return _scaled(ica.components_ @ rows)
+
+
+def nmf(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
+  """Returns the sources of a non-negative matrix factorisation (scikit-learn), float64 [K, in], K ≤ N; on the host.
+
+  It takes the neurons whose quotient ∂W_j/∂b_j lies in the range of pixels: mixtures with weights of both signs need
+  not be positive. Arguments and errors as of `fast_ica`.
+  """
+  from sklearn.decomposition import NMF
+
+  rows, count = _checked(kernel_update, bias_update, batch_size, iterations)
+  with np.errstate(all='ignore'):
+    quotients = rows / rows[:, -1:]
+    inside = (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
+  mixtures = np.maximum(quotients[inside], 0)
+  count = min(count, len(mixtures))
+  if count < 2:
+    return _scaled(mixtures[:count])
+  factors = NMF(count, init='nndsvda', max_iter=iterations, random_state=seed)
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    factors.fit(mixtures)
+  return _scaled(factors.components_)
+
+
+def cocktail_party(
+  kernel_update,
+  bias_update,
+  image_shape,
+  *,
+  steps: int = 25_000,
+  learning_rate: float = 1e-3,
+  tv: float = 3.1,
+  decorrelation: float = 1.47,
+  temperature: float = 12.4,
+  negentropy: float = 0.0,
+):
+  """Returns the sources that the Cocktail Party Attack finds (Kariyappa et al. 2023, section 4), [N, in]. Pure JAX.
+
+  The rows are centred and whitened; a square unmixing matrix, its rows at length 1, is found by Adam. What separates is
+  the total variation: the published code's negentropy is E[log cosh s]², the larger the less it has of a normal
+  variable's 0.37. Here it is (E[log cosh s] − 0.37)² (Hyvärinen & Oja 2000, eq. 25), and off by default. The published
+  sign is chosen by the truth, scales by each image's range; here the bias gradient tells both.
+
+  Args:
+    kernel_update: [in, neurons], a gradient or a delta.
+    bias_update: [neurons].
+    image_shape: (N, H, W, C); in = H·W·C, N at most the number of neurons.
+    steps, learning_rate: of Adam.
+    tv: the weight of the mean absolute difference of neighbouring pixels.
+    decorrelation: the weight of exp(temperature · |cos|) − 1, averaged over pairs of rows of the unmixing matrix; the
+      published one was found at 128 samples, and keeps a few from turning at all: 0.1 serves these.
+    temperature: see there.
+    negentropy: the weight of the negentropy, which is maximised.
+
+  Raises:
+    UsageError: for a number out of range, or more samples than neurons.
+  """
+  errors.check_number('cocktail_party(steps)', steps, low=1, integer=True)
+  numbers = {'learning_rate': learning_rate, 'tv': tv, 'decorrelation': decorrelation, 'temperature': temperature}
+  for name, value in (numbers | {'negentropy': negentropy}).items():
+    errors.check_number(f'cocktail_party({name})', value, low=0)
+  count = _enough('cocktail_party', image_shape[0], kernel_update.T)
+  rows = jnp.concatenate([kernel_update.T, bias_update.reshape(-1, 1)], axis=1)
+  rows = rows / _safe(jnp.abs(rows).max())
+  centred = rows[:, :-1] - rows[:, :-1].mean(axis=1, keepdims=True)
+  left, values, right = jnp.linalg.svd(centred, full_matrices=False)
+  precision = jnp.finfo(rows.dtype).eps * max(rows.shape)
+  values = _safe(jnp.maximum(values[:count], values[0] * precision))
+  pixels = jnp.asarray(rows.shape[1] - 1, rows.dtype)
+  whitened = jnp.sqrt(pixels) * right[:count]
+  whitening = jnp.sqrt(pixels) * left[:, :count].T / values.reshape(-1, 1)
+  observed = whitening @ rows  # not centred, and with the bias gradient
+  off_diagonal = 1 - jnp.eye(count, dtype=rows.dtype)
+  pairs = jnp.asarray(max(count * (count - 1), 1), rows.dtype)
+
+  def loss(unmixing):
+    unit = unmixing / jnp.linalg.norm(unmixing, axis=1, keepdims=True)
+    images = (unit @ observed[:, :-1]).reshape(image_shape)
+    down, across = jnp.abs(jnp.diff(images, axis=1)), jnp.abs(jnp.diff(images, axis=2))
+    alike = jnp.sum(off_diagonal * jnp.expm1(temperature * jnp.abs(unit @ unit.T))) / pairs
+    sources = unit @ whitened
+    log_cosh = jnp.mean(jnp.logaddexp(sources, -sources), axis=1) - jnp.asarray(np.log(2), rows.dtype)
+    gaussianity = jnp.mean((log_cosh - _GAUSSIAN) ** 2)
+    return tv * (jnp.mean(down) + jnp.mean(across)) + decorrelation * alike - negentropy * gaussianity
+
+  optimizer = lenient(optax.adam(learning_rate))
+
+  def one_step(_, carry):
+    unmixing, state = carry
+    updates, state = optimizer.update(jax.grad(loss)(unmixing), state, unmixing)
+    return optax.apply_updates(unmixing, updates), state
+
+  start = jnp.eye(count, dtype=rows.dtype)
+  unmixing, _ = jax.lax.fori_loop(jnp.int32(0), jnp.int32(steps), one_step, (start, optimizer.init(start)))
+  sources = unmixing @ observed
+  return sources[:, :-1] / _safe(sources[:, -1:])
+
+
+def alternating(
+  key, client, variables, update, labels, image_shape, *, steps: int = 120, damping: float = 0.5, ridge: float = 1e-2
+):
+  """Returns the sources that fit the shares which the network itself gives them, [N, in]; ours. Pure JAX.
+
+  The weights are known: images tell the shares that they would have, by one backward pass each, and shares tell the
+  images, by least squares over the neurons, ∂L/∂W = Sᵀ X. From noise, by turns, with steps that become small. Where the
+  network is untrained a rough image gives nearly its true shares: which neurons it activates is most of them. In a
+  trained one the shares span orders of magnitude, and it starts too far off.
+
+  Args:
+    key: of the noise.
+    client: the `Client`; its model begins with a dense layer, its loss is the batch's mean.
+    variables: the model's, at which the gradient was taken.
+    update: the gradient, a tree shaped like the parameters.
+    labels: of the samples in any order, probabilities [N, classes].
+    image_shape: (N, H, W, C), N at most the number of neurons.
+    steps: how many turns.
+    damping: how far the first turn goes towards the solution; the last goes a tenth of that.
+    ridge: what holds back a sample whose share is small, beside 1.
+
+  Raises:
+    UsageError: for a number out of range, more samples than neurons, or a first dense layer that sees no image.
+  """
+  errors.check_number('alternating(steps)', steps, low=1, integer=True)
+  errors.check_number('alternating(damping)', damping, low=0, high=1)
+  errors.check_number('alternating(ridge)', ridge, low=0)
+  layers = require(client.model, 'layers')(image_shape[1:])
+  found = closed_form.first_dense_layer(layers, update)
+  rows = trees.get(update, found[0]).T
+  count = _enough('alternating', image_shape[0], rows)
+  if rows.shape[1] != math.prod(image_shape[1:]):
+    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not an image of {image_shape[1:]}')
+
+  def shares(image, label):
+    def of_params(params):
+      given = {**variables, 'params': params}, image.reshape(1, *image_shape[1:]), label.reshape(1, -1)
+      return jnp.sum(per_example_loss(client.model, client.loss, *given)[0])
+
+    return trees.get(jax.grad(of_params)(variables['params']), found[1]) / jnp.asarray(count, rows.dtype)
+
+  def one_turn(turn, images):
+    held = jax.vmap(shares)(images, labels).T
+    size = jnp.linalg.norm(held, axis=0)
+    size = jnp.maximum(size, jnp.maximum(1e-6 * size.max(), jnp.finfo(rows.dtype).tiny))
+    unit = held / size.reshape(1, -1)
+    normal = unit.T @ unit + ridge * jnp.eye(count, dtype=rows.dtype)
+    towards = jax.scipy.linalg.solve(normal, unit.T @ (rows - held @ images), assume_a='pos') / size.reshape(-1, 1)
+    rate = damping * jnp.asarray(0.1, rows.dtype) ** (turn.astype(rows.dtype) / max(steps - 1, 1))
+    return jnp.clip(images + rate * towards, 0, 1)
+
+  start = jax.random.uniform(key, (count, rows.shape[1]), rows.dtype)
+  return jax.lax.fori_loop(jnp.int32(0), jnp.int32(steps), one_turn, start)
+
+
+def _checked(kernel_update, bias_update, batch_size, iterations):
+  """Returns the rows of the living neurons with their bias gradients, float64 at a common size, and their rank or N."""
+  errors.check_number('batch_size', batch_size, low=1, integer=True)
+  errors.check_number('iterations', iterations, low=1, integer=True)
+  precision = np.finfo(np.asarray(kernel_update).dtype).eps
+  rows = np.concatenate([np.asarray(kernel_update, np.float64).T, np.asarray(bias_update, np.float64)[:, None]], axis=1)
+  rows = rows[np.isfinite(rows).all(axis=1) & rows.any(axis=1)]
+  values = np.linalg.svd(rows, compute_uv=False) if len(rows) else np.zeros(1)
+  rank = int(np.sum(values > precision * max(rows.shape) * values.max()))
+  return rows / max(values.max(), np.finfo(np.float64).tiny), min(batch_size, rank)
+
+
+def _safe(x):
+  return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+def _scaled(sources):
+  """Returns sources [K, in + 1] as images [K, in]: their last entry is 1; one where it is 0 keeps its scale."""
+  last = sources[:, -1:]
+  return sources[:, :-1] / np.where(last == 0, 1, last)
+
+
+def _enough(method, count, rows):
+  """Returns the number of samples, if rows [neurons, in] can tell so many apart."""
+  if count > min(rows.shape):
+    raise errors.UsageError(f'{method} separates at most {min(rows.shape)} samples here, got {count}')
+  return count
