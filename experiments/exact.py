@@ -477,24 +477,25 @@ class Peelings(Measured):
     """Returns a PNG: images certified against noise, a line per tolerance, and of each other condition."""
     calm = next(row for row in rows if row['size'] == self.strained and not (row['noise'] or row['pruned']))
     others = [row for row in rows if not row['noise']]
-    with figures.figure(7.2, 2.9, layout='constrained') as (figure, png):
-      axes, bars = figure.subplots(1, 2)
+    with figures.figure(8.4, 2.9, layout='constrained') as (figure, png):
+      axes, bars = figure.subplots(1, 2, width_ratios=(1.2, 1))
       for tolerance, colour in zip(self.tolerances, ('#2f86c9', '#d55e00'), strict=False):
         points = [row for row in rows if row['noise'] and row['tolerance'] == tolerance]
         mean, low, high = np.transpose([statistics.mean_interval(row['certified']) for row in points])
         axes.plot(self.noises, mean, marker='o', markersize=3, color=colour, label=f'tolerance {tolerance:g}')
         axes.fill_between(self.noises, low, high, color=colour, alpha=0.15, linewidth=0)
       axes.axhline(np.mean(calm['certified']), color=figures.SOFT, linewidth=0.8, label='no noise')
-      axes.set(
-        xscale='log', xlabel='noise, in medians of the gradient', ylim=(-0.03 * calm['held'], 1.05 * calm['held'])
-      )
+      axes.set(xscale='log', xlabel='noise, in medians of the gradient')
+      axes.set_xticks(self.noises, labels=[f'{noise:g}' for noise in self.noises])
+      axes.minorticks_off()
+      axes.set_ylim(-0.03 * calm['held'], 1.05 * calm['held'])
       axes.set_ylabel(f'images certified, of {calm["held"]}')
-      axes.legend(frameon=False)
+      axes.legend(frameon=False, loc='lower left')
       shares = [100 * np.asarray(row['certified']) / row['held'] for row in others]
       for place, values in enumerate(shares):
         bars.plot(values, [place] * len(values), 'o', color='#2f86c9', markersize=4, alpha=0.6, markeredgewidth=0)
       bars.set_yticks(range(len(others)), labels=[row['defense'] for row in others])
-      bars.set(xlabel='images certified, % (a dot per repeat)', xlim=(-4, 104), ylim=(len(others) - 0.5, -0.5))
+      bars.set(xlabel='images certified, %, a dot per repeat', xlim=(-4, 104), ylim=(len(others) - 0.5, -0.5))
       for one in (axes, bars):
         one.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
         one.spines[['top', 'right']].set_visible(False)
@@ -688,7 +689,9 @@ class Spears(Measured):
       axes.axvline(1e-6, color=figures.SOFT, linewidth=0.8)
       axes.set_yticks(range(len(rows)), labels=[row['defense'] for row in rows])
       axes.set(xscale='log', xlim=(3e-17, 100), ylim=(len(rows) - 0.5, -0.5))
-      axes.set_xlabel('largest error of a batch (line: 1e-6; at 30: not separated)')
+      axes.set_xticks([1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0], labels=['1e-15', '1e-12', '1e-9', '1e-6', '1e-3', '1'])
+      axes.minorticks_off()
+      axes.set_xlabel('largest error of a batch; outermost: not separated')
       axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
       axes.spines[['top', 'right']].set_visible(False)
       return png()
