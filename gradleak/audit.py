@@ -452,10 +452,14 @@ def _assemble(run, config, structures, seconds, resumed):
 
 
 def _inspected(trials):
-  """Returns what `inspect` tells a client of the model it is sent, a list of sentences; None where it cannot."""
+  """Returns what `inspect` tells a client of the model it is sent, a list of sentences; None where it cannot.
+
+  Of a model that a malicious server sends, also by what it makes of the client's images: that takes a compilation.
+  """
   client, variables = trials.scenario.client, trials.scenario.variables
   images, labels = trials.truth[0][:_INSPECTED], trials.labels[0][:_INSPECTED]
-  given = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if len(images) > 1 else {}
+  looks = len(images) > 1 and trials.settings.attacks[0].server is not None
+  given = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if looks else {}
   try:
     found = inspect(client.model, variables, images.shape[1:], loss=client.loss, **given).findings
   except errors.UsageError:

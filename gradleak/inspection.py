@@ -7,9 +7,8 @@ model does to it, however it is made: whether one sample dominates a layer's gra
 but of gradients divided by the sample's own error, see `_gains`), and whether single samples own a layer's neurons.
 
 Each check has a limit between what honest models and malicious ones were seen to reach (the slow test prints both). A
-server that knows the limits can stay below them: silence proves nothing. Of trap weights only mirrored ones are told by
-the weights for certain, and those that had convolutions changed in front of them; with independent signs and no biases
-they look like a start of large variance, and with biases at quantiles like a layer that training made sparse.
+server that knows the limits can stay below them: silence proves nothing. Trap weights with independent signs and no
+biases look like a start of large variance, unless convolutions were changed in front of them.
 """
 
 import functools

@@ -10,7 +10,7 @@ from gradleak.report import page, tables
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 DEFENSES = ['none', 'gaussian(stddev=100)']
-ATTACKS = ['csdlg(steps=2)', 'imprint(bins=32)', 'fidel', 'peeling', 'spear(submatrices=100)']
+ATTACKS = ['imprint(bins=32)', 'fidel', 'peeling', 'spear(submatrices=100)']  # an honest server's behind another's
 
 
 @pytest.fixture(scope='module')
@@ -25,10 +25,10 @@ def result(scenario, tmp_path_factory):
   attacks = ATTACKS
   folder = tmp_path_factory.mktemp('audit') / 'run'
   made = gl.audit(
-    jax.random.key(1), scenario, DEFENSES, attacks, 3, batch_size=4, controls=8, workdir=folder, progress='none'
+    jax.random.key(1), scenario, DEFENSES, attacks, 3, batch_size=4, controls=4, workdir=folder, progress='none'
   )
   again = gl.audit(
-    jax.random.key(1), scenario, DEFENSES, attacks, 3, batch_size=4, controls=8, workdir=folder, progress='none'
+    jax.random.key(1), scenario, DEFENSES, attacks, 3, batch_size=4, controls=4, workdir=folder, progress='none'
   )
   assert again.resumed and again.rows == made.rows
   return made
@@ -41,7 +41,7 @@ def rows(result, attack, defense):
 def test_rows_stand_in_the_order_of_the_attacks(result):
   assert list(dict.fromkeys(row['attack'] for row in result.rows)) == ATTACKS
   assert [row['trial'] for row in rows(result, 'fidel', 'none')] == [0, 1, 2]
-  assert len(result.controls) == len(ATTACKS) * 8 and result.truth.shape == (3, 4, 8, 8, 1)
+  assert len(result.controls) == len(ATTACKS) * 4 and result.truth.shape == (3, 4, 8, 8, 1)
 
 
 @pytest.mark.parametrize('attack', ['imprint(bins=32)', 'fidel'])
@@ -71,11 +71,11 @@ def test_attacks_on_gradients_refuse_deltas(scenario):
   delta = gl.scenario(
     scenario.client.model, scenario.images, scenario.labels, variables=scenario.variables, share='delta'
   )
-  for attack in ('peeling', 'spear'):
-    with pytest.raises(errors.UsageError, match=f'the attack {attack} reads the gradient of one step'):
-      gl.audit(jax.random.key(1), delta, ['none'], [attack], 1, progress='none')
+  with pytest.raises(errors.UsageError, match='the attack peeling reads the gradient of one step'):
+    gl.audit(jax.random.key(1), delta, ['none'], ['peeling'], 1, progress='none')
 
 
+@pytest.mark.slow
 def test_one_sample_is_fished_from_a_batch(scenario):
   chosen = np.concatenate([np.flatnonzero(scenario.labels != 1)[:4], np.flatnonzero(scenario.labels == 1)[:1]])
   fished = scenario._replace(images=scenario.images[chosen], labels=scenario.labels[chosen])
@@ -131,6 +131,6 @@ def test_a_network_that_does_not_begin_dense_is_named(scenario):
 
 
 def test_the_client_could_have_seen_it(result):
-  assert result.inspections['fidel'] == result.inspections['csdlg(steps=2)'] == []
+  assert result.inspections['fidel'] == result.inspections['peeling'] == []
   assert any('copies' in text or 'weights of another one' in text for text in result.inspections['imprint(bins=32)'])
   assert result.inspections['imprint(bins=32)'][0] in page.render(result).replace('&#39;', "'")
