@@ -175,9 +175,9 @@ NOTES = {
   },
   'fidel_14': {
     '': 'A little below: 11.7 of 20 under ReLU and dropout of 0.5, the paper has over 13. The count grows with '
-    'training and with the decoder: by least squares alone (`windows(hidden=0)`, which takes 93 % of single test images '
-    'to 0.98; ours 98.6 %) it was 6.7, 5.1, 7.6 and 10.2 after 0, 2,000, 6,000 and 20,000 steps (20 draws each). Our '
-    'reading is that the paper’s model was trained further; not verified. As there, more samples hide sooner than in '
-    'the dense network: at 50 hardly any is left.',
+    'training and with the decoder: by least squares alone (`windows(hidden=0)`, which takes 93 % of single '
+    'test images to 0.98; ours 98.6 %) it was 6.7, 5.1, 7.6 and 10.2 after 0, 2,000, 6,000 and 20,000 steps (20 '
+    'draws each). Our reading is that the paper’s model was trained further; not verified. As there, more '
+    'samples hide sooner than in the dense network: at 50 hardly any is left.',
   },
 }
