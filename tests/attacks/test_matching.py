@@ -214,6 +214,7 @@ def test_a_tolerance_ends_the_search(distance, small_images):
   assert (whole.objective[-1] < found.objective[-1]) and int(found.diverged_step[-1]) == -1
 
 
+@pytest.mark.slow
 def test_the_fast_schedule_descends_from_grey_with_what_csdlg_minimises(client, observe, small_images):
   images, labels = small_images
   observation = observe(images[:1], labels[:1])

@@ -9,6 +9,7 @@ import pytest
 
 from gradleak import Client, errors, models
 from gradleak.attacks import fidel, separation
+from gradleak.attacks.labels import bias_corrected, last_layer
 from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -119,6 +120,21 @@ def test_alternating_reveals_what_no_neuron_holds_alone(victim, alternate):
     assert float(start.min()) >= 0 and float(start.max()) <= 1
   other = alternate(jax.random.split(jax.random.key(1), 2), update, jax.nn.one_hot(np.zeros(16, int), 10))
   assert np.sum(revealed.fully_revealed(other[0], images).correlation >= 0.9) < 3  # labels matter
+
+
+def test_labels_are_counted_where_the_network_is_biased(victim):
+  client, variables, *_, images, labels = victim
+  params = dict(variables['params'])
+  last = max(params)
+  params[last] = {**params[last], 'bias': jnp.linspace(-1, 1, 10)}  # it predicts the last classes
+  biased = {**variables, 'params': params}
+  update = jax.jit(functools.partial(client.local_update, None))(biased, images, labels).update
+  told = jax.jit(lambda u: separation.counted_labels(client, biased, u, images.shape))(update)
+  np.testing.assert_array_equal(told, np.sort(labels))
+  published = bias_corrected(*last_layer(client.model, update, (8, 8, 1), 10), 16)
+  assert np.any(np.sort(published) != np.sort(labels))
+  nothing = separation.counted_labels(client, biased, jax.tree.map(jnp.zeros_like, update), images.shape)
+  assert nothing.shape == (16,) and 0 <= int(nothing.min()) <= int(nothing.max()) < 10
 
 
 def test_its_turns_are_those_of_a_loop_in_float64(victim):

@@ -85,6 +85,7 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   assert float(kept[0]['low']) < float(kept[0]['mean']) < float(kept[0]['high']) and kept[0]['recovered'] == ''
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_one_client_defends_its_sensitive_samples(tmp_path):
   methods = {'none': Method(), 'half': Method('fragmentation_random(ratio=0.5)')}

@@ -197,6 +197,7 @@ def test_a_client_that_shares_its_delta_of_a_batch_whose_labels_are_inferred(tmp
     assert archive['truth'].shape == (2, 2, 8, 8, 1)
 
 
+@pytest.mark.slow
 def test_attackers_who_know_the_defense_stand_beside(fast_compilation, tmp_path):
   """The program's default: both."""
   done = programs.start(
