@@ -6,13 +6,13 @@ python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=d
 
 import dataclasses
 
-from experiments import dcs2, exact, ffl, fidel, graddefense, outpost
+from experiments import dcs2, ffl, fidel, fidel_pictures, graddefense, outpost, peeling, separation, spear
 from experiments.notes import NOTES
 from gradleak import errors
 
 REGISTRY = {
   experiment.name: dataclasses.replace(experiment, notes=NOTES.get(experiment.name, {}))
-  for module in (graddefense, outpost, dcs2, ffl, fidel, exact)
+  for module in (graddefense, outpost, dcs2, ffl, fidel_pictures, fidel, separation, peeling, spear)
   for experiment in module.EXPERIMENTS
 }
 

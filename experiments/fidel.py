@@ -1,10 +1,7 @@
-"""Fidel (Enthoven, Al-Ars, 2021): how many private samples a client's first dense layer reveals, and what they show."""
+"""Fidel (Enthoven, Al-Ars, 2021): how many private samples a client's first dense layer reveals."""
 
 import dataclasses
 import functools
-import os
-import sys
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,15 +10,13 @@ import numpy as np
 import optax
 
 import gradleak as gl
-from experiments.experiment import Cell, Experiment, Outcome, Scaled
-from gradleak import specs, trees
-from gradleak.attacks import closed_form, decoder, fidel
+from experiments.experiment import Cell, Experiment, Outcome
+from experiments.measured import Measured
+from gradleak import specs
+from gradleak.attacks import decoder, fidel
 from gradleak.federated import LOSSES, Client, simulation
-from gradleak.metrics import pearson, revealed, statistics
-from gradleak.progress import reporter
+from gradleak.metrics import revealed, statistics
 from gradleak.report import figures
-from gradleak.scenario import fingerprint
-from gradleak.storage import Workdir, folder_name, write_atomically
 
 PAPER = (
   'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates in Federated Learning. 2021.'
@@ -56,7 +51,7 @@ class Data(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attacked(Scaled):
+class Attacked(Measured):
   """A victim that was trained for a while. All settings are the paper's, or our readings of it.
 
   Attributes:
@@ -68,7 +63,6 @@ class Attacked(Scaled):
     trained: how many images of the train split it is trained on, the first ones.
     auxiliary: how many images of the test split are the attacker's, the first ones.
     private: how many behind them the victims' samples are drawn from.
-    mini: field -> value at scale 'mini'.
   """
 
   dataset: str
@@ -79,21 +73,11 @@ class Attacked(Scaled):
   trained: int = 60_000
   auxiliary: int = 6_000
   private: int = 4_000
-  mini: Mapping = dataclasses.field(default_factory=dict, kw_only=True)
-
-  def at_mini(self):
-    """Returns this with what two cores need in place of the paper's settings."""
-    return dataclasses.replace(self, mini={}, **self.mini)
 
   def at_smoke(self):
     """Returns this on 8×8 digits, hardly trained."""
     small = {'trained': 200, 'auxiliary': 250, 'private': 250, 'pace': 1, 'mini': {}}
     return dataclasses.replace(self, dataset='digits', steps=min(self.steps, 2), **small)
-
-  def changes(self, scale):
-    """Returns what a scale changes, each as 'name value instead of value'."""
-    now, old = ({**vars(run), **vars(run).get('decoders', {}), 'decoders': 0} for run in (self.scaled(scale), self))
-    return [f'{name} {now[name]} instead of {old[name]}' for name in old if name != 'mini' and now[name] != old[name]]
 
   def texts(self):
     """Returns what stands behind each label, in words."""
@@ -110,11 +94,6 @@ class Attacked(Scaled):
     parts = (slice(self.auxiliary, None), slice(self.auxiliary))
     held = (tuple(jnp.asarray(x[part]) for x in (test.images, test.labels)) for part in parts)
     return Data(*held, (jnp.asarray(train.images), jnp.asarray(train.labels)), test.num_classes)
-
-  def workdir(self, path, data, seed):
-    """Returns the `Workdir` of a run."""
-    config = {name: value for name, value in dataclasses.asdict(self).items() if name != 'mini'}
-    return Workdir(path, {**config, 'seed': seed, 'data_fingerprint': fingerprint(data)}, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +113,6 @@ class Revelations(Attacked):
   measurements: int = 200
   decoder: str = ''
 
-  kind = 'measurements'
   shown = 'curves'
   page = 'revealed.png'
   remarks = 'of the samples'
@@ -160,20 +138,17 @@ class Revelations(Attacked):
     """Returns this on 8×8 digits, hardly trained, with two measurements."""
     return dataclasses.replace(super().at_smoke(), measurements=2)
 
-  def execute(self, data, seed, *, workdir, progress='auto'):
-    """Measures each curve, or reads it back, and draws them; returns a row per point."""
-    store, rows = self.workdir(workdir, data, seed), []
-    for index, (label, text) in enumerate(self.curves.items()):
-      part = store.load_part(folder_name(index, label))
-      if part is None:
-        part = self._curve(label, text, data, jax.random.key(seed)), {}
-        store.save_part(folder_name(index, label), *part)
-        _say(progress, label + ''.join(f', {np.mean(r["revealed"]):.1f} of {r["samples"]}' for r in part[0]))
-      rows += part[0]
-    write_atomically(os.path.join(workdir, self.page), revelations(self, rows))
-    return rows
+  def parts(self, data, seed):
+    """Yields (label, function that measures it) of each curve."""
+    for label, text in self.curves.items():
+      yield label, functools.partial(self._curve, label, text, data, jax.random.key(seed))
+
+  def said(self, label, rows):
+    """Returns a line on what was measured."""
+    return label + ''.join(f', {np.mean(row["revealed"]):.1f} of {row["samples"]}' for row in rows)
 
   def _curve(self, label, text, data, key):
+    """Returns (a row per size, nothing to show)."""
     victim = prepare(self, text, data, key)
     decode = fitted(self.decoder, victim, data, jax.random.fold_in(key, 2)) if self.decoder else lambda inputs: inputs
     accuracy, _ = simulation.accuracy(victim.client.model, victim.variables, *data.private)
@@ -188,11 +163,43 @@ class Revelations(Attacked):
         'alive': float(np.mean(alive)),
         'accuracy': accuracy,
       })  # fmt: skip
-    return rows
+    return rows, {}
+
+  def picture(self, rows):
+    """Returns a PNG: fully revealed samples against those of the victim, a line with its 95 % band per curve."""
+    with figures.figure(7.2, 4.6, layout='constrained') as (figure, png):
+      axes = figure.subplots()
+      for index, activation in enumerate(self.activations):
+        for dropout in self.dropouts:
+          label = curve(activation, dropout)
+          points = [row for row in rows if row['curve'] == label]
+          sizes = [row['samples'] for row in points]
+          mean, low, high = zip(*(statistics.mean_interval(row['revealed']) for row in points), strict=True)
+          colour, _ = figures.line_style(activation, self.activations)
+          dashes = ('-', (0, (5, 1.5)), (0, (1.2, 1)))[self.dropouts.index(dropout) % 3]
+          axes.plot(sizes, mean, color=colour, linestyle=dashes, linewidth=1.4, marker='o', markersize=2.5, label=label)
+          axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, zorder=index)
+      axes.plot(self.sizes, self.sizes, color=figures.SOFT, linewidth=0.6, zorder=0)
+      highest = max(1, *(np.mean(row['revealed']) for row in rows))
+      for (model, size), mean in PRINTED.items():
+        if model == self.model and LEAKIEST in self.curves:
+          highest = max(highest, mean)
+          axes.plot(size, mean, 'x', color=figures.INK)
+          axes.text(1.05 * size, mean - 0.2, f'the paper’s {mean} of {size}', va='top')
+      axes.set_ylim(-0.3, 1.1 * highest)
+      axes.set_xscale('log')
+      axes.set_xticks(self.sizes, labels=[str(size) for size in self.sizes])
+      axes.minorticks_off()
+      axes.set_xlabel('samples of the victim (thin line: all revealed)')
+      axes.set_ylabel('samples fully revealed')
+      axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
+      axes.spines[['top', 'right']].set_visible(False)
+      figure.legend(loc='outside lower left', frameon=False, ncols=3, handlelength=3)
+      return png()
 
   def outcome(self, cell, rows):
     """Returns the `Outcome` of a cell among the rows of its run."""
-    row = next(row for row in rows if row['defense'] == cell.defense)
+    row = self.row_of(cell, rows)
     mean, low, high = statistics.mean_interval(row['revealed'])
     remark = f'{100 * mean / row["samples"]:.0f} %'
     return Outcome(mean, low, high, len(row['revealed']), None, 0, remark)
@@ -287,254 +294,6 @@ def counted(victim, decode, private, key, size, measurements):
   return measured(jax.random.split(jax.random.fold_in(key, size), measurements), *private)
 
 
-def revelations(run, rows):
-  """Returns a PNG: fully revealed samples against those of the victim, a line with its 95 % band per curve."""
-  with figures.figure(7.2, 4.6, layout='constrained') as (figure, png):
-    axes = figure.subplots()
-    for index, activation in enumerate(run.activations):
-      for dropout in run.dropouts:
-        label = curve(activation, dropout)
-        points = [row for row in rows if row['curve'] == label]
-        sizes = [row['samples'] for row in points]
-        mean, low, high = zip(*(statistics.mean_interval(row['revealed']) for row in points), strict=True)
-        colour, _ = figures.line_style(activation, run.activations)
-        dashes = ('-', (0, (5, 1.5)), (0, (1.2, 1)))[run.dropouts.index(dropout) % 3]
-        axes.plot(sizes, mean, color=colour, linestyle=dashes, linewidth=1.4, marker='o', markersize=2.5, label=label)
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, zorder=index)
-    axes.plot(run.sizes, run.sizes, color=figures.SOFT, linewidth=0.6, zorder=0)
-    highest = max(1, *(np.mean(row['revealed']) for row in rows))
-    for (model, size), mean in PRINTED.items():
-      if model == run.model and LEAKIEST in run.curves:
-        highest = max(highest, mean)
-        axes.plot(size, mean, 'x', color=figures.INK)
-        axes.text(1.05 * size, mean - 0.2, f'the paper’s {mean} of {size}', va='top')
-    axes.set_ylim(-0.3, 1.1 * highest)
-    axes.set_xscale('log')
-    axes.set_xticks(run.sizes, labels=[str(size) for size in run.sizes])
-    axes.minorticks_off()
-    axes.set_xlabel('samples of the victim (thin line: all revealed)')
-    axes.set_ylabel('samples fully revealed')
-    axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
-    axes.spines[['top', 'right']].set_visible(False)
-    figure.legend(loc='outside lower left', frameon=False, ncols=3, handlelength=3)
-    return png()
-
-
-@dataclasses.dataclass(frozen=True)
-class Pictures(Attacked):
-  """What the reconstructions look like: of samples sent one by one, and of a batch; ReLU, no dropout.
-
-  Attributes:
-    decoders: label -> as in `decoder.parse`, for 'cnn'; none for 'mlp'.
-    singles: how many samples are sent one by one.
-    batch: how many are sent together.
-    decoded: how many neurons of the batch are decoded and shown.
-  """
-
-  decoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  singles: int = 100
-  batch: int = 10
-  decoded: int = 100
-
-  kind = 'pictures'
-  shown = 'pictures'
-  page = 'pictures.png'
-  remarks = 'of the samples'
-  intervals = 'Ours: counts over the samples that were sent one by one, and in one batch.'
-
-  @property
-  def defenses(self):
-    """Label -> what is counted under it."""
-    return {
-      label: f'{count} samples{", decoded by " + self.decoders[name] if name else ""}'
-      for name in self.decoders or ('',)
-      for label, count in ((alone(name), self.singles), (together(name), self.batch))
-    }
-
-  def at_smoke(self):
-    """Returns this on 8×8 digits, hardly trained, with decoders that are hardly trained, too."""
-    decoders = {name: 'windows' if text == 'windows' else 'table_iv(steps=2)' for name, text in self.decoders.items()}
-    return dataclasses.replace(super().at_smoke(), decoders=decoders, singles=10)
-
-  def execute(self, data, seed, *, workdir, progress='auto'):
-    """Attacks, or reads back what came out, and draws it; returns a row per label."""
-    store = self.workdir(workdir, data, seed)
-    part = store.load_part('pictures')
-    if part is None:
-      rows, panels = self._attack(data, jax.random.key(seed), progress)
-      kept = [(panel.title, panel.captions) for panel in panels]
-      part = [rows, kept], {f'{index:02}': np.asarray(panel.images) for index, panel in enumerate(panels)}
-      store.save_part('pictures', *part)
-    (rows, kept), arrays = part
-    panels = [Panel(title, arrays[f'{index:02}'], captions) for index, (title, captions) in enumerate(kept)]
-    write_atomically(os.path.join(workdir, self.page), sheet(panels))
-    return rows
-
-  def _attack(self, data, key, progress):
-    """Returns (rows, panels)."""
-    victim = prepare(self, f'{self.model}(activation=relu)', data, key)
-    images, labels = data.private
-    ways = {'': lambda inputs: inputs.reshape(-1, *images.shape[1:])}
-    if self.decoders:
-      ways = {name: fitted(text, victim, data, jax.random.fold_in(key, 2)) for name, text in self.decoders.items()}
-      _say(progress, f'trained: {", ".join(ways)}')
-    send = jax.jit(functools.partial(reconstructions, victim, None))
-    taken = (slice(1), slice(self.singles, self.singles + self.batch), slice(3))
-    single, batch, three = (Sent(images[part], send(images[part], labels[part]).inputs) for part in taken)
-    alone_sent = images[: self.singles], labels[: self.singles]
-    # Of the neurons that a single sample activates, the one with the largest share is rounded least.
-    found = jax.jit(functools.partial(strongest, victim))(*alone_sent)
-    decoded = {
-      name: (Sent(alone_sent[0], way(found)), Sent(batch.truth, way(batch.found))) for name, way in ways.items()
-    }
-    rows = []
-    for name, (ones, mixed) in decoded.items():
-      counts = (
-        jnp.sum(pearson(ones.found, ones.truth) >= revealed.FULLY),
-        revealed.fully_revealed(mixed.found, mixed.truth).count,
-      )
-      for label, one, count in zip((alone, together), (ones, mixed), counts, strict=True):
-        rows.append({'defense': label(name), 'samples': len(one.truth), 'revealed': int(count)})
-    if self.decoders:
-      return rows, list(self._decoded(single, batch, decoded))
-    return rows, list(self._direct(single, decoded[''][1], Sent(three.truth, ways[''](three.found))))
-
-  def _direct(self, single, batch, three):
-    """Yields figures 5, 9, 11 and 12: reconstructions of a dense network, which are images."""
-    shape = single.truth.shape[1:]
-    yield Panel('A sample (figure 5)', single.truth)
-    yield Panel('its first 24 partial reconstructions', stretched(single.found[:24].reshape(-1, *shape)))
-    yield Panel(f'A batch of {self.batch} (figure 9)', batch.truth)
-    yield Panel('its first 24 partial reconstructions', stretched(batch.found[:24]))
-    yield Panel('A batch of 3 (figure 11)', three.truth)
-    best = revealed.fully_revealed(three.found, three.truth)
-    yield Panel(*_best('the neurons that show each best', three, best))
-    best = revealed.fully_revealed(batch.found, batch.truth)
-    yield Panel(*_best(f'The batch of {self.batch}: the neurons that show each best (figure 12)', batch, best))
-
-  def _decoded(self, single, batch, decoded):
-    """Yields figures 6, 8, 10 and 15: reconstructions of a convolutional network, which are feature maps."""
-    strong = int(jnp.argmax(jnp.max(jnp.abs(single.found), axis=1) > 0))
-    yield Panel('A sample (figure 6)', single.truth)
-    yield Panel('the first 24 channels of one neuron', channels(single.found[strong]))
-    for name, (ones, _) in decoded.items():
-      yield Panel('Ten samples, sent one by one (figure 8)', ones.truth[:10])
-      best = [f'{value:.3f}' for value in pearson(ones.found[:10], ones.truth[:10]).tolist()]
-      yield Panel(f'decoded: {name}', jnp.clip(ones.found[:10], 0, 1), best)
-    ours = list(decoded.values())[-1][1]
-    best = revealed.fully_revealed(ours.found, ours.truth)
-    strong = int(best.neuron[jnp.argmax(best.correlation)])
-    yield Panel(f'A batch of {self.batch} (figure 10)', batch.truth)
-    yield Panel('the first 24 channels of one neuron', channels(batch.found[strong]))
-    alive = np.flatnonzero(np.abs(np.asarray(batch.found)).max(axis=1))[: self.decoded]
-    for name, (_, mixed) in decoded.items():
-      best = revealed.fully_revealed(mixed.found, mixed.truth)
-      yield Panel(*_best(f'The neurons that show each best, decoded: {name}', mixed, best))
-      yield Panel(f'{len(alive)} neurons, decoded: {name} (figure 15)', jnp.clip(mixed.found[alive], 0, 1))
-
-  def outcome(self, cell, rows):
-    """Returns the `Outcome` of a cell among the rows of its run."""
-    row = next(row for row in rows if row['defense'] == cell.defense)
-    share = 100 * row['revealed'] / row['samples']
-    return Outcome(row['revealed'], None, None, row['samples'], None, 0, f'{share:.0f} % of {row["samples"]}')
-
-  def minutes(self):
-    """Returns a rough estimate of the time on two cores: steps of the victim and of its decoders."""
-    training = self.steps / self.pace * BATCH * COST[self.model]
-    return (training + fitting(self.decoders.values()) + self.auxiliary) / 60_000 + 0.2
-
-
-class Sent(NamedTuple):
-  """What was sent, `truth` [N, H, W, C], and what was `found` in the delta: of each neuron, or of each sample."""
-
-  truth: jax.Array
-  found: jax.Array
-
-
-class Panel(NamedTuple):
-  """`images` [n, H, W, C] in [0, 1] under a title, with a caption below each, or None."""
-
-  title: str
-  images: np.ndarray
-  captions: list | None = None
-
-
-def alone(name):
-  """Returns the label of samples sent one by one, decoded as `name` says."""
-  return f'one by one, {name}' if name else 'one by one'
-
-
-def together(name):
-  """Returns the label of a batch, decoded as `name` says."""
-  return f'batch, {name}' if name else 'batch'
-
-
-def strongest(victim, images, labels):
-  """Returns what the neuron with the largest share says of each sample, sent alone, [N, in]."""
-
-  def one(sample):
-    image, label = sample
-    update = victim.client.local_update(None, victim.variables, image[None], label[None]).update
-    kernel, bias = (trees.get(update, path) for path in closed_form.first_dense_layer(victim.layers, update))
-    return closed_form.first_dense_input(kernel, bias)
-
-  return jax.lax.map(one, (images, labels))
-
-
-def stretched(images):
-  """Returns images [n, …] brought to [0, 1], each by itself; a constant one is black."""
-  axes = tuple(range(1, images.ndim))
-  low, high = images.min(axis=axes, keepdims=True), images.max(axis=axes, keepdims=True)
-  return (images - low) / jnp.where(high == low, 1.0, high - low)
-
-
-def channels(inputs):
-  """Returns the first 24 feature maps of a neuron's reconstruction [in], as images in [0, 1]."""
-  return stretched(jnp.moveaxis(decoder.feature_maps(inputs, CHANNELS)[0], -1, 0)[:24, ..., None])
-
-
-def _best(title, sent, best):
-  """Returns the parts of a `Panel`: for each sample the neuron that shows it best, and the correlation."""
-  shown = stretched(sent.found[best.neuron].reshape(sent.truth.shape))
-  return title, shown, [f'{value:.3f}' for value in best.correlation.tolist()]
-
-
-def sheet(panels, across=12):
-  """Returns a PNG of `Panel`s, one below the other, so many images in a line."""
-  from matplotlib.patches import Rectangle
-
-  tile, gap, title, caption = 0.5, 0.06, 0.24, 0.16  # inches
-  lines = [-(-len(panel.images) // across) for panel in panels]
-  tall = tile + gap
-  heights = [title + n * (tall + (caption if p.captions else 0)) for n, p in zip(lines, panels, strict=True)]
-  wide, high = across * tall + 3 * gap, sum(heights) + 2 * gap
-  with figures.figure(wide, high) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
-    top = gap
-    for panel, height in zip(panels, heights, strict=True):
-      axes.text(2 * gap, top + title / 2, panel.title, va='center')
-      for index, image in enumerate(panel.images):
-        line, place = divmod(index, across)
-        x, y = 2 * gap + place * tall, top + title + line * (tall + (caption if panel.captions else 0))
-        image = np.clip(np.asarray(image, np.float32), 0, 1)
-        image = image if image.shape[-1] == 3 else image[..., 0]
-        extent = (x, x + tile, y + tile, y)
-        axes.imshow(image, cmap='gray', vmin=0, vmax=1, interpolation='nearest', aspect='auto', extent=extent)
-        axes.add_patch(Rectangle((x, y), tile, tile, facecolor='none', edgecolor='#9a9fa6', linewidth=0.4))
-        if panel.captions:
-          axes.text(x + tile / 2, y + tile + caption / 2, panel.captions[index], ha='center', va='center', fontsize=7)
-      top += height
-    axes.set(xlim=(0, wide), ylim=(high, 0))
-    axes.set_axis_off()
-    return png()
-
-
-def _say(progress, line):
-  """Prints a line to standard error, unless `progress` is 'none'."""
-  if reporter(progress) is not None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _cells(run, name):
   return tuple(
     Cell(
@@ -611,50 +370,4 @@ def _figure_14():
   )
 
 
-def _pictures(model, table, shows, decoders=None):
-  decoders = decoders or {dataset: ({}, {}) for dataset in ('mnist', 'cifar10')}
-  small = {
-    'mnist': {'pace': 10, 'trained': 20_000, 'auxiliary': 2_000, 'private': 500},
-    'cifar10': {'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500},
-  }
-  runs = {
-    dataset: Pictures(
-      dataset,
-      model,
-      steps,
-      trained=trained,
-      decoders=decoders[dataset][0],
-      decoded=decoded,
-      mini={**small[dataset], 'decoders': decoders[dataset][1]},
-    )
-    for dataset, steps, trained, decoded in (('mnist', 2_000, 60_000, 100), ('cifar10', 2_000, 50_000, 120))
-  }
-  cells = [Cell(name, label, 'revealed', name, label) for name, run in runs.items() for label in run.defenses]
-  name = {'mlp': 'fidel_5', 'cnn': 'fidel_8'}[model]
-  choices = CHOICES[0], CHOICES[2], 'ReLU, no dropout.'
-  return Experiment(name, PAPER, table, shows, runs, tuple(cells), METRICS, choices)
-
-
-EXPERIMENTS = (
-  _pictures(
-    'mlp',
-    'Figures 5, 9, 11 and 12: partial reconstructions, FCNN',
-    'One sample is what every living neuron says; of a batch each neuron says a mixture. The paper prints pictures '
-    'alone.',
-  ),
-  _pictures(
-    'cnn',
-    'Figures 6, 8, 10 and 15: feature maps and what is decoded from them, CNN',
-    'The features in front of the dense layer give the image away, too. The paper prints pictures alone.',
-    {
-      'mnist': (
-        {'table III': 'table_iii', 'ours': 'windows'},
-        {'table III': 'table_iii(steps=1000)', 'ours': 'windows'},
-      ),
-      'cifar10': ({'table IV': 'table_iv', 'ours': 'windows'}, {'table IV': 'table_iv(steps=150)', 'ours': 'windows'}),
-    },
-  ),
-  _figure_13(),
-  _training(),
-  _figure_14(),
-)
+EXPERIMENTS = _figure_13(), _training(), _figure_14()

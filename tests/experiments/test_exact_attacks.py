@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import exact
 from experiments import experiment as machinery
-from gradleak import errors
-from gradleak.attacks import peeling
+from experiments import peeling, separation, spear
+from gradleak import attacks, errors
 
-NAMES = [experiment.name for experiment in exact.EXPERIMENTS]
+NAMES = [one.name for module in (separation, peeling, spear) for one in module.EXPERIMENTS]
 
 
 @pytest.fixture(scope='module')
@@ -43,13 +42,13 @@ def naive(params, images, truth):
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_gradient_is_disturbed_as_its_condition_says(digits):
   images, truth = digits
-  params = exact.weights(np.random.default_rng(0), 64, 20, 10)
+  params = peeling.weights(np.random.default_rng(0), 64, 20, 10)
   params[0] = params[0][0] / 4, params[0][1]
   expected = naive(params, images, truth)
 
   def sent(seed=1, **settings):
-    condition = exact.Condition(6, 'float64', 1e-4)._replace(**settings)
-    return exact.disturbed(condition, np.random.default_rng(seed), params, images, truth)
+    condition = peeling.Condition(6, 'float64', 1e-4)._replace(**settings)
+    return peeling.disturbed(condition, np.random.default_rng(seed), params, images, truth)
 
   for layer, reference in zip(sent(), expected, strict=True):
     for found, wanted in zip(layer, reference, strict=True):
@@ -72,29 +71,29 @@ def test_only_what_is_exact_and_labelled_counts(digits):
   images, truth = digits
   flat = np.float64(images.reshape(6, 64))
   found = np.stack([flat[0], flat[1], flat[2] + 0.01, flat[3], flat[0]])
-  peeled = peeling.Peeled(found, np.array([0, 1, 2, 9, 0]), np.zeros(5), np.zeros((5, 1), bool), 0.0)
-  assert exact.judged(peeled, images, truth) == (2, 3, pytest.approx(40))  # one twice, one at 40 dB, one mislabelled
+  peeled = attacks.peeling.Peeled(found, np.array([0, 1, 2, 9, 0]), np.zeros(5), np.zeros((5, 1), bool), 0.0)
+  assert peeling.judged(peeled, images, truth) == (2, 3, pytest.approx(40))  # one twice, one at 40 dB, one mislabelled
   none = peeled._replace(images=np.zeros((0, 64)), labels=np.zeros(0, int))
-  assert exact.judged(none, images, truth)[:2] == (0, 0)
+  assert peeling.judged(none, images, truth)[:2] == (0, 0)
 
 
 def test_differences_are_paired():
-  assert exact.gained([5, 6, 7], [3, 4, 5]) == '+2.0 (+2.0 to +2.0)'
-  assert exact.gained([1, 3], [2, 2]).startswith('+0.0 (−')
-  assert exact.gained([3], [5]) == '−2.0'
+  assert separation.gained([5, 6, 7], [3, 4, 5]) == '+2.0 (+2.0 to +2.0)'
+  assert separation.gained([1, 3], [2, 2]).startswith('+0.0 (−')
+  assert separation.gained([3], [5]) == '−2.0'
 
 
 def test_the_first_layer_is_of_three():
   rng = np.random.default_rng(0)
   inputs = rng.normal(size=(4, 8))
-  gradient, shares, kernel, bias = exact.first_layer(rng, inputs, 12, 0.0)
+  gradient, shares, kernel, bias = spear.first_layer(rng, inputs, 12, 0.0)
   assert gradient.shape == kernel.shape == (8, 12) and shares.shape == bias.shape == (12,)
   inactive = inputs @ kernel + bias <= 0
   found = np.linalg.lstsq(inputs.T, gradient, rcond=None)[0]  # the shares: the gradient is inputs.T @ them
   np.testing.assert_allclose(inputs.T @ found, gradient, atol=1e-12)
   np.testing.assert_allclose(found.sum(axis=0), shares, atol=1e-12)
   assert np.abs(found[inactive]).max() < 1e-12 < np.abs(found[~inactive]).max()
-  noisy = exact.first_layer(np.random.default_rng(0), inputs, 12, 0.1)
+  noisy = spear.first_layer(np.random.default_rng(0), inputs, 12, 0.1)
   assert np.linalg.matrix_rank(noisy[0]) > np.linalg.matrix_rank(gradient) == 4
 
 
@@ -108,9 +107,8 @@ def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
   run_name = list(experiment.runs)[-1]
   run = dataclasses.replace(experiment.runs[run_name].scaled('smoke'), repeats=1)
   if name == 'spear_exact':
-    monkeypatch.setattr(
-      exact.spear, 'spear', lambda *layer, **_: exact.spear.Separated(np.zeros((0, len(layer[0]))), 0.0, 3, 0)
-    )
+    nothing = attacks.spear.Separated
+    monkeypatch.setattr(attacks.spear, 'spear', lambda *layer, **_: nothing(np.zeros((0, len(layer[0]))), 0.0, 3, 0))
   data, folder = run.load(None), str(tmp_path / 'run')
   rows = run.execute(data, 0, workdir=folder, progress='none')
   assert [row['defense'] for row in rows] == list(run.defenses)

@@ -1,0 +1,53 @@
+"""Pictures in grids: what private images and what was found of them look like."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.report import figures
+
+
+class Panel(NamedTuple):
+  """`images` [n, H, W, C] in [0, 1] under a title, with a caption below each, or None."""
+
+  title: str
+  images: np.ndarray
+  captions: list | None = None
+
+
+def stretched(images):
+  """Returns images [n, …] brought to [0, 1], each by itself; a constant one is black."""
+  axes = tuple(range(1, images.ndim))
+  low, high = images.min(axis=axes, keepdims=True), images.max(axis=axes, keepdims=True)
+  return (images - low) / jnp.where(high == low, 1.0, high - low)
+
+
+def sheet(panels, across=12):
+  """Returns a PNG of `Panel`s, one below the other, so many images in a line."""
+  from matplotlib.patches import Rectangle
+
+  tile, gap, title, caption = 0.5, 0.06, 0.24, 0.16  # inches
+  lines = [-(-len(panel.images) // across) for panel in panels]
+  tall = tile + gap
+  heights = [title + n * (tall + (caption if p.captions else 0)) for n, p in zip(lines, panels, strict=True)]
+  wide, high = across * tall + 3 * gap, sum(heights) + 2 * gap
+  with figures.figure(wide, high) as (figure, png):
+    axes = figure.add_axes((0, 0, 1, 1))
+    top = gap
+    for panel, height in zip(panels, heights, strict=True):
+      axes.text(2 * gap, top + title / 2, panel.title, va='center')
+      for index, image in enumerate(panel.images):
+        line, place = divmod(index, across)
+        x, y = 2 * gap + place * tall, top + title + line * (tall + (caption if panel.captions else 0))
+        image = np.clip(np.asarray(image, np.float32), 0, 1)
+        image = image if image.shape[-1] == 3 else image[..., 0]
+        extent = (x, x + tile, y + tile, y)
+        axes.imshow(image, cmap='gray', vmin=0, vmax=1, interpolation='nearest', aspect='auto', extent=extent)
+        axes.add_patch(Rectangle((x, y), tile, tile, facecolor='none', edgecolor='#9a9fa6', linewidth=0.4))
+        if panel.captions:
+          axes.text(x + tile / 2, y + tile + caption / 2, panel.captions[index], ha='center', va='center', fontsize=7)
+      top += height
+    axes.set(xlim=(0, wide), ylim=(high, 0))
+    axes.set_axis_off()
+    return png()
