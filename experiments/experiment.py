@@ -315,6 +315,19 @@ class Outcome(NamedTuple):
   remark: str = ''
 
 
+def with_weights(experiment, path):
+  """Returns the `Experiment` with a file of weights in place of the training that its runs would do.
+
+  Raises:
+    UsageError: if none of its runs takes weights.
+  """
+  takes = {name for name, run in experiment.runs.items() if hasattr(run, 'weights')}
+  if not takes:
+    raise errors.UsageError(f'{experiment.name} attacks no model whose weights could be given')
+  runs = {n: dataclasses.replace(run, weights=path) if n in takes else run for n, run in experiment.runs.items()}
+  return dataclasses.replace(experiment, runs=runs)
+
+
 def _smoke_root(root):
   """Returns a number of root images that is small and tells 50, 100, … apart."""
   return max(2, root // 25)
@@ -453,6 +466,8 @@ HEADINGS = {
   'revealed_90': ('samples at ≥ 0.9', number),
   'certified': ('images certified', number),
   'largest_error': ('largest error', significant),
+  'cosine': ('cosine', lambda value: number(value, 3)),
+  'queries': ('queries', number),
 }
 
 

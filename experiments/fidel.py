@@ -138,7 +138,7 @@ class Revelations(Attacked):
     """Returns this on 8×8 digits, hardly trained, with two measurements."""
     return dataclasses.replace(super().at_smoke(), measurements=2)
 
-  def parts(self, data, seed):
+  def parts(self, data, seed, progress):
     """Yields (label, function that measures it) of each curve."""
     for label, text in self.curves.items():
       yield label, functools.partial(self._curve, label, text, data, jax.random.key(seed))

@@ -57,7 +57,7 @@ class Measured(Scaled):
     """Measures each part, or reads it back, and draws them; returns a row per label."""
     store = self.store(workdir, data, seed)
     rows, kept = [], {}
-    for index, (label, measure) in enumerate(self.parts(data, seed)):
+    for index, (label, measure) in enumerate(self.parts(data, seed, progress)):
       part = store.load_part(folder_name(index, label))
       if part is None:
         part = measure()
@@ -122,7 +122,7 @@ class Repeated(Measured):
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     return Data((test.images, test.labels), None)
 
-  def parts(self, data, seed):
+  def parts(self, data, seed, progress):
     """Yields (label, function that measures it) of each condition."""
     for label, condition in self.conditions.items():
       yield label, functools.partial(self._condition, label, condition, data.private, seed)

@@ -144,7 +144,7 @@ class Separations(Repeated):
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=min(50 * self.training, 5000))
     return Data((test.images, test.labels), (train.images, train.labels))
 
-  def parts(self, data, seed):
+  def parts(self, data, seed, progress):
     """Yields (label, function that measures it) of each batch size."""
     victim = functools.cache(functools.partial(self._victim, data, jax.random.key(seed)))
     for size in self.sizes:

@@ -20,6 +20,7 @@ _LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough 
 _SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: to see that it runs.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
+_WEIGHTS = flags.DEFINE_string('weights', None, 'PyTorch weights of a trained model, which is else trained here.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
 _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
 _CACHE = _program.define_cache()
@@ -43,6 +44,8 @@ def main(argv):
     raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))})')
   experiment = experiments.get(_EXPERIMENT.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  if _WEIGHTS.value is not None:
+    experiment = machinery.with_weights(experiment, _WEIGHTS.value)
   runs = {name: run.scaled(_SCALE.value) for name, run in experiment.runs.items()}
   reporter(_PROGRESS.value)  # a wrong word now, not after the data are read
   workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')

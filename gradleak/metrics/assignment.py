@@ -6,13 +6,16 @@ from gradleak import errors
 
 # Above 1, the most that two images in [0, 1] can differ by.
 _NON_FINITE_COST = 2.0
+_EXACT = 1e-4  # 40 dB
 
 
 def match(reconstructions, truth):
   """Pairs the two batches one-to-one by least total mean squared error, on images clipped to [0, 1] (Hungarian method).
 
-  One-to-one, because letting two images share their best reconstruction counts a single success several times. A host
-  function: NumPy in, NumPy out, for use outside `jit`.
+  One-to-one, because letting two images share their best reconstruction counts a single success several times. As many
+  pairs as possible are all but exact (40 dB) first: closed forms leave fillers beside what they recover, and for the
+  least total alone a recovered image would go to another that no filler resembles. A host function: NumPy in, NumPy
+  out, for use outside `jit`.
 
   Args:
     reconstructions: float [K, ...], pixels in [0, 1] or beyond. One with a NaN or infinite pixel costs more than any
@@ -35,7 +38,9 @@ def match(reconstructions, truth):
       f'reconstructions have shape {shapes[0]}, the truth {shapes[1]}; expected [K, …] and [N, …] of the same pixels'
     )
   permutation = np.full(len(truth), -1)
-  images, matched = optimize.linear_sum_assignment(_mean_squared_errors(truth, reconstructions))
+  error = _mean_squared_errors(truth, reconstructions)
+  bonus = _NON_FINITE_COST * min(error.shape)  # more than all other pairs can cost
+  images, matched = optimize.linear_sum_assignment(np.where(error <= _EXACT, error - bonus, error))
   permutation[images] = matched
   return permutation
 

@@ -86,6 +86,14 @@ def test_fewer_or_more_reconstructions_than_images():
   assert metrics.match(many, truth).tolist() == [10, 9, 8, 7, 6]
 
 
+def test_an_exact_image_is_not_given_away():
+  truth, reconstructions = levels(0.9, 1.0, 0.2), levels(0.85, 0.9, 0.5)
+  crossed, straight = (total_error(reconstructions, truth, order) for order in ([0, 1, 2], [1, 0, 2]))
+  assert crossed < straight
+  assert metrics.match(reconstructions, truth).tolist() == [1, 0, 2]
+  assert metrics.match(reconstructions + np.float32(0.02), truth).tolist() == [0, 1, 2]  # nothing is exact any more
+
+
 @pytest.mark.parametrize('shapes', [((0, 4), (3, 4)), ((2, 4), (2, 5)), ((0, 4), (0, 4)), ((3,), (3,))])
 def test_shapes_that_do_not_fit_are_usage_errors(shapes):
   with pytest.raises(errors.UsageError, match='have shape'):
