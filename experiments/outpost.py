@@ -198,10 +198,11 @@ def _figure_5():
     'outpost_figure_5',
     PAPER,
     'Figure 5: fishing for one sample of a batch of 128, under defenses',
-    'One changed layer isolates a sample, BatchNorm on its batch hides it, and DP and OUTPOST blur what is isolated.',
+    'One changed layer isolates a sample, BatchNorm on its batch hides it, and DP and OUTPOST blur what is isolated. '
+    'The paper prints pictures alone, one each.',
     {'fishing': run},
     cells,
-    'The paper prints pictures (images.png), one each. The cosine is that of what was isolated with the own gradient '
+    'Ours are in images.png. The cosine is that of what was isolated with the own gradient '
     'of the sample of the class that it is most like, 1 for one alone; PSNR and SSIM are of the first batch’s picture '
     'with the sample of the class that it is nearest to.',
     (

@@ -31,33 +31,16 @@ def small_images():
   return (digits.images[:8, :, :, None] / 16).astype(np.float32), digits.target[:8].astype(np.int32)
 
 
-@pytest.fixture(scope='session')
-def compilation_cache(tmp_path_factory):
-  """A folder where `fast_compilation` keeps what was compiled."""
-  return str(tmp_path_factory.mktemp('compiled'))
-
-
 @pytest.fixture(scope='module')
-def fast_compilation(compilation_cache):
+def fast_compilation():
   """Compiles in half the time, and the same program once: for tests that run whole audits of a few steps."""
-  from jax.experimental.compilation_cache import compilation_cache as cache
-
-  settings = {
-    'jax_compilation_cache_dir': compilation_cache,
-    'jax_persistent_cache_min_compile_time_secs': 0.0,
-    'jax_persistent_cache_min_entry_size_bytes': -1,
-    'jax_disable_most_optimizations': True,
-  }
+  settings = {'jax_persistent_cache_min_compile_time_secs': 0.0, 'jax_disable_most_optimizations': True}
   before = {name: jax.config.values[name] for name in settings}
-
-  def apply(settings):
-    for name, value in settings.items():
-      jax.config.update(name, value)
-    cache.reset_cache()  # JAX asks once whether there is a cache
-
-  apply(settings)
+  for name, value in settings.items():
+    jax.config.update(name, value)
   yield
-  apply(before)
+  for name, value in before.items():
+    jax.config.update(name, value)
 
 
 @pytest.fixture(scope='session')

@@ -149,6 +149,7 @@ def test_rows_do_not_depend_on_the_defenses_beside_them(result, linear):
   assert alone.controls == result.controls
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_trials_beside_them(result, linear):
   few = audit(linear, ['prune(rate=0.5)'], trials=3, controls=2)
   judged = ('control_psnr', 'success', 'solved', 'verdict')  # the control pool is another

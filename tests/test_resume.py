@@ -91,7 +91,7 @@ def interrupt(linear, workdir, step):
   assert not (workdir / 'rows.jsonl').exists()
 
 
-@pytest.mark.parametrize('step', [0, 3, STEPS])
+@pytest.mark.parametrize('step', [0, 3, pytest.param(STEPS, marks=pytest.mark.slow)])
 def test_stopped_at_a_chunk(linear, uninterrupted, tmp_path, step):
   interrupt(linear, tmp_path / 'new', step)
   watch = Watch()
@@ -247,10 +247,10 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 @pytest.mark.slow
-def test_kill_9(tmp_path, compilation_cache):
+def test_kill_9(tmp_path):
   flags = [
     '--dataset=digits', '--model=mlp', '--trials=2', '--steps=500', '--controls=2', '--defenses=none;prune(rate=0.9)',
-    '--progress=lines', f'--compilation_cache={compilation_cache}',
+    '--progress=lines', '--compilation_cache=',
   ]  # fmt: skip
   killed, whole = tmp_path / 'killed', tmp_path / 'whole'
   assert programs.start('audit', *flags, f'--workdir={whole}').status == 0

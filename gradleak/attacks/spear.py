@@ -76,12 +76,13 @@ def spear(
   size = np.linalg.norm(left, axis=1)
   rows = left[size > tolerance * size.max()]
   rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+  dead = len(left) - len(rows)  # neurons that no sample activates are zeros of every direction
   projected = right @ kernel  # Z − b = Q⁻¹ of it
   directions, agreement, mixing = np.zeros((0, rank)), 0.0, None
   for _ in range(-(-submatrices // _ROUND)):
     drawn = np.concatenate([directions, _null_vectors(rows, rng)])
-    zeros = np.mean(np.abs(rows @ drawn.T) <= tolerance, axis=0)
-    sparse = zeros > sparsity
+    zeros = np.sum(np.abs(rows @ drawn.T) <= tolerance, axis=0)
+    sparse = (zeros + dead > sparsity * len(left)) & (zeros >= 2 * (rank - 1))  # twice any direction's
     directions = _distinct(drawn[sparse], zeros[sparse], tolerance)[: 3 * rank]
     if len(_independent(directions)) == rank:
       agreement, mixing = _agreeing(directions, left, projected, shares, bias, tolerance)

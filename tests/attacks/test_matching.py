@@ -86,6 +86,7 @@ def test_a_batch_is_recovered(client, observe, small_images):
   assert psnr(found, images[:2]) > 30
 
 
+@pytest.mark.slow
 def test_a_delta_of_several_steps_is_matched(network, observe, small_images):
   images, labels = small_images
   victim = Client(network[0], 10, share='delta', optimizer=optax.sgd(0.05), epochs=3)

@@ -11,7 +11,7 @@ from gradleak import errors
 from gradleak.attacks import spear
 
 
-def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60):
+def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):
   """Returns (inputs, (kernel gradient, bias gradient, kernel, bias)) of the first of three layers."""
   rng = np.random.default_rng(seed)
   sizes = [size, neurons, 40, 10]
@@ -19,6 +19,7 @@ def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60):
     tuple((rng.uniform(-1, 1, shape) / np.sqrt(i)).astype(dtype) for shape in ((i, o), (o,)))
     for i, o in itertools.pairwise(sizes)
   ]
+  layers[0][1][:dead] = -100
   inputs, labels = rng.normal(size=(batch, size)).astype(dtype), rng.integers(10, size=batch)
   with jax.enable_x64(dtype == np.float64):
     gradient = jax.device_get(gradient_of_mean(layers, inputs, labels))
@@ -47,6 +48,13 @@ def test_a_batch_comes_apart(dtype, error):
   assert found.rank == 6 and found.inputs.shape == inputs.shape and found.directions >= 6
   assert furthest(found, inputs) < error
   assert found.agreement == 1 if dtype == np.float64 else found.agreement > 0.99
+
+
+@pytest.mark.parametrize('batch, dead, sparsity', [(4, 100, 0.5), (1, 0, 0.3)])
+def test_neurons_that_no_sample_activates_count_as_zeros(batch, dead, sparsity):
+  inputs, layer = victim(batch, dead=dead)
+  found = spear.spear(*layer, np.random.default_rng(0), submatrices=10_000, sparsity=sparsity)
+  assert len(found.inputs) == batch and furthest(found, inputs) < 1e-9
 
 
 @pytest.mark.parametrize('what', ['nothing', 'noise', 'too many'])

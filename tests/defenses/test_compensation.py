@@ -93,7 +93,8 @@ def clients(init, num_clients):
   return jax.jit(lambda batches: jax.lax.map(gradient, batches, batch_size=20))(batches)
 
 
-@pytest.mark.parametrize('init', [pytest.param('default', marks=pytest.mark.slow), 'explicit'])
+@pytest.mark.slow
+@pytest.mark.parametrize('init', ['default', 'explicit'])
 def test_compensation_restores_the_mean_update_where_noise_dominates(init):
   """Noise variance 0.01 on 30 % of the slices, Q = 6, ten clients and a hundred."""
   gradients = clients(init, 100)

@@ -182,7 +182,7 @@ HEAVY = ('concealment', 'graddefense_step')
 every_defense_but_heavy = pytest.mark.parametrize(
   'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
 )
-every_sample = pytest.mark.parametrize('network', ['lenet', 'normed'])
+every_sample = pytest.mark.parametrize('network', [pytest.param('lenet', marks=pytest.mark.slow), 'normed'])
 
 
 class Normed(nn.Module):
@@ -401,7 +401,7 @@ def test_it_stands_in_front_of_an_optimizer(name, samples):
     assert_close(apply(chain(make(name, sample), optax.sgd(0.1)), sample), expected)
 
 
-@every_defense
+@every_defense_but_heavy
 def test_another_defense_may_follow(name, samples):
   sample = samples['normed']
   for follower in (defenses.clip(norm=0.01), defenses.gaussian(stddev=0.2)):
@@ -422,7 +422,8 @@ def test_masked_tensors_are_left_alone(name, samples):
       assert_equal(masked[layer], sample.updates[layer])
 
 
-@every_defense_but_heavy
+@pytest.mark.slow
+@every_defense
 def test_gradient_accumulation(name, samples):
   """Two calls of `optax.MultiSteps` defend the mean of two gradients, once."""
   sample = samples['normed']

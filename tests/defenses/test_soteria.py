@@ -67,7 +67,7 @@ def zero_rows(kernel):
 
 
 @pytest.mark.parametrize('variant', VARIANTS)
-@pytest.mark.parametrize('rate', [0.1, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize('rate', [pytest.param(0.1, marks=pytest.mark.slow), 0.5, 0.8, 1.0])
 @pytest.mark.parametrize('number', [1, 2])
 def test_it_prunes_the_features_of_the_formula(case, jacobian, variant, rate, number):
   model, variables, images, labels, updates = case

@@ -55,8 +55,8 @@ def test_what_is_there_is_left_alone(tmp_path, program):
   [
     (['--dataset=minst'], "unknown dataset 'minst'; did you mean 'mnist'"),
     (['--datset=mnist'], "Unknown command line flag 'datset'"),
-    ([], 'flag --dataset'),
-    (['--dataset=mnist', 'cifar10'], "unexpected argument 'cifar10'"),
+    pytest.param([], 'flag --dataset', marks=pytest.mark.slow),
+    pytest.param(['--dataset=mnist', 'cifar10'], "unexpected argument 'cifar10'", marks=pytest.mark.slow),
   ],
 )
 def test_usage_errors_end_on_one_line_with_status_two(tmp_path, arguments, message):

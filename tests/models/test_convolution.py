@@ -54,7 +54,9 @@ def all_orders(convolve, images, kernel):
 
 
 @pytest.mark.parametrize(('size', 'stride', 'padding', 'shape'), SHAPES)
-@pytest.mark.parametrize('lanes', [pytest.param('none', marks=pytest.mark.slow), 'images', 'both'])
+@pytest.mark.parametrize(
+  'lanes', [*(pytest.param(some, marks=pytest.mark.slow) for some in ('none', 'images')), 'both']
+)
 def test_formulations_agree_with_the_definition_and_in_every_order(
   size, stride, padding, shape, lanes, fast_compilation
 ):
