@@ -2,13 +2,15 @@
 
 The checks of the weights know the malicious models of `gradleak.attacks` by what these cannot do without: fishing's
 last layer (Wen et al. 2022), the imprint module's equal rows on a ladder of biases (Fowl et al. 2022), mirrored trap
-weights (Boenisch et al. 2023) and biases computed from the weights. The checks of the client's own batch ask what the
-model does to it, however it is made: whether one sample dominates a layer's gradient (the D-SNR of Garov et al. 2024,
-but of gradients divided by the sample's own error, see `_gains`), and whether single samples own a layer's neurons.
+weights (Boenisch et al. 2023), biases computed from the weights, and biases that were replaced by zeros in front of
+others that were not. The checks of the client's own batch ask what the model does to it, however it is made: whether
+one sample dominates a layer's gradient (the D-SNR of Garov et al. 2024, but of gradients divided by the sample's own
+error, see `_gains`), and whether single samples own a layer's neurons.
 
 Each check has a limit between what honest models and malicious ones were seen to reach (the slow test prints both). A
-server that knows the limits can stay below them: silence proves nothing. Trap weights with independent signs and no
-biases look like a start of large variance, unless convolutions were changed in front of them.
+server that knows the limits can stay below them: silence proves nothing. Trap weights with independent signs betray
+themselves by their missing biases alone, and not at a start that has none either: positive weights 1 % smaller than
+negative ones are less of a difference than training makes, either way.
 """
 
 import functools
@@ -33,6 +35,7 @@ LIMITS = {
   'ladder': 0.97,
   'front': 0.5,
   'handed_on': 0.1,
+  'untouched': 0.5,
   'mirrored': 0.1,
   'centred': 0.5,
   'dominance': 30.0,
@@ -102,7 +105,7 @@ def inspect(model, variables, image_shape, *, batch=None, loss=cross_entropy, tr
   """
   layers = models.require(model, 'layers')(tuple(image_shape))
   params = variables['params']
-  found = [*_last_layer(layers[-1], params), *_front(layers, params, image_shape)]
+  found = [*_last_layer(layers[-1], params), *_front(layers, params, image_shape), *_untouched(layers[:-1], params)]
   for index, layer in enumerate(layers[:-1]):
     found += _hidden_layer(layer, params, first=index == 0)
   if batch is not None:
@@ -168,6 +171,20 @@ def _front(layers, params, image_shape):
   is_module = is_module and first.shape[0] == pixels and second.shape == (first.shape[1], pixels)
   text = 'Two dense layers in front of the network ({where}) turn the image into an image.'
   return [_finding('front', layers[0].name, float(is_module), text)]
+
+
+def _untouched(hidden, params):
+  """Layers whose biases are all the same, in front of others whose biases are not: what trains these trains those.
+
+  The last layer is neither: it may start at the classes' frequencies, and may be all that is trained.
+  """
+  biases = [(layer.name, _weights(layer, params)[1]) for layer in hidden]
+  same = [(name, np.ptp(bias) == 0) for name, bias in biases if bias is not None and bias.size > 1]
+  text = 'All biases of {where} are the same, and those of a layer behind it are not.'
+  return [
+    _finding('untouched', name, float(one and not all(others for _, others in same[i + 1 :])), text)
+    for i, (name, one) in enumerate(same)
+  ]
 
 
 def _hidden_layer(layer, params, first):

@@ -113,7 +113,8 @@ def test_it_tells_malicious_models_from_honest_ones():
   assert seen['class fishing'].keys() == {'last_bias', 'last_rows', 'last_norms'}
   assert {'front', 'copies', 'ladder'} <= seen['imprint'].keys()
   assert 'mirrored' in seen['trap weights, mirrored']
-  assert seen['trap weights, independent'] == {}  # nothing in the weights tells these from a start of large variance
+  # Nothing else tells these from a start of large variance.
+  assert seen['trap weights, independent'].keys() == {'untouched'}
 
 
 @pytest.mark.usefixtures('fast_compilation')
@@ -194,6 +195,5 @@ def test_both_rates():
   for kind, results in seen.items():
     weights, batch = np.sum(results, axis=0)
     print(f'{kind}: {weights} of {len(results)} by the weights alone, {batch} with a batch')
-    if 'trap' not in kind or 'mirrored' in kind:
-      assert weights == len(results)
+    assert weights == len(results)
   assert total // 2 >= 20 and alarms == 0

@@ -92,6 +92,33 @@ def test_implied_gradients_are_those_of_every_label(digits):
     np.testing.assert_allclose(second, expected, atol=1e-12)
 
 
+def test_what_the_network_is_sure_of_may_be_as_far_off_as_anything_else(digits, monkeypatch):
+  """An error of the image counts alike, however much larger it makes that of an exponentially small share."""
+  layers = dense(2, 64, 256, 10)
+  layers[1][0][:] *= 8  # logits as those of larger images
+  images = digits[0][:20]
+  logits = np.maximum(images @ layers[0][0], 0) @ layers[1][0]
+  sure = [np.diff(np.sort(logits, axis=1)[:, -2:])[:, 0].argmax()]
+  right, wrong = logits[sure].argmax(axis=1), logits[sure].argmin(axis=1)
+
+  def probability_of_others(scale):
+    others = np.delete(np.exp(scale * (logits[sure] - logits[sure].max())), right)
+    return others.sum() / (1 + others.sum())
+
+  z = images[sure] @ layers[0][0]
+  slope = np.log(probability_of_others(1 + 1e-4) / probability_of_others(1 - 1e-4)) / -2e-4
+  np.testing.assert_allclose(peeling._sensitivity(layers[1:], z, right), slope, rtol=1e-4)
+  assert slope > 5 and peeling._sensitivity(layers[1:], z, wrong) == 1
+
+  def certified(label):
+    (kernel, bias), last = gradient(layers, images[sure], label)
+    return len(peeling.peel(layers, [(kernel * (1 + 3e-5), bias), last], 1).labels)
+
+  assert certified(right) == certified(wrong) == 1
+  monkeypatch.setattr(peeling, '_sensitivity', lambda rest, z, labels: np.ones(len(z)))
+  assert (certified(right), certified(wrong)) == (0, 1)
+
+
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_model_and_a_client_of_this_package(digits):
   """Default weights in float32, biases and four layers; a batch as small as its 128 neurons allow."""
