@@ -74,8 +74,8 @@ class Fishings(Repeated):
     model: as in `gradleak.models.create`.
     batch: images in the batch.
     target: the class that is fished for.
-    steps: of gradient matching.
-    start: where that starts.
+    inner, steps, start: gradient matching, as in `fishing.class_fishing`.
+    tv: its weight of total variation, of an untrained and of a trained model.
     public: how many images the server holds, the first ones of the train split.
     trained: how many images of the train split the trained model has seen, the first ones.
     training: steps that it took, batch 128.
@@ -85,8 +85,10 @@ class Fishings(Repeated):
   model: str = 'resnet20(pixels=imagenet)'
   batch: int = 128
   target: int = 1
+  inner: str = 'csdlg'
   steps: int = 24_000
   start: str = 'normal'
+  tv: tuple[float, float] = (1e-3, 0.05)
   public: int = 2_000
   trained: int = 50_000
   training: int = 8_000
@@ -172,7 +174,7 @@ class Fishings(Repeated):
       mine = images[labels == self.target]
       found.append((isolation(model, fished, mine, self.target), fished.queries, bool(fished.alone)))
       if not repeat:
-        image = self._matched(model, fished, images.shape, key, label, progress)
+        image = self._matched(condition, model, fished, images.shape, key, progress)
         shown = image, mine, labels
         nearest = labels[np.argmax(metrics.pearson(*np.broadcast_arrays(image, images)))]
     image, mine, labels = shown
@@ -191,15 +193,15 @@ class Fishings(Repeated):
     }
     return [row], {'image': np.clip(image, 0, 1), 'truth': mine, 'psnr': np.float32(row['psnr'])}
 
-  def _matched(self, model, fished, shape, key, label, progress):
+  def _matched(self, condition, model, fished, shape, key, progress):
     """Returns the image [1, H, W, C] that gradient matching makes of what was isolated."""
-    build = Matching(client(model), shape, self.target, self.steps, self.start)
-    lanes = {'key': key[np.newaxis]}
+    build = Matching(client(model), shape, self.target, self.inner, self.steps, self.start)
+    lanes = {'key': key[np.newaxis], 'tv': jnp.float32([self.tv[condition.trained]])}
     shared = {'variables': fished.variables, 'update': fished.update}
 
     def on_chunk(done):
       if progress is not None:
-        progress(label, done, done.objective)
+        progress(str(condition), done, done.objective)
 
     return driver.run(build, shared, lanes, num_steps=self.steps, group_size=1, on_chunk=on_chunk).images[0]
 
@@ -254,18 +256,20 @@ class Matching:
   Attributes:
     client: that the attacker simulates.
     shape: of the batch, (N, H, W, C).
-    target, steps, start: as in `fishing.class_fishing`.
+    target, inner, steps, start: as in `fishing.class_fishing`.
   """
 
   client: Client
   shape: tuple
   target: int
+  inner: str
   steps: int
   start: str
 
   def __call__(self, shared, lane):
     """Returns (attack, key, observation)."""
-    attack = fishing.class_fishing(self.client, target=self.target, steps=self.steps, start=self.start)
+    settings = {'target': self.target, 'inner': self.inner, 'steps': self.steps, 'start': self.start}
+    attack = fishing.class_fishing(self.client, tv=lane['tv'], **settings)
     unknown = jnp.zeros((self.shape[0], 10), jnp.float32)
     seen = shared['variables'], shared['update'], unknown, gl.Knowledge(labels='unused'), self.shape, 10
     return attack, lane['key'], gl.Observation(*seen)

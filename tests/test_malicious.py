@@ -48,6 +48,7 @@ def test_rows_stand_in_the_order_of_the_attacks(result):
 def test_closed_forms_reveal_images_and_noise_hides_them(result, attack):
   bare, noisy = rows(result, attack, 'none'), rows(result, attack, 'gaussian(stddev=100)')
   assert sum(row['revealed'] for row in bare) >= 4
+  assert all(row['label_correct'] is None for row in bare)
   assert all(row['verdict'] == 'recovered' for row in bare if row['revealed'])
   assert all(row['revealed'] == 0 and row['verdict'] in ('protected', 'not solved') for row in noisy)
   assert all(row['change'] > 1 for row in noisy)

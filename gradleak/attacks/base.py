@@ -16,7 +16,7 @@ class Reconstruction(NamedTuple):
 
   Attributes:
     images: [K, H, W, C]; closed forms may find fewer or more than the N private ones, the surest first.
-    labels: class indices, int32 [K]; −1 where the attack tells none.
+    labels: class indices, int32 [K], −1 where the attack is silent; [0] of an attack that never tells any.
     objective: the value that the attack minimised, priors included, at these images; float32 scalar. 0 of closed forms.
     distance: the matching distance alone; restarts are chosen by it.
     objective_start: the objective at the start.
@@ -105,7 +105,7 @@ def closed_form(read, *, random=False, auxiliary_data=False):
   def reconstruct(state, observation):
     images, labels = read(observation, *([jax.random.wrap_key_data(state)] if random else []))
     images = images.reshape(-1, *observation.image_shape[1:])
-    labels = jnp.full(images.shape[0], -1, jnp.int32) if labels is None else labels
+    labels = jnp.zeros(0, jnp.int32) if labels is None else labels
     diverged = jnp.where(jnp.isfinite(images).all(), -1, 0).astype(jnp.int32)
     return Reconstruction(images, labels, nothing(), nothing(), nothing(), diverged)
 

@@ -173,6 +173,7 @@ def spear_attack(client, *, submatrices: int = 300_000):
       inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]
       return inputs, np.full(len(inputs), -1)
 
-    return base.on_host(found, observation, jax.random.key_data(key))
+    images, _ = base.on_host(found, observation, jax.random.key_data(key))
+    return images, None
 
   return base.closed_form(read, random=True)

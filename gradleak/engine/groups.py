@@ -65,7 +65,7 @@ class Seats(NamedTuple):
 
     def of_lanes(x):
       x = x[self.groups]
-      return x.reshape(-1, *x.shape[2:])[: len(self.lanes)]
+      return x.reshape(len(x) * x.shape[1], *x.shape[2:])[: len(self.lanes)]
 
     return jax.tree.map(of_lanes, jax.device_get(tree))
 

@@ -5,6 +5,7 @@ The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), bo
 """
 
 import collections
+import math
 
 import jax
 import numpy as np
@@ -52,7 +53,8 @@ def evaluate(reconstructions, truth, labels_hat, labels):
     reconstructions: float [K, H, W, C], in any order, pixels in [0, 1] or beyond; an attack may return fewer or more
       images than there are.
     truth: float [N, H, W, C], pixels in [0, 1].
-    labels_hat: int [K], the labels the attack gives its reconstructions; −1 where it gives none.
+    labels_hat: int [K], the labels the attack gives its reconstructions, −1 where it gives none; [0] of an attack that
+      tells no labels.
     labels: int [N], the labels of `truth`.
 
   Returns:
@@ -60,8 +62,8 @@ def evaluate(reconstructions, truth, labels_hat, labels):
     diverged. 'revealed': how many of the N images any of the reconstructions shows fully (`fully_revealed`).
     'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
     share of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct',
-    since an attack may know the labels of a batch without knowing which image bears which. 'permutation': list of N
-    integers, the reconstruction matched to each image, or −1.
+    since an attack may know the labels of a batch without knowing which image bears which. Both are NaN of an attack
+    that tells no labels. 'permutation': list of N integers, the reconstruction matched to each image, or −1.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -72,17 +74,23 @@ def evaluate(reconstructions, truth, labels_hat, labels):
   permutation = match(reconstructions, truth)
   if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
     raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
-  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions))
+  told = np.shape(labels_hat) != (0,)
+  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions) if told else 0)
   labels = _checked_labels('labels', labels, len(truth))
 
   matched = permutation >= 0
   figures = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
-  recovered = collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())
+  correct = counts_correct = math.nan
+  if told:
+    correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
+    counts_correct = (collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())).total() / len(
+      labels
+    )
   return {
     **{name: float(np.mean(figure, dtype=np.float64)) for name, figure in figures.items()},
     'revealed': int(_revealed(reconstructions, truth)),
-    'label_correct': float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels)),
-    'label_counts_correct': recovered.total() / len(labels),
+    'label_correct': correct,
+    'label_counts_correct': counts_correct,
     'permutation': permutation.tolist(),
   }
 

@@ -67,6 +67,13 @@ def test_fewer_or_more_images_than_there_are():
   assert many['permutation'] == [4, 5, 6, 7] and many['psnr'] == metrics.MAX_PSNR and many['revealed'] == 4
 
 
+def test_labels_that_nobody_told_are_not_wrong():
+  untold, wrong = (metrics.evaluate(batch(), batch(), labels, LABELS) for labels in (LABELS[:0], np.full(4, -1)))
+  assert np.isnan([untold['label_correct'], untold['label_counts_correct']]).all()
+  assert wrong['label_correct'] == wrong['label_counts_correct'] == 0
+  assert untold['psnr'] == wrong['psnr'] == metrics.MAX_PSNR
+
+
 def test_revealed_needs_neither_scale_nor_place():
   truth = batch()
   row = metrics.evaluate(np.concatenate([0.3 * truth[[1, 1]] + 0.1, batch(7, n=2)]), truth, LABELS, LABELS)
