@@ -13,7 +13,7 @@ import numpy as np
 from gradleak import errors
 from gradleak.metrics.assignment import match
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
-from gradleak.metrics.revealed import fully_revealed
+from gradleak.metrics.revealed import FULLY, fully_revealed
 from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.structural import ssim
 
@@ -59,7 +59,8 @@ def evaluate(reconstructions, truth, labels_hat, labels):
 
   Returns:
     A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any image of them
-    diverged. 'revealed': how many of the N images any of the reconstructions shows fully (`fully_revealed`).
+    diverged. 'revealed': how many of the N images any of the reconstructions shows fully (`fully_revealed`), and
+    'revealed_psnr': the mean PSNR of the pairs that do, NaN if none does.
     'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
     share of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct',
     since an attack may know the labels of a batch without knowing which image bears which. Both are NaN of an attack
@@ -80,6 +81,7 @@ def evaluate(reconstructions, truth, labels_hat, labels):
 
   matched = permutation >= 0
   figures = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
+  fully = figures['pearson'] >= FULLY
   correct = counts_correct = math.nan
   if told:
     correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
@@ -89,6 +91,7 @@ def evaluate(reconstructions, truth, labels_hat, labels):
   return {
     **{name: float(np.mean(figure, dtype=np.float64)) for name, figure in figures.items()},
     'revealed': int(_revealed(reconstructions, truth)),
+    'revealed_psnr': float(np.mean(figures['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
     'label_correct': correct,
     'label_counts_correct': counts_correct,
     'permutation': permutation.tolist(),

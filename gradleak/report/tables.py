@@ -26,9 +26,9 @@ def summarise(rows):
     an aware attacker's counter-measure, else None), `tier`, `n`; of `psnr` (dB), `ssim`, `mse`, `pearson` the mean with
     `_low` and `_high`, its 95 % interval; `success` (the share of runs beyond the control) with its exact 95 %
     interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and `unfinished` (recovered before the
-    descent had finished); the means of `revealed` (images of a batch that are fully revealed), `oracle_psnr` (dB),
-    `label_correct`, `change` and `sent` (share of the entries sent); `control_psnr` (dB); and `verdict`, the word for
-    all of them. What cannot be computed is None.
+    descent had finished); the means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (of
+    these, dB), `oracle_psnr` (dB), `label_correct`, `change` and `sent` (share of the entries sent); `control_psnr`
+    (dB); and `verdict`, the word for all of them. What cannot be computed is None.
   """
   return [_summary(group) for group in by_attacker(rows).values()]
 
@@ -209,6 +209,7 @@ def _summary(rows):
     **counts,
     'unfinished': sum(row['verdict'] == 'recovered' and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
+    'revealed_psnr': _mean(rows, 'revealed_psnr'),
     'oracle_psnr': _mean(rows, 'oracle_psnr'),
     'control_psnr': _mean(rows, 'control_psnr'),
     'label_correct': _mean(rows, 'label_correct'),

@@ -61,6 +61,7 @@ def test_labels_follow_their_images():
 def test_fewer_or_more_images_than_there_are():
   truth = batch()
   few = metrics.evaluate(truth[[2]], truth, LABELS[[2]], LABELS)
+  assert few['revealed_psnr'] == metrics.MAX_PSNR
   assert few['permutation'] == [-1, -1, 0, -1] and few['psnr'] == metrics.MAX_PSNR and few['revealed'] == 1
   assert few['label_correct'] == few['label_counts_correct'] == 0.25
   many = metrics.evaluate(np.concatenate([batch(9), truth]), truth, np.full(8, -1), LABELS)
@@ -76,8 +77,11 @@ def test_labels_that_nobody_told_are_not_wrong():
 
 def test_revealed_needs_neither_scale_nor_place():
   truth = batch()
-  row = metrics.evaluate(np.concatenate([0.3 * truth[[1, 1]] + 0.1, batch(7, n=2)]), truth, LABELS, LABELS)
+  shown = 0.3 * truth[[1]] + 0.1
+  row = metrics.evaluate(np.concatenate([shown, batch(7, n=3)]), truth, LABELS, LABELS)
   assert row['revealed'] == 1
+  assert row['permutation'][1] == 0 and row['revealed_psnr'] == pytest.approx(float(metrics.psnr(shown, truth[[1]])[0]))
+  assert np.isnan(metrics.evaluate(batch(7), truth, LABELS, LABELS)['revealed_psnr'])
 
 
 def test_a_diverged_batch_has_nan_metrics_and_keeps_its_labels():
@@ -90,9 +94,16 @@ def test_a_diverged_batch_has_nan_metrics_and_keeps_its_labels():
 
 
 def test_a_row_is_plain_python():
-  row = metrics.evaluate(batch(1), batch(2), LABELS.astype(np.int32), LABELS)
+  row = metrics.evaluate(batch(1), batch(1), LABELS.astype(np.int32), LABELS)
   assert json.loads(json.dumps(row)) == row
-  assert set(row) == {*metrics.REGISTRY, 'revealed', 'label_correct', 'label_counts_correct', 'permutation'}
+  assert set(row) == {
+    *metrics.REGISTRY,
+    'revealed',
+    'revealed_psnr',
+    'label_correct',
+    'label_counts_correct',
+    'permutation',
+  }
   assert {type(value) for key, value in row.items() if key not in ('permutation', 'revealed')} == {float}
 
 
