@@ -310,7 +310,7 @@ def _cells(run, name):
 
 
 def _figure_13():
-  run = Revelations('mnist', 'mlp', 20_000, mini={'pace': 10, 'trained': 20_000, 'measurements': 100})
+  run = Revelations('mnist', 'mlp', 20_000, mini={'pace': 10, 'trained': 20_000})
   return Experiment(
     'fidel_13',
     PAPER,
@@ -356,7 +356,7 @@ def _figure_14():
     dropouts=(0.0, 0.5),
     sizes=(1, 5, 10, 20, 50, 100),
     decoder='windows',
-    mini={'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500, 'measurements': 20},
+    mini={'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500},
   )
   return Experiment(
     'fidel_14',
