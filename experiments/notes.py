@@ -192,9 +192,9 @@ NOTES = {
     'digits pass 0.98 through the decoder of table III, which had 1,000 steps and 2,000 auxiliary images here (of ten '
     'shown the others reach 0.93 to 0.98), and all 100 through ours; of ten in one batch 2 and 7. A 1 and two 6 of the '
     'batch stay below 0.9 through both.',
-    'cifar10': 'Boats, cars and frogs are recognisable through both decoders. That of table IV, which had 150 steps and '
-    '500 auxiliary images here, blurs them: 0.86 to 0.95, none at 0.98. Ours, on the same images, takes 96 of 100 there, '
-    'and 6 of ten in one batch.',
+    'cifar10': 'Boats, cars and frogs are recognisable through both decoders. That of table IV, which had 150 steps '
+    'and 500 auxiliary images here, blurs them: 0.86 to 0.95, none at 0.98. Ours, on the same images, takes 96 of '
+    '100 there, and 6 of ten in one batch.',
   },
   'fidel_13': {
     '': 'Agrees: 20.5 ± 0.4 of 30 under ReLU and dropout of 0.5, the paper’s 20, though the figure hangs on how far '
