@@ -1,5 +1,6 @@
-"""OUTPOST's figure 5: what is drawn, isolated and said; the declared run stands in the smoke tests."""
+"""OUTPOST's figure 5: what is drawn, isolated and said."""
 
+import csv
 import dataclasses
 
 import jax
@@ -11,6 +12,7 @@ import gradleak as gl
 from experiments import experiment as machinery
 from experiments import fishing
 from gradleak import errors
+from tests import programs
 
 FIGURE = experiments.get('outpost_figure_5')
 RUN = FIGURE.runs['fishing']
@@ -65,6 +67,23 @@ def test_weights_take_the_place_of_training():
     machinery.with_weights(experiments.get('fidel_13'), 'net.pt')
   with pytest.raises(errors.UsageError, match='fishing needs two private images of class 1'):
     dataclasses.replace(RUN.at_smoke(), pool=3).load(None)
+
+
+@pytest.mark.slow
+def test_the_figure_is_drawn_and_read_back(tmp_path):
+  workdir = tmp_path / 'new'
+  flags = ('--scale=smoke', '--compilation_cache=', '--progress=lines', f'--experiment={FIGURE.name}')
+  first, again = (programs.start('reproduce', *flags, f'--workdir={workdir}') for _ in range(2))
+  assert first.status == again.status == 0, first.err
+  assert again.out == first.out and 'cosines' in first.err and not again.err
+  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
+  assert [(line['row'], line['metric']) for line in lines] == [(cell.row, cell.metric) for cell in FIGURE.cells]
+  assert all(float(line['mean']) >= 0.999 for line in lines if line['metric'] == 'cosine' and line['row'][-4:] == 'eval'
+             and line['column'] == 'class fishing')  # fmt: skip
+  for name in (RUN.page, 'images.png'):
+    assert (workdir / 'fishing' / name).read_bytes().startswith(b'\x89PNG')
+  refused = programs.start('reproduce', '--experiment=fidel_5', '--weights=net.pt')
+  assert refused.status == 2 and 'fidel_5 attacks no model whose weights could be given' in refused.err
 
 
 def test_a_short_training_lowers_the_loss(small_images):
