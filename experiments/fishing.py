@@ -225,7 +225,7 @@ class Fishings(Repeated):
           if condition.strategy == strategy:
             at = [names.index(condition.row)] * len(row['cosine'])
             axes.plot(row['cosine'], at, 'o', color='#2f86c9', markersize=5, alpha=0.5, markeredgewidth=0)
-        axes.set(title=strategy, xlim=(-0.55, 1.05), ylim=(len(names) - 0.5, -0.5))
+        axes.set(title=strategy, xlim=(-1.05, 1.05), ylim=(len(names) - 0.5, -0.5))
         axes.set_yticks(range(len(names)), labels=names)
         axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
         axes.spines[['top', 'right']].set_visible(False)

@@ -68,7 +68,8 @@ class Measured(Scaled):
     write_atomically(os.path.join(workdir, self.page), self.picture(rows))
     panels = self.panels(kept)
     if panels:
-      write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across=16))
+      across = min(16, max(12, *(len(panel.images) for panel in panels)))
+      write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across))
     return rows
 
   def panels(self, kept):

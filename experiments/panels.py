@@ -9,7 +9,7 @@ from gradleak.report import figures
 
 
 class Panel(NamedTuple):
-  """`images` [n, H, W, C] in [0, 1] under a title, with a caption below each, or None."""
+  """`images` [n, H, W, C] in [0, 1] under a title, with a caption of one or more lines below each, or None."""
 
   title: str
   images: np.ndarray
@@ -27,26 +27,28 @@ def sheet(panels, across=12):
   """Returns a PNG of `Panel`s, one below the other, so many images in a line."""
   from matplotlib.patches import Rectangle
 
-  tile, gap, title, caption = 0.5, 0.06, 0.24, 0.16  # inches
+  tile, gap, title, caption = 0.5, 0.06, 0.24, 0.12  # inches
   lines = [-(-len(panel.images) // across) for panel in panels]
   tall = tile + gap
-  heights = [title + n * (tall + (caption if p.captions else 0)) for n, p in zip(lines, panels, strict=True)]
+  below = [gap + caption * max(1 + text.count('\n') for text in p.captions) if p.captions else 0 for p in panels]
+  heights = [title + n * (tall + deep) for n, deep in zip(lines, below, strict=True)]
   wide, high = across * tall + 3 * gap, sum(heights) + 2 * gap
   with figures.figure(wide, high) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
     top = gap
-    for panel, height in zip(panels, heights, strict=True):
+    for panel, height, deep in zip(panels, heights, below, strict=True):
       axes.text(2 * gap, top + title / 2, panel.title, va='center')
       for index, image in enumerate(panel.images):
         line, place = divmod(index, across)
-        x, y = 2 * gap + place * tall, top + title + line * (tall + (caption if panel.captions else 0))
+        x, y = 2 * gap + place * tall, top + title + line * (tall + deep)
         image = np.clip(np.asarray(image, np.float32), 0, 1)
         image = image if image.shape[-1] == 3 else image[..., 0]
         extent = (x, x + tile, y + tile, y)
         axes.imshow(image, cmap='gray', vmin=0, vmax=1, interpolation='nearest', aspect='auto', extent=extent)
         axes.add_patch(Rectangle((x, y), tile, tile, facecolor='none', edgecolor='#9a9fa6', linewidth=0.4))
         if panel.captions:
-          axes.text(x + tile / 2, y + tile + caption / 2, panel.captions[index], ha='center', va='center', fontsize=7)
+          text = panel.captions[index]
+          axes.text(x + tile / 2, y + tile + gap / 2, text, ha='center', va='top', fontsize=6.5, linespacing=1.1)
       top += height
     axes.set(xlim=(0, wide), ylim=(high, 0))
     axes.set_axis_off()
