@@ -132,6 +132,7 @@ def test_processes_share_the_trials_of_every_server(scenario, tmp_path):
   assert [row['psnr'] for row in shared.rows] == [row['psnr'] for row in whole.rows]
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_begin_dense_is_named(scenario):
   model = gl.models.create('cnn', 10)
   convolutional = gl.scenario(model, scenario.images, scenario.labels, key=jax.random.key(0))

@@ -178,7 +178,7 @@ KEY = jax.random.key(11)
 
 every_defense = pytest.mark.parametrize('name', CASES)
 # Those that optimise or differentiate samples compile for long: `pytest -m slow` has them everywhere.
-HEAVY = ('concealment', 'graddefense_step')
+HEAVY = ('concealment', 'graddefense_step', 'clip_samples')
 every_defense_but_heavy = pytest.mark.parametrize(
   'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
 )
@@ -313,7 +313,7 @@ def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled)
     assert_equal(apply(make(name, sample, identity), sample), sample.updates)
 
 
-@every_defense
+@every_defense_but_heavy
 def test_all_strengths_share_one_trace_per_shape(name, samples, compiled):
   defended = compiled(name)
   outputs = [

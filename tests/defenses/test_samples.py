@@ -92,6 +92,7 @@ def test_draws_follow_the_key_and_differ_between_images(name, batch, public):
   assert np.abs(copies - copies[:1]).max() > 0.05
 
 
+@pytest.mark.slow
 @every_defense
 def test_compiled_equals_eager_and_lanes_equal_a_loop(name, batch, public):
   function = make(name, public)

@@ -116,6 +116,7 @@ def test_the_representation_is_the_input_of_the_last_layer(case):
   np.testing.assert_allclose(features @ dense['kernel'] + dense['bias'].reshape(1, -1), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_padded_examples_do_not_count(case):
   model, variables, images, labels, updates = case
   updates = jax.tree.map(jnp.ones_like, updates)

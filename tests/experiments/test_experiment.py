@@ -121,6 +121,7 @@ def test_training_is_federated_averaging(linear, small_images, share, defense):
       np.testing.assert_allclose(trained['params'][name], value, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_model_before_is_the_scenarios_previous_one():
   run = dataclasses.replace(RUN.scaled('smoke'), training=Training(2, 2, 4))
   data = run.load(None)

@@ -23,6 +23,7 @@ def test_it_trains(tmp_path):
   assert not (tmp_path / 'new' / 'frontier.png').exists()
 
 
+@pytest.mark.slow
 def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
   flags = (*SMALL, '--rounds=9', '--per_round=4', '--defenses=none;client_dp(norm=1,noise=9)', '--budget=1')
   done = programs.start('train', *flags, f'--workdir={tmp_path}/new')

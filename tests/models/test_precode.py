@@ -117,6 +117,7 @@ def gradient(model, variables, images, labels, key=None):
   return jax.jit(Client(model, 10).local_update)(key, variables, images, labels).update
 
 
+@pytest.mark.slow
 def test_the_clients_gradient_includes_beta_times_the_kl(lenet):
   _, variables, images, labels = lenet
   key = jax.random.key(5)
