@@ -129,7 +129,8 @@ class Fishings(Repeated):
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
-    train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.trained)
+    needed = self.public if self.weights else max(self.public, self.trained)
+    train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=needed)
     if min(np.bincount(private.labels)[self.target], self.public) < 2:
       raise errors.UsageError(f'fishing needs two private images of class {self.target}, and two public ones')
     return Data((private.images, private.labels), (train.images, train.labels))
@@ -153,7 +154,7 @@ class Fishings(Repeated):
     if self.weights:
       trained = torch_weights.load(self.weights, model, shape)
     else:
-      trained = fitted(model, untrained, *data.trained, self.training, seed)
+      trained = fitted(model, untrained, *(x[: self.trained] for x in data.trained), self.training, seed)
     judge = jax.jit(lambda variables: model.apply(variables, jnp.asarray(images), False, None)[0])
     return model, {
       is_trained: (variables, float(np.mean(np.argmax(judge(variables), axis=1) == labels)))
@@ -164,11 +165,10 @@ class Fishings(Repeated):
     """Returns ([its row], what was found in the first batch beside its samples of the class)."""
     model, by_training = victims()
     honest, accuracy = by_training[condition.trained]
-    found = []
+    found, public = [], data.trained[0][: self.public]
     for repeat in range(self.repeats):
       chosen = drawn(np.random.default_rng((seed, repeat)), data.private[1], self.target, condition, self.batch)
       images, labels = (x[chosen] for x in data.private)
-      public = data.trained[0][: self.public]
       key = jax.random.fold_in(jax.random.key(seed), repeat)
       fished = caught(condition, model, honest, (images, labels), self.target, public, key)
       mine = images[labels == self.target]
@@ -179,14 +179,15 @@ class Fishings(Repeated):
         nearest = labels[np.argmax(metrics.pearson(*np.broadcast_arrays(image, images)))]
     image, mine, labels = shown
     pairs = np.broadcast_arrays(image, mine)
-    best = int(np.argmax(metrics.psnr(*pairs)))
+    psnr = metrics.psnr(*pairs)
+    best = int(np.argmax(psnr))
     cosines, queries, alone = zip(*found, strict=True)
     row = {
       'defense': label,
       'cosine': cosines,
       'queries': queries,
       'alone': alone,
-      'psnr': float(metrics.psnr(*pairs)[best]),
+      'psnr': float(psnr[best]),
       'ssim': float(metrics.ssim(*pairs)[best]),
       'nearest': 'its class' if nearest == self.target else 'another class',
       'accuracy': accuracy,
@@ -295,11 +296,7 @@ def caught(condition, model, honest, batch, target, public, key):
     return fishing.Fished(honest, query(honest), np.zeros(0), float('nan'), False, 1)
   _, method, informed = STRATEGIES[condition.strategy]
   if method is None:
-    sent = fishing.class_fished(model, honest, shape, target)
-    update = query(sent)
-    _, bias = fishing.last_layer(model, shape, update)
-    count = -number * float(trees.get(update, bias)[target])
-    return fishing.Fished(sent, update, np.zeros(0), count, abs(count - 1) < 0.02, 1)
+    return fishing.class_query(query, model, honest, shape, number, target=target)
   return fishing.feature_fishing(
     query, model, honest, shape, number, target=target, method=method, public=public if informed else None
   )
@@ -311,22 +308,17 @@ def isolation(model, fished, images, target):
   Both without the last layer's other rows, in which every sample of the batch has its share, BatchNorm on running
   statistics as the attacker simulates it.
   """
-  shape = images.shape[1:]
-  alone = sender(model, shape)
-  kernel, bias = fishing.last_layer(model, shape, fished.update)
+  shape, label = images.shape[1:], np.full(1, target, np.int32)
+  alone, masks = sender(model, shape), fishing.own_share(model, shape, fished.update, target)
 
-  def own_row(path, leaf):
-    if trees.path_names(path) not in (kernel, bias):
-      return leaf
-    return jnp.where(jnp.arange(leaf.shape[-1], dtype=jnp.int32) == target, leaf, jnp.zeros_like(leaf))
+  def own(update):
+    return jax.tree.map(lambda mask, x: jnp.where(mask, x, jnp.zeros_like(x)), masks, update)
 
-  label = np.full(1, target, np.int32)
-  cosines = []
-  for image in images:
+  def cosine(image):
     update = alone(jax.random.key(0), fished.variables, image[np.newaxis], label).update
-    pair = (jax.tree_util.tree_map_with_path(own_row, tree) for tree in (fished.update, update))
-    cosines.append(float(trees.cosine(*pair)))
-  return max(cosines)
+    return float(trees.cosine(own(fished.update), own(update)))
+
+  return max(map(cosine, images))
 
 
 @functools.cache

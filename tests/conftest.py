@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -41,6 +42,21 @@ def fast_compilation():
   yield
   for name, value in before.items():
     jax.config.update(name, value)
+
+
+@pytest.fixture(scope='session')
+def published_resnet20():
+  """The file of Idelbayev's ResNet-20, 1,000 test images of CIFAR-10 and their labels, where they are."""
+  folder = pathlib.Path(os.environ.get('GRADLEAK_TEST_DATA', ''))
+  weights = folder / 'weights' / 'resnet20_cifar10.npz'
+  if not weights.is_file():
+    pytest.skip('needs GRADLEAK_TEST_DATA to name a folder that holds weights/resnet20_cifar10.npz and tfds/cifar10')
+  import tensorflow_datasets as tfds
+
+  options = {'split': 'test[:1000]', 'download': False, 'builder_kwargs': {'file_format': 'array_record'}}
+  examples = list(tfds.data_source('cifar10', data_dir=folder / 'tfds', **options))
+  images = np.stack([example['image'] for example in examples]).astype(np.float32) / 255
+  return weights, images, np.array([example['label'] for example in examples], np.int32)
 
 
 @pytest.fixture(scope='session')

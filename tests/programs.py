@@ -1,6 +1,7 @@
 """Starts programs in this process (fast) or in one of their own (as a user does)."""
 
 import contextlib
+import csv
 import functools
 import importlib.util
 import io
@@ -44,6 +45,15 @@ def start(name, *arguments):
     except SystemExit as end:
       status = end.code
   return Done(status, out.getvalue(), err.getvalue())
+
+
+def reproduce(experiment, workdir, progress='none'):
+  """Returns how a run of an experiment at scale smoke ended, which went well, and the lines of its table.csv."""
+  flags = '--scale=smoke', '--compilation_cache=', f'--progress={progress}', f'--experiment={experiment.name}'
+  done = start('reproduce', *flags, f'--workdir={workdir}')
+  assert done.status == 0, done.err
+  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', *experiment.runs}
+  return done, list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
 
 
 def _load(name):

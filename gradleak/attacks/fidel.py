@@ -153,7 +153,7 @@ def surest_first(inputs, shares, alive):
     shares: [neurons], the bias gradient, which says where rounding matters least.
     alive: bool [neurons].
   """
-  beyond = jnp.maximum(jnp.max(-inputs, axis=1), jnp.max(inputs - 1, axis=1))
+  beyond = beyond_box(inputs)
   order = jnp.lexsort((-jnp.abs(shares), jnp.where(beyond <= 1e-3, 0, beyond), ~alive))
   centred = inputs[order] - inputs[order].mean(axis=1, keepdims=True)
   norm = jnp.linalg.norm(centred, axis=1, keepdims=True)
@@ -161,3 +161,8 @@ def surest_first(inputs, shares, alive):
   earlier = jnp.tril(jnp.ones((len(order), len(order)), bool), -1)
   repeats = jnp.any(earlier & (unit @ unit.T >= _SAME), axis=1)
   return order[jnp.argsort(repeats | ~alive[order], stable=True)]
+
+
+def beyond_box(inputs):
+  """Returns by how much each of [K, in] leaves [0, 1] at most, [K]; negative within."""
+  return jnp.maximum(jnp.max(-inputs, axis=1), jnp.max(inputs - 1, axis=1))

@@ -119,28 +119,32 @@ def isolated(model, observation, target):
 
   The clipping that the attacker knows of was measured on all rows of the last layer, so it says nothing here.
   """
-  number = observation.image_shape[0]
-  kernel, bias = last_layer(model, observation.image_shape[1:], observation.update)
-  row = jnp.arange(observation.num_classes, dtype=jnp.int32) == target
-  masks = {kernel: row.reshape(1, -1), bias: row}
-  given = observation.compared
-  sent = jax.tree.map(lambda x: jnp.ones((), bool), observation.update) if given is None else given
+  number, labels = observation.image_shape[0], observation.labels
+  compared = own_share(model, observation.image_shape[1:], observation.update, target)
+  if observation.compared is not None:
+    compared = jax.tree.map(jnp.logical_and, observation.compared, compared)
   return dataclasses.replace(
     observation,
     update=jax.tree.map(lambda x: x * jnp.asarray(number, x.dtype), observation.update),
-    labels=row.astype(observation.labels.dtype).reshape(1, -1),
+    labels=jax.nn.one_hot(jnp.full(1, target), observation.num_classes, dtype=labels.dtype),
     knowledge=dataclasses.replace(observation.knowledge, labels='known'),
     image_shape=(1, *observation.image_shape[1:]),
-    compared=jax.tree_util.tree_map_with_path(
-      lambda path, mask: mask & masks.get(trees.path_names(path), jnp.ones((), bool)), sent
-    ),
+    compared=compared,
     noise=observation.noise * number**2,
     clip=jnp.inf,
   )
 
 
+def own_share(model, image_shape, update, target):
+  """Returns a tree of boolean masks: True but in the last layer's rows of other classes, where all samples stand."""
+  kernel, bias = last_layer(model, image_shape, update)
+  row = jnp.arange(trees.get(update, bias).shape[0], dtype=jnp.int32) == target
+  masks = {kernel: row.reshape(1, -1), bias: row}
+  return jax.tree_util.tree_map_with_path(lambda path, _: masks.get(trees.path_names(path), jnp.ones((), bool)), update)
+
+
 class Fished(NamedTuple):
-  """What feature fishing found.
+  """What one round of class fishing, or several of feature fishing, found.
 
   Attributes:
     variables: those of the last query: the sample's gradient at them is N times `update`.
@@ -157,6 +161,18 @@ class Fished(NamedTuple):
   samples: float
   alone: bool
   queries: int
+
+
+def class_query(query, model, variables, image_shape, num_samples, *, target=0):
+  """Returns what the one round of class fishing finds, a `Fished`; its features are the mean over the class.
+
+  The arguments are those of `feature_fishing`.
+  """
+  sent = class_fished(model, variables, image_shape, target)
+  update = query(sent)
+  row, count = _answer(update, last_layer(model, image_shape, update), target, num_samples)
+  features = row / count if count else np.zeros_like(row)
+  return Fished(sent, update, features, -count, abs(count + 1) < 0.02, 1)
 
 
 def feature_fishing(
@@ -217,38 +233,42 @@ def feature_fishing(
   rounds = []
 
   def ask(sent):
-    """Returns one round's (variables, update, N·∂W of the target's row, N·∂b)."""
-    update = query(sent)
     rounds.append(sent)
-    row = np.asarray(trees.get(update, kernel), np.float64)[:, target] * num_samples
-    return sent, update, row, float(trees.get(update, bias)[target]) * num_samples
+    return query(sent)
 
   def threshold(direction, at, sharpness):
+    """Returns one round's (variables, update, N·∂W of the target's row, N·∂b)."""
     weights = np.zeros((direction.size, classes), np.float32)
     weights[:, target] = sharpness * direction
     biases = np.zeros(classes, np.float32)
     biases[target] = -sharpness * at
     params = _replaced(variables['params'], {kernel: jnp.asarray(weights), bias: jnp.asarray(biases)})
-    return ask({**variables, 'params': params})
+    sent = {**variables, 'params': params}
+    update = ask(sent)
+    return sent, update, *_answer(update, (kernel, bias), target, num_samples)
 
-  first = ask(class_fished(model, variables, image_shape, target))
-  number = -first[3]
-  if not 0.5 < number < num_samples + 0.5 or abs(number - 1) < 0.02:
-    features = first[2] / first[3] if first[3] else np.zeros_like(first[2])
-    return Fished(first[0], first[1], features, number, abs(number - 1) < 0.02, len(rounds))
-  mean = first[2] / first[3]
+  first = class_query(ask, model, variables, image_shape, num_samples, target=target)
+  if first.alone or not 0.5 < first.samples < num_samples + 0.5:
+    return first
+  mean = first.features
   direction = np.eye(mean.size)[np.argmax(mean)] if public is None else _discriminant(model, variables, public, mean)
   search = _descent if method == 'published' else _highest
   sent, update, row, count, samples, alone = search(
     lambda at, sharpness=multiplier: threshold(direction, at, sharpness),
     float(direction @ mean),
     direction,
-    number,
+    first.samples,
     classes,
     multiplier,
     lambda: len(rounds) <= max_queries - 2,
   )
   return Fished(sent, update, row / count if count else np.zeros_like(row), samples, alone, len(rounds))
+
+
+def _answer(update, paths, target, num_samples):
+  """Returns N·∂W of the target's row, float64 [features], and N·∂b; the paths are those of (kernel, bias)."""
+  kernel, bias = (trees.get(update, path) for path in paths)
+  return np.asarray(kernel, np.float64)[:, target] * num_samples, float(bias[target]) * num_samples
 
 
 def _descent(ask, at, direction, number, classes, multiplier, more):

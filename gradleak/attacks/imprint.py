@@ -225,7 +225,7 @@ def recover(update, module, *, gain=1.0, sparse=False):
 
   shares = differences(update['bias'])
   images, alive = fidel.partial_reconstructions(differences(update['kernel']), shares)
-  beyond = jnp.maximum(jnp.max(-images, axis=1), jnp.max(images - 1, axis=1))
+  beyond = fidel.beyond_box(images)
   z = jnp.einsum('kd,dk->k', images, module['kernel'], precision=_EXACT) + module['bias']
   widths = -jnp.diff(module['bias'], append=-jnp.inf)  # the topmost bin has no end
   widths = jnp.full_like(widths, gain) if sparse else widths
@@ -247,7 +247,7 @@ def imprint(
   """Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `server` inserted.
 
   Closed-form. It returns as many images as the batch has samples, or as there are bins if those are fewer, the surest
-  first; black ones where there is nothing left to return. It does not tell their labels (−1).
+  first; black ones where there is nothing left to return. It does not tell their labels.
 
   Args:
     client: not used; a module is read in the same way whoever trained it.

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -249,21 +247,13 @@ def test_what_cannot_be_fished_is_a_usage_error(network, small_images):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('weights', ['trained', 'untrained'])
-def test_one_of_128_on_a_residual_network(weights):
+def test_one_of_128_on_a_residual_network(weights, published_resnet20):
   """Cosines between what is isolated and the sample's own gradient, with BatchNorm in either mode, and the queries."""
-  folder = pathlib.Path(os.environ.get('GRADLEAK_TEST_DATA', ''))
-  if not (folder / 'weights' / 'resnet20_cifar10.npz').is_file():
-    pytest.skip('needs GRADLEAK_TEST_DATA to name a folder that holds weights/resnet20_cifar10.npz and tfds/cifar10')
-  import tensorflow_datasets as tfds
-
-  options = {'split': 'test[:1000]', 'download': False, 'builder_kwargs': {'file_format': 'array_record'}}
-  examples = list(tfds.data_source('cifar10', data_dir=folder / 'tfds', **options))
-  images = np.stack([example['image'] for example in examples]).astype(np.float32) / 255
-  labels = np.array([example['label'] for example in examples], np.int32)
+  path, images, labels = published_resnet20
   model = models.create('resnet20(pixels=imagenet)', 10, init='default')
   shape, public = (32, 32, 3), images[500:]
   if weights == 'trained':
-    variables = torch_weights.load(folder / 'weights' / 'resnet20_cifar10.npz', model, shape)
+    variables = torch_weights.load(path, model, shape)
   else:
     variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), shape)
   rng = np.random.default_rng(0)

@@ -1,6 +1,5 @@
 """OUTPOST's figure 5: what is drawn, isolated and said."""
 
-import csv
 import dataclasses
 
 import jax
@@ -72,11 +71,8 @@ def test_weights_take_the_place_of_training():
 @pytest.mark.slow
 def test_the_figure_is_drawn_and_read_back(tmp_path):
   workdir = tmp_path / 'new'
-  flags = ('--scale=smoke', '--compilation_cache=', '--progress=lines', f'--experiment={FIGURE.name}')
-  first, again = (programs.start('reproduce', *flags, f'--workdir={workdir}') for _ in range(2))
-  assert first.status == again.status == 0, first.err
+  (first, lines), (again, _) = (programs.reproduce(FIGURE, workdir, progress='lines') for _ in range(2))
   assert again.out == first.out and 'cosines' in first.err and not again.err
-  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
   assert [(line['row'], line['metric']) for line in lines] == [(cell.row, cell.metric) for cell in FIGURE.cells]
   assert all(float(line['mean']) >= 0.999 for line in lines if line['metric'] == 'cosine' and line['row'][-4:] == 'eval'
              and line['column'] == 'class fishing')  # fmt: skip

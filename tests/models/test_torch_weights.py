@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import pathlib
 import pickle
 import struct
 import zipfile
@@ -290,19 +288,11 @@ def test_weights_that_do_not_fit_are_named(entries, tmp_path):
 
 
 @pytest.mark.slow
-def test_published_weights_classify_as_published():
+def test_published_weights_classify_as_published(published_resnet20):
   """The ResNet-20 of Idelbayev's repository, 91.5 % on the first 1,000 test images of CIFAR-10."""
-  folder = pathlib.Path(os.environ.get('GRADLEAK_TEST_DATA', ''))
-  if not (folder / 'weights' / 'resnet20_cifar10.npz').is_file():
-    pytest.skip('needs GRADLEAK_TEST_DATA to name a folder that holds weights/resnet20_cifar10.npz and tfds/cifar10')
-  import tensorflow_datasets as tfds
-
-  options = {'split': 'test[:1000]', 'download': False, 'builder_kwargs': {'file_format': 'array_record'}}
-  examples = list(tfds.data_source('cifar10', data_dir=folder / 'tfds', **options))
-  images = np.stack([example['image'] for example in examples]).astype(np.float32) / 255
-  labels = np.array([example['label'] for example in examples])
+  path, images, labels = published_resnet20
   model = models.create('resnet20(pixels=imagenet)', 10)
-  variables = torch_weights.load(folder / 'weights' / 'resnet20_cifar10.npz', model, (32, 32, 3))
+  variables = torch_weights.load(path, model, (32, 32, 3))
   apply = jax.jit(model.apply, static_argnums=2)
   evaluated, trained = (
     np.concatenate([np.argmax(apply(variables, images[i : i + 100], train)[0], 1) for i in range(0, 1000, 100)])
