@@ -1,13 +1,14 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
 # make audit-all   the same for every defense, a few minutes: results/audit-all/report.html
-# make test    the tests (pytest -m slow runs the long ones)
-# make lint    ruff
+# make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
+# make lint    ruff and mypy
 # make benchmark   speed beside PyTorch and breaching, as ratios in one run; make benchmark MEASURE=scaling and so on
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKDIR ?= results/audit
 MEASURE ?= speed
+BUDGET ?= 120
 DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rate=0.9);topk(ratio=0.1);dgc(ratio=0.1);$\
   fragmentation(ratio=0.4);fragmentation_random(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);$\
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
@@ -33,11 +34,12 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope
 
 slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -s --budget=$(BUDGET)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # PyTorch that is there already, of whatever build, is kept. breaching comes without what it asks for: it imports less.
 $(VENV)/.benchmark: $(VENV)/.installed

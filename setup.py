@@ -41,9 +41,10 @@ setup(
   ],
   extras_require={
     'benchmark': ['hydra-core>=1.3,<2', 'torch>=2.4,<3'],  # beside breaching, see the Makefile
+    'frame': ['pandas>=2,<4'],
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],
-    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.12,<0.18'],
+    'test': ['mypy>=1.15,<3', 'pandas>=2,<4', 'pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.12,<0.18'],
   },
   classifiers=[
     'Programming Language :: Python :: 3.11',

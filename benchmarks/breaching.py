@@ -9,14 +9,16 @@ import io
 import logging
 import types
 import warnings
+from typing import Any
 
 from benchmarks import pytorch
+from benchmarks.pytorch import Attacked, Settings, Trial
 
 # Operators that torchvision describes while it is imported; without its compiled part they must be declared first.
 _OPERATORS = ('nms', 'qnms')
 
 
-def package():
+def package() -> Any:
   """Returns the module `breaching`, imported once.
 
   Raises:
@@ -32,21 +34,21 @@ def package():
         library = torch.library.Library('torchvision', 'DEF')
         for name in _OPERATORS:
           library.define(f'{name}(Tensor x) -> Tensor')
-        package.library = library  # what it declares lives as long as it does
+        package.library = library  # kept: its declarations end when it is deleted
       import breaching
     except ImportError as error:
       raise pytorch.Unavailable(f'breaching needs {error.name} (make benchmark installs it)') from None
   return breaching
 
 
-def version():
+def version() -> str:
   """Returns the version that is installed."""
   from importlib import metadata
 
   return metadata.version('breaching')
 
 
-def attack(module, trial, settings, device):
+def attack(module: Any, trial: Trial, settings: Settings, device: str) -> Attacked:
   """Attacks one trial; arguments and what is returned are those of `pytorch.attack`."""
   torch, breaching = pytorch.torch(), package()
   overrides = [
@@ -78,4 +80,4 @@ def attack(module, trial, settings, device):
     watch = pytorch.Stopwatch(device)
     found, stats = attacker.reconstruct([payload], [shared], {}, initial_data=start)
     seconds = watch.read()
-  return pytorch.Attacked(found['data'][0].permute(1, 2, 0).cpu().numpy(), stats['Trial_0_Val'][0], *seconds)
+  return Attacked(found['data'][0].permute(1, 2, 0).cpu().numpy(), stats['Trial_0_Val'][0], *seconds)

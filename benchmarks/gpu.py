@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -12,7 +13,19 @@ from benchmarks import memory, pytorch, setting, speed
 from gradleak import errors
 
 
-def main(*, models, attack, dataset, data_dir, sizes, group_sizes, steps, repeats, compared, output):
+def main(
+  *,
+  models: Sequence[str],
+  attack: str,
+  dataset: str,
+  data_dir: str | None,
+  sizes: Sequence[int],
+  group_sizes: Sequence[int],
+  steps: int,
+  repeats: int,
+  compared: int,
+  output: str,
+) -> None:
   """Measures models × numbers of trials × group sizes and writes a table, anew after each model.
 
   Args:
@@ -27,7 +40,7 @@ def main(*, models, attack, dataset, data_dir, sizes, group_sizes, steps, repeat
   """
   images = setting.load(dataset, data_dir, max(sizes))
   for model in models:
-    gl.models.create(model, images.num_classes)  # what is unknown says so before anything is measured
+    gl.models.create(model, images.num_classes)  # an unknown model is an error before anything is measured
   device = jax.devices()[0]
   lines = [
     f'## {device.device_kind}, {attack}, {dataset} at 32×32×3, {steps} steps',

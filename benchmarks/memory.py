@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -10,8 +12,8 @@ from gradleak.engine import driver
 MIB = 2**20
 
 
-def reset_peak():
-  """Starts a new peak of the process, where the system can (Linux)."""
+def reset_peak() -> None:
+  """Starts a new peak of the process, where the system supports it (Linux)."""
   try:
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
       file.write('5')
@@ -19,10 +21,10 @@ def reset_peak():
     pass
 
 
-def peak():
+def peak() -> float:
   """Returns the peak in MiB: of the GPU since the program began, or of the process since `reset_peak`.
 
-  The process holds all frameworks that were imported; where the peak cannot be reset, it is that of its whole life.
+  The process holds all frameworks that were imported. Where the peak cannot be reset, it is that since its start.
   """
   stats = jax.local_devices()[0].memory_stats()
   if stats and 'peak_bytes_in_use' in stats:
@@ -35,6 +37,6 @@ def peak():
     return used / (MIB if sys.platform == 'darwin' else 1024)
 
 
-def planned(setting, group_size, devices):
-  """Returns the MiB per device that XLA plans for all states and one group's pass; nothing is compiled twice for it."""
+def planned(setting: Any, group_size: int, devices: Sequence[Any]) -> float:
+  """Returns the MiB per device that XLA plans for all states and one group's pass; it compiles nothing anew."""
   return driver.needed(setting.build, setting.shared, setting.lanes, group_size, devices) / MIB

@@ -1,20 +1,24 @@
 """The same attack as a plain PyTorch loop, one trial at a time, as public frameworks run it.
 
-PyTorch is imported when it is needed: it is no dependency.
+PyTorch is no dependency; it is imported when it is needed. Its modules and tensors are annotated as `Any`.
 """
 
 import itertools
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradleak import specs, trees
+from gradleak.attacks import AttackMethod
+from gradleak.models import Model
+from gradleak.trees import Tree
 
 
 class Trial(NamedTuple):
-  """What one trial attacks, in our layout.
+  """The data of one trial, in our layout.
 
   Attributes:
     image: the private image [H, W, C].
@@ -36,13 +40,13 @@ class Settings(NamedTuple):
 
 
 class Attacked(NamedTuple):
-  """What attacking a trial gave.
+  """The result of attacking a trial.
 
   Attributes:
     image: the reconstruction [H, W, C].
     objective: at the start.
-    seconds: that all steps took.
-    core_seconds: the same of all processor cores together.
+    seconds: of all steps.
+    core_seconds: the same, of all processor cores together.
   """
 
   image: np.ndarray
@@ -52,24 +56,24 @@ class Attacked(NamedTuple):
 
 
 class Stopwatch:
-  """Measures from its making, as soon as the device has done what it was given."""
+  """Measures the time since it was made; it waits for the device."""
 
-  def __init__(self, device):
+  def __init__(self, device: str) -> None:
     self.device = device
     synchronise(device)
     self.started = time.perf_counter(), time.process_time()
 
-  def read(self):
+  def read(self) -> tuple[float, float]:
     """Returns (seconds, core seconds)."""
     synchronise(self.device)
     return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
 
 
 class Unavailable(Exception):
-  """What a comparison cannot do, in words for its row."""
+  """Why a comparison cannot be made, for its row."""
 
 
-def torch():
+def torch() -> Any:
   """Returns the module `torch`.
 
   Raises:
@@ -82,19 +86,19 @@ def torch():
   return torch
 
 
-def settings(template, steps):
-  """Returns the `Settings` of an attack's template, run for so many steps.
+def settings(method: AttackMethod, steps: int) -> Settings:
+  """Returns the `Settings` of an attack, run for these steps.
 
   Raises:
-    Unavailable: for an attack that the loop is not.
+    Unavailable: for another attack than the loop's.
   """
-  name, written = (None, {}) if template.spec is None else (template.spec.name, dict(template.spec.settings))
+  name, written = method.name, dict(method.given)
   if name != 'csdlg' or not {*written} <= {'steps', *Settings._fields}:
-    raise Unavailable(f'the loop is csdlg(learning_rate=…,tv=…), not {template.name}')
+    raise Unavailable(f'the loop is csdlg(learning_rate=…,tv=…), not {method}')
   return Settings(steps, written.get('learning_rate', 0.1), written.get('tv', 1e-4))
 
 
-def network(spec, num_classes, image_shape):
+def network(spec: str, num_classes: int, image_shape: tuple[int, ...]) -> Any:
   """Returns the PyTorch module of one of our models, its layers in the order in which ours are called.
 
   Args:
@@ -103,13 +107,13 @@ def network(spec, num_classes, image_shape):
     image_shape: (H, W, C).
 
   Raises:
-    Unavailable: for another model, or a setting that the loop's does not have.
+    Unavailable: for another model, or a setting that the loop does not have.
   """
   (name, written), *wrappers = specs.parse_chain(spec, 'model')
   if name not in _NETWORKS or not {key for key, _ in written} <= {_NETWORKS[name][1]} or wrappers:
     raise Unavailable(f'the loop has no {spec}')
   module = _NETWORKS[name][0](torch().nn, num_classes, image_shape, **dict(written))
-  return module.train()  # BatchNorm by the batch's statistics, as the client has it
+  return module.train()  # BatchNorm on the statistics of the batch, as at the client
 
 
 def _activation(nn, name):
@@ -194,7 +198,7 @@ _NETWORKS = {
 }
 
 
-def arrays(module, model, tree, image_shape):
+def arrays(module: Any, model: Model, tree: Tree, image_shape: tuple[int, ...]) -> list[np.ndarray]:
   """Returns the leaves of a tree shaped like our parameters as PyTorch lays them out, in its order of parameters.
 
   Args:
@@ -220,7 +224,7 @@ def arrays(module, model, tree, image_shape):
   return converted
 
 
-def load(module, values):
+def load(module: Any, values: Sequence[np.ndarray]) -> Any:
   """Sets the parameters of `module` to what `arrays` returned, and returns it."""
   with torch().no_grad():
     for parameter, value in zip(module.parameters(), values, strict=True):
@@ -228,19 +232,19 @@ def load(module, values):
   return module
 
 
-def tensor(image, device):
+def tensor(image: np.ndarray, device: str) -> Any:
   """Returns an image [H, W, C] as a batch [1, C, H, W] on a device."""
   return torch().tensor(np.ascontiguousarray(image.transpose(2, 0, 1)[np.newaxis]), device=device)
 
 
-def gradient(module, images, labels, **options):
+def gradient(module: Any, images: Any, labels: Any, **options: Any) -> tuple:
   """Returns the gradient of the mean cross-entropy, a tuple of tensors."""
   loss = torch().nn.functional.cross_entropy(module(images), labels)
   return torch().autograd.grad(loss, tuple(module.parameters()), **options)
 
 
-def objective(module, images, labels, observed, tv):
-  """Returns 1 − cosine(simulated, observed) + tv·TV(x) (Geiping et al. 2020, eq. 4), as `attacks.csdlg` has it."""
+def objective(module: Any, images: Any, labels: Any, observed: Sequence[Any], tv: float) -> Any:
+  """Returns 1 − cosine(simulated, observed) + tv·TV(x) (Geiping et al. 2020, eq. 4), as `attacks.csdlg` does."""
   simulated = gradient(module, images, labels, create_graph=True)
 
   def inner(a, b):
@@ -251,17 +255,14 @@ def objective(module, images, labels, observed, tv):
   return apart + tv * (rows + columns)
 
 
-def attack(module, trial, settings, device):
-  """Attacks one trial as `csdlg` does: Adam on the sign, rate × 0.1 at 3/8, 5/8 and 7/8 of the steps, pixels in a box.
+def attack(module: Any, trial: Trial, settings: Settings, device: str) -> Attacked:
+  """Attacks one trial as `csdlg` does: Adam on the sign, rate × 0.1 at 3/8, 5/8 and 7/8 of the steps, boxed pixels.
 
   Args:
     module: the `network`.
     trial: a `Trial`.
     settings: the `Settings`.
-    device: as PyTorch calls it.
-
-  Returns:
-    What came of it, `Attacked`.
+    device: a device of PyTorch.
   """
   label = torch().tensor([int(trial.label)], device=device)
   observed = [g.detach() for g in gradient(module, tensor(trial.image, device), label)]
@@ -287,21 +288,21 @@ def attack(module, trial, settings, device):
   return Attacked(kept[0].permute(1, 2, 0).cpu().numpy(), float(first), *seconds)
 
 
-def synchronise(device):
-  """Waits until the device has done what it was given."""
+def synchronise(device: str) -> None:
+  """Waits until the device has finished."""
   if str(device).startswith('cuda'):
     torch().cuda.synchronize()
 
 
-def device():
-  """Returns the device that the loop runs on: the GPU where PyTorch sees one."""
+def device() -> str:
+  """Returns the device that the loop runs on: the GPU if PyTorch has one."""
   return 'cuda' if torch().cuda.is_available() else 'cpu'
 
 
-def quickest_threads(once):
-  """Sets the number of threads with which `once()` is quicker, one or all, and returns it.
+def quickest_threads(once: Callable[[], Any]) -> int:
+  """Sets the number of threads with which `once()` is faster, one or all, and returns it.
 
-  On small networks two threads may wait for each other for longer than they work; nobody should win by that.
+  On small networks several threads may be slower than one, which would make the comparison unfair.
   """
   every = torch().get_num_threads()
   taken = {1: [], every: []}
@@ -316,7 +317,7 @@ def quickest_threads(once):
   return best
 
 
-def prepare(spec, model, variables, image_shape, num_classes):
+def prepare(spec: str, model: Model, variables: dict, image_shape: tuple[int, ...], num_classes: int) -> Any:
   """Returns the network with our weights, on the loop's device.
 
   Raises:

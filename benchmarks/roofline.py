@@ -1,9 +1,11 @@
-"""The roofline: how near a step of matching comes to what the machine's matrix products and memory allow."""
+"""The roofline: speed of a step of matching, relative to the machine's matrix products and memory bandwidth."""
 
 import functools
 import math
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +16,29 @@ from benchmarks import setting
 from gradleak.engine import driver
 
 SIDE = 1024  # of the square matrices that are multiplied
-STREAM = 2**25  # numbers that are copied: beyond any cache
+STREAM = 2**25  # numbers that are copied: larger than any cache
 
 
-def main(*, models, attack, dataset, data_dir, trials, steps, repeats, group_size=None):
-  """Measures and prints a row per model, on the formulation of convolution that audits take.
+def main(
+  *,
+  models: Sequence[str],
+  attack: str,
+  dataset: str,
+  data_dir: str | None,
+  trials: int,
+  steps: int,
+  repeats: int,
+  group_size: int | None = None,
+) -> None:
+  """Measures and prints a row per model, with the formulation of convolution that audits use.
 
   Args:
     models: list of models, as `models.create` takes them.
     attack, dataset, data_dir: as launch/audit.py takes them.
-    trials: how many are attacked at once.
+    trials: number of trials that are attacked at once.
     steps: of the attack.
-    repeats: how often each is measured, in turn with the machine's own rates.
-    group_size: trials per micro-group; None for what audits take.
+    repeats: number of measurements, in turn with the machine's own rates.
+    group_size: trials per micro-group; None: as in audits.
   """
   images = setting.load(dataset, data_dir, trials)
   devices = jax.local_devices()
@@ -73,7 +85,7 @@ def main(*, models, attack, dataset, data_dir, trials, steps, repeats, group_siz
   print('cache helps: above 100 % of the roofline, one did. Medians throughout.')
 
 
-def product_rate(devices):
+def product_rate(devices: Sequence[Any]) -> float:
   """Returns the float32 operations per second of square matrix products on all devices at once."""
   numbers = np.random.default_rng(0).uniform(-1, 1, (len(devices), SIDE, SIDE)).astype(np.float32)
 
@@ -83,7 +95,7 @@ def product_rate(devices):
   return len(devices) * 8 * 2 * SIDE**3 / _seconds(multiply, numbers, devices)
 
 
-def copy_rate(devices):
+def copy_rate(devices: Sequence[Any]) -> float:
   """Returns the bytes per second that all devices together read and write while they copy."""
   numbers = np.zeros((len(devices), STREAM // len(devices)), np.float32)
 
@@ -108,12 +120,12 @@ def _time(function):
   return time.perf_counter() - started
 
 
-def step_flops(some):
+def step_flops(some: setting.Setting) -> int:
   """Returns the floating-point operations of the matrix products of one step of one trial of a `Setting`.
 
-  A layer y = x·w with upstream gradient g makes the client's gradient of y, g·wᵀ and xᵀ·g; its gradient in the dummy
-  images needs four more, two through xᵀ·g and one through each of the others, since the weights are no variables. The
-  first layer is spared both that concern the client's gradient of its input.
+  A layer y = x·w with upstream gradient g needs three products for the client's gradient: y, g·wᵀ and xᵀ·g. The
+  gradient in the dummy images needs four more: two through xᵀ·g and one through each of the others, since the weights
+  are constants. The first layer needs neither of the two products for the client's gradient of its input.
   """
   scenario = some.scenario
   variables = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), scenario.variables)
@@ -140,7 +152,7 @@ def _products(jaxpr):
         yield from _products(inner)
 
 
-def xla_counts(some, group_size):
+def xla_counts(some: setting.Setting, group_size: int) -> tuple[float, float]:
   """Returns (operations, bytes) of one step by XLA's cost analysis, per trial of a group."""
 
   def step(shared, lanes, states):

@@ -1,6 +1,7 @@
-"""How cost grows with the number of trials: time per step and trial, and memory, from few trials to many."""
+"""Cost by the number of trials: time per step and trial, and memory, from few trials to many."""
 
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -9,16 +10,27 @@ from benchmarks import memory, setting
 from gradleak.engine import driver
 
 
-def main(*, model, attack, dataset, data_dir, sizes, steps, repeats, devices, group_size=None):
+def main(
+  *,
+  model: str,
+  attack: str,
+  dataset: str,
+  data_dir: str | None,
+  sizes: Sequence[int],
+  steps: int,
+  repeats: int,
+  devices: int,
+  group_size: int | None = None,
+) -> None:
   """Measures and prints a row per number of trials, with the ratio to the first.
 
   Args:
     model, attack, dataset, data_dir: as launch/audit.py takes them.
     sizes: numbers of trials.
     steps: of the attack.
-    repeats: how often each is measured, in turn.
-    devices: how many devices to use; 0 for all. Fewer groups than devices leave some idle: linear cost shows on one.
-    group_size: trials per micro-group; None for what audits take.
+    repeats: number of measurements, in turn.
+    devices: number of devices; 0 for all. Fewer groups than devices leave some idle, so linear cost shows on one.
+    group_size: trials per micro-group; None: as in audits.
   """
   images = setting.load(dataset, data_dir, max(sizes))
   trials = setting.make(model, attack, steps, images, max(sizes))

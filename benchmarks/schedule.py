@@ -1,4 +1,4 @@
-"""PSNR against time: a schedule against the published one, up to the PSNR that the published one ends with."""
+"""PSNR over time of a schedule and of the published one, up to the final PSNR of the published one."""
 
 import functools
 import os
@@ -6,6 +6,7 @@ import pathlib
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,20 +14,20 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import setting
-from gradleak import attacks, errors, metrics
+from gradleak import errors, metrics, specs
 from gradleak.engine import driver
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.storage import write_atomically
 
 CHUNKS = 100
-TUNED = 8  # the first images are not attacked: schedules are tuned on them
+TUNED = 8  # schedules are tuned on the first images, which are not attacked here
 
 _COLOURS = ('#b03a10', '#0f6674')
 
 
 class Panel(NamedTuple):
-  """What is attacked.
+  """A model and the images that are attacked.
 
   Attributes:
     model: as `models.create` takes it.
@@ -40,7 +41,7 @@ class Panel(NamedTuple):
   init: str = 'explicit'
   batch_norm: str = 'train'
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f'{self.model}, {self.size}×{self.size}, init {self.init}, BatchNorm {self.batch_norm}'
 
 
@@ -48,12 +49,12 @@ PANELS = (Panel('lenet'), Panel('convnet(width=8)', 12, 'default', 'eval'))
 
 
 class Curve(NamedTuple):
-  """How one attack got on; n points in time, of which the first is the start.
+  """The progress of one attack at n points in time; the first is the start.
 
   Attributes:
-    attack: how it is called.
+    attack: its label.
     steps: steps done, [n].
-    seconds: since the start, per trial, compilation and the reading of results apart, [n].
+    seconds: since the start, per trial, without compilation and reading of results, [n].
     core_seconds: the same, of all processor cores together, [n].
     psnr: in dB, [n, trials], of each trial's lowest objective so far.
   """
@@ -65,31 +66,40 @@ class Curve(NamedTuple):
   psnr: np.ndarray
 
   @property
-  def median(self):
+  def median(self) -> np.ndarray:
     """The median PSNR over the trials, [n]."""
     return np.median(self.psnr, axis=1)
 
-  def reaches(self, psnr):
-    """Returns the index of the first point behind the start whose median is `psnr` or more; None without any."""
+  def reaches(self, psnr: float) -> int | None:
+    """Returns the index of the first point after the start whose median is at least `psnr`; None if there is none."""
     found = np.flatnonzero(self.median[1:] >= psnr)
     return int(found[0]) + 1 if len(found) else None
 
 
-def main(*, panels, published, faster, dataset, data_dir, trials, output):
-  """Runs both attacks on each panel, prints a table, and draws PSNR against time to a PNG.
+def main(
+  *,
+  panels: Sequence[Panel],
+  published: str,
+  faster: str,
+  dataset: str,
+  data_dir: str | None,
+  trials: int,
+  output: str,
+) -> None:
+  """Runs both attacks on each panel, prints a table, and draws PSNR over time to a PNG.
 
   Args:
     panels: `Panel`s.
-    published, faster: the attacks, as launch/audit.py takes them; their steps are their own.
+    published, faster: the attacks, as launch/audit.py takes them; each runs its own number of steps.
     dataset, data_dir: the images.
-    trials: how many images are attacked, behind the first `TUNED`.
+    trials: number of images that are attacked, after the first `TUNED`.
     output: the PNG.
 
   Raises:
     UsageError: for an unknown model or attack, too few images, or an `output` that cannot be written.
   """
   for text in (published, faster):
-    attacks.parse(text)  # what is unknown says so before anything is measured
+    specs.attack(text)  # an unknown attack is an error before anything is measured
   for panel in panels:
     gl.models.create(panel.model, 10, init=panel.init)
   _check(output)
@@ -111,9 +121,9 @@ def main(*, panels, published, faster, dataset, data_dir, trials, output):
   print(f'\ns, core s: per trial, by the clock and of all cores together. load average {setting.load_average()}')
 
 
-def follow(attacked):
+def follow(attacked: setting.Setting) -> Curve:
   """Returns the `Curve` of the attack of a `setting.Setting`."""
-  name, num_steps = attacked.template.name, attacked.num_steps
+  name, num_steps = str(attacked.method), attacked.num_steps
   group = driver.default_group_size(attacked.scenario.variables, 1)
   points, paused = [], np.zeros(2)
 
@@ -127,7 +137,7 @@ def follow(attacked):
     images = states.best[0]['images'] if progress.step else states.dummy['images']
     points.append((progress.step, now - paused, metrics.psnr(images[:, 0], attacked.truth())))
     print(f'{name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
-    paused += clock() - now  # reading what was found is no part of the attack
+    paused += clock() - now  # reading the images is not part of the attack
 
   run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, group_size=group)
   run(num_steps=1)  # compiles
@@ -137,8 +147,8 @@ def follow(attacked):
   return Curve(name, steps, seconds, core_seconds, psnr)
 
 
-def table(published, faster):
-  """Returns the table of two `Curve`s, and when the second reaches the median PSNR that the first ends with."""
+def table(published: Curve, faster: Curve) -> str:
+  """Returns the table of two `Curve`s, and when the second reaches the final median PSNR of the first."""
   width = max(len(curve.attack) for curve in (published, faster)) + 18
 
   def row(name, curve, i):
@@ -160,13 +170,13 @@ def table(published, faster):
   return '\n'.join([*lines, f'{"times less":{width}} {steps:6.1f}× {seconds:7.1f}× {core_seconds:7.1f}×'])
 
 
-def draw(panels, title):
-  """Returns a PNG: median PSNR (dB) against seconds per trial, quartiles as bands; panels are (`Panel`, curves)."""
+def draw(panels: Sequence[tuple[Panel, list[Curve]]], title: str) -> bytes:
+  """Returns a PNG: median PSNR (dB) over seconds per trial, quartiles as bands; panels are (`Panel`, curves)."""
   with figures.figure(4.6 * len(panels), 3.6, layout='constrained') as (figure, png):
     figure.suptitle(title, fontsize=8.5)
     for axes, (panel, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
       for curve, colour in zip(curves, _COLOURS, strict=True):
-        # The start has no place on a logarithmic axis.
+        # The start, at 0 seconds, cannot be shown on a logarithmic axis.
         low, median, high = np.percentile(curve.psnr[1:], (25, 50, 75), axis=1)
         axes.plot(curve.seconds[1:], median, color=colour, label=curve.attack)
         axes.fill_between(curve.seconds[1:], low, high, color=colour, alpha=0.15, linewidth=0)

@@ -1,15 +1,17 @@
-"""What is attacked in every measurement: undefended gradients of single images, labels known."""
+"""The trials of every measurement: undefended gradients of single images, labels known."""
 
 import os
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 import gradleak as gl
-from gradleak import attacks, metrics, trees
+from gradleak import metrics, specs, trees
+from gradleak.attacks import AttackMethod
+from gradleak.data import Dataset
 from gradleak.engine import driver
 
 MAX_IMAGES = 64  # more trials than that are restarts on the same images
@@ -21,49 +23,59 @@ class Setting(NamedTuple):
   Attributes:
     spec: the model, as `models.create` takes it.
     scenario: its `Scenario`.
-    template: the attack's.
+    method: the attack.
     num_steps: its steps.
     build, shared, lanes: arguments of `driver.run`.
   """
 
   spec: str
   scenario: gl.Scenario
-  template: attacks.AttackTemplate
+  method: AttackMethod
   num_steps: int
   build: Callable
   shared: tuple
   lanes: dict
 
   @property
-  def trials(self):
+  def trials(self) -> int:
     """The number of trials."""
     return len(self.lanes['image'])
 
-  def first(self, trials):
-    """Returns the same with its first trials alone."""
+  def first(self, trials: int) -> 'Setting':
+    """Returns the same with the first trials alone."""
     return self._replace(lanes=jax.tree.map(lambda x: x[:trials], self.lanes))
 
-  def truth(self):
+  def truth(self) -> np.ndarray:
     """Returns the private image of each trial, [trials, H, W, C]."""
     return self.scenario.images[np.asarray(self.lanes['image'])]
 
-  def psnr(self, images):
+  def psnr(self, images: Any) -> float:
     """Returns the median PSNR in dB of the first trials' reconstructions [n, H, W, C]."""
     return float(np.median(metrics.psnr(np.asarray(images), self.truth()[: len(images)])))
 
 
-def load(dataset, data_dir, trials):
-  """Returns the images that so many trials attack, 32×32 in colour."""
+def load(dataset: str, data_dir: str | None, trials: int) -> Dataset:
+  """Returns the images that these trials attack, 32×32 in colour."""
   return gl.data.load(dataset, 'test', data_dir=data_dir, limit=min(trials, MAX_IMAGES), image_size=32, channels=3)
 
 
-def make(spec, attack, steps, dataset, trials, *, formulation=None, init='explicit', batch_norm='train'):
+def make(
+  spec: str,
+  attack: str,
+  steps: int | None,
+  dataset: Dataset,
+  trials: int,
+  *,
+  formulation: str | None = None,
+  init: str = 'explicit',
+  batch_norm: str = 'train',
+) -> Setting:
   """Returns the `Setting` of `trials` trials; trial i attacks image i modulo their number.
 
   Args:
     spec: the model, as `models.create` takes it.
-    attack: as `attacks.parse` takes it, with these `steps` unless it sets its own.
-    steps: its number of steps; None for those it was published with.
+    attack: a text such as 'csdlg(tv=1e-6)'.
+    steps: its number of steps, unless the text sets it; None for the published one.
     dataset: the images, as `load` returns them.
     trials: number of trials.
     formulation: of convolutions; None for the backend's default.
@@ -81,7 +93,9 @@ def make(spec, attack, steps, dataset, trials, *, formulation=None, init='explic
     num_classes=dataset.num_classes,
     batch_norm=batch_norm,
   )
-  template, client = attacks.parse(attack, steps), scenario.client
+  method, client = specs.attack(attack), scenario.client
+  if steps is not None and 'steps' not in method.given:
+    method = method.changed(steps=steps)
   images, labels = jax.numpy.asarray(scenario.images), jax.nn.one_hot(scenario.labels, client.num_classes)
   knowledge = gl.Knowledge(batch_norm=batch_norm)
 
@@ -105,30 +119,29 @@ def make(spec, attack, steps, dataset, trials, *, formulation=None, init='explic
       (1, *images.shape[1:]),
       labels.shape[1],
     )
-    return template.build(lane['numbers'], client), lane['key'], observation
+    return method.build(lane['numbers'], client), lane['key'], observation
 
   lanes = {
     'image': jax.numpy.arange(trials, dtype=jax.numpy.int32) % len(images),
     'key': jax.random.split(jax.random.key(1), trials),
-    'numbers': tuple(jax.numpy.full((trials,), number, jax.numpy.float32) for number in template.numbers),
+    'numbers': tuple(jax.numpy.full((trials,), number, jax.numpy.float32) for number in method.numbers),
   }
-  num_steps = template.build(template.numbers, client).num_steps
+  num_steps = method(client).num_steps
   shared = (scenario.variables, jax.tree.map(jax.numpy.asarray, uploads), labels)
-  return Setting(spec, scenario, template, num_steps, build, shared, lanes)
+  return Setting(spec, scenario, method, num_steps, build, shared, lanes)
 
 
-def load_average():
-  """Returns the machine's load average of the last minute as text: above the number of cores, others are at work."""
+def load_average() -> str:
+  """Returns the machine's load average of the last minute; above the number of cores, other processes are running."""
   return f'{os.getloadavg()[0]:.1f}' if hasattr(os, 'getloadavg') else 'unknown'
 
 
-def published_steps(attack):
-  """Returns the steps of an attack as it was published, unless the text sets them."""
-  template = attacks.parse(attack)
-  return template.build(template.numbers, None).num_steps
+def published_steps(attack: str) -> int:
+  """Returns the published number of steps of an attack, unless the text sets another one."""
+  return specs.attack(attack).settings['steps']
 
 
-def starts(setting):
+def starts(setting: Setting) -> np.ndarray:
   """Returns each trial's first dummy image, [trials, H, W, C]."""
 
   def start(shared, lane):
@@ -139,15 +152,14 @@ def starts(setting):
 
 
 class Run(NamedTuple):
-  """What one run of a variant gave.
+  """The result of one run of a variant.
 
   Attributes:
-    milliseconds: per step and trial, compilation apart.
+    milliseconds: per step and trial, without compilation.
     core_milliseconds: the same, of all processor cores together.
-    compile_seconds: until the first chunk of steps is done, without the time that its steps took; 0 where nothing is
-      compiled.
+    compile_seconds: until the end of the first chunk, without the time of its steps; 0 if nothing is compiled.
     images: the first trials' reconstructions [n, H, W, C].
-    group_size: trials per group in the end, fewer where memory ran out.
+    group_size: trials per group at the end; fewer than requested if memory ran out.
   """
 
   milliseconds: float
@@ -157,7 +169,7 @@ class Run(NamedTuple):
   group_size: int = 1
 
 
-def run(setting, at_once, group_size, devices, compared=0):
+def run(setting: Setting, at_once: int, group_size: int, devices: Sequence[Any], compared: int = 0) -> Run:
   """Runs the trials, `at_once` per call of the driver, and returns the `Run` with the first `compared` images."""
   seconds, compile_seconds, images, size = np.zeros(2), 0.0, [], group_size
   for first in range(0, setting.trials, at_once):

@@ -1,12 +1,12 @@
-"""Speed of one attack: all trials together, one at a time, on other formulations, and by PyTorch, in one run.
+"""Speed of one attack: all trials together, one at a time, with other formulations, and by PyTorch, in one run.
 
-Machines are noisy: the variants are measured in turn, several times over, and what counts are ratios.
+Machines are noisy: the variants are measured in turn, several times, and ratios are reported.
 """
 
 import functools
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ class Variant(NamedTuple):
   """One way to run the attack.
 
   Attributes:
-    name: how the table calls it.
+    name: its name in the table.
     measure: () -> `setting.Run`; raises `pytorch.Unavailable` where it cannot.
     planned: () -> MiB that XLA plans per device, or None.
   """
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
 
 
 class Row(NamedTuple):
-  """The figures of a variant; `why` is set where it could not be measured.
+  """The figures of a variant; `why` is set if it could not be measured.
 
   Attributes:
     name: of the variant.
@@ -47,8 +47,8 @@ class Row(NamedTuple):
   """
 
   name: str
-  milliseconds: list
-  core_milliseconds: list
+  milliseconds: list[float]
+  core_milliseconds: list[float]
   compile_seconds: float = 0.0
   peak: float = 0.0
   planned: float | None = None
@@ -56,19 +56,31 @@ class Row(NamedTuple):
   why: str = ''
 
 
-def main(*, model, attack, dataset, data_dir, trials, steps, repeats, compared, variants, group_size=None):
-  """Measures and prints a table of the variants, the first being what ratios refer to.
+def main(
+  *,
+  model: str,
+  attack: str,
+  dataset: str,
+  data_dir: str | None,
+  trials: int,
+  steps: int,
+  repeats: int,
+  compared: int,
+  variants: Sequence[str],
+  group_size: int | None = None,
+) -> None:
+  """Measures and prints a table of the variants; ratios are to the first one.
 
   Args:
     model, attack: as launch/audit.py takes them.
     dataset, data_dir: the images.
     trials: of the batched run.
     steps: of the attack, the same for every variant.
-    repeats: how often each variant is measured.
-    compared: trials that every variant attacks, from the same starts; those that run one trial at a time attack no
-      others.
+    repeats: number of measurements of each variant.
+    compared: number of trials that every variant attacks, from the same starts; variants that run one trial at a time
+      attack no others.
     variants: names of `VARIANTS`.
-    group_size: trials per micro-group; None for what audits take.
+    group_size: trials per micro-group; None: as in audits.
   """
   images = setting.load(dataset, data_dir, trials)
   make = functools.partial(setting.make, model, attack, steps, images)
@@ -88,8 +100,8 @@ def main(*, model, attack, dataset, data_dir, trials, steps, repeats, compared, 
   print(f'load average {setting.load_average()}')
 
 
-def versions():
-  """Returns the versions of what is measured."""
+def versions() -> str:
+  """Returns the versions of the packages that are measured."""
   found = [f'jax {jax.__version__}']
   try:
     found.append(f'torch {pytorch.torch().__version__}')
@@ -125,19 +137,19 @@ def _variants(make, ours, compared, names, group):
 
 
 class OneAtATime:
-  """A comparison that runs PyTorch, trial by trial; what it needs is made when it is first called."""
+  """A comparison that runs PyTorch, trial by trial; its network is made at the first call."""
 
-  def __init__(self, trials, attack):
+  def __init__(self, trials: setting.Setting, attack: Callable) -> None:
     self.trials, self.attack, self.network, self.threads = trials, attack, None, None
 
-  def __call__(self):
+  def __call__(self) -> setting.Run:
     """Returns the `setting.Run` of all trials.
 
     Raises:
       Unavailable: where a package is missing, or has no such model or attack.
     """
     trials, device = self.trials, pytorch.device()
-    settings = pytorch.settings(trials.template, trials.num_steps)
+    settings = pytorch.settings(trials.method, trials.num_steps)
     if self.network is None:
       self.network, self.each = network_of(trials), trials_of(trials)
       short = settings._replace(steps=max(2, min(20, trials.num_steps)))
@@ -145,7 +157,7 @@ class OneAtATime:
       def once():
         self.attack(self.network, self.each[0], short, device)
 
-      once()  # what happens once, happens here
+      once()  # warm-up
       self.threads = pytorch.quickest_threads(once) if device == 'cpu' else None
     if self.threads:
       pytorch.torch().set_num_threads(self.threads)
@@ -154,7 +166,7 @@ class OneAtATime:
     return setting.Run(*(1e3 * seconds / trials.num_steps / trials.trials), 0.0, np.stack([one.image for one in done]))
 
 
-def network_of(trials):
+def network_of(trials: setting.Setting) -> Any:
   """Returns the PyTorch network of a `Setting`."""
   scenario = trials.scenario
   return pytorch.prepare(
@@ -166,15 +178,15 @@ def network_of(trials):
   )
 
 
-def trials_of(trials):
-  """Returns the `pytorch.Trial`s of a `Setting`, which start where ours do."""
+def trials_of(trials: setting.Setting) -> list[pytorch.Trial]:
+  """Returns the `pytorch.Trial`s of a `Setting`, from the same starts as ours."""
   chosen = np.asarray(trials.lanes['image'])
   labels = np.asarray(trials.scenario.labels)[chosen]
   return [pytorch.Trial(*trial) for trial in zip(trials.truth(), labels, setting.starts(trials), strict=True)]
 
 
-def measure(variants, repeats, ours):
-  """Returns the `Row`s of the variants, measured in turn; what goes on is said on standard error."""
+def measure(variants: Sequence[Variant], repeats: int, ours: setting.Setting) -> list[Row]:
+  """Returns the `Row`s of the variants, measured in turn; progress is printed to standard error."""
   rows = {variant.name: Row(variant.name, [], []) for variant in variants}
   for repeat in range(repeats):
     for variant in variants:
@@ -198,7 +210,7 @@ def measure(variants, repeats, ours):
   return list(rows.values())
 
 
-def table(rows, published):
+def table(rows: Iterable[Row], published: int) -> str:
   """Returns the rows as text, with ratios to the first; `published` steps make a trial."""
   lines = [
     f'{"variant":41} {"ms/step/trial":>13} {"core ms":>8} {"trials/hour":>11} {"compile s":>9} {"peak MiB":>8} '

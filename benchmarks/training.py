@@ -1,7 +1,8 @@
-"""A round of federated training: clients batched into passes of several sizes, against a Python loop over them."""
+"""A round of federated training: clients in passes of several sizes, compared with a Python loop over them."""
 
 import sys
 import time
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,13 @@ from gradleak.federated import Client, simulation
 CLIENTS, SAMPLES, BATCH = 10, 600, 10  # of a round, of each client, of a local step: MNIST's hundred clients
 
 
-def main(*, models, dataset, data_dir, repeats):
+def main(*, models: Sequence[str], dataset: str, data_dir: str | None, repeats: int) -> None:
   """Measures warm rounds of FedAvg, one local epoch each, and prints a row per variant for each model.
 
   Args:
     models: as `models.create` takes them.
-    dataset, data_dir: the images, in their own size; each client has `SAMPLES` of them, or fewer where they run out.
-    repeats: how often each variant is measured, in turn.
+    dataset, data_dir: the images, in their own size; each client has `SAMPLES` of them, or fewer if there are fewer.
+    repeats: number of measurements of each variant, in turn.
 
   Raises:
     UsageError: for an unknown model or too few images.
@@ -74,7 +75,7 @@ def _loop(client, data, parts, variables):
 
 
 def _measured(variants, repeats, spec):
-  """Returns name -> seconds of each run; the first one, which compiles, is left out."""
+  """Returns name -> seconds of each run, without the first one, which compiles."""
   seconds = {name: [] for name in variants}
   for repeat in range(repeats + 1):
     for name, run in variants.items():

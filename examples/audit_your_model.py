@@ -8,6 +8,7 @@ from flax import linen as nn
 from sklearn.datasets import load_digits
 
 import gradleak as gl
+from gradleak import attacks, defenses
 
 
 class MyNet(nn.Module):
@@ -22,7 +23,7 @@ class MyNet(nn.Module):
 images = load_digits().images[:4, :, :, None] / 16  # [N, H, W, C] in [0, 1]
 labels = load_digits().target[:4]
 scenario = gl.scenario(gl.models.from_flax(MyNet()), images, labels, key=jax.random.key(0), dataset='my digits')
-defenses = ['none', 'prune(rate=0.7)', 'clip(norm=1)+gaussian(stddev=0.02)']
-result = gl.audit(jax.random.key(1), scenario, defenses, ['csdlg(tv=1e-6)'], num_trials=4, steps=500)
+hidden_by = [None, defenses.prune(rate=0.7), defenses.chain(defenses.clip(norm=1), defenses.gaussian(stddev=0.02))]
+result = gl.audit(jax.random.key(1), scenario, hidden_by, [attacks.csdlg(tv=1e-6)], num_trials=4, steps=500)
 gl.report.write(result, 'results/my_model')
 print(gl.report.terminal_table(result), '\n\nreport: results/my_model/report.html')

@@ -7,17 +7,18 @@ python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=d
 import dataclasses
 
 from experiments import dcs2, ffl, fidel, fidel_pictures, graddefense, outpost, peeling, separation, spear
+from experiments.experiment import Experiment
 from experiments.notes import NOTES
 from gradleak import errors
 
-REGISTRY = {
+REGISTRY: dict[str, Experiment] = {
   experiment.name: dataclasses.replace(experiment, notes=NOTES.get(experiment.name, {}))
   for module in (graddefense, outpost, dcs2, ffl, fidel_pictures, fidel, separation, peeling, spear)
   for experiment in module.EXPERIMENTS
 }
 
 
-def get(name):
+def get(name: str) -> Experiment:
   """Returns the `Experiment` of that name.
 
   Raises:

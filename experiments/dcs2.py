@@ -5,6 +5,7 @@ import dataclasses
 from experiments import utility
 from experiments.experiment import Cell, Experiment, Run
 from experiments.utility import Method, Trainings
+from gradleak import ClientSettings
 
 PAPER = (
   'Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning. AAAI 2024.'
@@ -45,7 +46,7 @@ def _mnist(defenses, attack='gs', public=100):
     trials=100,
     init='explicit',
     public=public,
-    mini={'trials': 16, 'controls': 16, 'settings': {'gs': {'steps': 2500}, 'concealment': {'steps': 300}}},
+    mini={'trials': 16, 'controls': 16, 'changed': {'gs': {'steps': 2500}, 'concealment': {'steps': 300}}},
   )
 
 
@@ -56,13 +57,13 @@ def _cifar10(defenses):
     'gs',
     defenses,
     trials=100,
-    batch_norm='eval',
+    client=ClientSettings(batch_norm='eval'),
     public=100,
     mini={
       'model': 'convnet(width=8)',
       'trials': 8,
       'controls': 8,
-      'settings': {'gs': {'steps': 1000}, 'concealment': {'steps': 200}},
+      'changed': {'gs': {'steps': 1000}, 'concealment': {'steps': 200}},
     },
   )
 
@@ -96,7 +97,7 @@ def _table_1():
     'dcs2_1',
     PAPER,
     'Table 1: defenses against the GS attack',
-    'Samples whose gradients resemble the private ones hide those better than noise, pruning or Soteria.',
+    'Samples whose gradients resemble the private ones protect those better than noise, pruning or Soteria.',
     {'mnist': _mnist(BASELINES), 'cifar10': _cifar10(BASELINES)},
     _lines('MNIST', 'mnist', mnist) + _lines('CIFAR-10', 'cifar10', cifar10),
     METRICS,
@@ -123,13 +124,13 @@ def _table_2():
     'dcs2_2_imprint',
     PAPER,
     'Table 2, Imprint: defenses against a malicious server',
-    'What hides from gradient matching need not hide from a server that inserts a module of its own.',
+    'A defense against gradient matching need not protect from a server that inserts a module of its own.',
     {'cifar10': run},
     tuple(cells),
     METRICS,
     (
-      'The paper has TinyImageNet at 224×224 and a trained ResNet-18; CIFAR-10 and an untrained ConvNet stand in: in '
-      'front of the module, which reads the image exactly, neither should matter.',
+      'The paper has TinyImageNet at 224×224 and a trained ResNet-18; CIFAR-10 and an untrained ConvNet take '
+      'their place: the module reads the image exactly, so neither should matter.',
       'The module has 10 bins, as in the published code, and the upload holds one image.',
       STRENGTHS,
     ),
@@ -157,8 +158,8 @@ def _table_3():
     METRICS,
     (
       *CHOICES,
-      'The paper has TinyImageNet at 224×224, ResNet-18 and the Imprint attack; CIFAR-10, ConvNet and GS stand in. '
-      'Only the direction can be compared.',
+      'The paper has TinyImageNet at 224×224, ResNet-18 and the Imprint attack; CIFAR-10, ConvNet and GS take their '
+      'place. Only the direction can be compared.',
     ),
   )
 
@@ -169,7 +170,7 @@ def _table_4():
     'dcs2_4',
     PAPER,
     'Table 4: an attacker who starts from the average image of the class',
-    'Knowing what the class looks like does not help against concealed samples.',
+    'The average image of the class does not help an attacker against concealed samples.',
     {'mnist': _mnist({'none': 'none', 'DCS²': _ours()}, attack, public=1000)},
     _lines('MNIST', 'mnist', {'none': ((59.22, 2.71), 1.00), 'DCS²': ((7.87, 2.44), (0.18, 0.09))}),
     METRICS,
@@ -220,7 +221,7 @@ def _table_7():
 
 
 def _trainings(dataset, network, available, steps, **mini):
-  """Returns the trainings of a dataset in which one client conceals its samples (`steps` each) or hides them."""
+  """Returns the trainings of a dataset in which one client defends its samples, by DCS² with `steps` each."""
   methods = {label: Method(defense) for label, defense in BASELINES.items()}
   quick = {label: Method(method.clients.replace('steps=1000', f'steps={steps}')) for label, method in methods.items()}
   return Trainings(
@@ -264,16 +265,16 @@ def _accuracies():
     'dcs2_1_accuracy',
     PAPER,
     'Table 1 and figure 3: accuracy on the sensitive samples and on the test set',
-    'One client conceals its samples, and the model learns as before, also what is on them.',
+    'One client conceals its samples; the accuracy stays the same, also on these samples.',
     runs,
     tuple(cells),
     'Acc_S is the accuracy on the target client’s 64 samples, Acc_T on the test split, of the last model.',
     (
       'Clients, rounds and learning rate are not stated: 10 clients that all take part in each round, one epoch in '
       'batches of 64 at rate 0.1, shared as deltas; the target is one of them and holds 64 samples, so that it takes '
-      'one step a round. The paper’s figures are multiples of 1/192: three seeds, we suppose; ours is one.',
-      'Only the target defends itself, against the others’ ten times as many samples: what it does can hardly cost '
-      'the model anything.',
+      'one step a round. The paper’s figures are multiples of 1/192, presumably of three seeds; ours is one.',
+      'Only the target defends itself, and the others have ten times as many samples: its defense has little effect '
+      'on the model.',
       STRENGTHS,
     ),
   )

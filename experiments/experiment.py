@@ -1,8 +1,8 @@
-"""A table of a paper as data: the settings to rerun it, and the paper's numbers to set beside ours.
+"""A table of a paper as data: the settings to rerun it, and the paper's numbers to compare with ours.
 
-An `Experiment` holds `Run`s (one audit each, as published as the paper says) and `Cell`s (which figure of which run
-stands beside which number). A scale turns the published settings into what a machine can carry; what it changed is
-stated wherever its numbers are shown.
+An `Experiment` holds `Run`s (one audit each, with the settings that the paper states) and `Cell`s (which figure of
+which run is compared with which number). A scale reduces the published settings to what a machine can run; what it
+changed is stated wherever its numbers are shown.
 """
 
 import csv
@@ -10,37 +10,38 @@ import dataclasses
 import io
 import math
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 
 import gradleak as gl
-from gradleak import errors, report, specs
-from gradleak.attacks.registry import settings_of
-from gradleak.defenses import registry as defense_registry
-from gradleak.federated import layer_average
+from gradleak import AuditResult, AuditSettings, ClientSettings, errors, report, specs
+from gradleak.attacks import AttackMethod
+from gradleak.data import Dataset
+from gradleak.federated import simulation
 from gradleak.metrics import statistics
 from gradleak.report.formatting import aligned, number, significant
 
 SCALES = ('smoke', 'mini', 'paper')
+UNAWARE = AuditSettings(knowledge='unaware')
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """A short federated training on other data: it yields the model that is attacked, and the one sent before it.
+  """A short federated training on other data: it gives the model that is attacked, and the one sent before it.
 
-  In each round every client shares its update on all its samples, and the server takes the mean over those that sent
-  it, entry by entry.
+  In each round every client shares its update on all its samples, and the server takes the mean, of each entry over the
+  clients that sent it.
 
   Attributes:
-    rounds: how often the server updates its model.
+    rounds: number of rounds.
     clients: number of clients.
     samples: samples of each, from the train split.
     rate: the server's learning rate on the mean gradient.
-    defense: what the clients do to their uploads.
+    defense: the clients' defense, a text.
   """
 
   rounds: int = 20
@@ -51,10 +52,10 @@ class Training:
 
 
 class Scaled:
-  """What can be run at a scale: it has `at_mini` and `at_smoke`."""
+  """What can be run at a scale; subclasses have `at_mini` and `at_smoke`."""
 
-  def scaled(self, scale):
-    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to see that it runs.
+  def scaled(self, scale: str) -> Self:
+    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to check that it runs.
 
     Raises:
       UsageError: for an unknown scale.
@@ -70,19 +71,19 @@ class Run(Scaled):
 
   Attributes:
     dataset: as in `gradleak.data.load`; private images are the first ones of its test split.
-    model: as in `gradleak.models.create`.
-    attack: as in the programs.
+    model, init: as in `gradleak.models.create`.
+    attack: a text, as in the programs.
     defenses: label -> text.
-    trials, batch_size, restarts, controls, labels, knowledge, counters: as in `gradleak.audit`.
-    init: as in `gradleak.models.create`.
-    share, local_batch_size, learning_rate, batch_norm: as in `gradleak.scenario`.
+    trials: number of trials.
+    settings: of the audit.
+    client: settings of the client.
     public: number of public images, from the train split.
-    bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes them as
-      they come.
+    bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes the first
+      ones.
     training: how the attacked model was trained; None attacks it untrained.
-    settings: name of an attack or defense -> its settings that take the place of those in its text; a function is
-      handed the value in the text.
-    mini: field -> value at scale 'mini'.
+    changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value
+      in the text.
+    mini: name -> value at scale 'mini', of a field of this or of `settings` or `client`.
   """
 
   dataset: str
@@ -90,82 +91,84 @@ class Run(Scaled):
   attack: str
   defenses: Mapping[str, str]
   trials: int
-  batch_size: int = 1
-  restarts: int = 1
-  controls: int = 64
-  labels: str = 'auto'
-  knowledge: str = 'unaware'
-  counters: tuple[str, ...] | None = None
+  settings: AuditSettings = UNAWARE
+  client: ClientSettings = ClientSettings()  # noqa: RUF009 (it is frozen)
   init: str = 'default'
-  share: str = 'gradient'
-  local_batch_size: int | None = None
-  learning_rate: float = 0.1
-  batch_norm: str = 'train'
   public: int = 0
   bias: float | None = None
   training: Training | None = None
-  settings: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
-  mini: Mapping = dataclasses.field(default_factory=dict)
+  changed: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
+  mini: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  kind = 'audit'
-  shown = 'report'
-  page = 'report.html'
-  remarks = 'recovered'
-  intervals = 'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.'
+  kind: ClassVar[str] = 'audit'
+  shown: ClassVar[str] = 'report'
+  page: ClassVar[str] = 'report.html'
+  remarks: ClassVar[str] = 'recovered'
+  intervals: ClassVar[str] = (
+    'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.'
+  )
 
-  def at_mini(self):
+  def replaced(self, **changes: Any) -> Self:
+    """Returns this with some fields changed, its own or those of `settings` or `client`."""
+    for name in ('settings', 'client'):
+      inner = getattr(self, name)
+      own = {field.name for field in dataclasses.fields(inner)} & set(changes)
+      changes[name] = dataclasses.replace(inner, **{key: changes.pop(key) for key in own})
+    return dataclasses.replace(self, **changes)
+
+  def at_mini(self) -> Self:
     """Returns this with what two cores need in place of the paper's settings."""
-    return dataclasses.replace(self, mini={}, **self.mini)
+    return self.replaced(**{**self.mini, 'mini': {}})
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
-    training = self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4)
-    attack = specs.parse(self.attack, 'attack').name
-    return dataclasses.replace(
-      self,
+    attack = specs.attack(self.attack)
+    return self.replaced(
       dataset='digits',
       model='mlp',  # compiles fast
       trials=2,
-      batch_size=min(self.batch_size, 2),
-      restarts=min(self.restarts, 2),
+      batch_size=min(self.settings.batch_size, 2),
+      restarts=min(self.settings.restarts, 2),
       controls=2,
       public=min(self.public, 16),
-      training=training,
-      settings={
-        **({attack: {'steps': 3}} if 'steps' in settings_of(attack) else {}),
+      training=self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4),
+      changed={
+        **({attack.name: {'steps': 3}} if attack.takes({'steps': 3}) else {}),
         'concealment': {'steps': 2},
         'graddefense': {'root': _smoke_root},
       },
       mini={},
     )
 
-  def changes(self, scale):
+  def changes(self, scale: str) -> list[str]:
     """Returns what a scale changes, each as 'name value instead of value'."""
-    now = self.scaled(scale)
-    fields = [field.name for field in dataclasses.fields(Run) if field.name not in ('mini', 'settings', 'training')]
-    pairs = {name: (getattr(now, name), getattr(self, name)) for name in fields}
-    if self.training:
-      for field in dataclasses.fields(Training):
-        pairs[f'training {field.name}'] = getattr(now.training, field.name), getattr(self.training, field.name)
-    for new, old in zip(_specs(now), _specs(self), strict=True):
-      new, old = dict(new.settings), {'name': old.name, **dict(old.settings)}
-      pairs |= {f'{old["name"]} {key}': (value, old.get(key, 'the published')) for key, value in new.items()}
-    return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
+    new, old = ({**_fields(one), **_method_settings(one)} for one in (self.scaled(scale), self))
+    pairs = {name: (value, old.get(name, 'the published')) for name, value in new.items()}
+    return [f'{name} {value} instead of {before}' for name, (value, before) in pairs.items() if value != before]
 
-  def texts(self):
-    """Returns the defenses' canonical texts by label, the run's settings applied."""
+  def texts(self) -> dict[str, str]:
+    """Returns the defenses' canonical texts by label, with the changed settings."""
     return {
-      label: '+'.join(str(_rewritten(spec, self.settings)) for spec in specs.parse_chain(text, 'defense'))
+      label: '+'.join(str(_rewritten(spec, self.changed)) for spec in specs.parse_chain(text, 'defense'))
       for label, text in self.defenses.items()
     }
 
-  def load(self, data_dir):
+  def attack_text(self) -> str:
+    """Returns the attack's text, with the changed settings."""
+    return str(_rewritten(specs.spec(self.attack, 'attack'), self.changed))
+
+  def method(self) -> AttackMethod:
+    """Returns the attack."""
+    return specs.attack(self.attack_text())
+
+  def load(self, data_dir: str | None) -> 'Data':
     """Returns the `Data`: private images from 'test', public ones and those trained on from 'train'.
 
     Raises:
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
-    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.trials * self.batch_size)
+    limit = self.trials * self.settings.batch_size
+    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit)
     trained = self.training.clients * self.training.samples if self.training else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
@@ -180,33 +183,58 @@ class Run(Scaled):
       others = train.images[pool:], train.labels[pool:]
     return Data(private, public, others)
 
-  def execute(self, data, seed, *, workdir, progress='auto'):
+  def execute(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows."""
     result = self.audit(data, seed, workdir=workdir, progress=progress)
     if not (result.resumed and os.path.exists(os.path.join(workdir, self.page))):
-      report.write(result, workdir)
+      self.write(result, workdir)
     return result.rows
 
-  def audit(self, data, seed, *, workdir, progress='auto'):
-    """Runs the audit in its own folder, or resumes it; returns its `AuditResult`."""
-    key = jax.random.key(seed)
+  def write(self, result: AuditResult, folder: str) -> None:
+    """Writes the report of the audit."""
+    report.write(result, folder)
+
+  def audit(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> AuditResult:
+    """Runs the audit in its own folder, or resumes it."""
     return gl.audit(
-      jax.random.fold_in(key, 1),
-      scenario(self, data, jax.random.fold_in(key, 0)),
-      list(self.texts().values()),
-      [attack_text(self)],
+      jax.random.fold_in(jax.random.key(seed), 1),
+      self.scenario(data, seed),
+      [specs.defense(text) for text in self.texts().values()],
+      [self.method()],
       self.trials,
-      batch_size=self.batch_size,
-      restarts=self.restarts,
-      labels=self.labels,
-      controls=self.controls,
+      settings=self.settings,
       workdir=workdir,
-      knowledge=self.knowledge,
-      counters=self.counters,
       progress=progress,
     )
 
-  def rows_of(self, cell, rows):
+  def scenario(self, data: 'Data', seed: int) -> gl.Scenario:
+    """Returns the `Scenario`, its model initialised and trained."""
+    key = jax.random.fold_in(jax.random.key(seed), 0)
+    untrained = self.scenario_of(data, key=jax.random.fold_in(key, 0))
+    if self.training is None:
+      return untrained
+    variables, previous = train(jax.random.fold_in(key, 1), untrained, *data.others, self.training)
+    return self.scenario_of(data, variables=variables, previous=previous)
+
+  def scenario_of(self, data: 'Data', **given: Any) -> gl.Scenario:
+    """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones."""
+    return gl.scenario(
+      gl.models.create(self.model, data.private.num_classes, init=self.init),
+      data.private.images,
+      data.private.labels,
+      num_classes=data.private.num_classes,
+      dataset=self.dataset,
+      client=self.client,
+      public=data.public,
+      notes={
+        'split': data.private.split,
+        'init': self.init,
+        'training': self.training and dataclasses.asdict(self.training),
+      },
+      **given,
+    )
+
+  def rows_of(self, cell: 'Cell', rows: list[dict]) -> list[dict]:
     """Returns the rows of an audit that a cell is about.
 
     Raises:
@@ -218,7 +246,7 @@ class Run(Scaled):
       raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
     return found
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: 'Cell', rows: list[dict]) -> 'Outcome':
     """Returns the `Outcome` of a cell among the rows of its run."""
     rows = self.rows_of(cell, rows)
     values = [row.get(cell.metric) for row in rows]
@@ -228,20 +256,19 @@ class Run(Scaled):
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
     return Outcome(*finite, len(rows), recovered, diverged, remark)
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
-    attack = gl.attacks.parse(attack_text(self))
-    model = specs.parse(self.model, 'model')
+    model, given = specs.spec(self.model, 'model'), self.settings
     width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
     cost = MILLISECONDS[model.name] * (width / 8) ** 1.6
-    local_steps = -(-self.batch_size // (self.local_batch_size or self.batch_size))
+    local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
     names = [specs.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
-    unaware = len(names) if self.knowledge != 'aware' else 0
-    tried = COUNTERS if self.counters is None else dict.fromkeys(COUNTERS, len(self.counters))
-    aware = sum(tried.get(name, 0) for name in names) if self.knowledge != 'unaware' else 0
-    uploads = self.trials * (unaware + aware) + self.controls
-    steps = attack.build(attack.numbers, None).num_steps or 1
-    return uploads * self.restarts * self.batch_size * local_steps * steps * cost / 60_000
+    unaware = len(names) if given.knowledge != 'aware' else 0
+    tried = COUNTERS if given.counters is None else dict.fromkeys(COUNTERS, len(given.counters))
+    aware = sum(tried.get(name, 0) for name in names) if given.knowledge != 'unaware' else 0
+    uploads = self.trials * (unaware + aware) + given.controls
+    steps = self.method().settings.get('steps', 1)
+    return uploads * given.restarts * given.batch_size * local_steps * steps * cost / 60_000
 
 
 class Cell(NamedTuple):
@@ -249,13 +276,13 @@ class Cell(NamedTuple):
 
   Attributes:
     column: the heading of the part of the table, such as the dataset.
-    row: the line of the table, such as the defense as the paper calls it.
+    row: the line of the table, such as the paper's name of the defense.
     metric: a key of an audit's rows, or 'lpips'; of a training, one of `utility.METRICS`.
     run: a key of the experiment's `runs`.
     defense: a label of that run's defenses.
     paper: its number; several where it prints several (one per picture); None where it prints none.
-    spread: what stands behind its ±.
-    counter: the counter-measure of an attacker who knows the defense; None is the one who does not.
+    spread: the number that the paper prints after ±.
+    counter: the counter-measure of an attacker who knows the defense; None: the attacker is unaware of it.
   """
 
   column: str
@@ -276,11 +303,12 @@ class Experiment:
     name: as in `launch/reproduce.py --experiment=…`.
     paper: authors, title, venue.
     table: which of its tables.
-    shows: one sentence: what is to be seen.
-    runs: what is behind it, by name: audits (`Run`) or trainings (`utility.Trainings`), each with the same methods.
+    shows: one sentence: the paper's claim.
+    runs: what its numbers come from, by name: audits (`Run`), trainings (`utility.Trainings`) or measurements
+      (`measured.Measured`), each with the same methods.
     cells: its numbers.
-    metrics: one sentence: how the paper's figures are defined, against ours.
-    choices: sentences on what the paper leaves open, and what stands here.
+    metrics: one sentence: how the paper's figures are defined, compared with ours.
+    choices: sentences on what the paper does not state, and what is used here.
     notes: column, or '' for all, -> a sentence on where ours and the paper's disagree.
   """
 
@@ -288,7 +316,7 @@ class Experiment:
   paper: str
   table: str
   shows: str
-  runs: Mapping[str, object]
+  runs: Mapping[str, Any]
   cells: tuple[Cell, ...]
   metrics: str
   choices: tuple[str, ...] = ()
@@ -296,14 +324,14 @@ class Experiment:
 
 
 class Outcome(NamedTuple):
-  """What stands beside a cell: a figure with its 95 % interval; None where there is none.
+  """Our figure for a cell, with its 95 % interval; None where there is none.
 
   Attributes:
     mean, low, high: of the cell's metric; in audits, over the trials that did not diverge.
     n: number of trials, or of test samples.
     recovered: how many trials were successes beyond the control; None in trainings.
     diverged: how many have no figure.
-    remark: what the last column of its line says.
+    remark: the last column of its line.
   """
 
   mean: float | None
@@ -315,7 +343,7 @@ class Outcome(NamedTuple):
   remark: str = ''
 
 
-def with_weights(experiment, path):
+def with_weights(experiment: Experiment, path: str) -> Experiment:
   """Returns the `Experiment` with a file of weights in place of the training that its runs would do.
 
   Raises:
@@ -329,22 +357,28 @@ def with_weights(experiment, path):
 
 
 def _smoke_root(root):
-  """Returns a number of root images that is small and tells 50, 100, … apart."""
+  """Returns a small number of root images, different for 50, 100, …."""
   return max(2, root // 25)
 
 
-def _specs(run):
-  """Returns the specs of a run's attack and of all its defenses."""
-  texts = [attack_text(run), *run.texts().values()]
-  return [spec for text in texts for spec in specs.parse_chain(text, 'specification')]
+def _fields(run):
+  """Returns name -> value of the fields of a run, of its settings, its client and its training."""
+  found = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+  inner = [found.pop(name) for name in ('settings', 'client')]
+  training = found.pop('training')
+  named = {f'training {name}': value for name, value in vars(training).items()} if training else {}
+  found = {name: value for name, value in found.items() if name not in ('changed', 'mini')}
+  return {**found, **vars(inner[0]), **vars(inner[1]), **named}
 
 
-def attack_text(run):
-  """Returns the attack's text, the run's settings applied."""
-  return str(_rewritten(specs.parse(run.attack, 'attack'), run.settings))
+def _method_settings(run):
+  """Returns 'attack setting' or 'defense setting' -> value of all that the texts of a run set."""
+  found = [spec for text in (run.attack_text(), *run.texts().values()) for spec in specs.parse_chain(text, 'method')]
+  return {f'{spec.name} {name}': value for spec in found for name, value in spec.settings}
 
 
 def _rewritten(spec, settings):
+  """Returns a `Spec` with the settings of its name replaced."""
   changed = dict(spec.settings)
   for key, value in settings.get(spec.name, {}).items():
     if not callable(value):
@@ -355,17 +389,20 @@ def _rewritten(spec, settings):
 
 
 class Data(NamedTuple):
-  """The images of a run: `private` is a `Dataset`, `public` and `others` (images, labels) or None."""
+  """The images of a run: private ones, public ones as (images, labels) or None, and those that it trains on.
 
-  private: object
-  public: tuple | None
-  others: tuple | None
+  `others` are (images, labels) or None; a subclass of `Run` may hold something else there.
+  """
+
+  private: Dataset
+  public: tuple[np.ndarray, np.ndarray] | None
+  others: Any
 
 
-def biased(labels, count, bias):
+def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:
   """Returns the indices of `count` images, the share `bias` of class 0 and the others evenly from the other classes.
 
-  GradDefense's "bias probability" of the root set: with ten classes, 0.1 is uniform.
+  This is GradDefense's "bias probability" of the root set: with ten classes, 0.1 is uniform.
 
   Raises:
     UsageError: if a class has too few images.
@@ -381,67 +418,34 @@ def biased(labels, count, bias):
   return np.sort(np.concatenate(chosen))
 
 
-def scenario(run, data, key):
-  """Returns the `Scenario` of a run; `key` initialises and trains its model."""
-  model = gl.models.create(run.model, data.private.num_classes, init=run.init)
-
-  def built(**given):
-    return gl.scenario(
-      model,
-      data.private.images,
-      data.private.labels,
-      num_classes=data.private.num_classes,
-      dataset=run.dataset,
-      split=data.private.split,
-      init=run.init,
-      share=run.share,
-      local_batch_size=run.local_batch_size,
-      learning_rate=run.learning_rate,
-      batch_norm=run.batch_norm,
-      public=data.public,
-      training=run.training and dataclasses.asdict(run.training),
-      **given,
-    )
-
-  untrained = built(key=jax.random.fold_in(key, 0))
-  if run.training is None:
-    return untrained
-  variables, previous = train(jax.random.fold_in(key, 1), untrained, *data.others, run.training)
-  return built(variables=variables, previous=previous)
-
-
-def train(key, scenario, images, labels, training):
+def train(
+  key: jax.Array, scenario: gl.Scenario, images: np.ndarray, labels: np.ndarray, training: Training
+) -> tuple[dict, dict]:
   """Returns the variables after a short federated training, and those of one round before.
 
   Args:
-    key: drives the clients' defense.
-    scenario: its client and model are trained; BatchNorm uses batch statistics, running ones stay as they are.
+    key: of the `simulation.Federation`.
+    scenario: its client and model are trained.
     images, labels: [clients · samples, …] of the train split.
     training: the `Training`.
   """
   client, variables = scenario.client, scenario.variables
-  context = defense_registry.Context(client, variables, images.shape[1:], scenario.public)
-  defense = defense_registry.parse(training.defense, context)
-  client = defense.build([jnp.float32(value) for value in defense.numbers], client)
-  images = jnp.asarray(images).reshape(training.clients, training.samples, *images.shape[1:])
-  labels = jnp.asarray(labels).reshape(training.clients, training.samples)
-  direction = -training.rate if client.share == 'gradient' else 1.0
-
-  @jax.jit
-  def one_round(params, key):
-    def upload(given):
-      return client.local_update(given[0], {**variables, 'params': params}, *given[1:])
-
-    mean = layer_average(jax.lax.map(upload, (jax.random.split(key, training.clients), images, labels)))
-    return jax.tree.map(lambda p, m: p + jnp.asarray(direction, p.dtype) * m, params, mean)
-
-  params = variables['params']
-  for index in range(training.rounds):
-    before, params = params, one_round(params, jax.random.fold_in(key, index))
-  return {**variables, 'params': params}, {**variables, 'params': before}
+  context = gl.defenses.Context(client, variables, images.shape[1:], scenario.public)
+  federation = simulation.Federation(
+    gl.defenses.place(specs.defense(training.defense), context).client(client),
+    images,
+    labels,
+    np.split(np.arange(training.clients * training.samples), training.clients),
+    training.clients,
+    server=optax.sgd(training.rate if client.share == 'gradient' else 1.0),
+  )
+  state = simulation.start(federation, variables)
+  for _ in range(training.rounds):
+    before, (state, _) = state, simulation.run_round(federation, state, key)
+  return state.variables, before.variables
 
 
-# Metric -> (heading, digits: decimals, or significant ones where it spans powers of ten).
+# Metric -> (heading, value -> text).
 HEADINGS = {
   'psnr': ('PSNR dB', lambda value: number(value, 2)),
   'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
@@ -468,18 +472,19 @@ HEADINGS = {
   'largest_error': ('largest error', significant),
   'cosine': ('cosine', lambda value: number(value, 3)),
   'queries': ('queries', number),
+  'alone': ('known to be alone', lambda value: number(value, 2)),
 }
 
 
-def ours_text(metric, found):
-  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks do not come along."""
+def ours_text(metric: str, found: Outcome) -> str:
+  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks are not included."""
   show = HEADINGS[metric][1]
   if found.mean is None:
     return 'n/a' if metric == 'lpips' else 'diverged' if found.diverged else '–'
   return show(found.mean) if found.low is None else f'{show(found.mean)} ± {show((found.high - found.low) / 2)}'
 
 
-def paper_text(cell):
+def paper_text(cell: Cell) -> str:
   """Returns the paper's number or numbers; '–' where it prints none."""
   show = HEADINGS[cell.metric][1]
   if cell.paper is None:
@@ -489,7 +494,7 @@ def paper_text(cell):
   return show(cell.paper) + ('' if cell.spread is None else f' ± {show(cell.spread)}')
 
 
-def sections(experiment, outcomes):
+def sections(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, list[list[str]]]:
   """Returns the table as {column: [heading line, line, …]}, each line a list of texts.
 
   Args:
@@ -512,13 +517,13 @@ def sections(experiment, outcomes):
         shown = shown or (cell and found[column, row, metric])
         line += ['', ''] if cell is None else [ours_text(metric, found[column, row, metric]), paper_text(cell)]
       lines.append([*line, shown.remark])
-    # A column that says nothing is left out.
+    # An empty column is left out.
     tables[column] = lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
   return tables
 
 
-def markdown(experiment, scale, seed, outcomes):
-  """Returns table.md: ours beside the paper's, what was changed, and what to make of it."""
+def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
+  """Returns table.md: our figures and the paper's, what was changed, and where they differ."""
   parts = [f'# {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   for column, lines in sections(experiment, outcomes).items():
@@ -533,7 +538,7 @@ def markdown(experiment, scale, seed, outcomes):
   return '\n\n'.join(parts) + '\n'
 
 
-def settings(experiment, scale, seed):
+def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
   """Returns sentences on how this was run: the choices, the scale, and what it changed in each run."""
   by_change = {}
   for name, run in experiment.runs.items():
@@ -542,13 +547,13 @@ def settings(experiment, scale, seed):
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
 
-def terminal(experiment, outcomes):
+def terminal(experiment: Experiment, outcomes: Sequence[Outcome]) -> str:
   """Returns the table for the terminal, aligned."""
   tables = [[column, *aligned(lines)] for column, lines in sections(experiment, outcomes).items()]
   return '\n\n'.join('\n'.join(lines) for lines in tables)
 
 
-def table_csv(experiment, scale, outcomes):
+def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> str:
   """Returns table.csv, one line per cell; a missing value is empty, several of the paper's are joined by ';'."""
   text = io.StringIO()
   names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged', 'remark')
@@ -567,17 +572,17 @@ def table_csv(experiment, scale, outcomes):
 
 
 # Milliseconds per step and image on two idle cores, 32×32 pixels; a ConvNet's of width 8.
-MILLISECONDS = {'mlp': 0.1, 'lenet': 0.5, 'lenet4': 0.8, 'convnet': 4.0}
-# How often an attacker who knows a defense attacks one upload of it, where that is not once.
+MILLISECONDS = {'mlp': 0.1, 'lenet': 0.5, 'lenet4': 0.8, 'convnet': 4.0, 'resnet20': 10.0}
+# Defense -> number of attacks on one upload by an attacker who knows the defense, where it is not 1.
 COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}
 
 
-def minutes(experiment, scale):
+def minutes(experiment: Experiment, scale: str) -> float:
   """Returns a rough estimate of the time on two cores."""
   return sum(run.scaled(scale).minutes() for run in experiment.runs.values())
 
 
-def duration(minutes):
+def duration(minutes: float) -> str:
   """Returns a time in words, 'min', 'h' or 'd'."""
   return (
     f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h' if minutes < 2880 else f'{minutes / 1440:.0f} d'

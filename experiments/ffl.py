@@ -5,6 +5,7 @@ import dataclasses
 from experiments import utility
 from experiments.experiment import Cell, Experiment, Run, Training
 from experiments.utility import Method, Trainings
+from gradleak import AuditSettings, ClientSettings
 
 PAPER = (
   'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning from a Privacy '
@@ -18,13 +19,13 @@ CHOICES = (
   'The attack is csDLG of Geiping et al., labels known, one image per upload.',
   'The model attacked has been trained for some rounds on other images (2,000 in the paper), without a defense, so '
   'that there is a global gradient to compare with; the paper trains one under each method.',
-  'LeNet with four convolutions and ConvNet stand in for ResNet-18. BatchNorm runs in eval mode, as in Geiping et al., '
+  'LeNet with four convolutions and ConvNet replace ResNet-18. BatchNorm runs in eval mode, as in Geiping et al., '
   'in training and attack alike: its statistics stay those of a fresh network.',
 )
 DP_NOISE = (
   'ε = 8 over 2,000 rounds of a tenth of the clients needs noise multipliers of 2.72, 2.97 and 3.20 at δ = 1e-4, 1e-5 '
-  'and 1e-6 (by Rényi accounting). They drown an upload, and the accuracies that the paper prints could not come from '
-  'them; a line of a thousandth of the noise stands beside. The clipping norm is not stated: 1 here.'
+  'and 1e-6 (by Rényi accounting). This noise is far larger than an upload, and the accuracies that the paper prints '
+  'are impossible with it; another line has a thousandth of the noise. The clipping norm is not stated: 1 here.'
 )
 
 # Method -> variant -> (defense, MSE of dog and horse, PSNR of dog and horse).
@@ -59,8 +60,8 @@ def _cells(column, row, run, defense, mse=None, psnr=None, counter=None):
 def _lenet4(defenses, training, knowledge='unaware'):
   return Run(
     'cifar10', 'lenet4', 'csdlg', defenses, trials=1000, training=training,
-    knowledge=knowledge, counters=('masked',),
-    mini={'trials': 8, 'controls': 16, 'settings': {'csdlg': {'steps': 2000}},
+    settings=AuditSettings(knowledge=knowledge, counters=('masked',)),
+    mini={'trials': 8, 'controls': 16, 'changed': {'csdlg': {'steps': 2000}},
           'training': Training(rounds=20, defense=training.defense)},
   )  # fmt: skip
 
@@ -68,8 +69,8 @@ def _lenet4(defenses, training, knowledge='unaware'):
 def _convnet(defenses, training, knowledge='unaware'):
   return Run(
     'cifar10', 'convnet(width=64)', 'csdlg', defenses, trials=1000, training=training,
-    batch_norm='eval', knowledge=knowledge, counters=('masked',),
-    mini={'model': 'convnet(width=8)', 'trials': 4, 'controls': 4, 'settings': {'csdlg': {'steps': 1000}},
+    settings=AuditSettings(knowledge=knowledge, counters=('masked',)), client=ClientSettings(batch_norm='eval'),
+    mini={'model': 'convnet(width=8)', 'trials': 4, 'controls': 4, 'changed': {'csdlg': {'steps': 1000}},
           'training': Training(rounds=10, defense=training.defense)},
   )  # fmt: skip
 
@@ -92,8 +93,8 @@ def _figure_1():
     'ffl_1',
     PAPER,
     'Figure 1: attacks on models trained with differential privacy',
-    'That a model was trained with privacy at the server says nothing of what the server sees: a raw upload leaks all '
-    'the same. The paper prints pictures alone.',
+    'Differential privacy at the server does not protect from the server: a raw upload leaks even if the model was '
+    'trained with it. The paper prints pictures alone.',
     runs,
     tuple(cells),
     METRICS,
@@ -114,8 +115,8 @@ def _figure_5():
     'ffl_5',
     PAPER,
     'Figures 4 and 5, with the numbers of table 6: fragmented gradients',
-    'The layers most alike to the global gradient give the least away: at small r FFL leaves nothing to see, where '
-    'random layers, noise and compression do.',
+    'The layers most similar to the global gradient reveal the least: at small r FFL leaves nothing to see, unlike '
+    'random layers, noise and compression.',
     {'lenet4': _lenet4(defenses, training, 'both'), 'convnet': _convnet(defenses, training, 'both')},
     tuple(cells),
     METRICS,

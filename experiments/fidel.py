@@ -2,21 +2,24 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import gradleak as gl
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Measured
+from experiments.measured import Measured, Measurement, Part
 from gradleak import specs
-from gradleak.attacks import decoder, fidel
-from gradleak.federated import LOSSES, Client, simulation
+from gradleak.attacks import decoder
+from gradleak.attacks.fidel import PartialReconstructions, from_update
+from gradleak.federated import Client, simulation
+from gradleak.methods import Method
 from gradleak.metrics import revealed, statistics
 from gradleak.report import figures
+from gradleak.trees import Layer
 
 PAPER = (
   'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates in Federated Learning. 2021.'
@@ -26,23 +29,23 @@ METRICS = (
   'the paper; each sample counts once.'
 )
 CHOICES = (
-  'How long the model was trained before is not stated: here for steps of plain SGD, batch 50 and rate 0.01, on the '
-  'train split, with the activation and dropout of the victim. Initial weights, not stated: U(±1/√fan_in), PyTorch’s.',
+  'How long the model was trained before is not stated: here by plain SGD, batch 50 and rate 0.01, on the train split, '
+  'with the activation and dropout of the victim. Initial weights are not stated: U(±1/√fan_in), PyTorch’s, here.',
   'A measurement is one local epoch on samples drawn from the private ones, batch 50, rate 0.01, dropout on; the '
   'server sees the delta. The paper averages over 200 rounds of one training, ours over draws at one state of it.',
-  'The private samples are the test images behind the first 6,000, which are the attacker’s.',
-  'The dropout rate is lost: 0.25 and 0.5.',
+  'The private samples are the test images after the first 6,000, which are the attacker’s.',
+  'The dropout rate could not be read: 0.25 and 0.5 here.',
 )
 BATCH, RATE = 50, 0.01  # tables I and II
 CHANNELS = 32  # of the features, table II
-# Milliseconds on two idle cores: of a victim's step, for each sample, and of a decoder's.
+# Milliseconds on two idle cores: of a victim's step per sample, and of a decoder's step.
 COST = {'mlp': 0.03, 'cnn': 0.3, 'table_iii': 100, 'table_iv': 800, 'windows': 5}
-PRINTED = {('mlp', 30): 20, ('cnn', 20): 13}  # averages of the abstract; the figures' others are not in the text
-LEAKIEST = 'relu, dropout 0.5'  # the worst case that they are of: ReLU and dropout
+PRINTED = {('mlp', 30): 20, ('cnn', 20): 13}  # averages of the abstract; the text has no other numbers of the figures
+LEAKIEST = 'relu, dropout 0.5'  # the case that these averages are of: ReLU and dropout
 
 
 class Data(NamedTuple):
-  """`private` and the attacker's `auxiliary` images with labels, and those that the model is `trained` on."""
+  """(Images, labels): private ones, the attacker's auxiliary ones, and those that the model is trained on."""
 
   private: tuple
   auxiliary: tuple
@@ -52,17 +55,17 @@ class Data(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Attacked(Measured):
-  """A victim that was trained for a while. All settings are the paper's, or our readings of it.
+  """An attack on a client whose model was trained before. All settings are the paper's, or our reading of it.
 
   Attributes:
     dataset: as in `gradleak.data.load`.
     model: 'mlp' (table I) or 'cnn' (table II).
     steps: of training before the attack, at a rate of 0.01.
-    pace: how many of them are done in one, at a rate as many times as high.
+    pace: one step at `pace` times the rate replaces `pace` steps.
     loss: a name of `federated.LOSSES`.
-    trained: how many images of the train split it is trained on, the first ones.
-    auxiliary: how many images of the test split are the attacker's, the first ones.
-    private: how many behind them the victims' samples are drawn from.
+    trained: number of images that it is trained on, the first ones of the train split.
+    auxiliary: number of the attacker's images, the first ones of the test split.
+    private: number of images after these that the client's samples are drawn from.
   """
 
   dataset: str
@@ -74,16 +77,16 @@ class Attacked(Measured):
   auxiliary: int = 6_000
   private: int = 4_000
 
-  def at_smoke(self):
-    """Returns this on 8×8 digits, hardly trained."""
+  def at_smoke(self) -> Self:
+    """Returns this on 8×8 digits, trained for at most two steps."""
     small = {'trained': 200, 'auxiliary': 250, 'private': 250, 'pace': 1, 'mini': {}}
     return dataclasses.replace(self, dataset='digits', steps=min(self.steps, 2), **small)
 
-  def texts(self):
-    """Returns what stands behind each label, in words."""
+  def texts(self) -> dict[str, str]:
+    """Returns the description of each label."""
     return dict(self.defenses)
 
-  def load(self, data_dir):
+  def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
 
     Raises:
@@ -102,9 +105,9 @@ class Revelations(Attacked):
 
   Attributes:
     activations, dropouts: of the first dense layer.
-    sizes: numbers of samples of the victim.
-    measurements: victims of each size.
-    decoder: as in `decoder.parse`; '' compares the reconstructions themselves.
+    sizes: numbers of samples of the client.
+    measurements: number of measurements of each size.
+    decoder: a text, such as 'windows(context=1)'; '' compares the reconstructions themselves.
   """
 
   activations: tuple[str, ...] = ('relu', 'tanh', 'sigmoid')
@@ -113,13 +116,13 @@ class Revelations(Attacked):
   measurements: int = 200
   decoder: str = ''
 
-  shown = 'curves'
-  page = 'revealed.png'
-  remarks = 'of the samples'
-  intervals = 'Ours: mean over measurements ± half its 95 % interval; the model is trained once.'
+  shown: ClassVar[str] = 'curves'
+  page: ClassVar[str] = 'revealed.png'
+  remarks: ClassVar[str] = 'of the samples'
+  intervals: ClassVar[str] = 'Ours: mean over measurements ± half its 95 % interval; the model is trained once.'
 
   @property
-  def curves(self):
+  def curves(self) -> dict[str, str]:
     """Label -> the model's text."""
     return {
       curve(activation, dropout): f'{self.model}(activation={activation},dropout={dropout})'
@@ -128,26 +131,26 @@ class Revelations(Attacked):
     }
 
   @property
-  def defenses(self):
-    """Label of a point -> what is measured there."""
+  def defenses(self) -> dict[str, str]:
+    """Label of a point -> its description."""
     return {
       point(label, size): f'{text}, {samples(size)}' for label, text in self.curves.items() for size in self.sizes
     }
 
-  def at_smoke(self):
-    """Returns this on 8×8 digits, hardly trained, with two measurements."""
+  def at_smoke(self) -> Self:
+    """Returns this on 8×8 digits, trained for at most two steps, with two measurements."""
     return dataclasses.replace(super().at_smoke(), measurements=2)
 
-  def parts(self, data, seed, progress):
+  def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each curve."""
     for label, text in self.curves.items():
       yield label, functools.partial(self._curve, label, text, data, jax.random.key(seed))
 
-  def said(self, label, rows):
+  def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
     return label + ''.join(f', {np.mean(row["revealed"]):.1f} of {row["samples"]}' for row in rows)
 
-  def _curve(self, label, text, data, key):
+  def _curve(self, label: str, text: str, data: Data, key: jax.Array) -> Measurement:
     """Returns (a row per size, nothing to show)."""
     victim = prepare(self, text, data, key)
     decode = fitted(self.decoder, victim, data, jax.random.fold_in(key, 2)) if self.decoder else lambda inputs: inputs
@@ -165,7 +168,7 @@ class Revelations(Attacked):
       })  # fmt: skip
     return rows, {}
 
-  def picture(self, rows):
+  def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: fully revealed samples against those of the victim, a line with its 95 % band per curve."""
     with figures.figure(7.2, 4.6, layout='constrained') as (figure, png):
       axes = figure.subplots()
@@ -197,14 +200,14 @@ class Revelations(Attacked):
       figure.legend(loc='outside lower left', frameon=False, ncols=3, handlelength=3)
       return png()
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
     mean, low, high = statistics.mean_interval(row['revealed'])
     remark = f'{100 * mean / row["samples"]:.0f} %'
     return Outcome(mean, low, high, len(row['revealed']), None, 0, remark)
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
     decoding = 128 * 0.8 * len(self.sizes) * bool(self.decoder)
     measured = self.measurements * (sum(self.sizes) * COST[self.model] + decoding)
@@ -217,31 +220,32 @@ class Victim(NamedTuple):
 
   client: Client
   variables: dict
-  layers: tuple
+  layers: tuple[Layer, ...]
 
 
-def curve(activation, dropout):
+def curve(activation: str, dropout: float) -> str:
   """Returns the label of a curve."""
   return f'{activation}, {f"dropout {dropout}" if dropout else "no dropout"}'
 
 
-def point(label, size):
+def point(label: str, size: int) -> str:
   """Returns the label of a point of a curve."""
   return f'{label}, {samples(size)}'
 
 
-def samples(size):
+def samples(size: int) -> str:
   """Returns a number of samples in words."""
   return f'{size} sample{"s" if size > 1 else ""}'
 
 
-def prepare(run, text, data, key):
-  """Returns the `Victim` of an `Attacked` run with the model of that text, trained as it says."""
+def prepare(run: Attacked, text: str, data: Data, key: jax.Array) -> Victim:
+  """Returns the `Victim` of a run with the model of that text, trained as the run says."""
   model = gl.models.create(text, data.num_classes, init='default')
   images, labels = data.trained
   shape = images.shape[1:]
-  client = Client(model, data.num_classes, LOSSES[run.loss], 'delta', optax.sgd(RATE), batch_size=BATCH)
-  training = dataclasses.replace(client, optimizer=optax.sgd(RATE * run.pace))
+  given = gl.ClientSettings(loss=run.loss, share='delta', learning_rate=RATE, local_batch_size=BATCH)
+  client = given.client(model, data.num_classes)
+  training = dataclasses.replace(given, learning_rate=RATE * run.pace).client(model, data.num_classes)
 
   @jax.jit
   def trained(variables, key, images, labels, steps):
@@ -258,28 +262,36 @@ def prepare(run, text, data, key):
   return Victim(client, trained(variables, jax.random.fold_in(key, 1), images, labels, steps), model.layers(shape))
 
 
-def fitted(text, victim, data, key):
-  """Returns inputs of the first dense layer [M, in] -> images, by a decoder trained on the auxiliary images."""
+def fitted(text: str, victim: Victim, data: Data, key: jax.Array) -> Callable[[jax.Array], jax.Array]:
+  """Returns a decoder trained on the auxiliary images: inputs of the first dense layer [M, in] -> images."""
   images, _ = data.auxiliary
-  made = decoder.parse(text, images.shape[1:])
+  made = _decoder(text).factory(images.shape[1:], **_decoder(text).settings)
   inputs = jax.jit(functools.partial(decoder.dense_inputs, victim.client.model))(victim.variables, images)
   weights = made.fit(key, decoder.feature_maps(inputs, CHANNELS), images)
   return lambda inputs: made.decode(weights, decoder.feature_maps(inputs, CHANNELS))
 
 
-def fitting(texts):
+def fitting(texts: Iterable[str]) -> float:
   """Returns a rough estimate of the milliseconds that it takes to train the decoders of these texts."""
-  made = (specs.template(specs.parse(text, 'decoder'), decoder.REGISTRY, 'decoder') for text in texts)
-  return sum(one.settings['steps'] * COST[one.structure[0]] for one in made)
+  return sum(made.settings['steps'] * COST[made.name] for made in map(_decoder, texts))
 
 
-def reconstructions(victim, key, images, labels):
-  """Returns the `fidel.PartialReconstructions` of a victim's delta."""
-  return fidel.from_update(victim.layers, victim.client.local_update(key, victim.variables, images, labels).update)
+def _decoder(text: str) -> Method:
+  """Returns the `Method` that makes a decoder, for a text such as 'windows(context=1)'."""
+  return specs.method(specs.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
 
 
-def counted(victim, decode, private, key, size, measurements):
-  """Returns (how many samples are fully revealed, how many neurons are alive), int32 [measurements] each."""
+def reconstructions(
+  victim: Victim, key: jax.Array | None, images: jax.Array, labels: jax.Array
+) -> PartialReconstructions:
+  """Returns the `PartialReconstructions` of a victim's delta."""
+  return from_update(victim.layers, victim.client.local_update(key, victim.variables, images, labels).update)
+
+
+def counted(
+  victim: Victim, decode: Callable, private: tuple, key: jax.Array, size: int, measurements: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns (number of samples that are fully revealed, number of neurons that are active), int32 [measurements]."""
 
   @jax.jit
   def measured(keys, images, labels):
@@ -315,7 +327,7 @@ def _figure_13():
     'fidel_13',
     PAPER,
     'Figure 13: fully revealed samples, FCNN, MNIST',
-    'ReLU, and dropout behind it, have a neuron answer to one sample alone, whose image its gradient then is.',
+    'With ReLU, and more so with dropout, a neuron is often active for one sample only; its gradient is that image.',
     {'clients': run},
     _cells(run, 'clients'),
     METRICS,
@@ -335,7 +347,7 @@ def _training():
     'fidel_13_training',
     PAPER,
     'Figure 13, one point: how far the model was trained, and its loss, FCNN, MNIST',
-    'In a trained network few samples have a loss that is not negligible, and dropout decides which neurons they move.',
+    'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them.',
     runs,
     tuple(
       cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}')
@@ -362,11 +374,11 @@ def _figure_14():
     'fidel_14',
     PAPER,
     'Figure 14: fully revealed samples, CNN, CIFAR-10, decoded',
-    'A decoder trained on auxiliary images takes what a neuron says of the feature maps back to the image.',
+    'A decoder trained on auxiliary images turns the feature maps that a neuron reveals into the image.',
     {'clients': run},
     _cells(run, 'clients'),
     METRICS,
-    (*CHOICES, 'The decoder is ours (`windows`), trained anew for each curve’s convolution.'),
+    (*CHOICES, 'The decoder is ours (`windows`), trained for the convolution of each curve.'),
   )
 
 

@@ -1,10 +1,10 @@
-"""What Fidel's reconstructions look like (figures 5, 6, 8 to 12 and 15): of samples sent alone, and of a batch."""
+"""Pictures of Fidel's reconstructions (figures 5, 6, 8 to 12 and 15): of samples sent alone, and of a batch."""
 
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +12,24 @@ import numpy as np
 
 from experiments import fidel
 from experiments.experiment import Cell, Experiment, Outcome
+from experiments.fidel import Data, Victim
 from experiments.measured import say
 from experiments.panels import Panel, sheet, stretched
 from gradleak import trees
-from gradleak.attacks import closed_form, decoder
+from gradleak.attacks import decoder, dense
 from gradleak.metrics import pearson, revealed
 from gradleak.storage import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
 class Pictures(fidel.Attacked):
-  """What the reconstructions look like: of samples sent one by one, and of a batch; ReLU, no dropout.
+  """Pictures of the reconstructions of samples sent one by one, and of a batch; ReLU, no dropout.
 
   Attributes:
-    decoders: label -> as in `decoder.parse`, for 'cnn'; none for 'mlp'.
-    singles: how many samples are sent one by one.
-    batch: how many are sent together.
-    decoded: how many neurons of the batch are decoded and shown.
+    decoders: label -> text of the decoder, for 'cnn'; empty for 'mlp'.
+    singles: number of samples that are sent one by one.
+    batch: number of samples that are sent together.
+    decoded: number of neurons of the batch that are decoded and shown.
   """
 
   decoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -36,28 +37,28 @@ class Pictures(fidel.Attacked):
   batch: int = 10
   decoded: int = 100
 
-  kind = 'pictures'
-  shown = 'pictures'
-  page = 'pictures.png'
-  remarks = 'of the samples'
-  intervals = 'Ours: counts over the samples that were sent one by one, and in one batch.'
+  kind: ClassVar[str] = 'pictures'
+  shown: ClassVar[str] = 'pictures'
+  page: ClassVar[str] = 'pictures.png'
+  remarks: ClassVar[str] = 'of the samples'
+  intervals: ClassVar[str] = 'Ours: counts over the samples that were sent one by one, and in one batch.'
 
   @property
-  def defenses(self):
-    """Label -> what is counted under it."""
+  def defenses(self) -> dict[str, str]:
+    """Label -> its description."""
     return {
       label: f'{count} samples{", decoded by " + self.decoders[name] if name else ""}'
       for name in self.decoders or ('',)
       for label, count in ((alone(name), self.singles), (together(name), self.batch))
     }
 
-  def at_smoke(self):
-    """Returns this on 8×8 digits, hardly trained, with decoders that are hardly trained, too."""
+  def at_smoke(self) -> Self:
+    """Returns this on 8×8 digits; client and decoders are trained for at most two steps."""
     decoders = {name: 'windows' if text == 'windows' else 'table_iv(steps=2)' for name, text in self.decoders.items()}
     return dataclasses.replace(super().at_smoke(), decoders=decoders, singles=10)
 
-  def execute(self, data, seed, *, workdir, progress='auto'):
-    """Attacks, or reads back what came out, and draws it; returns a row per label."""
+  def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
+    """Attacks, or reads the result from the folder, and draws it; returns a row per label."""
     store = self.store(workdir, data, seed)
     part = store.load_part('pictures')
     if part is None:
@@ -70,7 +71,7 @@ class Pictures(fidel.Attacked):
     write_atomically(os.path.join(workdir, self.page), sheet(panels))
     return rows
 
-  def _attack(self, data, key, progress):
+  def _attack(self, data: Data, key: jax.Array, progress: str) -> tuple[list[dict], list[Panel]]:
     """Returns (rows, panels)."""
     victim = fidel.prepare(self, f'{self.model}(activation=relu)', data, key)
     images, labels = data.private
@@ -84,7 +85,7 @@ class Pictures(fidel.Attacked):
     taken = (slice(1), slice(self.singles, self.singles + self.batch), slice(3))
     single, batch, three = (Sent(images[part], send(images[part], labels[part]).inputs) for part in taken)
     alone_sent = images[: self.singles], labels[: self.singles]
-    # Of the neurons that a single sample activates, the one with the largest share is rounded least.
+    # Of the active neurons, the one with the largest bias gradient has the least rounding error.
     found = jax.jit(functools.partial(strongest, victim))(*alone_sent)
     decoded = {
       name: (Sent(alone_sent[0], way(found)), Sent(batch.truth, way(batch.found))) for name, way in ways.items()
@@ -101,9 +102,9 @@ class Pictures(fidel.Attacked):
       return rows, list(self._decoded(single, batch, decoded))
     return rows, list(self._direct(single, decoded[''][1], Sent(three.truth, ways[''](three.found))))
 
-  def _direct(self, single, batch, three):
+  def _direct(self, single: 'Sent', batch: 'Sent', three: 'Sent') -> Iterator[Panel]:
     """Yields figures 5, 9, 11 and 12: reconstructions of a dense network, which are images."""
-    shape, title = single.truth.shape[1:], 'its first 24 partial reconstructions (black: the neuron is silent)'
+    shape, title = single.truth.shape[1:], 'its first 24 partial reconstructions (black: the neuron is inactive)'
     yield Panel('A sample (figure 5)', single.truth)
     yield Panel(title, stretched(single.found[:24].reshape(-1, *shape)))
     yield Panel(f'A batch of {self.batch} (figure 9)', batch.truth)
@@ -112,7 +113,7 @@ class Pictures(fidel.Attacked):
     yield nearest('the neurons that show each best', three, stretched)
     yield nearest(f'The batch of {self.batch}: the neurons that show each best (figure 12)', batch, stretched)
 
-  def _decoded(self, single, batch, decoded):
+  def _decoded(self, single: 'Sent', batch: 'Sent', decoded: dict[str, tuple]) -> Iterator[Panel]:
     """Yields figures 6, 8, 10 and 15: reconstructions of a convolutional network, which are feature maps."""
     strong = int(jnp.argmax(jnp.max(jnp.abs(single.found), axis=1) > 0))
     yield Panel('A sample (figure 6)', single.truth)
@@ -132,61 +133,61 @@ class Pictures(fidel.Attacked):
       yield nearest(f'The neurons that show each best, decoded: {name}', mixed, clipped)
       yield Panel(f'{len(alive)} neurons, decoded: {name} (figure 15)', clipped(mixed.found[alive]))
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
     share = 100 * row['revealed'] / row['samples']
     return Outcome(row['revealed'], None, None, row['samples'], None, 0, f'{share:.0f} % of {row["samples"]}')
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps of the victim and of its decoders."""
     training = self.steps / self.pace * fidel.BATCH * fidel.COST[self.model]
     return (training + fidel.fitting(self.decoders.values()) + self.auxiliary) / 60_000 + 0.2
 
 
 class Sent(NamedTuple):
-  """What was sent, `truth` [N, H, W, C], and what was `found` in the delta: of each neuron, or of each sample."""
+  """The samples `truth` [N, H, W, C], and what was `found` in their delta: of each neuron, or of each sample."""
 
   truth: jax.Array
   found: jax.Array
 
 
-def alone(name):
+def alone(name: str) -> str:
   """Returns the label of samples sent one by one, decoded as `name` says."""
   return f'one by one, {name}' if name else 'one by one'
 
 
-def together(name):
+def together(name: str) -> str:
   """Returns the label of a batch, decoded as `name` says."""
   return f'batch, {name}' if name else 'batch'
 
 
-def strongest(victim, images, labels):
-  """Returns what the neuron with the largest share says of each sample, sent alone, [N, in]."""
+def strongest(victim: Victim, images: jax.Array, labels: jax.Array) -> jax.Array:
+  """Returns the reconstruction by the neuron with the largest bias gradient of each sample, sent alone, [N, in]."""
 
   def one(sample):
     image, label = sample
     update = victim.client.local_update(None, victim.variables, image[None], label[None]).update
-    kernel, bias = (trees.get(update, path) for path in closed_form.first_dense_layer(victim.layers, update))
-    return closed_form.first_dense_input(kernel, bias)
+    kernel, bias = (trees.get(update, path) for path in dense.first_dense_layer(victim.layers, update))
+    return dense.first_dense_input(kernel, bias)
 
   return jax.lax.map(one, (images, labels))
 
 
-def channels(inputs):
+def channels(inputs: jax.Array) -> jax.Array:
   """Returns the first 24 feature maps of a neuron's reconstruction [in], as images in [0, 1]."""
   return stretched(jnp.moveaxis(decoder.feature_maps(inputs, fidel.CHANNELS)[0], -1, 0)[:24, ..., None])
 
 
-def nearest(title, sent, shown):
+def nearest(title: str, sent: Sent, shown: Callable[[Any], Any]) -> Panel:
   """Returns the `Panel` of the neurons that show each sample best, each above its correlation."""
   best = revealed.fully_revealed(sent.found, sent.truth)
   images = shown(sent.found[best.neuron].reshape(sent.truth.shape))
   return Panel(title, images, [f'{value:.3f}' for value in best.correlation.tolist()])
 
 
-def clipped(images):
-  """Returns decoded images as they are, in [0, 1]: a mixture's may lie beyond."""
+def clipped(images: Any) -> Any:
+  """Returns decoded images, clipped to [0, 1]."""
   return jnp.clip(images, 0, 1)
 
 
@@ -223,13 +224,13 @@ EXPERIMENTS = (
   _pictures(
     'mlp',
     'Figures 5, 9, 11 and 12: partial reconstructions, FCNN',
-    'One sample is what every living neuron says; of a batch each neuron says a mixture. The paper prints pictures '
+    'Every active neuron reveals a single sample; of a batch each neuron reveals a mixture. The paper prints pictures '
     'alone.',
   ),
   _pictures(
     'cnn',
     'Figures 6, 8, 10 and 15: feature maps and what is decoded from them, CNN',
-    'The features in front of the dense layer give the image away, too. The paper prints pictures alone.',
+    'The features in front of the dense layer reveal the image, too. The paper prints pictures alone.',
     {
       'mnist': (
         {'table III': 'table_iii', 'ours': 'windows'},

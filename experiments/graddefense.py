@@ -5,6 +5,7 @@ import dataclasses
 from experiments import utility
 from experiments.experiment import Cell, Experiment, Run
 from experiments.utility import Method, Trainings
+from gradleak import AuditSettings, ClientSettings
 
 PAPER = 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack in Federated Learning. INFOCOM 2022.'
 METRICS = 'PSNR and SSIM are not defined in the paper; ours are of images clipped to [0, 1].'
@@ -19,6 +20,7 @@ CHOICES = (
   'The paper does not state the number of slices: 10, as in the published code.',
 )
 NAMES = {'mnist': 'MNIST', 'fashion_mnist': 'Fashion-MNIST', 'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100'}
+MUTED = AuditSettings(knowledge='both', counters=('muted',))
 OURS = 'graddefense(stddev=0.1,ratio={ratio},num_slices=10,balance={balance},root={root})'
 
 
@@ -33,8 +35,8 @@ def _dga(dataset, defenses, **others):
 
 def _gia(dataset, defenses, **others):
   mini = {'model': 'convnet(width=8)', 'trials': 4, 'controls': 4, **others.pop('mini', {})}
-  settings = {'trials': 100, 'public': 100, 'batch_norm': 'eval', **others}
-  return Run(dataset, 'convnet(width=64)', 'gia', defenses, **settings, mini=mini)
+  given = {'trials': 100, 'public': 100, 'client': ClientSettings(batch_norm='eval'), **others}
+  return Run(dataset, 'convnet(width=64)', 'gia', defenses, **given, mini=mini)
 
 
 def _pair(column, row, run, defense, psnr=None, ssim=None, counter=None):
@@ -56,7 +58,7 @@ def _table_2(part, make, ratio, prune, pruned_layer, figures, attack):
   }
   runs, cells = {}, []
   for dataset, lines in figures.items():
-    runs[dataset] = make(dataset, defenses, knowledge='both', counters=('muted',))
+    runs[dataset] = make(dataset, defenses, settings=MUTED)
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, (psnr, ssim) in zip(('Ours', 'GC', 'DP-G', 'DP-L', 'PLD'), lines, strict=False):
       cells += _pair(NAMES[dataset], label, dataset, label, psnr, ssim)
@@ -65,7 +67,7 @@ def _table_2(part, make, ratio, prune, pruned_layer, figures, attack):
     f'graddefense_2{part.lower()}',
     PAPER,
     f'Table II [{part}]: defenses against the {attack}',
-    'All defenses hold, but the one that always perturbs the same layer does not once the attacker leaves it out.',
+    'All defenses protect, except that which always perturbs the same layer, once the attacker leaves this layer out.',
     runs,
     tuple(cells),
     METRICS,
@@ -91,8 +93,7 @@ def _table_1():
   defenses = {'none': 'none', 'perturbed': 'soteria(rate=0.6)'}
   runs, cells = {}, []
   for dataset, name in NAMES.items():
-    muted = {'knowledge': 'both', 'counters': ('muted',)}
-    runs[dataset] = _dga(dataset, defenses, **muted, mini={'trials': 8, 'controls': 16})
+    runs[dataset] = _dga(dataset, defenses, settings=MUTED, mini={'trials': 8, 'controls': 16})
     cells += _pair(name, '[B] unperturbed', dataset, 'none')
     cells += _pair(name, '[C] perturbed', dataset, 'perturbed')
     cells += _pair(name, '[D] muted', dataset, 'perturbed', counter='muted')
@@ -178,7 +179,7 @@ def _table_3c():
     'graddefense_3c',
     PAPER,
     'Table III [C]: bias probability of the root dataset',
-    'The measured risk stands a root set that leans towards one class, if not too far.',
+    'The measured risk is robust against a moderate class bias of the root dataset.',
     runs,
     tuple(cells),
     METRICS,
@@ -197,9 +198,10 @@ def _table_3e():
     'cifar10': ((10.66, 4.8e-2), (13.28, 8.7e-2)),
   }
   defenses = {'none': 'none', 'clipping': f'clip_samples(norm=1)+{_ours(0.3)}', 'no clipping': _ours(0.3)}
+  settings = AuditSettings(knowledge='both', counters=('compensated',))
   runs, cells = {}, []
   for dataset, lines in figures.items():
-    runs[dataset] = _gia(dataset, defenses, knowledge='both', counters=('compensated',), mini={'trials': 6})
+    runs[dataset] = _gia(dataset, defenses, settings=settings, mini={'trials': 6})
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, figure in zip(('clipping', 'no clipping'), lines, strict=True):
       cells += _pair(NAMES[dataset], f'{label}, not compensated', dataset, label)
@@ -280,8 +282,8 @@ def _accuracies(part, model, ratio, prune, pruned_layer, figures, attack):
     f'graddefense_2{part.lower()}_accuracy',
     PAPER,
     f'Table II [{part}]: accuracy and round time under the defenses against the {attack}',
-    'The noise of random slices, compensated, costs less than 2 % accuracy and 10 % time; compression and noise '
-    'everywhere cost the model.',
+    'The noise of random slices, compensated, costs less than 2 % accuracy and 10 % time; compression and noise on '
+    'all entries cost most of the accuracy.',
     runs,
     tuple(cells),
     UTILITY_METRICS,
@@ -347,7 +349,7 @@ def _table_3e_accuracy():
       'The clipping bound is not stated: 1 here. The paper’s round times are over the unclipped: +1.32 % on MNIST, '
       '+0.98 % on Fashion-MNIST, +1.14 % on CIFAR-10; ours are over no defense.',
       'The paper has ConvNet, whose BatchNorm mixes the samples that are to be clipped one by one, and which does not '
-      'learn in eval mode: LeNet with four convolutions stands in, with a step for each sample.',
+      'learn in eval mode: LeNet with four convolutions takes its place, with a step for each sample.',
     ),
   )
   runs = {name: _trainings(name, 'lenet4', run.defenses) for name, run in experiment.runs.items()}

@@ -1,4 +1,4 @@
-"""What experiments that are neither audits nor trainings share: they measure parts, keep them, and draw them."""
+"""Shared by experiments that are neither audits nor trainings: they measure parts, store them, and draw them."""
 
 import dataclasses
 import functools
@@ -6,55 +6,68 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
+import numpy as np
 
 import gradleak as gl
-from experiments.experiment import Scaled
-from experiments.panels import sheet
+from experiments.experiment import Cell, Scaled
+from experiments.panels import Panel, sheet
 from gradleak import trees
+from gradleak.models import Model
 from gradleak.progress import reporter
 from gradleak.scenario import fingerprint
 from gradleak.storage import Workdir, folder_name, write_atomically
 
+# The rows of a part, and arrays by name that it keeps; a part is its label and the function that measures it.
+Measurement = tuple[list[dict], dict[str, np.ndarray]]
+Part = tuple[str, Callable[[], Measurement]]
+
+
+class Data(NamedTuple):
+  """(Images, labels) of the test split, and those that the model is trained on, or None."""
+
+  private: tuple
+  trained: tuple | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured(Scaled):
-  """What is measured part by part.
+  """A measurement in parts.
 
-  It has `defenses`, the labels of what is measured; `parts`, `said`, `picture` and `panels` for `execute`; `page`, the
-  name of its picture; and `remarks` and `intervals` for the table.
+  Subclasses have `defenses`, the labels of what is measured; `parts`, `said`, `picture` and `panels` for `execute`;
+  `page`, the name of the picture; and `remarks` and `intervals` for the table.
 
   Attributes:
     mini: field -> value at scale 'mini'.
   """
 
-  mini: Mapping = dataclasses.field(default_factory=dict, kw_only=True)
+  mini: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
 
-  kind = 'measurements'
+  kind: ClassVar[str] = 'measurements'
 
-  def at_mini(self):
+  def at_mini(self) -> Self:
     """Returns this with what two cores need in place of the published settings."""
     return dataclasses.replace(self, mini={}, **self.mini)
 
-  def changes(self, scale):
+  def changes(self, scale: str) -> list[str]:
     """Returns what a scale changes, each as 'name value instead of value'."""
     now, old = _settings(self.scaled(scale)), _settings(self)
     return [f'{name} {now[name]} instead of {old[name]}' for name in old if now[name] != old[name]]
 
-  def texts(self):
-    """Returns what stands behind each label, in words."""
+  def texts(self) -> dict[str, str]:
+    """Returns the description of each label."""
     return {label: label for label in self.defenses}
 
-  def store(self, path, data, seed):
+  def store(self, path: str, data: Any, seed: int) -> Workdir:
     """Returns the `Workdir` of a run."""
     config = {name: value for name, value in dataclasses.asdict(self).items() if name != 'mini'}
     return Workdir(path, {**config, 'seed': seed, 'data_fingerprint': fingerprint(data)}, {})
 
-  def execute(self, data, seed, *, workdir, progress='auto'):
-    """Measures each part, or reads it back, and draws them; returns a row per label."""
+  def execute(self, data: Any, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
+    """Measures each part, or reads it from the folder, and draws them; returns a row per label."""
     store = self.store(workdir, data, seed)
     rows, kept = [], {}
     for index, (label, measure) in enumerate(self.parts(data, seed, progress)):
@@ -72,25 +85,25 @@ class Measured(Scaled):
       write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across))
     return rows
 
-  def panels(self, kept):
-    """Returns the `Panel`s of what each part keeps, {label: {name: array}}; none."""
+  def panels(self, kept: dict[str, dict]) -> list[Panel]:
+    """Returns the `Panel`s of what each part keeps, {label: {name: array}}; none by default."""
     del kept
     return []
 
-  def row_of(self, cell, rows):
+  def row_of(self, cell: Cell, rows: list[dict]) -> dict:
     """Returns the row that a cell is about."""
     return next(row for row in rows if row['defense'] == cell.defense)
 
 
 @dataclasses.dataclass(frozen=True)
 class Repeated(Measured):
-  """What is measured under `conditions`, again and again with other samples of a test split.
+  """A measurement under several `conditions`, repeated with other samples of a test split.
 
   Attributes:
     dataset: as in `gradleak.data.load`; private images are drawn from its test split.
-    repeats: how often each figure is measured.
-    pool: how many private images are there to draw from.
-    largest: a batch holds no more; 0 holds as many as its label says.
+    repeats: number of measurements of each figure.
+    pool: number of private images to draw from.
+    largest: maximum size of a batch; 0: as many samples as its label says.
   """
 
   dataset: str
@@ -98,23 +111,23 @@ class Repeated(Measured):
   pool: int
   largest: int = dataclasses.field(default=0, kw_only=True)
 
-  shown = 'picture'
-  intervals = 'Ours: mean over repeats, each with other samples, ± half its 95 % interval.'
+  shown: ClassVar[str] = 'picture'
+  intervals: ClassVar[str] = 'Ours: mean over repeats, each with other samples, ± half its 95 % interval.'
 
   @property
-  def defenses(self):
+  def defenses(self) -> tuple[str, ...]:
     """Labels of what is measured."""
     return tuple(self.conditions)
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this on 8×8 digits, twice."""
     return dataclasses.replace(self, dataset='digits', repeats=2, pool=64, largest=3, mini={})
 
-  def held(self, size):
+  def held(self, size: int) -> int:
     """Returns how many samples a batch of that size holds at this scale."""
     return min(size, self.largest or size)
 
-  def load(self, data_dir):
+  def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
 
     Raises:
@@ -123,21 +136,14 @@ class Repeated(Measured):
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     return Data((test.images, test.labels), None)
 
-  def parts(self, data, seed, progress):
+  def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each condition."""
     for label, condition in self.conditions.items():
       yield label, functools.partial(self._condition, label, condition, data.private, seed)
 
 
-class Data(NamedTuple):
-  """Images, labels; of the test split, and those that the model is trained on, or None."""
-
-  private: tuple
-  trained: tuple | None
-
-
-def wide(neurons, image_shape, num_classes):
-  """Returns the `Model` of one hidden layer with ReLU; starts as PyTorch's do, at U(±1/√fan_in)."""
+def wide(neurons: int, image_shape: tuple[int, ...], num_classes: int) -> Model:
+  """Returns the `Model` of one hidden layer with ReLU; initial weights are PyTorch's, U(±1/√fan_in)."""
   sizes = (math.prod(image_shape), neurons, num_classes)
 
   def init(key, _):
@@ -158,14 +164,14 @@ def wide(neurons, image_shape, num_classes):
   return gl.models.from_functions(init, apply, f'dense({neurons})', layers=layers)
 
 
-def say(progress, line):
+def say(progress: str, line: str) -> None:
   """Prints a line to standard error, unless `progress` is 'none'."""
   if reporter(progress) is not None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _settings(run):
-  """Returns name -> value of all fields but `mini`; what a mapping holds stands under its own names, last."""
+  """Returns name -> value of all fields but `mini`; those of a mapping have their own names, last."""
   settings = {name: value for name, value in vars(run).items() if not isinstance(value, Mapping)}
   for name, value in vars(run).items():
     if isinstance(value, Mapping) and name != 'mini':

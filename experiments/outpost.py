@@ -2,9 +2,11 @@
 
 import dataclasses
 
-from experiments import fishing, utility
+from experiments import utility
 from experiments.experiment import Cell, Experiment, Run
+from experiments.fishing import Fishing
 from experiments.utility import Method, Trainings
+from gradleak import AuditSettings, ClientSettings
 
 PAPER = (
   'Wang, Hugh, Li: More Than Enough Is Too Much: Adaptive Defenses against Gradient Leakage in Production Federated '
@@ -79,18 +81,14 @@ def _scenario(index):
       text,
       defenses,
       trials=1 if samples == 16 else 8,
-      batch_size=samples,
-      restarts=10,
+      settings=AuditSettings(batch_size=samples, restarts=10, labels='known', knowledge='unaware'),
+      client=ClientSettings(share='delta', local_batch_size=batch_size, learning_rate=0.01),
       init='explicit',
-      share='delta',
-      local_batch_size=batch_size,
-      learning_rate=0.01,
-      labels='known',
       mini={
         'trials': trials,
         'restarts': restarts,
         'controls': controls,
-        'settings': {text.partition('(')[0]: {'steps': attack_steps}},
+        'changed': {text.partition('(')[0]: {'steps': attack_steps}},
       },
     )
     for label, mse, lpips, ssim in zip(LABELS, *figures[attack], strict=True):
@@ -179,40 +177,82 @@ def _figure_3(name):
   )
 
 
-def _figure_5():
-  mini = {
-    'repeats': 4,
-    'inner': 'csdlg_fast',
-    'steps': 1_500,
-    'start': 'constant',
-    'public': 1_000,
-    'trained': 10_000,
-    'training': 500,
-  }
-  run = fishing.Fishings('cifar10', 16, 1_000, mini=mini)
-  cells = tuple(
-    Cell(condition.strategy, condition.row, metric, 'fishing', label)
-    for label, condition in run.conditions.items()
-    for metric in ('cosine', 'queries', 'psnr', 'ssim')
+# Strategy -> (samples of the class in a batch, attack).
+FISHED = {
+  'class fishing': (1, 'class_fishing(target=1,tv={tv})'),
+  'feature fishing': (2, 'feature_fishing(target=1,method=published,tv={tv})'),
+  'feature fishing (ours)': (2, 'feature_fishing(target=1,method=difference,tv={tv})'),
+}
+FISHED_UNDER = {
+  'none': 'none',
+  'GC': 'prune(rate=0.8)',
+  'DP': f'laplace(scale={(0.1 / 2) ** 0.5:.6g})',
+  'OUTPOST': 'outpost(noise=0.8,fisher=0.4,decay=0.1,prune=0.8)',
+}
+
+
+def _fishing(strategy, state, mode, modified=True):
+  """Returns the audit of a strategy on an 'untrained' or 'trained' model; the trained one is defended in eval mode."""
+  count, text = FISHED[strategy]
+  trained = state == 'trained'
+  training = {'trained': 10_000, 'training_steps': 500} if trained else {}
+  return Fishing(
+    'cifar10',
+    'resnet20(pixels=imagenet)',
+    text.format(tv=0.05 if trained else 0.001),
+    FISHED_UNDER if trained and mode == 'eval' and modified else {'none': 'none'},
+    trials=16,
+    settings=AuditSettings(batch_size=128, knowledge='unaware'),
+    client=ClientSettings(batch_norm=mode),
+    public=2_000,
+    count=count,
+    modified=modified,
+    trained=50_000 * trained,
+    training_steps=8_000 * trained,
+    mini={
+      'trials': 4,
+      'controls': 4,
+      'public': 1_000,
+      'changed': {text.partition('(')[0]: {'inner': 'csdlg_fast', 'steps': 1_500, 'start': 'constant'}},
+      **training,
+    },
   )
+
+
+def _figure_5():
+  runs, cells = {}, []
+  for strategy in FISHED:
+    settings = [(state, mode) for state in ('untrained', 'trained') for mode in ('eval', 'train')]
+    if strategy != 'feature fishing (ours)':
+      settings += [('trained', mode, False) for mode in ('eval', 'train')]
+    for state, mode, *unmodified in settings:
+      row = ', '.join([state, mode, *(['unmodified'] if unmodified else [])])
+      name = f'{strategy}_{row}'.translate(str.maketrans(' ', '_', ',()'))
+      runs[name] = _fishing(strategy, state, mode, *unmodified)
+      cells += [
+        Cell(strategy, row if label == 'none' else f'{row}, {label}', metric, name, label)
+        for label in runs[name].defenses
+        for metric in ('cosine', 'queries', 'alone', 'psnr', 'ssim')
+      ]
   return Experiment(
     'outpost_figure_5',
     PAPER,
     'Figure 5: fishing for one sample of a batch of 128, under defenses',
-    'One changed layer isolates a sample, BatchNorm on its batch hides it, and DP and OUTPOST blur what is isolated. '
+    'One changed layer isolates a sample; BatchNorm on the statistics of the batch prevents it, DP and OUTPOST, too. '
     'The paper prints pictures alone, one each.',
-    {'fishing': run},
-    cells,
-    'Ours are in images.png. The cosine is that of what was isolated with the own gradient '
-    'of the sample of the class that it is most like, 1 for one alone; PSNR and SSIM are of the first batch’s picture '
-    'with the sample of the class that it is nearest to.',
+    runs,
+    tuple(cells),
+    'Ours, of the first batch, are in isolated.png of each run. The cosine is that of what was isolated with the '
+    'gradient of the sample of the class that it is most similar to, 1 for one sample alone; “known to be alone” is '
+    'the share of batches of which the server can tell. PSNR and SSIM are those with the most similar image of the '
+    'batch.',
     (
       'ResNet-20 and CIFAR-10 take the place of ResNet-18 and CIFAR-100; the target is class 1, as in the paper.',
       'One sample of the class: class fishing. Two: feature fishing, as published, and ours, which takes the '
       'difference of two queries and a direction from public images.',
       'Total variation weighs 0.05 where the model is trained, 1e-3 where it is not: found on the first batch without '
       'defense. The paper’s weight is not stated.',
-      'Unmodified: the attacker does the same without having changed the model.',
+      'Unmodified: the same attack on the upload at the honest model.',
       'Defenses keep the settings of table III, on the gradient, the client’s BatchNorm in eval mode, as published '
       'fishing has it; DP’s noise is Laplacian.',
     ),

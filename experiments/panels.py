@@ -1,6 +1,7 @@
-"""Pictures in grids: what private images and what was found of them look like."""
+"""Grids of pictures: private images and what was found of them."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,18 +14,18 @@ class Panel(NamedTuple):
 
   title: str
   images: np.ndarray
-  captions: list | None = None
+  captions: list[str] | None = None
 
 
-def stretched(images):
-  """Returns images [n, …] brought to [0, 1], each by itself; a constant one is black."""
+def stretched(images: Any) -> Any:
+  """Returns images [n, …], each scaled to [0, 1] by itself; a constant one is black."""
   axes = tuple(range(1, images.ndim))
   low, high = images.min(axis=axes, keepdims=True), images.max(axis=axes, keepdims=True)
   return (images - low) / jnp.where(high == low, 1.0, high - low)
 
 
-def sheet(panels, across=12):
-  """Returns a PNG of `Panel`s, one below the other, so many images in a line."""
+def sheet(panels: Sequence[Panel], across: int = 12) -> bytes:
+  """Returns a PNG of `Panel`s, one below the other, at most `across` images in a line."""
   from matplotlib.patches import Rectangle
 
   tile, gap, title, caption = 0.5, 0.06, 0.24, 0.12  # inches

@@ -1,10 +1,11 @@
-"""Peeling on a dense network: how many images it certifies, and what on a gradient's way ends it."""
+"""Peeling on a dense network: how many images it certifies, and which disturbances of the gradient prevent it."""
 
 import dataclasses
 import functools
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ import numpy as np
 import optax
 
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Repeated, wide
+from experiments.measured import Measurement, Repeated, wide
 from experiments.panels import Panel
-from gradleak.attacks import peeling
+from gradleak.attacks.peeling import Peeled, peel
 from gradleak.defenses.compression import prune
 from gradleak.federated import Client
 from gradleak.metrics import statistics
@@ -26,16 +27,16 @@ PRINTED = {64: 0.994, 128: 0.666}  # passive, CIFAR-10, float64: shares recovere
 
 @dataclasses.dataclass(frozen=True)
 class Peelings(Repeated):
-  """How many images peeling certifies, of dense networks with weights N(0, 0.5²), zero biases and Xavier behind.
+  """How many images peeling certifies, of dense networks with weights N(0, 0.5²) and Xavier in the last layer.
 
   Attributes:
     neurons: of the one hidden layer.
-    sizes: of the batches in exact and in single precision.
+    sizes: of the batches in double and in single precision.
     strained: size of the batches whose gradient is disturbed.
-    noises: standard deviations of Gaussian noise on all gradients, beside the median of the first layer's entries.
-    tolerances: of the certificate, under noise; the first elsewhere.
-    pruned: shares of each tensor that are zeroed.
-    rate: of two local steps, on half of the batch each.
+    noises: standard deviations of Gaussian noise on all gradients, relative to the median of the first layer's entries.
+    tolerances: of the certificate, under noise; without noise the first one.
+    pruned: shares of each tensor that are set to zero.
+    rate: learning rate of two local steps, on half of the batch each.
   """
 
   neurons: int = 1000
@@ -46,11 +47,11 @@ class Peelings(Repeated):
   pruned: tuple[float, ...] = (0.1, 0.5, 0.9)
   rate: float = 1e-3
 
-  page = 'certified.png'
-  remarks = 'each; wrong ones; the worst image'
+  page: ClassVar[str] = 'certified.png'
+  remarks: ClassVar[str] = 'each; wrong ones; the worst image'
 
   @property
-  def conditions(self):
+  def conditions(self) -> dict[str, 'Condition']:
     """Label -> `Condition`, in the order in which they are measured."""
     tolerance = self.tolerances[0]
     found = [Condition(size, dtype, tolerance) for size in self.sizes for dtype in ('float64', 'float32')]
@@ -62,15 +63,15 @@ class Peelings(Repeated):
     found.append(Condition(self.strained, 'float64', tolerance, rate=self.rate))
     return {str(condition): condition for condition in found}
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this on 8×8 digits, with small batches and few neurons."""
     return dataclasses.replace(super().at_smoke(), neurons=64)
 
-  def said(self, label, rows):
+  def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
     return f'{label}: {rows[0]["certified"]}, wrong {rows[0]["wrong"]}'
 
-  def _condition(self, label, condition, private, seed):
+  def _condition(self, label: str, condition: 'Condition', private: tuple, seed: int) -> Measurement:
     """Returns ([its row], images of the first repeat)."""
     declared, condition = condition, condition._replace(size=self.held(condition.size))
     found = []
@@ -81,7 +82,7 @@ class Peelings(Repeated):
       images, truth = (x[order] for x in private)
       gradient = disturbed(condition, rng, params, images, truth)
       start = time.monotonic()
-      peeled = peeling.peel(params, gradient, condition.size, tolerance=condition.tolerance)
+      peeled = peel(params, gradient, condition.size, tolerance=condition.tolerance)
       found.append((*judged(peeled, images, truth), peeled.unexplained, time.monotonic() - start))
       if not repeat:
         nearest, _ = matched(peeled.images, images)
@@ -100,7 +101,7 @@ class Peelings(Repeated):
     kept = dict(zip(('private', 'certified'), shown, strict=True))
     return [row], {name: np.clip(x[:16], 0, 1).astype(np.float32) for name, x in kept.items()}
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
     mean, low, high = statistics.mean_interval(row['certified'])
@@ -109,7 +110,7 @@ class Peelings(Repeated):
     remark = f'{", ".join(map(str, row["certified"]))}; {sum(row["wrong"])} wrong{worst}'
     return Outcome(mean, low, high, len(row['certified']), None, 0, remark)
 
-  def picture(self, rows):
+  def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: images certified against noise, a line per tolerance, and of each other condition."""
     calm = next(row for row in rows if row['size'] == self.strained and not (row['noise'] or row['pruned']))
     others = [row for row in rows if not row['noise']]
@@ -137,7 +138,7 @@ class Peelings(Repeated):
         one.spines[['top', 'right']].set_visible(False)
       return png()
 
-  def panels(self, kept):
+  def panels(self, kept: dict[str, dict]) -> list[Panel]:
     """Returns the grids: true images above the certified ones."""
     return [
       Panel(f'{label}: {name}', images)
@@ -146,22 +147,22 @@ class Peelings(Repeated):
       if len(images) and label in tuple(self.conditions)[: 2 * len(self.sizes)]
     ]
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores."""
     rounds = sum(self.held(condition.size) ** 2 for condition in self.conditions.values())
     return self.repeats * rounds * self.neurons / 1e8 + 0.1
 
 
 class Condition(NamedTuple):
-  """What a batch's gradient goes through.
+  """How a batch's gradient is disturbed.
 
   Attributes:
     size: of the batch.
-    dtype: in which the client computes.
+    dtype: of the client's arithmetic.
     tolerance: of the certificate.
-    noise: standard deviation of Gaussian noise, in medians of the first layer's entries that are not zero.
-    pruned: share of each tensor that is zeroed.
-    rate: of two local steps on half of the batch each, whose delta is sent; 0 sends the gradient.
+    noise: standard deviation of Gaussian noise, relative to the median of the first layer's nonzero entries.
+    pruned: share of each tensor that is set to zero.
+    rate: learning rate of two local steps on half of the batch each, whose delta is sent; 0 sends the gradient.
   """
 
   size: int
@@ -171,7 +172,7 @@ class Condition(NamedTuple):
   pruned: float = 0.0
   rate: float = 0.0
 
-  def __str__(self):
+  def __str__(self) -> str:
     text = f'{self.size} images, {self.dtype}'
     if self.noise:
       text += f', noise {self.noise:g}, tolerance {self.tolerance:g}'
@@ -180,7 +181,7 @@ class Condition(NamedTuple):
     return text + (', two local steps' if self.rate else '')
 
 
-def weights(rng, size, neurons, classes):
+def weights(rng: np.random.Generator, size: int, neurons: int, classes: int) -> list[tuple]:
   """Returns the [(kernel, bias), (kernel, bias)] of the published experiment, float64."""
   last = math.sqrt(2 / (neurons + classes))
   return [
@@ -189,7 +190,9 @@ def weights(rng, size, neurons, classes):
   ]
 
 
-def disturbed(condition, rng, params, images, truth):
+def disturbed(
+  condition: Condition, rng: np.random.Generator, params: list[tuple], images: np.ndarray, truth: np.ndarray
+) -> list[tuple]:
   """Returns the gradient, as `peeling.peel` takes it, that the server sees under a `Condition`."""
   names = ('dense_0', 'dense_1')
   with jax.enable_x64(condition.dtype == 'float64'):
@@ -206,7 +209,7 @@ def disturbed(condition, rng, params, images, truth):
 
 
 @functools.cache
-def _compiled_client(neurons, shape, classes, condition):
+def _compiled_client(neurons: int, shape: tuple[int, ...], classes: int, condition: Condition) -> Callable:
   """Returns the compiled local update of a client that prunes, or takes two steps, as a `Condition` says."""
   sharing = {'upload': prune(rate=condition.pruned)} if condition.pruned else {}
   if condition.rate:
@@ -214,8 +217,8 @@ def _compiled_client(neurons, shape, classes, condition):
   return jax.jit(functools.partial(Client(wide(neurons, shape, classes), classes, **sharing).local_update, None))
 
 
-def matched(found, images):
-  """Returns (index of the nearest true image, PSNR in dB, 300 at most) of each image that was found."""
+def matched(found: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (index of the nearest true image, PSNR in dB, at most 300) of each image that was found."""
   if not len(found):
     return np.zeros(0, int), np.zeros(0)
   images = images.reshape(len(images), -1).astype(np.float64)
@@ -223,7 +226,7 @@ def matched(found, images):
   return distances.argmin(axis=1), -10 * np.log10(np.maximum(distances.min(axis=1), 1e-30))
 
 
-def judged(peeled, images, truth):
+def judged(peeled: Peeled, images: np.ndarray, truth: np.ndarray) -> tuple[int, int, float]:
   """Returns (number of images above 60 dB with their labels, number of other certified ones, the least PSNR or NaN)."""
   nearest, psnr = matched(peeled.images, images)
   right = (psnr > 60) & (peeled.labels == np.asarray(truth)[nearest])
@@ -242,14 +245,14 @@ def _peeling_cifar10():
     'peeling_cifar10',
     PAPER,
     'Passive peeling, 1,000 ReLU neurons, CIFAR-10',
-    'The gradient certifies its images exactly, labels included, and little on the way suffices to end it.',
+    'The gradient certifies its images exactly, labels included; a small disturbance of the gradient prevents it.',
     {'dense': run},
     cells,
     'Counted are certified images above 60 dB with the right label, each once; all other certified ones are “wrong”.',
     (
-      'Weights N(0, 0.5²) and Xavier behind, zero biases, new ones and other images in each repeat.',
-      'The certificate’s tolerance is 1e-4 where nothing else is said.',
-      'Noise falls on all tensors alike, in medians of the first layer’s entries that are not zero.',
+      'Weights N(0, 0.5²), in the last layer Xavier’s, and zero biases; new ones and other images in each repeat.',
+      'The certificate’s tolerance is 1e-4 unless stated otherwise.',
+      'Noise is added to all tensors, relative to the median of the first layer’s nonzero entries.',
       'Two local steps: half of the batch each, rate 1e-3; the server divides the delta by the rate.',
     ),
   )

@@ -1,20 +1,23 @@
-"""Source separation on a dense network: what it adds to Fidel, which reveals what one neuron holds alone."""
+"""Source separation on a dense network, compared with Fidel, which reveals samples that a neuron holds alone."""
 
 import dataclasses
 import functools
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
 
 import gradleak as gl
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Data, Repeated, wide
+from experiments.measured import Data, Measurement, Part, Repeated, wide
 from experiments.panels import Panel
 from gradleak import trees
-from gradleak.attacks import fidel, peeling, separation
+from gradleak.attacks import separation
+from gradleak.attacks.fidel import partial_reconstructions
+from gradleak.attacks.peeling import dense_layers, peel
 from gradleak.federated import Client
 from gradleak.metrics import revealed, statistics
 from gradleak.report import figures
@@ -26,7 +29,7 @@ PAPER = (
 )
 
 
-# What is set beside Fidel, and what it is told: (gradient of the first dense layer, `Sent`, repeat, run) -> images.
+# The methods that are compared with Fidel: (`Sent`, run, seed) -> images.
 def _blind(method):
   def separate(sent, run, seed):
     return method(*sent.first, len(sent.labels), iterations=run.iterations, seed=seed)
@@ -67,8 +70,8 @@ def _compiled_labels(client, shape):
 def _peeling(sent, run, seed):
   del run, seed
   layers = sent.client.model.layers(sent.image_shape)
-  known = (peeling.dense_layers(layers, tree) for tree in (sent.variables['params'], sent.update))
-  return peeling.peel(*known, len(sent.labels)).images
+  known = (dense_layers(layers, tree) for tree in (sent.variables['params'], sent.update))
+  return peel(*known, len(sent.labels)).images
 
 
 METHODS = {
@@ -79,21 +82,21 @@ METHODS = {
   'peeling': _peeling,
 }
 ALONE = 'Fidel alone'
-# The published weight of decorrelation, 1.47, was found at 128 samples; at few, rows at right angles never turn again.
+# The published weight of decorrelation, 1.47, was found at 128 samples; with few, rows stay orthogonal from then on.
 COCKTAIL = {'learning_rate': 1e-2, 'decorrelation': 0.1}
 
 
 class Sent(NamedTuple):
-  """What the attacker sees of a batch: the `Client`, its variables and update, and labels told from the update."""
+  """What the attacker sees of a batch: the `Client`, its variables and update, and labels inferred from the update."""
 
   client: Client
   variables: dict
   update: dict
   labels: jax.Array
-  image_shape: tuple
+  image_shape: tuple[int, ...]
 
   @property
-  def first(self):
+  def first(self) -> tuple[jax.Array, jax.Array]:
     """The gradients of the first dense layer's kernel and bias."""
     first = self.client.model.layers(self.image_shape)[0]
     return tuple(trees.get(self.update, path) for path in first.paths)
@@ -101,15 +104,15 @@ class Sent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Separations(Repeated):
-  """How many samples of a batch Fidel reveals alone, and with what another method separates.
+  """How many samples of a batch Fidel reveals alone, and together with another method.
 
   Attributes:
     neurons: of the one hidden layer; 0 takes Fidel's FCNN.
-    training: steps of SGD, batch 50 and rate 0.05, on the train split before.
+    training: steps of SGD before the attack, batch 50 and rate 0.05, on the train split.
     sizes: of the batches.
-    iterations: of FastICA and NMF, at most.
+    iterations: maximum number of iterations of FastICA and NMF.
     steps: of the Cocktail Party Attack.
-    turns: of `alternating`.
+    turns: steps of `alternating`.
   """
 
   neurons: int = 0
@@ -119,20 +122,20 @@ class Separations(Repeated):
   steps: int = 500
   turns: int = 150
 
-  page = 'revealed.png'
-  remarks = 'beyond Fidel alone, at ≥ 0.98; at ≥ 0.9'
+  page: ClassVar[str] = 'revealed.png'
+  remarks: ClassVar[str] = 'beyond Fidel alone, at ≥ 0.98; at ≥ 0.9'
 
   @property
-  def defenses(self):
+  def defenses(self) -> tuple[str, ...]:
     """Labels of what is measured."""
     return tuple(point(size, method) for size in self.sizes for method in (ALONE, *METHODS))
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this on 8×8 digits, in a few steps."""
     few = {'iterations': 5, 'steps': 2, 'turns': 2, 'training': min(self.training, 2)}
     return dataclasses.replace(super().at_smoke(), neurons=min(self.neurons, 32), **few)
 
-  def load(self, data_dir):
+  def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
 
     Raises:
@@ -144,17 +147,17 @@ class Separations(Repeated):
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=min(50 * self.training, 5000))
     return Data((test.images, test.labels), (train.images, train.labels))
 
-  def parts(self, data, seed, progress):
+  def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each batch size."""
     victim = functools.cache(functools.partial(self._victim, data, jax.random.key(seed)))
     for size in self.sizes:
       yield f'{size} samples', functools.partial(self._size, victim, data.private, size, seed)
 
-  def said(self, label, rows):
+  def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
     return f'{label}: ' + ', '.join(f'{row["method"]} {np.mean(row["revealed"]):.1f}' for row in rows)
 
-  def _victim(self, data, key):
+  def _victim(self, data: Data, key: jax.Array) -> tuple[Client, Callable, dict]:
     """Returns (`Client`, compiled local update, variables)."""
     shape, classes = data.private[0].shape[1:], 10
     model = gl.models.create('mlp', classes, init='default')
@@ -170,7 +173,7 @@ class Separations(Repeated):
       variables = {**variables, 'params': jax.tree.map(lambda p, u: p - 0.05 * u, variables['params'], update)}
     return client, send, variables
 
-  def _size(self, victim, private, size, seed):
+  def _size(self, victim: Callable, private: tuple, size: int, seed: int) -> Measurement:
     """Returns (a row per method, images of the first repeat)."""
     client, send, variables = victim()
     label, size = size, self.held(size)
@@ -183,7 +186,7 @@ class Separations(Repeated):
       told = _compiled_labels(client, images.shape)(variables, update)
       sent = Sent(client, variables, update, jax.nn.one_hot(told, 10), images.shape[1:])
       rightly.append(int(np.minimum(*(np.bincount(x, minlength=10) for x in (told, truth))).sum()))
-      alone = revealed.fully_revealed(fidel.partial_reconstructions(*sent.first).inputs, images).correlation
+      alone = revealed.fully_revealed(partial_reconstructions(*sent.first).inputs, images).correlation
       for name, counts in found.items():
         start, best, separated = time.monotonic(), alone, None
         if name != ALONE:
@@ -197,7 +200,7 @@ class Separations(Repeated):
         for values, value in zip(counts, (np.sum(best >= 0.98), np.sum(best >= 0.9), seconds), strict=True):
           values.append(value)
       if not repeat:
-        quotients = fidel.partial_reconstructions(*sent.first).inputs
+        quotients = partial_reconstructions(*sent.first).inputs
         nearest = revealed.fully_revealed(quotients, images).neuron
         shown['private'] = images[:16]
         shown[ALONE] = np.clip(np.asarray(quotients)[nearest].reshape(images.shape), 0, 1)[:16]
@@ -216,7 +219,7 @@ class Separations(Repeated):
     ]
     return rows, {name: shown[name] for name in ('private', ALONE, *METHODS) if name in shown}
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run; its remark is the difference to Fidel alone."""
     row = self.row_of(cell, rows)
     mean, low, high = statistics.mean_interval(row[cell.metric])
@@ -226,7 +229,7 @@ class Separations(Repeated):
       remark = '; '.join(gained(*pair) for pair in pairs)
     return Outcome(mean, low, high, len(row['revealed']), None, 0, remark)
 
-  def picture(self, rows):
+  def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: samples revealed by each method with Fidel, at both thresholds, a panel per batch size."""
     names = [ALONE, *METHODS]
     with figures.figure(2.6 * len(self.sizes) + 0.6, 2.6, layout='constrained') as (figure, png):
@@ -244,13 +247,13 @@ class Separations(Repeated):
       figure.supxlabel('samples revealed at a correlation of ≥ 0.98 (blue) and ≥ 0.9 (orange)', fontsize=8.5)
       return png()
 
-  def panels(self, kept):
+  def panels(self, kept: dict[str, dict]) -> list[Panel]:
     """Returns the grids: true images above what each method makes of them."""
     return [
       Panel(f'{label}: {name}', images) for label, arrays in kept.items() for name, images in arrays.items()
     ]  # fmt: skip
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores."""
     pixels = 64 if self.dataset == 'digits' else 784 if self.dataset == 'mnist' else 3072
     cost = 5e-10 * pixels * self.repeats / 60  # minutes per sample, or pair of samples, and step
@@ -259,7 +262,7 @@ class Separations(Repeated):
     return cost * steps + 0.2
 
 
-def point(size, method):
+def point(size: int, method: str) -> str:
   """Returns the label of what a method reveals of batches of a size."""
   return f'{size} samples, {method}'
 
@@ -268,7 +271,7 @@ def _with(names):
   return [name if name == ALONE else f'Fidel and {name}' for name in names]
 
 
-def gained(counts, alone):
+def gained(counts: Sequence[int], alone: Sequence[int]) -> str:
   """Returns the mean difference of paired counts with its 95 % interval, in words."""
   mean, low, high = statistics.mean_interval(np.subtract(counts, alone))
   return (f'{mean:+.1f}' + ('' if math.isnan(low) else f' ({low:+.1f} to {high:+.1f})')).replace('-', '−')
@@ -296,8 +299,8 @@ def _separation(dataset, name, mini):
     f'separation_{dataset}',
     PAPER,
     f'Source separation beside Fidel, dense networks, {name}',
-    'Nothing of this is printed: the paper proposes separation. How many samples more it reveals than the neurons '
-    'that hold one alone.',
+    'Nothing of this is printed: the paper only proposes separation. Shown is how many more samples it reveals than '
+    'the neurons that hold one sample alone.',
     runs,
     tuple(cells),
     'A sample is revealed if some image has a Pearson correlation of 0.98 (fully) or 0.9 or more with it; each counts '
@@ -305,11 +308,11 @@ def _separation(dataset, name, mini):
     (
       'One gradient on the whole batch, no dropout; initial weights U(±1/√fan_in). “Trained”: 500 steps of SGD, batch '
       '50 and rate 0.05, on the first 5,000 training images.',
-      'The Cocktail Party Attack takes 500 steps at a rate of 1e-2 with a weight of decorrelation of 0.1; 3,000 at '
-      '1e-3 with the published 1.47 end far behind at 8 and 30 samples.',
-      'Labels, which `alternating` needs, are counted from the last bias’s gradient and what the network predicts for '
-      'Fidel’s reconstructions; images start as noise.',
-      'Peeling is no separation; it stands here for what exact knowledge of the weights gives, in float32.',
+      'The Cocktail Party Attack takes 500 steps at a rate of 1e-2 with a weight of decorrelation of 0.1; 3,000 steps '
+      'at 1e-3 with the published 1.47 reveal far less of 8 and 30 samples.',
+      'Labels, which `alternating` needs, are counted from the gradient of the last bias and the network’s predictions '
+      'for Fidel’s reconstructions; images start as noise.',
+      'Peeling is not source separation; it shows what exact knowledge of the weights gives, in float32.',
     ),
   )
 

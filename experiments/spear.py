@@ -1,15 +1,17 @@
-"""SPEAR on a dense network: how exactly it finds the inputs of small batches, and how noise ends it."""
+"""SPEAR on a dense network: how exactly it finds the inputs of small batches, without and with noise."""
 
 import dataclasses
 import itertools
 import math
 import time
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Repeated
-from gradleak.attacks import peeling, spear
+from experiments.measured import Measurement, Repeated
+from gradleak.attacks.peeling import implied_gradients
+from gradleak.attacks.spear import spear
 from gradleak.report import figures
 
 PAPER = 'Dimitrov, Baader, Müller, Vechev: SPEAR: Exact Gradient Inversion of Batches. NeurIPS 2024.'
@@ -22,8 +24,8 @@ class Spears(Repeated):
   Attributes:
     sizes: of the batches.
     neurons: of the layer.
-    features: its inputs, where they are standard normal; `dataset`'s images less their mean are the other kind.
-    noises: standard deviations of Gaussian noise, beside the median of the gradient, on the smallest batch.
+    features: number of its inputs if they are standard normal; the others are images of `dataset` less their mean.
+    noises: standard deviations of Gaussian noise, relative to the median of the gradient, on the smallest batch.
   """
 
   sizes: tuple[int, ...] = (10, 12, 14)
@@ -31,11 +33,11 @@ class Spears(Repeated):
   features: int = 200
   noises: tuple[float, ...] = (1e-7, 1e-5, 1e-3)
 
-  page = 'errors.png'
-  remarks = 'batches exact to 1e-6; seconds of one'
+  page: ClassVar[str] = 'errors.png'
+  remarks: ClassVar[str] = 'batches exact to 1e-6; seconds of one'
 
   @property
-  def conditions(self):
+  def conditions(self) -> dict[str, tuple[str, int, str, float]]:
     """Label -> (inputs, size, dtype, noise), in the order in which they are measured."""
     found = [('normal', size, 'float64', 0.0) for size in self.sizes]
     found += [('images', size, 'float64', 0.0) for size in self.sizes]
@@ -43,15 +45,15 @@ class Spears(Repeated):
     found += [('normal', self.sizes[0], 'float64', noise) for noise in self.noises]
     return {spear_label(*condition): condition for condition in found}
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this with small batches and few neurons."""
     return dataclasses.replace(super().at_smoke(), neurons=40, features=20)
 
-  def said(self, label, rows):
+  def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
     return f'{label}: largest errors {", ".join(f"{x:.1g}" for x in rows[0]["errors"])}'
 
-  def _condition(self, label, condition, private, seed):
+  def _condition(self, label: str, condition: tuple, private: tuple, seed: int) -> Measurement:
     """Returns ([its row], nothing to show)."""
     kind, size, dtype, noise = condition
     size, found = self.held(size), []
@@ -65,14 +67,14 @@ class Spears(Repeated):
       layer = first_layer(rng, inputs.astype(dtype), self.neurons, noise)
       start = time.monotonic()
       tolerance = math.sqrt(noise) if noise else None
-      separated = spear.spear(*layer, rng, rank=size if noise else None, tolerance=tolerance)
+      separated = spear(*layer, rng, rank=size if noise else None, tolerance=tolerance)
       distances = [np.abs(separated.inputs - row).max(axis=1, initial=0).min(initial=np.inf) for row in inputs]
       found.append((float(np.max(distances)), separated.agreement, separated.rank, time.monotonic() - start))
     worst, agreement, rank, seconds = zip(*found, strict=True)
     row = {'defense': label, 'size': size, 'errors': worst, 'agreement': agreement, 'rank': rank}
     return [{**row, 'seconds': float(np.median(seconds))}], {}
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run: the largest error of any input of any batch."""
     row = self.row_of(cell, rows)
     worst = max(row['errors'])
@@ -80,8 +82,8 @@ class Spears(Repeated):
     remark = f'{exact} of {len(row["errors"])}; {row["seconds"]:.1f} s'
     return Outcome(worst if math.isfinite(worst) else None, None, None, len(row['errors']), None, 0, remark)
 
-  def picture(self, rows):
-    """Returns a PNG: the largest error of each batch; what was not separated stands at the right."""
+  def picture(self, rows: list[dict]) -> bytes:
+    """Returns a PNG: the largest error of each batch; batches that were not separated are at the right."""
     with figures.figure(6.2, 0.26 * len(rows) + 0.9, layout='constrained') as (figure, png):
       axes = figure.subplots()
       for place, row in enumerate(rows):
@@ -92,23 +94,23 @@ class Spears(Repeated):
       axes.set(xscale='log', xlim=(3e-17, 100), ylim=(len(rows) - 0.5, -0.5))
       axes.set_xticks([1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0], labels=['1e-15', '1e-12', '1e-9', '1e-6', '1e-3', '1'])
       axes.minorticks_off()
-      axes.set_xlabel('largest error of a batch; outermost: not separated')
+      axes.set_xlabel('largest error of a batch; rightmost: not separated')
       axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
       axes.spines[['top', 'right']].set_visible(False)
       return png()
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores."""
     return self.repeats * (0.05 + sum(2.0 ** self.held(size) for size in self.sizes) * 1e-5)
 
 
-def spear_label(kind, size, dtype, noise):
+def spear_label(kind: str, size: int, dtype: str, noise: float) -> str:
   """Returns the label of a condition of `Spears`."""
   inputs = {'normal': 'normal inputs', 'images': 'images less their mean'}[kind]
   return f'{size} {inputs}, {dtype}' + (f', noise {noise:g}' if noise else '')
 
 
-def first_layer(rng, inputs, neurons, noise):
+def first_layer(rng: np.random.Generator, inputs: np.ndarray, neurons: int, noise: float) -> tuple[Any, ...]:
   """Returns (kernel gradient, bias gradient, kernel, bias) of the first of three layers, U(±1/√fan_in), mean loss."""
   dtype, sizes = inputs.dtype, (inputs.shape[1], neurons, 40, 10)
   layers = [
@@ -117,7 +119,7 @@ def first_layer(rng, inputs, neurons, noise):
   ]
   truth = rng.integers(10, size=len(inputs))
   z = inputs @ layers[0][0] + layers[0][1]
-  shares = peeling.implied_gradients(layers[1:], z, truth)[0] / dtype.type(len(inputs))
+  shares = implied_gradients(layers[1:], z, truth)[0] / dtype.type(len(inputs))
   gradient = inputs.T @ shares, shares.sum(axis=0)
   entries = np.abs(gradient[0])
   stddev = noise * np.median(entries[entries > 0])
@@ -135,13 +137,13 @@ def _spear_exact():
     'spear_exact',
     PAPER,
     'SPEAR: exact inputs of small batches',
-    'Nothing of this is printed: that low rank and ReLU’s zeros give a batch away exactly, and how noise ends it.',
+    'Nothing of this is printed: low rank and ReLU’s zeros reveal a batch exactly, and little noise prevents it.',
     {'dense': run},
     cells,
     'The largest error of any entry of any input, in the best match of each; “–”: a batch was not separated.',
     (
-      'Under noise the attacker is told the rank, which no singular value shows then, and takes the root of the noise '
-      'for zero.',
+      'Under noise the attacker is given the rank, which the singular values do not show, and its tolerance for zero '
+      'is the square root of the noise.',
       'A layer of 400 neurons in front of 40 and 10, U(±1/√fan_in); normal inputs have 200 features.',
     ),
   )

@@ -1,11 +1,11 @@
-"""Federated trainings as the papers run them: how good the model ends under each defense, and what that costs."""
+"""Federated trainings as in the papers: the accuracy of the model under each defense, and its cost."""
 
 import dataclasses
 import functools
 import math
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -13,14 +13,15 @@ import optax
 from scipy import stats
 
 import gradleak as gl
-from experiments.experiment import Outcome, Scaled, duration
+from experiments.experiment import Cell, Outcome, Scaled, duration
 from gradleak import defenses, progress, specs
-from gradleak.data import partition
+from gradleak.data import Dataset, partition
+from gradleak.defenses import Context, Defense
 from gradleak.defenses.compensation import compensation
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import Client, simulation, training
 from gradleak.federated.client import NO_DEFENSE
-from gradleak.report import Trained
+from gradleak.frontier import Trained
 from gradleak.report.training import curves as accuracy_curves
 from gradleak.scenario import fingerprint
 from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
@@ -31,7 +32,7 @@ METRICS = (
   'parameters', 'share_sent', 'total_parameters', 'epsilon',
 )  # fmt: skip
 
-# Metric -> what a row calls the samples that were told right, and all of them.
+# Metric -> keys of a row: the number of samples that were classified correctly, and of all samples.
 SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
 
 
@@ -40,10 +41,10 @@ class Protocol:
   """Who trains, and how; fields are named as the flags of `launch/train.py`.
 
   Attributes:
-    clients, per_round: how many there are, and how many are drawn for a round.
+    clients, per_round: number of clients, and of those that are drawn for a round.
     partition: as in `gradleak.data.partition.parse`.
     rounds: of training.
-    local_epochs, local_batch_size, learning_rate: of plain SGD at home; what is shared is the delta.
+    local_epochs, local_batch_size, learning_rate: of local training by plain SGD; the delta is shared.
     weighting: of the uploads, as in `simulation.Federation`.
   """
 
@@ -76,34 +77,34 @@ PROTOCOLS = {
 
 
 class Method(NamedTuple):
-  """What is done against leaks.
+  """The defenses of clients and server.
 
   Attributes:
-    clients: the clients' defense, as in the programs.
-    q: Q of GradDefense's compensation at the server, for the noise of the clients' `graddefense`; None is without.
-    delta: δ of Geyer's mechanism at the server, with just the noise that spends ε = 8 in all rounds; None is without.
+    clients: the clients' defense, a text as in the programs.
+    q: Q of GradDefense's compensation at the server, for the noise of the clients' `graddefense`; None: without.
+    delta: δ of Geyer's mechanism at the server, with the noise that spends ε = 8 in all rounds; None: without.
   """
 
   clients: str = 'none'
   q: int | None = None
   delta: float | None = None
 
-  def __str__(self):
+  def __str__(self) -> str:
     server = {'compensation': self.q and f'q={self.q}', 'client_dp': self.delta and f'delta={self.delta}'}
     return self.clients + ''.join(f' & {name}({given}) at the server' for name, given in server.items() if given)
 
 
 UNDEFENDED = Method()
-SPENT = 5.0  # seconds, about, on measuring rounds with and without a defense
-SERVER = optax.sgd(1.0)  # FedAvg; one, so that what it compiles is compiled once
+SPENT = 5.0  # seconds of measuring rounds with and without a defense, roughly
+SERVER = optax.sgd(1.0)  # FedAvg; one object, so that the server's step is compiled once
 
 
 class Data(NamedTuple):
-  """`samples` that are trained on and those the model is `tested` on, two `Dataset`s; `public` (images, labels)."""
+  """The samples that are trained on, those that the model is tested on, and public (images, labels)."""
 
-  samples: object
-  tested: object
-  public: tuple | None
+  samples: Dataset
+  tested: Dataset
+  public: tuple[np.ndarray, np.ndarray] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,16 +116,16 @@ class Trainings(Scaled):
     model, init: as in `gradleak.models.create`.
     defenses: label -> `Method`.
     protocol: the `Protocol`.
-    samples: how many of the train split the clients share among them, the first ones.
-    tested: on how many of the test split the model is measured, the first ones.
+    samples: number of samples of all clients together, the first ones of the train split.
+    tested: number of samples that the model is tested on, the first ones of the test split.
     batch_norm: as in `gradleak.scenario`.
-    public: how many samples, behind those, everyone holds.
-    sensitive: how many samples the first client holds, which then is the only one that defends itself; 0 is no such
-      client: all do, and hold what the partition gives them.
+    public: number of public samples, the next ones of the train split.
+    sensitive: number of samples of the first client, which is then the only one with a defense; 0: all clients have
+      the defense, and the samples of the partition.
     timed: whether seconds of a round are measured.
-    extrapolated: labels under which training would take too long: one local step is timed in its place.
+    extrapolated: labels under which training would take too long: one local step is timed instead.
     mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
-    published: the model that this stands for at a smaller scale; its parameters are counted.
+    published: the published model, which this one replaces at a smaller scale; its parameters are counted.
   """
 
   dataset: str
@@ -142,23 +143,24 @@ class Trainings(Scaled):
   mini: Mapping = dataclasses.field(default_factory=dict)
   published: str = ''
 
-  kind = 'trainings'
-  shown = 'curves'
-  page = 'accuracy.png'
-  remarks = 'against none'
-  intervals = (
-    'Ours: accuracy of the last model on test samples ± half its 95 % Wilson interval. “Against none” sets the '
-    'difference to the undefended model beside its 95 % interval (Newcombe’s, of independent samples: wide, for both '
-    'see the same ones). Both cover the choice of test samples alone: each method is trained once, from the same seed. '
-    'Seconds are medians of warm rounds with and without the defense in turn; that of “none” shows what is noise.'
+  kind: ClassVar[str] = 'trainings'
+  shown: ClassVar[str] = 'curves'
+  page: ClassVar[str] = 'accuracy.png'
+  remarks: ClassVar[str] = 'against none'
+  intervals: ClassVar[str] = (
+    'Ours: accuracy of the last model on test samples ± half its 95 % Wilson interval. “Against none” is the '
+    'difference to the undefended model with its 95 % interval (Newcombe’s, of independent samples: wide, since both '
+    'are tested on the same ones). Both cover the choice of test samples alone: each method is trained once, from the '
+    'same seed. '
+    'Seconds are medians of warm rounds with and without the defense in turn; the overhead of “none” is noise.'
   )
 
-  def at_mini(self):
+  def at_mini(self) -> Self:
     """Returns this with what two cores need in place of the paper's settings."""
     protocol = dataclasses.replace(self.protocol, **self.mini.get('protocol', {}))
     return dataclasses.replace(self, published=self.model, **{**self.mini, 'mini': {}, 'protocol': protocol})
 
-  def at_smoke(self):
+  def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 2 rounds."""
     small = dataclasses.replace(
       self.protocol, clients=4, per_round=2, partition='classes(number=2,low=2,high=6)', rounds=2, local_epochs=1
@@ -176,7 +178,7 @@ class Trainings(Scaled):
       mini={},
     )
 
-  def changes(self, scale):
+  def changes(self, scale: str) -> list[str]:
     """Returns what a scale changes, each as 'name value instead of value'."""
     now, others = self.scaled(scale), ('defenses', 'protocol', 'mini', 'published')
     pairs = {field.name: (getattr(now, field.name), getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -189,11 +191,11 @@ class Trainings(Scaled):
     pairs |= {label: (now.texts()[label], text) for label, text in self.texts().items()}
     return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
 
-  def texts(self):
-    """Returns what is done under each label, in words."""
+  def texts(self) -> dict[str, str]:
+    """Returns the description of each label."""
     return {label: str(method) for label, method in self.defenses.items()}
 
-  def load(self, data_dir):
+  def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
 
     Raises:
@@ -205,13 +207,13 @@ class Trainings(Scaled):
     private = samples._replace(images=samples.images[: self.samples], labels=samples.labels[: self.samples])
     return Data(private, tested, public)
 
-  def execute(self, data, seed, *, workdir, progress='auto'):
+  def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Trains under each method in a folder of its own, or resumes; writes the curves and returns a row per method."""
     setting = prepare(self, data, seed)
     rows, trained_under = [], {}
     for index, (label, method) in enumerate(self.defenses.items()):
       folder = os.path.join(workdir, folder_name(index, label))
-      trained = federation(self, setting, method)  # one object: what it compiles is compiled once
+      trained = federation(self, setting, method)  # one object, so that it is compiled once
       if label in self.extrapolated:
         row = {'extrapolated': True}
       else:
@@ -224,7 +226,7 @@ class Trainings(Scaled):
     write_atomically(os.path.join(workdir, self.page), accuracy_curves(trained_under))
     return rows
 
-  def outcome(self, cell, rows):
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     by_label = {row['defense']: row for row in rows}
     row = by_label[cell.defense]
@@ -247,10 +249,10 @@ class Trainings(Scaled):
       value = row.get(cell.metric)
     return Outcome(value, None, None, row['tested'], None, int(row['diverged']), remark)
 
-  def minutes(self):
+  def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
-    protocol, model = self.protocol, specs.parse(self.model, 'model')
-    spread = dict(specs.parse(protocol.partition, 'partition').settings)
+    protocol, model = self.protocol, specs.spec(self.model, 'model')
+    spread = dict(specs.spec(protocol.partition, 'partition').settings)
     each = spread['number'] * spread['high'] if 'high' in spread else self.samples / protocol.clients
     width = dict(model.settings).get('width', FULL_WIDTH.get(model.name, 8))
     passed = protocol.rounds * protocol.per_round * each * protocol.local_epochs
@@ -259,14 +261,14 @@ class Trainings(Scaled):
     return trained * (passed * cost / 60_000 + 0.2)
 
 
-# Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; and those that any step costs.
+# Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; OVERHEAD is that of any step.
 MILLISECONDS = {'mlp': 0.02, 'lenet': 0.08, 'lenet4': 0.1, 'convnet': 2.5, 'convnet9': 2.8, 'resnet18': 0.8}
 OVERHEAD = 0.3
 FULL_WIDTH = {'convnet': 64, 'convnet9': 64, 'resnet18': 64}
 
 
 class Setting(NamedTuple):
-  """What all methods of a run start from.
+  """What is the same for all methods of a run.
 
   Attributes:
     client: the undefended `Client`.
@@ -275,21 +277,21 @@ class Setting(NamedTuple):
     images, labels: of all clients together.
     context: what defenses are made for.
     key: of the training.
-    parameters, total_parameters: of the model, and of the one that it stands for.
+    parameters, total_parameters: number of parameters of the model, and of the published one.
   """
 
   client: Client
   variables: dict
-  parts: list
+  parts: list[np.ndarray]
   images: np.ndarray
   labels: np.ndarray
-  context: object
+  context: Context
   key: jax.Array
   parameters: int
   total_parameters: int
 
 
-def prepare(run, data, seed):
+def prepare(run: Trainings, data: Data, seed: int) -> Setting:
   """Returns the `Setting` of a run: the same weights, partition and draws of clients for all methods."""
   protocol, samples = run.protocol, data.samples
   keys = jax.random.split(jax.random.key(seed), 3)
@@ -299,22 +301,20 @@ def prepare(run, data, seed):
   parts = partition.parse(protocol.partition, keys[1], samples.labels, protocol.clients)
   if run.sensitive:
     parts[0] = parts[0][: run.sensitive]
-  client = Client(
-    model,
-    samples.num_classes,
+  client = gl.ClientSettings(
     share='delta',
-    optimizer=optax.sgd(protocol.learning_rate),
-    epochs=protocol.local_epochs,
-    batch_size=protocol.local_batch_size,
+    local_epochs=protocol.local_epochs,
+    local_batch_size=protocol.local_batch_size,
+    learning_rate=protocol.learning_rate,
     batch_norm=run.batch_norm,
-  )
+  ).client(model, samples.num_classes)
   return Setting(
     client,
     variables,
     parts,
     samples.images,
     samples.labels,
-    defenses.registry.Context(client, variables, shape, data.public),
+    Context(client, variables, shape, data.public),
     keys[2],
     _count(variables['params']),
     _count(jax.eval_shape(lambda key: published.init(key, shape), keys[0])['params']),
@@ -325,14 +325,14 @@ def _count(params):
   return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
-def federation(run, setting, method):
+def federation(run: Trainings, setting: Setting, method: Method) -> simulation.Federation:
   """Returns the `simulation.Federation` of a run under a `Method`."""
-  defense = defenses.parse(method.clients, setting.context)
+  defense = specs.defense(method.clients)
   protocol, noise = run.protocol, 0.0
   if method.delta is not None:
     noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
   return simulation.Federation(
-    defense.build(defense.numbers, setting.client),
+    defenses.place(defense, setting.context).client(setting.client),
     setting.images,
     setting.labels,
     setting.parts,
@@ -345,14 +345,14 @@ def federation(run, setting, method):
   )
 
 
-def _compensation(defense, q):
+def _compensation(defense: Defense, q: int) -> Defense:
   """Returns the compensation of the noise that the clients' `graddefense` adds."""
   settings = next(member.settings for member in defense.members if member.name == 'graddefense')
   return compensation(q=q, **{name: settings[name] for name in ('stddev', 'ratio', 'num_slices')})
 
 
-def noise_for(budget, delta, rounds, sampling_rate):
-  """Returns the least noise multiplier, to 1 %, with which so many rounds stay within a budget of ε."""
+def noise_for(budget: float, delta: float, rounds: int, sampling_rate: float) -> float:
+  """Returns the least noise multiplier, to 1 %, with which these rounds stay within a budget of ε."""
   low, high = 0.1, 100.0
   while high / low > 1.01:
     middle = math.sqrt(low * high)
@@ -361,12 +361,12 @@ def noise_for(budget, delta, rounds, sampling_rate):
   return high
 
 
-# What a training of one method does not depend on.
+# Fields that a training of one method does not depend on.
 UNINVOLVED = ('defenses', 'timed', 'extrapolated', 'mini', 'published')
 
 
 def _trained(run, setting, data, method, trained, seed, folder, mode):
-  """Returns (`report.Trained`, row) of a training in its folder."""
+  """Returns (`Trained`, row) of a training in its folder."""
   protocol = run.protocol
   config = {name: value for name, value in dataclasses.asdict(run).items() if name not in UNINVOLVED} | {
     'method': str(method),
@@ -407,10 +407,10 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
 
 
 def _seconds(run, setting, whole, extrapolated):
-  """Returns the seconds of a round and what the defense adds.
+  """Returns the seconds of a round and those that the defense adds.
 
-  Where they are extrapolated, one client takes one step on one full batch; a round is as many of those as its clients
-  take, spread over the devices as `simulation` spreads clients.
+  If they are extrapolated, one client takes one step on one full batch; its seconds are multiplied by the steps of a
+  round, divided among the devices as `simulation` divides clients.
   """
   protocol = run.protocol
   measured = dataclasses.replace(whole, client=setting.client) if extrapolated else whole
@@ -435,21 +435,21 @@ def _seconds(run, setting, whole, extrapolated):
   }
 
 
-def wilson(correct, n):
+def wilson(correct: int, n: int) -> tuple[float, float, float]:
   """Returns (share, low, high): Wilson's 95 % interval of a share."""
   interval = stats.binomtest(correct, n).proportion_ci(0.95, method='wilson')
   return correct / n, float(interval.low), float(interval.high)
 
 
-def difference(correct, n, others, m):
+def difference(correct: int, n: int, others: int, m: int) -> tuple[float, float, float]:
   """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10)."""
   p, low_p, high_p = wilson(correct, n)
   q, low_q, high_q = wilson(others, m)
   return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
 
 
-def compared(correct, n, others, m):
-  """Returns the difference between two shares in words: how large, in points, and whether it is beyond noise."""
+def compared(correct: int, n: int, others: int, m: int) -> str:
+  """Returns the difference between two shares in words: in points, and whether it is beyond noise."""
   points, low, high = (100 * x for x in difference(correct, n, others, m))
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')

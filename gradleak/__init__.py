@@ -2,16 +2,24 @@
 
 __version__ = '0.1.0'
 
-from gradleak import attacks, data, defenses, federated, metrics, models, report
-from gradleak.audit import AuditResult, audit
+from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
+from gradleak.audit import AuditResult, AuditSettings, audit, load
+from gradleak.audit.compare import Comparison, compare
 from gradleak.errors import UsageError
-from gradleak.federated import Client, Knowledge, Observation, Upload
+from gradleak.federated import Client, ClientSettings, Knowledge, Observation, Upload
+from gradleak.frontier import Frontier, FrontierSettings, frontier
 from gradleak.inspection import Inspection, inspect
 from gradleak.scenario import Scenario, scenario
+from gradleak.specs import parse
 
 __all__ = [
   'AuditResult',
+  'AuditSettings',
   'Client',
+  'ClientSettings',
+  'Comparison',
+  'Frontier',
+  'FrontierSettings',
   'Inspection',
   'Knowledge',
   'Observation',
@@ -20,12 +28,17 @@ __all__ = [
   'UsageError',
   'attacks',
   'audit',
+  'compare',
   'data',
   'defenses',
   'federated',
+  'frontier',
   'inspect',
+  'load',
   'metrics',
   'models',
+  'parse',
   'report',
   'scenario',
+  'servers',
 ]

@@ -1,20 +1,21 @@
-"""A client's look at the model that it was sent: is it one that training can have made, and whom would it give away?
+"""A client's check of the model that it was sent: can training have made it, and does it isolate single samples?
 
-The checks of the weights know the malicious models of `gradleak.attacks` by what these cannot do without: fishing's
-last layer (Wen et al. 2022), the imprint module's equal rows on a ladder of biases (Fowl et al. 2022), mirrored trap
-weights (Boenisch et al. 2023), biases computed from the weights, and biases that were replaced by zeros in front of
-others that were not. The checks of the client's own batch ask what the model does to it, however it is made: whether
-one sample dominates a layer's gradient (the D-SNR of Garov et al. 2024, but of gradients divided by the sample's own
-error, see `_gains`), and whether single samples own a layer's neurons.
+The checks of the weights recognise the malicious models of `gradleak.servers` by what their attacks need: the last
+layer of fishing (Wen et al. 2022), the equal rows and monotone biases of the imprint module (Fowl et al. 2022),
+mirrored trap weights (Boenisch et al. 2023), biases computed from the weights, and biases replaced by zeros in front of
+layers whose biases are trained. The checks on the client's own batch apply to any model. They measure whether one
+sample dominates a layer's gradient (the D-SNR of Garov et al. 2024, but of gradients divided by the sample's own error,
+see `_gains`), and whether the gradient of most neurons comes from one sample.
 
-Each check has a limit between what honest models and malicious ones were seen to reach (the slow test prints both). A
-server that knows the limits can stay below them: silence proves nothing. Trap weights with independent signs betray
-themselves by their missing biases alone, and not at a start that has none either: positive weights 1 % smaller than
-negative ones are less of a difference than training makes, either way.
+The limit of each check lies between the values of honest and of malicious models that were measured (the slow test
+prints both). A server that knows the limits can stay below them, so that a model without findings may still be
+malicious. Trap weights with independent signs are recognised by their missing biases only, and not at an initial model,
+which has none either: their positive weights are 1 % smaller than the negative ones, less than the change by training.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,12 @@ import scipy.stats
 from gradleak import errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import model as models
+from gradleak.models.model import Model
+from gradleak.trees import Layer, Tree
 
-# Largest values that each check lets pass; a finding's score is its value over its limit.
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+# The largest values that are not suspicious; the score of a finding is its value over its limit.
 LIMITS = {
   'last_bias': 25.0,
   'last_rows': 0.1,
@@ -43,11 +48,11 @@ LIMITS = {
 }
 
 _TWIN = 0.999  # |cosine| from which two rows are copies
-_UNITS = 512  # of a larger layer so many are looked at
+_UNITS = 512  # of a larger layer so many are checked
 
 
 class Finding(NamedTuple):
-  """What one check saw.
+  """The result of one check at one layer.
 
   Attributes:
     check: its name, a key of `LIMITS`.
@@ -64,31 +69,39 @@ class Finding(NamedTuple):
   text: str
 
   @property
-  def suspicious(self):
+  def suspicious(self) -> bool:
     """Whether the value is beyond the limit."""
     return self.score > 1
 
 
 class Inspection(NamedTuple):
-  """What all checks saw.
+  """The result of all checks.
 
   Attributes:
-    findings: a `Finding` of each check that applies, at the layer where it is worst; the most suspicious first.
+    findings: a `Finding` of each check that applies, at the layer with the highest score; the highest first.
   """
 
   findings: tuple[Finding, ...]
 
   @property
-  def suspicious(self):
-    """Whether any finding is."""
+  def suspicious(self) -> bool:
+    """Whether any finding is suspicious."""
     return any(finding.suspicious for finding in self.findings)
 
-  def __str__(self):
+  def __str__(self) -> str:
     told = [finding.text for finding in self.findings if finding.suspicious]
-    return '\n'.join(told or ['Nothing about this model is unlike an honest one, as far as these checks see.'])
+    return '\n'.join(told or ['These checks find nothing suspicious.'])
 
 
-def inspect(model, variables, image_shape, *, batch=None, loss=cross_entropy, train=False):
+def inspect(
+  model: Model,
+  variables: Mapping,
+  image_shape: Sequence[int],
+  *,
+  batch: tuple[Any, Any] | None = None,
+  loss: Loss = cross_entropy,
+  train: bool = False,
+) -> Inspection:
   """Returns the `Inspection` of a received model.
 
   Args:
@@ -96,9 +109,9 @@ def inspect(model, variables, image_shape, *, batch=None, loss=cross_entropy, tr
     variables: as received.
     image_shape: (H, W, C).
     batch: (images [N, H, W, C] in [0, 1], labels int [N]) of the client's own, N ≥ 2: the batch that it is about to
-      train on, or a part of it. With None only the weights are looked at.
+      train on, or a part of it. With None only the weights are checked.
     loss: (logits, label probabilities) -> loss per example, as a `Client`'s.
-    train: whether BatchNorm uses the batch's statistics; a sample's gradient is then its share in the batch's.
+    train: whether BatchNorm uses the batch's statistics; a sample's gradient is then its part of the batch's gradient.
 
   Raises:
     UsageError: for a model without `layers`, or a batch that does not fit.
@@ -117,12 +130,13 @@ def inspect(model, variables, image_shape, *, batch=None, loss=cross_entropy, tr
   return Inspection(tuple(sorted(worst.values(), key=lambda finding: -finding.score)))
 
 
-def _finding(check, where, value, text):
+def _finding(check: str, where: str, value: float, text: str) -> Finding:
+  """Returns the `Finding` of a value; the text may name {value} and {where}."""
   value = float(min(value, 1e12)) if np.isfinite(value) or value > 0 else 0.0
   return Finding(check, where, value, value / LIMITS[check], text.format(value=value, where=where))
 
 
-def _weights(layer, params):
+def _weights(layer: Layer, params: Tree) -> tuple[np.ndarray | None, np.ndarray | None]:
   """Returns the layer's (matrix [in, units] or None, bias [units] or None), in float64."""
   leaves = [np.asarray(trees.get(params, path), np.float64) for path in layer.paths]
   kernel = leaves[0]
@@ -136,8 +150,8 @@ def _weights(layer, params):
   return matrix, bias if bias is not None and bias.size == matrix.shape[1] else None
 
 
-def _last_layer(layer, params):
-  """What fishing does to the last layer: see `gradleak.attacks.fishing`."""
+def _last_layer(layer: Layer, params: Tree) -> list[Finding]:
+  """Checks the last layer for `gradleak.servers.fishing`."""
   matrix, bias = _weights(layer, params)
   if matrix is None or matrix.shape[1] < 2:
     return []
@@ -145,26 +159,26 @@ def _last_layer(layer, params):
   if bias is not None:
     apart = np.abs(bias - np.median(bias)).max()
     text = (
-      'The biases of the last layer ({where}) lie up to {value:.3g} apart, so that a class has probability 0 or 1 '
-      'whatever the image.'
+      'The biases of the last layer ({where}) differ from their median by up to {value:.3g}, so that a class has '
+      'probability 0 or 1 for any image.'
     )
     found.append(_finding('last_bias', layer.name, apart, text))
   lengths = np.linalg.norm(matrix, axis=0)
-  if lengths.max() > 0:  # a last layer of zeros is a common start, and hands no gradient on to anybody
+  if lengths.max() > 0:  # a last layer of zeros is a common start, and passes no gradient on
     classes = range(matrix.shape[1])
     same = [
       not lengths[i] or any(np.array_equal(matrix[:, i], matrix[:, j]) for j in classes if j != i) for i in classes
     ]
-    text = 'In the last layer ({where}) the share {value:.0%} of the classes have no weights or those of another class.'
+    text = 'In the last layer ({where}), {value:.0%} of the classes have no weights, or the weights of another class.'
     found.append(_finding('last_rows', layer.name, np.mean(same), text))
-    text = 'One class of the last layer ({where}) has weights {value:.3g} times as long as half of the classes have.'
+    text = 'The weights of one class of the last layer ({where}) have {value:.3g} times the median norm.'
     ratio = lengths.max() / max(np.sort(lengths)[(lengths.size - 1) // 2], 1e-12 * lengths.max())
     found.append(_finding('last_norms', layer.name, ratio, text))
   return found
 
 
-def _front(layers, params, image_shape):
-  """A dense layer on the pixels whose output is turned into an image again, in front of a network: the imprint."""
+def _front(layers: Sequence[Layer], params: Tree, image_shape: Sequence[int]) -> list[Finding]:
+  """Checks for two dense layers in front of a network that turn the image into an image: the imprint module."""
   first, second = (_weights(layer, params)[0] for layer in (layers[:2] if len(layers) > 2 else (layers[0],) * 2))
   pixels = int(np.prod(image_shape))
   is_module = len(layers) > 2 and first is not None and second is not None
@@ -173,29 +187,29 @@ def _front(layers, params, image_shape):
   return [_finding('front', layers[0].name, float(is_module), text)]
 
 
-def _untouched(hidden, params):
-  """Layers whose biases are all the same, in front of others whose biases are not: what trains these trains those.
+def _untouched(hidden: Sequence[Layer], params: Tree) -> list[Finding]:
+  """Checks for layers whose biases are all equal, in front of others whose biases are not: training changes both.
 
-  The last layer is neither: it may start at the classes' frequencies, and may be all that is trained.
+  The last layer is left out: its biases may start at the classes' frequencies, and it may be the only one trained.
   """
   biases = [(layer.name, _weights(layer, params)[1]) for layer in hidden]
   same = [(name, np.ptp(bias) == 0) for name, bias in biases if bias is not None and bias.size > 1]
-  text = 'All biases of {where} are the same, and those of a layer behind it are not.'
+  text = 'All biases of {where} are equal, and those of a later layer are not.'
   return [
     _finding('untouched', name, float(one and not all(others for _, others in same[i + 1 :])), text)
     for i, (name, one) in enumerate(same)
   ]
 
 
-def _hidden_layer(layer, params, first):
-  """Copies among units, ladders of biases, mirrored halves, and biases computed from the weights."""
+def _hidden_layer(layer: Layer, params: Tree, first: bool) -> list[Finding]:
+  """Checks for copies among units, monotone biases, mirrored weights, and biases computed from the weights."""
   matrix, bias = _weights(layer, params)
   if matrix is None:
     return []
-  text = 'In {where} the share {value:.0%} of the units have the weights of another one, up to a factor.'
+  text = 'In {where}, {value:.0%} of the units have the weights of another unit, up to a factor.'
   found = [_finding('copies', layer.name, max(_copied(matrix.T), _copied(matrix)), text)]
   single = 0.0 if min(matrix.shape) < 2 else max(np.mean((matrix != 0).sum(axis=axis) == 1) for axis in (0, 1))
-  text = 'In {where} the share {value:.0%} of the units hand on one of their inputs and nothing else.'
+  text = 'In {where}, {value:.0%} of the units only pass on one of their inputs.'
   found.append(_finding('handed_on', layer.name, single, text))
   if bias is not None and bias.size >= 16:
     lengths = np.linalg.norm(matrix, axis=0)
@@ -203,25 +217,25 @@ def _hidden_layer(layer, params, first):
     if alive.sum() >= 16 and np.ptp(bias[alive]) > 0:
       level = bias[alive] / lengths[alive]
       order = abs(scipy.stats.spearmanr(np.arange(level.size), level).statistic) if np.ptp(level) > 0 else 0.0
-      text = 'The biases of {where} go up or down like a ladder: their order agrees with their numbers to {value:.3f}.'
+      text = 'The biases of {where} are in ascending or descending order (rank correlation {value:.3f}).'
       found.append(_finding('ladder', layer.name, order, text))
     sums = matrix.sum(axis=0)
     if matrix.shape[0] >= 32 and np.ptp(bias) > 0 and np.ptp(sums) > 0:
       opposed = -np.corrcoef(bias, sums)[0, 1]
       text = (
-        'The biases of {where} undo the sums of the weights (correlation −{value:.3f}), as thresholds computed for '
+        'The biases of {where} cancel the sums of the weights (correlation −{value:.3f}), as thresholds computed for '
         'grey images do.'
       )
       found.append(_finding('centred', layer.name, opposed, text))
   if first or (matrix.shape[0] >= 16):
     halves = max(_mirrored(matrix), _mirrored(matrix.T))
-    text = 'In {where} the share {value:.0%} of the units have positive weights that repeat their negative ones.'
+    text = 'In {where}, the positive weights of {value:.0%} of the units repeat their negative ones.'
     found.append(_finding('mirrored', layer.name, halves, text))
   return found
 
 
-def _copied(rows):
-  """Returns the share of the rows [units, in] that point along another; 0 where chance could do that."""
+def _copied(rows: np.ndarray) -> float:
+  """Returns the share of the rows [units, in] that are parallel to another; 0 where chance explains it."""
   rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _UNITS)).astype(int)]
   rows = rows[np.linalg.norm(rows, axis=1) > 0]
   units, size = rows.shape
@@ -236,7 +250,7 @@ def _copied(rows):
   return float(np.mean(cosines.max(axis=1) > _TWIN))
 
 
-def _mirrored(matrix):
+def _mirrored(matrix: np.ndarray) -> float:
   """Returns the share of the units whose positive weights are their negative ones, reordered, times one factor."""
   size = matrix.shape[0]
   if size < 16:
@@ -245,13 +259,13 @@ def _mirrored(matrix):
   return float(np.mean([_halves_agree(matrix[:, column]) for column in columns]))
 
 
-def _halves_agree(weights):
-  """Whether the positive weights of a unit are its negative ones times one factor; one may be left over."""
+def _halves_agree(weights: np.ndarray) -> bool:
+  """Returns whether the positive weights of a unit are its negative ones times one factor; one may be left over."""
   halves = np.sort(weights[weights > 0])[::-1], np.sort(-weights[weights < 0])[::-1]
   short, long = sorted(halves, key=len)
   if len(short) < 8 or len(long) - len(short) > 1:
     return False
-  # In front of the one left over the halves stand in step, behind it one is a place ahead.
+  # Before the one left over the sorted halves match entry by entry, after it one is shifted by one.
   steps = [short / long[shift : shift + len(short)] for shift in range(len(long) - len(short) + 1)]
   return any(
     np.all(np.min([np.abs(ratio / factor - 1) for ratio in steps], axis=0) < 1e-3)
@@ -259,8 +273,17 @@ def _halves_agree(weights):
   )
 
 
-def _on_batch(model, variables, image_shape, layers, images, labels, loss, train):
-  """What the model does to the client's own samples: whose gradient the update would be."""
+def _on_batch(
+  model: Model,
+  variables: Mapping,
+  image_shape: Sequence[int],
+  layers: Sequence[Layer],
+  images: Any,
+  labels: Any,
+  loss: Loss,
+  train: bool,
+) -> list[Finding]:
+  """Checks whether single samples dominate the gradient of the client's own batch."""
   images, labels = np.asarray(images, np.float32), np.asarray(labels)
   if images.ndim != 4 or images.shape[1:] != tuple(image_shape) or len(images) < 2 or labels.shape != images.shape[:1]:
     raise errors.UsageError(
@@ -274,7 +297,8 @@ def _on_batch(model, variables, image_shape, layers, images, labels, loss, train
     largest = norms.max(initial=0)
     ratio = largest / max(norms.sum() - largest, 1e-12 * largest) if largest > 0 and len(norms) > 1 else 0.0
     text = (
-      "For its error, one sample's gradient in {where} is {value:.3g} times as long as those of all others together."
+      "Relative to its error, one sample's gradient in {where} is {value:.3g} times as long as those of all others "
+      'together.'
     )
     found.append(_finding('dominance', layer.name, ratio, text))
     if layer.name in shares:
@@ -282,17 +306,25 @@ def _on_batch(model, variables, image_shape, layers, images, labels, loss, train
       total = own.sum(axis=0)
       alive = total > 1e-6 * total.max(initial=0)
       if alive.sum() >= 16 and len(own) > 1:
-        text = 'In {where} the share {value:.0%} of the living neurons take 90 % of their gradient from one sample.'
+        text = 'In {where}, {value:.0%} of the neurons with a gradient have 90 % of it from one sample.'
         owned = np.mean(own.max(axis=0)[alive] > 0.9 * total[alive])
         found.append(_finding('owned', layer.name, owned, text))
   return found
 
 
-def _gains(model, variables, layers, images, labels, loss, train):
+def _gains(
+  model: Model,
+  variables: Mapping,
+  layers: Sequence[Layer],
+  images: np.ndarray,
+  labels: np.ndarray,
+  loss: Loss,
+  train: bool,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """Returns ({layer: ‖g_n‖ [N]}, {layer with a bias: |∂ℓ_n/∂b| [N, units]}), both over ‖∂ℓ_n/∂logits‖.
 
-  What a sample's error at the logits becomes on its way back. Where training has gone far, few samples have an error
-  left, and their gradients dominate in any model; a malicious one lets samples with a large error have no gradient.
+  Dividing by the error at the logits separates well-trained models from malicious ones: after long training few samples
+  have an error left, and their gradients dominate; in a malicious model samples with a large error have no gradient.
   """
   biases = tuple(
     (layer.name, path)
@@ -311,11 +343,20 @@ def _gains(model, variables, layers, images, labels, loss, train):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _measure(model, loss, train, layers, biases, variables, images, labels):
+def _measure(
+  model: Model,
+  loss: Loss,
+  train: bool,
+  layers: tuple[Layer, ...],
+  biases: tuple[tuple[str, tuple[str, ...]], ...],
+  variables: Mapping,
+  images: jax.Array,
+  labels: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
   """Returns (‖∂ℓ_n/∂logits‖ [N], {layer: ‖g_n‖ [N]}, {layer: |∂ℓ_n/∂b| [N, units]}) of every sample's own loss."""
 
-  def of_one(index):
-    def own_loss(params):
+  def of_one(index: jax.Array) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
+    def own_loss(params: Tree) -> tuple[jax.Array, tuple]:
       given = (images, labels) if train else tuple(jax.lax.dynamic_slice_in_dim(x, index, 1) for x in (images, labels))
       logits, _ = model.apply({**variables, 'params': params}, given[0], train, None)
       at = index if train else 0

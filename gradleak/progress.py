@@ -1,17 +1,20 @@
-"""What a person sees while an attack runs: a bar with the objective and the time left, or lines where no bar can be."""
+"""Prints the progress of attacks and trainings: a bar with the objective and the time left, or lines."""
 
 import functools
 import sys
 import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 import numpy as np
 
 from gradleak import errors
+from gradleak.engine.driver import Progress
 
 MODES = ('auto', 'bar', 'lines', 'none')
 
 
-def reporter(mode='auto', stream=None):
+def reporter(mode: str = 'auto', stream: TextIO | None = None) -> Callable[[str, Progress, np.ndarray], None] | None:
   """Returns a callback for `audit(progress=…)`, or None for 'none'.
 
   Args:
@@ -24,17 +27,22 @@ def reporter(mode='auto', stream=None):
   return _chosen(mode, stream or sys.stderr, _Bar, _Lines)
 
 
-def rounds(mode, total, stream=None):
-  """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'; arguments as of `reporter`.
+def rounds(
+  mode: str, total: int, stream: TextIO | None = None
+) -> Callable[[Mapping[str, Any], Any, float], None] | None:
+  """Returns a callback for `federated.training.train(on_round=…)`, or None for 'none'.
 
   Args:
-    mode, stream: as of `reporter`.
+    mode, stream: as in `reporter`.
     total: rounds of the training.
+
+  Raises:
+    UsageError: for an unknown mode.
   """
   return _chosen(mode, stream or sys.stderr, functools.partial(_RoundBar, total), functools.partial(_RoundLines, total))
 
 
-def _chosen(mode, stream, bar, lines):
+def _chosen(mode: str, stream: TextIO, bar: Callable, lines: Callable) -> Callable | None:
   if mode not in MODES:
     raise errors.unknown('progress mode', mode, MODES)
   if mode == 'none':
@@ -42,37 +50,40 @@ def _chosen(mode, stream, bar, lines):
   return bar(stream) if mode == 'bar' or (mode == 'auto' and stream.isatty()) else lines(stream)
 
 
-def _standing(row):
-  """Returns how good the model is, where that was measured in this round, and the ε that was spent."""
-  standing = [f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
-  return ', '.join(standing + ([f'ε {row["epsilon"]:.3g}'] if row.get('epsilon') else []))
+def _status(row: Mapping[str, Any]) -> str:
+  """Returns accuracy and loss, if they were measured in this round, and the ε spent so far."""
+  measured = [f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
+  return ', '.join(measured + ([f'ε {row["epsilon"]:.3g}'] if row.get('epsilon') else []))
 
 
 class _RoundBar:
   """One tqdm bar, with the latest accuracy."""
 
-  def __init__(self, total, stream):
+  def __init__(self, total: int, stream: TextIO) -> None:
     self._total, self._stream, self._bar = total, stream, None
 
-  def __call__(self, row, state, seconds):
+  def __call__(self, row: Mapping[str, Any], state: Any, seconds: float) -> None:
     from tqdm import tqdm
 
     if self._bar is None:
-      self._bar = tqdm(total=self._total, initial=row['round'] - 1, unit='round', file=self._stream, dynamic_ncols=True)
-    if _standing(row):
-      self._bar.set_postfix_str(_standing(row), refresh=False)
+      self._bar = tqdm(
+        total=self._total, initial=row['round'] - 1, unit='round', file=self._stream, dynamic_ncols=True, leave=False
+      )
+    if _status(row):
+      self._bar.set_postfix_str(_status(row), refresh=False)
     self._bar.update(row['round'] - self._bar.n)
     if row['round'] == self._total:
+      self._bar.leave = True  # an interruption, which does not get here, leaves no bar below its line
       self._bar.close()
 
 
 class _RoundLines:
-  """A line at the first round, which compiles, and at each twentieth of the way."""
+  """A line after the first round, which includes compilation, and after each twentieth of the rounds."""
 
-  def __init__(self, total, stream):
+  def __init__(self, total: int, stream: TextIO) -> None:
     self._total, self._stream, self._first, self._seconds = total, stream, None, []
 
-  def __call__(self, row, state, seconds):
+  def __call__(self, row: Mapping[str, Any], state: Any, seconds: float) -> None:
     number, rounds = row['round'], self._total
     if self._first is None:
       self._first = number
@@ -80,45 +91,62 @@ class _RoundLines:
       self._seconds.append(seconds)
     if number == self._first or 20 * number // rounds > 20 * (number - 1) // rounds:
       left = f', {np.median(self._seconds) * (rounds - number):.0f} s left' if self._seconds and number < rounds else ''
-      words = ', '.join(filter(None, [f'round {number} of {rounds}', _standing(row)]))
-      print(words + left, file=self._stream, flush=True)
+      line = ', '.join(filter(None, [f'round {number} of {rounds}', _status(row)]))
+      print(line + left, file=self._stream, flush=True)
 
 
-def _figure(objective):
+def _summary(objective: np.ndarray) -> str:
   finite = objective[np.isfinite(objective)]
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
 
 
-class _Bar:
-  """One tqdm bar per attack, whose rate gives the time left."""
+class _Notes:
+  """Lines between the attacks, on what takes time before the first step."""
 
-  def __init__(self, stream):
+  _stream: TextIO
+
+  def note(self, text: str) -> None:
+    """Writes a line."""
+    print(text, file=self._stream, flush=True)
+
+
+class _Bar(_Notes):
+  """One tqdm bar per attack; tqdm estimates the time left."""
+
+  def __init__(self, stream: TextIO) -> None:
     self._stream, self._attack, self._bar = stream, None, None
 
-  def __call__(self, attack, progress, objective):
+  def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     from tqdm import tqdm
 
     if attack != self._attack:
       self._attack = attack
       self._bar = tqdm(
-        total=progress.num_steps, initial=progress.step, desc=attack, unit='step', file=self._stream, dynamic_ncols=True
+        total=progress.num_steps,
+        initial=progress.step,
+        desc=attack,
+        unit='step',
+        file=self._stream,
+        dynamic_ncols=True,
+        leave=False,
       )
     if progress.notice:
       self._bar.write(f'{attack}: {progress.notice}', file=self._stream)
-    self._bar.set_postfix_str(f'{_figure(objective)}, {len(progress.objective)} runs', refresh=False)
+    self._bar.set_postfix_str(f'{_summary(objective)}, {len(progress.objective)} runs', refresh=False)
     self._bar.update(progress.step - self._bar.n)
     if progress.done:
+      self._bar.leave = True  # an interruption, which does not get here, leaves no bar below its line
       self._bar.close()
       self._attack = None
 
 
-class _Lines:
-  """A line at the start and at each tenth of the way."""
+class _Lines(_Notes):
+  """A line at the start and after each tenth of the steps."""
 
-  def __init__(self, stream):
+  def __init__(self, stream: TextIO) -> None:
     self._stream, self._attack, self._tenth, self._since = stream, None, 0, None
 
-  def __call__(self, attack, progress, objective):
+  def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     if not progress.num_steps:
       self._print(f'{attack}: {len(progress.objective)} runs of a closed form')
       return
@@ -128,7 +156,7 @@ class _Lines:
       self._attack, self._tenth, self._since = attack, tenth, None
       resumed = f' from step {progress.step}' if progress.step else ''
       self._print(f'{attack}: {len(progress.objective)} runs of {progress.num_steps} steps{resumed}')
-    elif self._since is None:  # the first chunk held the compilation
+    elif self._since is None:  # the first chunk includes compilation
       self._since = time.monotonic(), progress.step
     if progress.notice:
       self._print(f'{attack}: {progress.notice}')
@@ -139,9 +167,9 @@ class _Lines:
       if first < progress.step < progress.num_steps:
         seconds = (time.monotonic() - began) / (progress.step - first) * (progress.num_steps - progress.step)
         left = f', {seconds:.0f} s left'
-      self._print(f'{attack}: {100 * progress.step // steps:3d} %, {_figure(objective)}{left}')
+      self._print(f'{attack}: {100 * progress.step // steps:3d} %, {_summary(objective)}{left}')
     if progress.done:
       self._attack = None
 
-  def _print(self, line):
+  def _print(self, line: str) -> None:
     print(line, file=self._stream, flush=True)

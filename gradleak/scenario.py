@@ -1,14 +1,18 @@
 """What is audited: a client with its model, weights and private samples."""
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
-from gradleak import data, errors
-from gradleak.federated import LOSSES, Client
+from gradleak import data, errors, settings
+from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
+from gradleak.models.model import check_apply, check_variables
+from gradleak.trees import Tree
 
 
 class Scenario(NamedTuple):
@@ -34,24 +38,20 @@ class Scenario(NamedTuple):
 
 
 def scenario(
-  model,
-  images,
-  labels,
+  model: Model,
+  images: Any,
+  labels: Any,
   *,
-  key=None,
-  variables=None,
-  num_classes=None,
-  dataset='custom',
-  loss='cross_entropy',
-  share='gradient',
-  local_epochs=1,
-  local_batch_size=None,
-  learning_rate=0.1,
-  batch_norm='train',
-  public=None,
-  previous=None,
-  **settings,
-):
+  key: Any = None,
+  variables: Mapping | None = None,
+  num_classes: int | None = None,
+  dataset: str = 'custom',
+  client: ClientSettings | Client | None = None,
+  public: tuple | None = None,
+  previous: Mapping | None = None,
+  notes: Mapping[str, Any] | None = None,
+  **changes: Any,
+) -> Scenario:
   """Returns the `Scenario` of a model and private samples.
 
   Where JAX has float64 enabled, weights and images are float64, and so is all that follows from them.
@@ -61,92 +61,116 @@ def scenario(
     images: floats [N, H, W, C] in [0, 1].
     labels: integers [N].
     key: initialises the model, where no `variables` are given.
-    variables: the model's weights, e.g. trained ones.
+    variables: the model's weights, e.g. trained ones, {'params': …} and with BatchNorm {'batch_stats': …}.
     num_classes: the number of logits; by default as many as the model returns.
     dataset: how results call the data.
-    loss: 'cross_entropy' or 'squared_error'.
-    share: 'gradient' (one step on the batch) or 'delta' (local SGD).
-    local_epochs, local_batch_size, learning_rate: local SGD of 'delta' clients.
-    batch_norm: 'train' or 'eval', see `Client`.
+    client: `ClientSettings`, or a `Client` of this model; settings may also be given one by one, as keyword arguments:
+      loss, share, local_epochs, local_batch_size, learning_rate, momentum, weight_decay, batch_norm.
     public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on,
       and what an attacker may start from.
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
-    **settings: anything else that should be recorded with the results.
+    notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
-    UsageError: for images or labels that do not fit, or a model that does not take them.
+    UsageError: for images or labels that do not fit, a model that does not take them, variables of another model, or a
+      setting that a client does not have.
   """
-  import optax
-
   if not isinstance(model, Model):
     raise errors.UsageError(
       f'the model is a {type(model).__name__}, expected a gradleak Model: wrap it by '
       'gradleak.models.from_flax or from_functions'
     )
-  if loss not in LOSSES:
-    raise errors.unknown('loss', loss, LOSSES)
-  errors.check_number('learning_rate', learning_rate, low=1e-12, finite=True)
   images, labels = np.asarray(images), np.asarray(labels)
   data.validate(images, labels, num_classes)
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
+  variables = _checked_variables(model, variables, key, image_shape)
+  returned = num_logits(model, variables, image_shape)
+  num_classes = num_classes or returned
+  if returned != num_classes:
+    raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
+  data.validate(images, labels, num_classes)
+  public = _checked_public(public, image_shape, num_classes)
+  if previous is not None and jax.tree.structure(previous) != jax.tree.structure(variables):
+    raise errors.UsageError('the previous model has other parameters than the current one')
+  client, recorded = _client(client, changes, model, num_classes)
+  described = {
+    'dataset': dataset,
+    'model': model.name,
+    **(notes or {}),
+    'num_classes': num_classes,
+    'image_shape': list(image_shape),
+    **recorded,
+    'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
+    **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous),
+    **({'precision': 'float64'} if double else {}),
+  }
+  return Scenario(
+    client,
+    dict(variables),
+    images.astype(np.float64 if double else np.float32),
+    labels.astype(np.int32),
+    described,
+    public,
+    None if previous is None else dict(previous),
+  )
+
+
+def num_logits(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> int:
+  """Returns how many logits a model has."""
+  image = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
+  return jax.eval_shape(lambda v, x: model.apply(v, x, False, None)[0], variables, image).shape[1]
+
+
+def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_shape: tuple[int, ...]) -> Mapping:
+  """Returns the variables given, or initial ones; float64 where JAX has it enabled."""
   if variables is None:
     if key is None:
       raise errors.UsageError("give the model's variables=…, or a key=… to initialise them")
-    variables = model.init(key, image_shape)
-  if double:
+    variables = model.init(errors.check_key('key', key), image_shape)
+  else:
+    check_variables(model, variables, image_shape)
+  if jax.config.jax_enable_x64:
     variables = optax.tree.cast(variables, np.float64)
-  logits = jax.eval_shape(lambda v: model.apply(v, images[:1].astype(np.float32), False, None)[0], variables)
-  if logits.ndim != 2 or logits.shape[0] != 1:
-    raise errors.UsageError(f'the model {model.name!r} returns {logits.shape} for one image, expected [1, classes]')
-  num_classes = num_classes or logits.shape[1]
-  if logits.shape[1] != num_classes:
-    raise errors.UsageError(f'the model {model.name!r} has {logits.shape[1]} logits, the data {num_classes} classes')
-  data.validate(images, labels, num_classes)
-  if public is not None:
-    public = np.asarray(public[0], np.float32), np.asarray(public[1], np.int32)
-    data.validate(*public, num_classes)
-    if public[0].shape[1:] != image_shape:
-      raise errors.UsageError(f'public images are {public[0].shape[1:]}, the private ones {image_shape}')
-  if previous is not None and jax.tree.structure(previous) != jax.tree.structure(variables):
-    raise errors.UsageError('the previous model has other parameters than the current one')
-  client = Client(
-    model,
-    num_classes,
-    LOSSES[loss],
-    share,
-    optax.sgd(learning_rate),
-    epochs=local_epochs,
-    batch_size=local_batch_size,
-    batch_norm=batch_norm,
-  )
-  local = {'local_epochs': local_epochs, 'local_batch_size': local_batch_size, 'learning_rate': learning_rate}
-  return Scenario(
-    client,
-    variables,
-    images.astype(np.float64 if double else np.float32),
-    labels.astype(np.int32),
-    {
-      'dataset': dataset,
-      'model': model.name,
-      **settings,
-      'num_classes': num_classes,
-      'image_shape': list(image_shape),
-      'loss': loss,
-      'share': share,
-      **(local if share == 'delta' else {}),
-      'batch_norm': batch_norm if variables.get('batch_stats') else 'none',
-      'data_fingerprint': fingerprint((images, labels)),
-      'weights_fingerprint': fingerprint(variables),
-      **({'precision': 'float64'} if double else {}),
-      **({} if public is None else {'public_fingerprint': fingerprint(public)}),
-      **({} if previous is None else {'previous_fingerprint': fingerprint(previous)}),
-    },
-    public,
-    previous,
-  )
+  check_apply(model, variables, image_shape)
+  return variables
 
 
-def fingerprint(tree):
+def _fingerprints(**trees: Tree) -> dict[str, str]:
+  """Returns the fingerprint of each tree that there is."""
+  return {f'{name}_fingerprint': fingerprint(tree) for name, tree in trees.items() if tree is not None}
+
+
+def _client(
+  client: ClientSettings | Client | None, changes: dict, model: Model, num_classes: int
+) -> tuple[Client, dict[str, Any]]:
+  """Returns the undefended client, and what a result records of it."""
+  if isinstance(client, Client):
+    if changes:
+      raise errors.UsageError(f'{", ".join(changes)}: a Client has settings of its own, give either')
+    if client.model != model or client.num_classes != num_classes:
+      raise errors.UsageError(
+        f'the client trains {client.model.name!r} with {client.num_classes} classes, the scenario has {model.name!r} '
+        f'with {num_classes}'
+      )
+    local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size}
+    recorded = {'loss': client.loss.__name__, 'share': client.share, **(local if client.share == 'delta' else {})}
+    return client.undefended(), recorded
+  given = settings.replaced(client or ClientSettings(), 'gradleak.scenario', **changes)
+  return given.client(model, num_classes), given.recorded()
+
+
+def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) -> tuple | None:
+  """Returns public images and labels as float32 and int32."""
+  if public is None:
+    return None
+  public = np.asarray(public[0], np.float32), np.asarray(public[1], np.int32)
+  data.validate(*public, num_classes)
+  if public[0].shape[1:] != image_shape:
+    raise errors.UsageError(f'public images are {public[0].shape[1:]}, the private ones {image_shape}')
+  return public
+
+
+def fingerprint(tree: Tree) -> str:
   """Returns 16 hexadecimal digits of the SHA-256 of all arrays in a tree."""
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(tree):

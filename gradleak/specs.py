@@ -1,192 +1,304 @@
-"""The small language of the programs: `name(setting=value, …)`; `+` chains, `;` separates entries, `|` spans a grid.
+"""The language of the programs: `name(setting=value, …)`; `+` chains, `;` separates entries, `|` spans a grid.
 
-    none; gaussian(stddev=0.01|0.1); prune(rate=0.9)+laplace(scale=0.001)
+    none; gaussian(stddev=0.01|0.1); prune(rate=0.9)+laplace(scale=0.001); ats(policy='rotate:40|invert')
 
-A factory's keyword arguments are its settings. One annotated `float` is numeric: it is traced, so that a sweep over ten
-values compiles once. All others (integers, words, switches) are structure.
+A value is a number, true, false, none, a word, or a tuple of these in parentheses. A word that contains any of |,;()+=,
+a quote or a space is quoted; within quotes a backslash stands before a quote and before a backslash.
+
+Programs, experiments and `gradleak.parse` turn texts into objects here. All other functions take objects.
 """
 
-import ast
-import inspect
+import collections
+import contextlib
 import itertools
+import math
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradleak import errors
 
+if TYPE_CHECKING:
+  from gradleak.attacks.base import AttackMethod
+  from gradleak.defenses.defense import Defense
+  from gradleak.methods import Method
+
+_LONGEST, _DEEPEST, _MOST = 1000, 20, 10_000  # characters of an entry, nested parentheses, entries of one grid
 _NAME = re.compile(r'[A-Za-z_][A-Za-z_0-9]*')
-_GRID = re.compile(r'(?<==)([^,;()=]*\|[^,;()=]*)')
+_CONTROL = re.compile(r'[\x00-\x08\x0e-\x1f\x7f]')
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_WORD_IN_QUOTES = re.compile(_QUOTED, re.DOTALL)
+_TOKEN = re.compile(f'{_QUOTED}|.', re.DOTALL)  # what stands in quotes is one token
+# Alternatives behind '='; or what stands in quotes elsewhere, to be skipped.
+_GRID = re.compile(rf"""(?<==)((?:{_QUOTED}|[^,;()='"|])*(?:\|(?:{_QUOTED}|[^,;()='"|])*)+)|{_QUOTED}""", re.DOTALL)
+_BARE = re.compile(r"""[^|,;()+='"\s]+""")
+_CONSTANTS = {'true': True, 'false': False, 'none': None, 'inf': math.inf, '-inf': -math.inf, 'nan': math.nan}
 
 
 class Spec(NamedTuple):
-  """A name with its settings, as written by a user; `str(spec)` is its canonical form."""
+  """A name with its settings, as written by a user; `str(spec)` is its canonical form.
+
+  Attributes:
+    name: the name.
+    settings: (name, value) pairs in the order written.
+  """
 
   name: str
-  settings: tuple[tuple[str, object], ...] = ()
+  settings: tuple[tuple[str, Any], ...] = ()
 
-  def __str__(self):
-    inside = ','.join(f'{key}={value}' for key, value in self.settings)
-    return f'{self.name}({inside})' if inside else self.name
-
-
-def parse(text, kind):
-  """Returns the `Spec` of one `name(setting=value, …)`; `kind` names it in errors.
-
-  Raises:
-    UsageError: if the text is not of that form.
-  """
-  text = text.strip()
-  name, bracket, rest = text.partition('(')
-  name = name.strip()
-  if not _NAME.fullmatch(name) or (bracket and not rest.endswith(')')) or (not bracket and ')' in name):
-    raise errors.UsageError(f'cannot read the {kind} {text!r}, expected name or name(setting=value,…)')
-  settings = {}
-  for item in filter(None, (item.strip() for item in _split(rest[:-1] if bracket else '', ',', text, kind))):
-    key, equals, value = (part.strip() for part in item.partition('='))
-    if not equals or not value or not _NAME.fullmatch(key):
-      raise errors.UsageError(f'cannot read {item!r} in the {kind} {text!r}, expected setting=value')
-    if key in settings:
-      raise errors.UsageError(f'the {kind} {text!r} sets {key!r} twice')
-    settings[key] = _value(value)
-  return Spec(name, tuple(settings.items()))
+  def __str__(self) -> str:
+    return written(self.name, dict(self.settings))
 
 
-def parse_chain(text, kind):
-  """Returns the tuple of `Spec`s of `a(…)+b(…)`."""
-  parts = _split(text, '+', text, kind)
-  if not all(part.strip() for part in parts):
-    raise errors.UsageError(f'the {kind} {text!r} is empty or has an empty member')
-  return tuple(parse(part, kind) for part in parts)
+def parse(text: str) -> 'AttackMethod | Defense':
+  """Returns the attack or the defense that a text describes: 'csdlg(tv=1e-6)', 'clip(norm=1)+gaussian(stddev=0.1)'.
 
-
-def parse_list(text, kind):
-  """Returns the entries of a list separated by `;`, as stripped strings, grids written out (`expand`).
+  Args:
+    text: a chain of defenses if its first name is that of a defense or 'none', else an attack.
 
   Raises:
-    UsageError: if the list is empty, an entry is empty, or one stands in it twice.
+    UsageError: for a text of another form, an unknown name or setting, or a value out of range.
   """
-  entries = [entry.strip() for entry in text.split(';')]
-  if not all(entries):
-    raise errors.UsageError(f'the list of {kind}s {text!r} is empty or has an empty entry')
-  entries = [each for entry in entries for each in expand(entry, kind)]
-  for entry in entries:
-    if entries.count(entry) > 1:
-      raise errors.UsageError(f'the {kind} {entry!r} is listed twice')
-  return entries
+  kind = 'attack or defense'
+  name = parse_chain(text, kind)[0].name
+  if name == 'none' or name in _defenses():
+    return defense(text)
+  if name not in _attacks():
+    raise errors.unknown(kind, name, ['none', *_attacks(), *_defenses()])
+  return attack(text)
 
 
-def expand(text, kind):
-  """Returns the texts that a grid stands for: `gaussian(stddev=0.01|0.1)` is two, and several grids multiply.
-
-  Raises:
-    UsageError: for an empty value among the alternatives.
-  """
-  pieces = _GRID.split(text)
-  grids = [[value.strip() for value in piece.split('|')] for piece in pieces[1::2]]
-  if not all(value for values in grids for value in values):
-    raise errors.UsageError(f'the {kind} {text!r} has an empty value in a grid, expected as in (setting=1|2|3)')
-  texts = []
-  for values in itertools.product(*grids):
-    members = [*itertools.chain.from_iterable(zip(pieces[::2], values, strict=False)), pieces[-1]]
-    texts.append(''.join(members))
-  return texts
+def attack(text: str) -> 'AttackMethod':
+  """Returns the attack that a text describes, as 'csdlg(tv=1e-6,steps=4000)'; raises as `parse` does."""
+  return _made(spec(text, 'attack'), _attacks(), 'attack')
 
 
-def resolve(spec, registry, kind):
-  """Returns (factory, static settings, numeric settings) of `spec`, defaults not filled in.
+def attacks(text: str) -> 'list[AttackMethod]':
+  """Returns the attacks of a list separated by `;`, grids written out; raises as `parse_list` and `parse` do."""
+  return [attack(entry) for entry in parse_list(text, 'attack')]
+
+
+def defense(text: str) -> 'Defense':
+  """Returns the defense that a text describes, as 'none' or 'clip(norm=1)+gaussian(stddev=0.1)'; raises as `parse`."""
+  from gradleak.defenses import NO_DEFENSE, chain
+
+  specs = parse_chain(text, 'defense')
+  if specs == (Spec('none'),):
+    return NO_DEFENSE
+  if any(each.name == 'none' for each in specs):
+    raise errors.UsageError(f"'none' stands alone, got {errors.shown(text)}")
+  known = {'none': None, **_defenses()}  # so that errors list it
+  return chain(*(_made(each, known, 'defense') for each in specs))
+
+
+def defenses(text: str) -> 'list[Defense]':
+  """Returns the defenses of a list separated by `;`, grids written out; raises as `parse_list` and `parse` do."""
+  return [defense(entry) for entry in parse_list(text, 'defense')]
+
+
+def method(given: Spec, registry: Mapping[str, Callable], kind: str) -> 'Method':
+  """Returns the registered factory with the settings of a `Spec`, such as a model or a partition.
+
+  Args:
+    given: the `Spec`.
+    registry: factories by name; their keyword-only parameters are the settings.
+    kind: what they make, for errors.
 
   Raises:
     UsageError: for an unknown name (lists the valid ones), an unknown setting, or a value of the wrong type.
   """
-  if spec.name not in registry:
-    raise errors.unknown(kind, spec.name, registry)
-  factory = registry[spec.name]
-  parameters = {
-    key: parameter
-    for key, parameter in inspect.signature(factory).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-  }
-  static, numeric = {}, {}
-  for key, value in spec.settings:
-    if key not in parameters:
-      raise errors.unknown(f'setting of the {kind} {spec.name}:', key, parameters or ['(it has none)'])
-    expected = parameters[key].annotation
-    if expected is float:
-      numeric[key] = float(errors.check_number(f'{spec.name}({key})', value))
-    else:
-      if (isinstance(expected, type) and not isinstance(value, expected)) or (
-        expected is int and isinstance(value, bool)
-      ):
-        raise errors.UsageError(f'{spec.name}({key}) is {value!r}, expected {expected.__name__}')
-      static[key] = value
-  for key, parameter in parameters.items():
-    if parameter.default is parameter.empty and key not in static and key not in numeric:
-      raise errors.UsageError(f'the {kind} {spec.name} needs the setting {key}, as in {spec.name}({key}=…)')
-  return factory, static, numeric
+  from gradleak.methods import Method
+
+  return Method(_known(given, registry, kind), dict(given.settings), kind=kind)
 
 
-class Template(NamedTuple):
-  """A factory with its structure fixed and its numbers open.
+def spec(text: str, kind: str) -> Spec:
+  """Returns the `Spec` of one `name(setting=value, …)`; `kind` is what it is called in errors.
 
-  Attributes:
-    structure: the name and all settings that decide the compilation; hashable.
-    numbers: the values of the numeric settings, defaults included, in the order of the factory's signature.
-    build: (numbers, *arguments, **extra keyword arguments) -> what the factory returns.
-    settings: all settings by name, defaults included.
+  Raises:
+    UsageError: if the text is not of that form, is longer than 1,000 characters, or has numbers beyond 64 bits.
   """
-
-  structure: tuple
-  numbers: tuple[float, ...]
-  build: Callable
-  settings: dict
-
-
-def template(spec, registry, kind):
-  """Returns the `Template` of `spec`; raises as `resolve` does."""
-  factory, static, numeric = resolve(spec, registry, kind)
-  parameters = {
-    key: parameter
-    for key, parameter in inspect.signature(factory).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-  }
-  numeric = {
-    key: float(numeric.get(key, parameter.default))
-    for key, parameter in parameters.items()
-    if parameter.annotation is float
-  }
-
-  def build(numbers, *args, **extra):
-    return factory(*args, **static, **dict(zip(numeric, numbers, strict=True)), **extra)
-
-  defaults = {key: parameter.default for key, parameter in parameters.items()}
-  structure = (spec.name, tuple(sorted(static.items())))
-  return Template(structure, tuple(numeric.values()), build, {**defaults, **static, **numeric})
+  what = _check(text, kind)
+  text = text.strip()
+  name, bracket, _ = text.partition('(')
+  inside = text[len(name) :]
+  if not _NAME.fullmatch(name.strip()) or (bracket and not _is_bracketed(inside)):
+    raise errors.UsageError(f'cannot read {what}, expected name or name(setting=value,…)')
+  settings: dict[str, Any] = {}
+  for item in filter(None, (item.strip() for item in _split(inside[1:-1], ',', depth=0))):
+    key, equals, value = (part.strip() for part in item.partition('='))
+    if not equals or not value or not _NAME.fullmatch(key):
+      raise errors.UsageError(f'cannot read {errors.shown(item)} in {what}, expected setting=value')
+    if key in settings:
+      raise errors.UsageError(f'{what} sets {key!r} twice')
+    try:
+      settings[key] = _value(value)
+    except ValueError as error:
+      raise errors.UsageError(f'cannot read {errors.shown(item)} in {what}: {error}') from None
+  return Spec(name.strip(), tuple(settings.items()))
 
 
-def _split(text, separator, whole, kind):
-  """Splits at separators outside parentheses."""
-  parts, depth = [''], 0
-  for character in text:
-    depth += (character == '(') - (character == ')')
-    if depth < 0:
-      break
-    if character == separator and depth == 0:
-      parts.append('')
-    else:
-      parts[-1] += character
-  if depth != 0:
-    raise errors.UsageError(f'unbalanced parentheses in the {kind} {whole!r}')
-  return parts
+def written(name: str, settings: Mapping[str, Any]) -> str:
+  """Returns `name(setting=value,…)`; `spec` reads the same name and settings from it.
+
+  Args:
+    name: the name.
+    settings: by name; words are quoted where they must be.
+  """
+  inside = ','.join(f'{key}={_written(value)}' for key, value in settings.items())
+  return f'{name}({inside})' if inside else name
 
 
-def _value(text):
-  """Returns the number, switch or word that `text` spells (`1e-4+x` never gets here: `+` is split first)."""
-  words = {'true': True, 'false': False, 'none': None}
-  if text.lower() in words:
-    return words[text.lower()]
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    value = float(text) if text.lower() in ('inf', '-inf', 'nan') else text
-  return value
+def parse_chain(text: str, kind: str) -> tuple[Spec, ...]:
+  """Returns the `Spec`s of `a(…)+b(…)`; raises as `spec` does, and for an empty member."""
+  what = _check(text, kind)
+  parts = _split(text, '+', depth=0)
+  if not all(part.strip() for part in parts):
+    raise errors.UsageError(f'{what} is empty or has an empty member')
+  return tuple(spec(part, kind) for part in parts)
+
+
+def parse_list(text: str, kind: str) -> list[str]:
+  """Returns the entries of a list separated by `;`, as stripped texts, grids written out (`expand`).
+
+  Raises:
+    UsageError: if the list or an entry is empty, an entry stands in it twice, or commas separate the entries.
+  """
+  entries = [entry.strip() for entry in _split(text, ';')]
+  if not all(entries):
+    raise errors.UsageError(f'the list of {kind}s {errors.shown(text)} is empty or has an empty entry')
+  entries = [each for entry in entries for each in expand(entry, kind)]
+  for entry in entries:
+    parts = _split(entry, ',', depth=0)
+    if len(parts) > 1:
+      meant = errors.shown(';'.join(parts))
+      raise errors.UsageError(f"{errors.shown(entry)} has a comma between {kind}s, expected ';' as in {meant}")
+  for entry, times in collections.Counter(entries).items():
+    if times > 1:
+      raise errors.UsageError(f'the {kind} {errors.shown(entry)} is listed twice')
+  return entries
+
+
+def expand(text: str, kind: str) -> list[str]:
+  """Returns the texts that a grid stands for: `gaussian(stddev=0.01|0.1)` is two, and several grids multiply.
+
+  A `|` in quotes is no grid.
+
+  Raises:
+    UsageError: for an empty value among the alternatives, or more than 10,000 texts.
+  """
+  what = _check(text, kind)
+  found = [match for match in _GRID.finditer(text) if match[1] is not None]
+  grids = [[value.strip() for value in _split(match[1], '|')] for match in found]
+  if not all(value for values in grids for value in values):
+    raise errors.UsageError(f'{what} has an empty value in a grid, expected as in (setting=1|2|3)')
+  number = math.prod(map(len, grids))
+  if number > _MOST:
+    raise errors.UsageError(f'{what} spans a grid of {number} entries, expected at most {_MOST}')
+  edges = [0, *(edge for match in found for edge in match.span()), len(text)]
+  between = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+  return [
+    ''.join(itertools.chain.from_iterable(itertools.zip_longest(between, values, fillvalue='')))
+    for values in itertools.product(*grids)
+  ]
+
+
+def _attacks() -> dict[str, Callable]:
+  from gradleak.attacks import REGISTRY
+  from gradleak.servers import REGISTRY as SERVERS
+
+  return {**REGISTRY, **SERVERS}
+
+
+def _defenses() -> dict[str, Callable]:
+  from gradleak.defenses import REGISTRY
+
+  return REGISTRY
+
+
+def _known(given: Spec, registry: Mapping[str, Any], kind: str) -> Callable:
+  if given.name not in registry:
+    raise errors.unknown(kind, given.name, registry)
+  return registry[given.name]
+
+
+def _made(given: Spec, registry: Mapping[str, Any], kind: str) -> Any:
+  return _known(given, registry, kind)(**dict(given.settings))
+
+
+def _check(text: str, kind: str) -> str:
+  """Returns how errors call a text: 'the attack …'.
+
+  Raises:
+    UsageError: if it is too long or nests too deep, or if its quotes or parentheses do not match.
+  """
+  if not isinstance(text, str):
+    raise errors.UsageError(f'the {kind} is {errors.shown(text)}, expected a text')
+  what = f'the {kind} {errors.shown(text)}'
+  if len(text) > _LONGEST:
+    raise errors.UsageError(f'{what} is too long, expected at most {_LONGEST} characters')
+  if _CONTROL.search(text):
+    raise errors.UsageError(f'{what} has a control character, expected printable text')
+  marks = list(_marks(text))
+  if any(mark in ("'", '"') for mark, _, _ in marks):
+    raise errors.UsageError(f'a quote is not closed in {what}')
+  depths = [0, *(depth for _, _, depth in marks)]
+  if min(depths) < 0 or depths[-1]:
+    raise errors.UsageError(f'unbalanced parentheses in {what}')
+  if max(depths) > _DEEPEST:
+    raise errors.UsageError(f'{what} nests {max(depths)} parentheses, expected at most {_DEEPEST}')
+  return what
+
+
+def _marks(text: str) -> Iterator[tuple[str, int, int]]:
+  """Yields (token, place, depth in parentheses, 0 at the last closing one) of each character, or text in quotes."""
+  depth = 0
+  for token in _TOKEN.finditer(text):
+    depth += (token[0] == '(') - (token[0] == ')')
+    yield token[0], token.start(), depth
+
+
+def _split(text: str, separator: str, depth: int | None = None) -> list[str]:
+  """Splits at separators outside quotes, at a depth in parentheses or at any."""
+  places = [place for mark, place, at in _marks(text) if mark == separator and depth in (None, at)]
+  return [text[start + 1 : end] for start, end in itertools.pairwise([-1, *places, len(text)])]
+
+
+def _is_bracketed(text: str) -> bool:
+  """Returns whether the parenthesis that a text begins with is closed at its end."""
+  closed = [place for mark, place, depth in _marks(text) if mark == ')' and depth == 0]
+  return text.startswith('(') and closed == [len(text) - 1]
+
+
+def _value(text: str) -> Any:
+  """Returns the number, constant, word or tuple that a text spells; raises `ValueError` with what is wrong."""
+  if text.lower() in _CONSTANTS:
+    return _CONSTANTS[text.lower()]
+  if _WORD_IN_QUOTES.fullmatch(text):
+    return re.sub(r'\\(.)', r'\1', text[1:-1], flags=re.DOTALL)
+  if _is_bracketed(text):
+    return tuple(_value(item) for item in map(str.strip, _split(text[1:-1], ',', depth=0)) if item)
+  number = _number(text)
+  if number is None and ("'" in text or '"' in text):
+    raise ValueError('quotes stand around a whole value')
+  if (isinstance(number, int) and abs(number) >= 2**63) or number in (math.inf, -math.inf):
+    raise ValueError('the number is too large')
+  return text if number is None else number
+
+
+def _number(text: str) -> int | float | None:
+  for kind in (int, float):
+    with contextlib.suppress(ValueError):
+      return kind(text)
+  return None
+
+
+def _written(value: Any) -> str:
+  if isinstance(value, tuple):
+    return f'({",".join(map(_written, value))})'
+  if not isinstance(value, str) or (
+    _BARE.fullmatch(value) and value.lower() not in _CONSTANTS and _number(value) is None
+  ):
+    return str(value)
+  escaped = re.sub(r"(['\\])", r'\\\1', value)
+  return f"'{escaped}'"

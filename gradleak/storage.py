@@ -10,17 +10,21 @@ import shutil
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from gradleak import errors
+from gradleak.trees import Tree
 
+# What a kill leaves of a folder that was being claimed.
 _CLAIM = re.compile(r'speed\.json|\.(speed|config)\.json\..*\.tmp')
 
 
-def write_atomically(path, content):
+def write_atomically(path: Any, content: bytes | str) -> None:
   """Writes `content` (bytes, or a string as UTF-8) to `path`: a kill at any moment leaves the old file or the new.
 
   Raises:
@@ -41,14 +45,14 @@ def write_atomically(path, content):
     raise
 
 
-def _umask():
+def _umask() -> int:
   mask = os.umask(0)
   os.umask(mask)
   return mask
 
 
-def computed_once(path, compute):
-  """Returns what `compute()` returned when it was first called for this file, plain JSON; its folder is made."""
+def computed_once(path: Any, compute: Callable[[], Any]) -> Any:
+  """Returns the value of `compute()`, plain JSON, stored in a file; if the file exists, the value in it."""
   path = pathlib.Path(path)
   if not path.exists():
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,18 +60,18 @@ def computed_once(path, compute):
   return json.loads(path.read_text('utf-8'))
 
 
-def folder_name(number, text):
+def folder_name(number: int, text: str) -> str:
   """Returns a folder's name for the `number`-th of several: '03-topk-ratio-0-1'."""
   return f'{number:02}-{re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")}'
 
 
-def json_lines(rows):
+def json_lines(rows: Iterable[Mapping]) -> str:
   """Returns one JSON object per line; NaN becomes null."""
   return ''.join(json.dumps(plain(row), allow_nan=False) + '\n' for row in rows)
 
 
-def plain(value, finite=True):
-  """Returns `value` as plain JSON: NumPy and JAX scalars as Python's and, if `finite`, other values as None."""
+def plain(value: Any, finite: bool = True) -> Any:
+  """Returns `value` as plain JSON: NumPy and JAX scalars as Python's, and if `finite` NaN and infinity as None."""
   if isinstance(value, dict):
     return {key: plain(item, finite) for key, item in value.items()}
   if isinstance(value, list | tuple):
@@ -80,83 +84,68 @@ def plain(value, finite=True):
 class Workdir:
   """A folder that belongs to one set of scientific settings.
 
-  It holds `config.json` (the settings), `parts/` (what each compiled attack found, written once it is complete),
-  `checkpoints/` (the attack in progress) and whatever is rendered from the parts.
+  It holds `config.json` (the settings), `speed.json`, `parts/` (the results of each compiled attack, written when it is
+  complete), `checkpoints/` (of the attack that runs) and what is rendered from the parts.
+
+  Attributes:
+    path: of the folder.
+    speed: the speed settings in use.
+    writes: whether this process writes.
   """
 
-  def __init__(self, path, config, speed, shared=False, together=False):
-    """Claims `path` for `config`, or finds it claimed for the same.
+  path: pathlib.Path
+  speed: dict[str, Any]
+  writes: bool
+
+  def __init__(
+    self,
+    path: Any,
+    config: Mapping[str, Any],
+    speed: Mapping[str, Any],
+    shared: bool = False,
+    together: bool = False,
+    grows: Mapping[str, str] | None = None,
+  ) -> None:
+    """Claims `path` for `config`, or checks that it was claimed for the same.
 
     Args:
       path: the folder; made if it does not exist.
       config: the scientific settings, plain JSON; they are the folder's identity.
-      speed: settings that change no figure in kind but bits, as the micro-group size: the first run's are kept and
-        reused, and readable as `self.speed`.
-      shared: whether other processes work in the same folder at the same time; then nothing of theirs is cleared away.
+      speed: settings that affect speed and rounding only, such as the micro-group size. Those of the first run are kept
+        and reused.
+      shared: whether other processes work in the same folder at the same time; their files are then left alone.
       together: whether all processes of `jax.distributed` make the same calls on the same folder; the first one writes.
+      grows: {list of labels: what they stand for, {label: text}}, names of settings to which entries may be added
+        later; `config.json` is then updated.
 
     Raises:
-      UsageError: if the folder belongs to other settings (names them), is no folder, holds other files, or cannot be
+      UsageError: if the folder belongs to other settings (names them), is not a folder, holds other files, or cannot be
         written. Nothing is left behind then.
     """
     self.path, self._shared, self._together = pathlib.Path(path), shared, together
     self.writes = not together or jax.process_index() == 0
-    if not self.writes:
-      multihost_utils.sync_global_devices('the work directory is claimed')
     self._checkpoint_cost = 0.0
     self._checkpoint_time = time.monotonic()
-    config = plain(config)
+    if not self.writes:
+      multihost_utils.sync_global_devices('the work directory is claimed')
     try:
-      known = self._read('config.json')
-      if known is None and not self.writes:
-        raise errors.UsageError(f'{self.path} holds no config.json: all processes need to see the same work directory')
-      if known is None:
-        # A kill while the folder was claimed leaves it with speed.json, or parts of these two.
-        if self.path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in self.path.iterdir()):
-          raise errors.UsageError(
-            f'the work directory {self.path} holds other files and no config.json: choose an empty or new one'
-          )
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / 'speed.json', json.dumps(speed, indent=2))
-        write_atomically(self.path / 'config.json', json.dumps(config, indent=2))
-      elif known != config:
-        differing = [key for key in {**known, **config} if known.get(key, ...) != config.get(key, ...)]
-        # Derived values are named only where nothing explains them.
-        differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
-        changes = '; '.join(f'{key} was {known.get(key)!r}, now {config.get(key)!r}' for key in differing)
-        raise errors.UsageError(
-          f'the work directory {path} belongs to other settings: {changes}. '
-          'Choose another directory, or the same settings to resume'
-        )
-      if self.writes:
-        (self.path / 'parts').mkdir(exist_ok=True)
+      _claim(self.path, plain(config), dict(speed), grows or {}, self.writes)
       if self.writes and not shared:
         for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
           leftover.unlink(missing_ok=True)
-      self.speed = self._read('speed.json') or speed
-      if together and self.writes:
-        multihost_utils.sync_global_devices('the work directory is claimed')
+      self.speed = _read(self.path / 'speed.json') or dict(speed)
     except OSError as error:
       raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
+    if together and self.writes:
+      multihost_utils.sync_global_devices('the work directory is claimed')
 
-  def _read(self, name):
-    try:
-      content = json.loads((self.path / name).read_text('utf-8'))
-    except FileNotFoundError:
-      return None
-    except ValueError as error:  # neither JSON nor UTF-8
-      raise errors.UsageError(f'{self.path / name} is damaged ({error}); remove the folder to start anew') from error
-    if not isinstance(content, dict):
-      raise errors.UsageError(f'{self.path / name} is damaged (no settings in it); remove the folder to start anew')
-    return content
-
-  def record_speed(self, **changes):
-    """Records settings that a run had to change, as a group size that does not fit the memory."""
+  def record_speed(self, **changes: Any) -> None:
+    """Records speed settings that a run had to change, such as a group size that does not fit the memory."""
     self.speed = {**self.speed, **changes}
     if self.writes:
       write_atomically(self.path / 'speed.json', json.dumps(self.speed, indent=2))
 
-  def load_part(self, name):
+  def load_part(self, name: str) -> tuple[list[dict], dict[str, np.ndarray]] | None:
     """Returns the (rows, arrays) of a completed part, or None.
 
     Raises:
@@ -172,8 +161,8 @@ class Workdir:
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
       raise errors.UsageError(f'{path} is damaged ({error}); remove it to compute it anew') from error
 
-  def save_part(self, name, rows, arrays):
-    """Writes a completed part and forgets its checkpoints."""
+  def save_part(self, name: str, rows: list[dict], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a completed part and removes its checkpoints."""
     if not self.writes:
       return
     buffer = io.BytesIO()
@@ -181,23 +170,29 @@ class Workdir:
     write_atomically(self.path / 'parts' / f'{name}.npz', buffer.getvalue())
     self._forget_checkpoints(name)
 
-  def _forget_checkpoints(self, name, kept=None):
-    """Removes the checkpoints but one: all others, or those of `name` where other processes have theirs."""
+  def _forget_checkpoints(self, name: str, kept: str | None = None) -> None:
+    """Removes all checkpoints but one; in a shared folder only those of `name`."""
     folder = self.path / 'checkpoints'
     for other in folder.glob(f'{name}-*' if self._shared else '*'):
       if other.name != kept:
         shutil.rmtree(other, ignore_errors=True)
     if kept is None:
-      with contextlib.suppress(OSError):  # absent, or another process has checkpoints there
+      with contextlib.suppress(OSError):  # absent, or with checkpoints of another process
         folder.rmdir()
 
-  def save_checkpoint(self, name, step, tree, due=False):
-    """Saves `tree`, or what it returns, unless that would take more than a tenth of the time since the last one.
+  def save_checkpoint(self, name: str, step: int, tree: Tree | Callable[[], Tree], due: bool = False) -> None:
+    """Saves a checkpoint, unless that would take more than a tenth of the time since the last one.
 
-    Orbax writes beside and renames, so that a kill leaves this checkpoint or the one before.
+    Orbax writes a new folder and renames it, so that a kill leaves this checkpoint or the one before.
+
+    Args:
+      name: of the part.
+      step: how far it is.
+      tree: arrays, or a function that returns them.
+      due: save in any case.
     """
     wanted = due or time.monotonic() - self._checkpoint_time >= 10 * self._checkpoint_cost
-    if self._together:  # Orbax has all processes save; a device that failed answers nobody
+    if self._together:  # Orbax saves in all processes at once, which a failed device cannot
       wanted = not due and bool(multihost_utils.broadcast_one_to_all(np.asarray(wanted)))
     if not wanted:
       return
@@ -213,8 +208,8 @@ class Workdir:
     self._checkpoint_time = time.monotonic()
     self._checkpoint_cost = self._checkpoint_time - started
 
-  def load_checkpoint(self, name):
-    """Returns (step, leaves) of the newest whole checkpoint of `name`, or None."""
+  def load_checkpoint(self, name: str) -> tuple[int, list[np.ndarray]] | None:
+    """Returns (step, leaves) of the newest complete checkpoint of `name`, or None."""
     from orbax.checkpoint import v1 as ocp
 
     folder = (self.path / 'checkpoints').absolute()
@@ -222,7 +217,60 @@ class Workdir:
     for path in reversed(found):
       try:
         leaves = ocp.load(path)
-      except Exception:  # what a kill left of it, or of its removal: Orbax documents no closed list
+      except Exception:  # incomplete after a kill; Orbax does not document which errors it raises
         continue
       return int(path.name[-8:]), [np.asarray(leaves[key]) for key in sorted(leaves)]
     return None
+
+
+def _claim(path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, str], writes: bool) -> None:
+  """Makes a folder and writes its settings, or checks that it has the same; raises as `Workdir` does."""
+  known = _read(path / 'config.json')
+  if known is None and not writes:
+    raise errors.UsageError(f'{path} holds no config.json: all processes need to see the same work directory')
+  if known is None:
+    if path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in path.iterdir()):
+      raise errors.UsageError(
+        f'the work directory {path} holds other files and no config.json: choose an empty or new one'
+      )
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / 'speed.json', json.dumps(speed, indent=2))
+  elif known != config and not _grown(known, config, grows):
+    differing = [key for key in {**known, **config} if known.get(key, ...) != config.get(key, ...)]
+    # Derived values are named only if nothing else differs.
+    differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
+    changes = '; '.join(f'{key} was {known.get(key)!r}, now {config.get(key)!r}' for key in differing)
+    raise errors.UsageError(
+      f'the work directory {path} belongs to other settings: {changes}. '
+      'Choose another directory, or the same settings to resume'
+    )
+  if writes:
+    if known != config:
+      write_atomically(path / 'config.json', json.dumps(config, indent=2))
+    (path / 'parts').mkdir(exist_ok=True)
+
+
+def _grown(known: dict, config: dict, grows: Mapping[str, str]) -> bool:
+  """Returns whether `config` is `known` with labels added that may be added, and no label stands for something else."""
+
+  def rest(settings: dict) -> dict:
+    return {key: value for key, value in settings.items() if key not in {*grows, *grows.values()}}
+
+  def entries(settings: dict, labels: str) -> set:
+    texts = settings.get(grows[labels], {})
+    return {(label, texts.get(label)) for label in settings.get(labels, ())}
+
+  return rest(known) == rest(config) and all(entries(known, labels) <= entries(config, labels) for labels in grows)
+
+
+def _read(path: pathlib.Path) -> dict | None:
+  """Returns the settings in a JSON file, or None if it does not exist."""
+  try:
+    content = json.loads(path.read_text('utf-8'))
+  except FileNotFoundError:
+    return None
+  except ValueError as error:  # neither JSON nor UTF-8
+    raise errors.UsageError(f'{path} is damaged ({error}); remove the folder to start anew') from error
+  if not isinstance(content, dict):
+    raise errors.UsageError(f'{path} is damaged (no settings in it); remove the folder to start anew')
+  return content

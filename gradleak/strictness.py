@@ -1,19 +1,22 @@
-"""Third-party transformations that do not survive JAX's strict settings, relaxed around their own calls only."""
+"""Runs third-party optimisers under JAX's standard promotion rules; this library's own code keeps the strict ones."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
 
 
-def lenient(transformation):
+def lenient(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
   """Returns the optax `transformation` with its `init` and `update` run under JAX's standard promotion rules.
 
   Adam, AdamW, Yogi and optax's schedules mix Python floats and integer counts; under
-  `jax_numpy_dtype_promotion='strict'` they raise. Our own code stays strict.
+  `jax_numpy_dtype_promotion='strict'` they raise.
   """
   transformation = optax.with_extra_args_support(transformation)
 
-  def relaxed(function):
-    def call(*args, **kwargs):
+  def relaxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
       with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
         return function(*args, **kwargs)
 

@@ -2,66 +2,87 @@
 
 import pathlib
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 
 from gradleak import errors
-from gradleak.audit import audit, prepare
+from gradleak import settings as settings_of
+from gradleak.audit import AuditResult, AuditSettings, Planned, audit, planned_of
+from gradleak.audit import plan as plan_of
 from gradleak.engine import driver
 from gradleak.progress import reporter
+from gradleak.scenario import Scenario
 from gradleak.storage import json_lines, write_atomically
 
+Audits = Mapping[str, tuple[Any, Scenario]]
 
-def plan(audits, defenses, attacks, num_trials, **settings):
-  """Returns what is to run, {name: list of `trials.Planned`}: one compilation each, and no more for equal ones.
+
+def plan(
+  audits: Audits,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
+  settings: AuditSettings | None = None,
+  **changes: Any,
+) -> dict[str, list[Planned]]:
+  """Returns what is to run, {name: list of `Planned`}: one compilation each; equal ones compile once.
 
   Args:
     audits: {name: (key, scenario)}; scenarios that differ in weights alone share one `Client` and compile once.
-    defenses, attacks, num_trials, **settings: as `gradleak.audit` takes them.
+    defenses, attacks, num_trials, settings, **changes: as `gradleak.audit` takes them.
 
   Raises:
     UsageError: for settings that cannot be run.
   """
+  given = settings_of.replaced(settings or AuditSettings(), 'gradleak.sweep', **changes)
   return {
-    name: prepare(key, scenario, defenses, attacks, num_trials, **settings).plan()
+    name: planned_of(plan_of(key, scenario, defenses, attacks, num_trials, given))
     for name, (key, scenario) in audits.items()
   }
 
 
 def sweep(
-  audits,
-  defenses,
-  attacks,
-  num_trials,
+  audits: Audits,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
   *,
-  workdir,
-  group_size=None,
-  process=(0, 1),
-  shards=None,
-  progress='auto',
-  say=print,
-  on_result=None,
-  **settings,
-):
+  workdir: Any,
+  settings: AuditSettings | None = None,
+  group_size: int | None = None,
+  process: tuple[int, int] = (0, 1),
+  shards: int | None = None,
+  progress: str | Callable = 'auto',
+  say: Callable[[str], Any] = print,
+  on_result: Callable[[pathlib.Path, AuditResult], Any] | None = None,
+  **changes: Any,
+) -> list[dict] | None:
   """Runs one audit after the other, or this process's share of each, and returns the rows of all.
 
   Args:
     audits: {name: (key, scenario)}; the names become folders of `workdir`.
-    defenses, attacks, num_trials, **settings: as `gradleak.audit` takes them; grids are lists.
-    workdir: a folder; an audit that stands there complete is not run again, and audits may be added later.
+    defenses, attacks, num_trials: as `gradleak.audit` takes them; grids are lists.
+    workdir: a folder; an audit that is complete there is not run again, and audits may be added later.
+    settings: `AuditSettings`.
     group_size, process, shards, progress: as `gradleak.audit` takes them.
     say: called with the plan before anything runs, and with a forecast once the first chunks are timed.
     on_result: called with (folder, `AuditResult`) after each audit that is complete.
+    **changes: fields of `AuditSettings`.
 
   Returns:
-    A list of the audits' rows, those that `rows.jsonl` then holds; or None while parts of other processes are missing.
+    A list of the audits' rows, as in `rows.jsonl`; None while parts of other processes are missing.
 
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
   if not audits:
     raise errors.UsageError('there is nothing to sweep: no model is given')
-  planned = plan(audits, defenses, attacks, num_trials, **settings)
+  given = settings_of.replaced(settings or AuditSettings(), 'gradleak.sweep', **changes)
+  planned = plan(audits, defenses, attacks, num_trials, given)
   forecast = _Forecast(planned, process[1], reporter(progress) if isinstance(progress, str) else progress, say)
-  say(_in_words(audits, planned, process, group_size, settings.get('batch_size', 1)))
+  say(_in_words(audits, planned, process, group_size, given.batch_size))
   folder, rows, missing = pathlib.Path(workdir), [], []
   for name, (key, scenario) in audits.items():
     forecast.audit = name
@@ -71,12 +92,12 @@ def sweep(
       defenses,
       attacks,
       num_trials,
+      settings=given,
       workdir=folder / name,
       group_size=group_size,
       process=process,
       shards=shards,
       progress=forecast,
-      **settings,
     )
     if result is None:
       missing.append(name)
@@ -90,7 +111,13 @@ def sweep(
   return rows
 
 
-def _in_words(audits, planned, process, group_size, num_images):
+def _in_words(
+  audits: Audits,
+  planned: Mapping[str, list[Planned]],
+  process: tuple[int, int],
+  group_size: int | None,
+  num_images: int,
+) -> str:
   """Returns the plan: what is compiled, what is run."""
   lines, compiled = [], set()
   for name, structures in planned.items():
@@ -113,14 +140,26 @@ def _in_words(audits, planned, process, group_size, num_images):
 
 
 class _Forecast:
-  """A progress callback that says, once per model and attack timed, how long all of the sweep will take."""
+  """A progress callback that, once the first chunks are timed, says how long the rest of the sweep will take.
 
-  def __init__(self, planned, processes, progress, say):
-    self.audit = None
+  Attributes:
+    audit: the name of the audit that runs.
+  """
+
+  audit: str
+
+  def __init__(
+    self,
+    planned: Mapping[str, list[Planned]],
+    processes: int,
+    progress: Callable | None,
+    say: Callable[[str], Any],
+  ) -> None:
     self._planned, self._processes, self._progress, self._say = planned, processes, progress, say
-    self._since, self._rates, self._said = None, {}, False
+    self._since: tuple | None = None  # (place, seconds, step) where the timing began
+    self._said = False
 
-  def __call__(self, attack, progress, objective):
+  def __call__(self, attack: str, progress: driver.Progress, objective: np.ndarray) -> None:
     if self._progress is not None:
       self._progress(f'{self.audit}: {attack}', progress, objective)
     now, place = time.monotonic(), (self.audit, attack)
@@ -131,11 +170,11 @@ class _Forecast:
     elif self._since[1] is not None and not self._said and progress.step > self._since[2]:
       steps = (progress.step - self._since[2]) * len(progress.objective)
       seconds = (now - self._since[1]) / steps * self._left(place, progress)
-      self._say(f'at this pace all that is left takes about {_duration(seconds)}')
+      self._say(f'at this pace the rest takes about {_duration(seconds)}')
       self._said = True
 
-  def _left(self, place, progress):
-    """Returns the steps of all runs that this process has before it."""
+  def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
+    """Returns the steps of all runs that this process has not done yet."""
     names = list(self._planned)
     left = (progress.num_steps - progress.step) * len(progress.objective)
     for name in names[names.index(place[0]) :]:
@@ -145,7 +184,7 @@ class _Forecast:
     return left
 
 
-def _duration(seconds):
+def _duration(seconds: float) -> str:
   return (
     f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
   )

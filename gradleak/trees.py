@@ -1,10 +1,13 @@
 """Pytree arithmetic, and the view of parameters as the layers of a network."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+Tree: TypeAlias = Any  # a pytree of arrays
 
 
 class Layer(NamedTuple):
@@ -19,46 +22,46 @@ class Layer(NamedTuple):
   paths: tuple[tuple[str, ...], ...]
 
 
-def inner_product(a, b):
+def inner_product(a: Tree, b: Tree) -> jax.Array:
   """Returns ⟨a, b⟩ over all leaves, a float32 scalar."""
   products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), a, b)
   return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
-def squared_norm(tree):
+def squared_norm(tree: Tree) -> jax.Array:
   """Returns ‖tree‖², a float32 scalar."""
   return inner_product(tree, tree)
 
 
-def safe_sqrt(x):
+def safe_sqrt(x: jax.Array) -> jax.Array:
   """Returns √x with the gradient 0 at x = 0, where the plain square root has none; 0 below, NaN at NaN."""
   nothing = x <= 0
   return jnp.where(nothing, jnp.zeros_like(x), jnp.sqrt(jnp.where(nothing, jnp.ones_like(x), x)))
 
 
-def norm(tree):
+def norm(tree: Tree) -> jax.Array:
   """Returns ‖tree‖₂ over all leaves; differentiable at zero."""
   return safe_sqrt(squared_norm(tree))
 
 
-def cosine(a, b):
+def cosine(a: Tree, b: Tree) -> jax.Array:
   """Returns ⟨a, b⟩ / (‖a‖‖b‖); 0 where either is zero."""
   scale = norm(a) * norm(b)  # the product of the squares would leave float32's range first
   nothing = scale == 0
   return jnp.where(nothing, 0.0, inner_product(a, b) / jnp.where(nothing, jnp.ones_like(scale), scale))
 
 
-def subtract(a, b):
+def subtract(a: Tree, b: Tree) -> Tree:
   """Returns a − b, leaf by leaf."""
   return jax.tree.map(jnp.subtract, a, b)
 
 
-def zeros_like(tree):
+def zeros_like(tree: Tree) -> Tree:
   """Returns zeros in the shape of `tree`."""
   return jax.tree.map(jnp.zeros_like, tree)
 
 
-def clip(tree, bound):
+def clip(tree: Tree, bound: float | jax.Array) -> Tree:
   """Returns tree · min(1, bound / ‖tree‖₂); an infinite bound leaves it, and its derivative finite."""
   bound, length = jnp.asarray(bound, jnp.float32), norm(tree)
   exceeds = length > bound
@@ -66,40 +69,40 @@ def clip(tree, bound):
   return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
-def withhold(tree, sent):
+def withhold(tree: Tree, sent: Tree) -> Tree:
   """Returns `tree` with zeros where `sent`, a tree of masks or of one boolean per tensor, is False."""
   return jax.tree.map(lambda x, mask: jnp.where(mask, x, jnp.zeros_like(x)), tree, sent)
 
 
-def take(tree, index):
+def take(tree: Tree, index: Any) -> Tree:
   """Returns entry `index` of the leading axis of every leaf."""
   return jax.tree.map(lambda x: x[index], tree)
 
 
-def concatenate(trees):
+def concatenate(trees: Sequence[Tree]) -> Tree:
   """Joins trees along the leading axis of every leaf."""
   return jax.tree.map(lambda *xs: jnp.concatenate(xs), *trees)
 
 
-def get(tree, path):
+def get(tree: Tree, path: Sequence) -> Any:
   """Returns the leaf or subtree of nested dicts at `path`."""
   for key in path:
     tree = tree[key]
   return tree
 
 
-def fold_in_leaves(key, tree):
+def fold_in_leaves(key: jax.Array, tree: Tree) -> Tree:
   """Returns a tree of keys shaped like `tree`, the i-th leaf's being `fold_in(key, i)`."""
   leaves, treedef = jax.tree.flatten(tree)
   return treedef.unflatten([jax.random.fold_in(key, i) for i in range(len(leaves))])
 
 
-def path_names(path):
+def path_names(path: Sequence) -> tuple[str, ...]:
   """Returns a JAX key path as a tuple of strings, as `Layer.paths` has them."""
   return tuple(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
 
 
-def layer_numbers(tree, layers=None):
+def layer_numbers(tree: Tree, layers: Sequence['Layer'] | None = None) -> tuple[Tree, int]:
   """Returns (a tree of the number of each leaf's layer, the number of layers).
 
   Args:
@@ -119,7 +122,7 @@ def layer_numbers(tree, layers=None):
   return jax.tree_util.tree_map_with_path(number, tree), len(numbers)
 
 
-def layer_sums(values, numbers, count):
+def layer_sums(values: Tree, numbers: Tree, count: int) -> jax.Array:
   """Returns float32 [count]: the scalars of a tree `values` summed by the layer that `numbers` gives each leaf."""
   sums = [[] for _ in range(count)]
   for value, number in zip(jax.tree.leaves(values), jax.tree.leaves(numbers), strict=True):

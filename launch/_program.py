@@ -1,24 +1,57 @@
-"""What the programs share: flags are read, `main` runs, and what a user can mend ends on one line.
+"""Shared by the programs: flags under headings, messages, and errors on one line.
 
-Exit status 2 is a usage error, 1 a device that failed or a disk that is full, 130 an interruption.
+Exit status: 2 for a usage error, 1 for a failed device or a full disk, 130 for Ctrl-C, 143 for SIGTERM. This module
+imports neither JAX nor gradleak before a program runs.
 """
 
+import contextlib
 import errno
+import logging
 import os
+import signal
 import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
-import jax
-from absl import app, flags, logging
+from absl import app, flags
+from absl import logging as absl_logging
 
-from gradleak import errors
-
-
-def run(main):
-  """Runs `main(argv)` with absl's flags and exits with its status; errors that a user can mend show no traceback."""
-  app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+_WIDTH = 100
+_HELP, _FULL = {'--help', '-help', '-h', '-?', '--helpshort'}, {'--helpfull', '-helpfull'}
 
 
-def define_cache():
+def run(main: Callable[[list[str]], Any]) -> None:
+  """Runs `main(argv)` with absl's flags and exits with its status; errors that a user can cause show no traceback."""
+  received: list[int] = []
+
+  def stop(number: int, frame: Any) -> None:
+    del frame
+    received.append(number)
+    logging.disable()  # JAX logs a traceback where a host callback is interrupted
+    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    raise KeyboardInterrupt
+
+  for number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
+      signal.signal(number, stop)
+  app.run(lambda argv: _guarded(main, argv, received), flags_parser=lambda argv: _parse(argv, main))
+
+
+@contextlib.contextmanager
+def group(heading: str) -> Iterator[None]:
+  """Lists the flags that are defined in this context under a heading of `--help`.
+
+  Args:
+    heading: such as 'attacker'; headings appear in the order of their first flags.
+  """
+  before = set(flags.FLAGS)
+  yield
+  for name in set(flags.FLAGS) - before:
+    vars(flags.FLAGS[name]).setdefault('heading', heading)
+
+
+def define_cache() -> flags.FlagHolder[str]:
   """Defines --compilation_cache and returns its holder, for `configure`."""
   return flags.DEFINE_string(
     'compilation_cache',
@@ -27,12 +60,14 @@ def define_cache():
   )
 
 
-def configure(cache, x64=None):
+def configure(cache: flags.FlagHolder[str], x64: flags.FlagHolder[bool] | None = None) -> None:
   """Configures JAX; before anything is computed.
 
   Args:
     cache, x64: the flags' holders.
   """
+  import jax
+
   if x64 is not None:
     jax.config.update('jax_enable_x64', x64.value)
   if cache.value:
@@ -40,40 +75,94 @@ def configure(cache, x64=None):
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
 
 
-def _parse(argv):
+def say(text: str) -> None:
+  """Writes a line to standard error at once, such as 'reading faces …'; nothing with --progress=none."""
+  if 'progress' not in flags.FLAGS or flags.FLAGS['progress'].value != 'none':
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parse(argv: Sequence[str], main: Callable) -> list[str]:
+  """Reads the flags and returns the program's name in a list; exits for `--help` and for arguments it cannot read."""
+  asked = set(argv[1:])
+  if asked & (_HELP | _FULL):
+    print(_help(main, full=bool(asked & _FULL)))
+    sys.exit(0)
   try:
-    return flags.FLAGS(argv)
+    rest = flags.FLAGS(argv)
   except flags.Error as error:
     _refuse(error)
+  if len(rest) > 1:
+    _refuse(f'unexpected argument {rest[1]!r}, settings are written --flag=value')
+  return rest
 
 
-def _guarded(main, argv):
+def _help(main: Callable, full: bool) -> str:
+  """Returns the docstring of the program, and its flags by heading, in order of definition; absl's last, if `full`."""
+  groups: dict[str, list[str]] = {}
+  for name in flags.FLAGS:
+    flag = flags.FLAGS[name]
+    absl = flags.FLAGS.find_module_defining_flag(name, '').startswith('absl.')
+    if flag.name == name:
+      groups.setdefault('absl' if absl else getattr(flag, 'heading', 'flags'), []).append(_described(flag))
+  others = groups.pop('absl', [])
+  groups |= {'absl': others} if full else {}
+  paragraphs = (main.__globals__['__doc__'] or '').strip().split('\n\n')
+  document = [text if text.startswith(' ') else textwrap.fill(text, _WIDTH) for text in paragraphs]
+  listed = ['\n'.join([f'{heading}:', *lines]) for heading, lines in groups.items()]
+  return '\n\n'.join([*document, *listed, *([] if full else ["--helpfull also lists absl's own flags."])])
+
+
+def _described(flag: flags.Flag) -> str:
+  shown = str(flag.default).replace(';', '; ')  # spaces between the entries of a list do no harm
+  default = '' if flag.default in (None, '') else f' (default:\N{NO-BREAK SPACE}{shown})'
+  text = f'--{"[no]" if flag.boolean else ""}{flag.name}: {flag.help}{default}'
+  wrapper = textwrap.TextWrapper(_WIDTH, '  ', 6 * ' ', break_long_words=False, break_on_hyphens=False)
+  return wrapper.fill(text).replace('\N{NO-BREAK SPACE}', ' ')
+
+
+def _guarded(main: Callable, argv: list[str], received: Sequence[int] = ()) -> Any:
+  """Returns what `main(argv)` returns; `received` are the signals that ended it."""
   if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # checkpoints would report a screenful per chunk
+    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax would report a screenful per checkpoint
   try:
-    if len(argv) > 1:
-      raise errors.UsageError(f'unexpected argument {argv[1]!r}, settings are written --flag=value')
     return main(argv)
-  except errors.UsageError as error:
+  except (Exception, KeyboardInterrupt) as error:
+    if received or isinstance(error, KeyboardInterrupt):  # libraries turn an interruption into errors of their own
+      _interrupted(received[0] if received else signal.SIGINT)
+    _refuse_known(error)
+    raise
+
+
+def _interrupted(number: int) -> NoReturn:
+  workdir, lead = _workdir(), '\r\x1b[K' if sys.stderr.isatty() else ''  # erases the ^C that a terminal shows
+  how = f': give the same command again to go on from the last checkpoint in {workdir}' if workdir else ''
+  print(f'{lead}interrupted{how}', file=sys.stderr)
+  sys.exit(128 + number)
+
+
+def _refuse_known(error: BaseException) -> None:
+  """Ends the program if it is an error that a user can cause, or a device or a disk."""
+  from gradleak import errors
+
+  if isinstance(error, errors.UsageError):
     _refuse(error)
-  except errors.DeviceError as error:
+  if isinstance(error, errors.DeviceError):
     _refuse(error, status=1)
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr)
-    sys.exit(130)
-  except Exception as error:
-    if not _disk_full(error):
-      raise
-    where = flags.FLAGS['workdir'].value if 'workdir' in flags.FLAGS else 'the file system'
-    _refuse(f'no space left in {where}; what was written is whole: free some and give the same command again', status=1)
+  if _disk_full(error):
+    where = _workdir() or 'the file system'
+    _refuse(f'no space left in {where}; no file is damaged: free some space and give the same command again', status=1)
 
 
-def _disk_full(error):
-  # Orbax raises other types than OSError, with the system's words.
+def _workdir() -> str | None:
+  return flags.FLAGS['workdir'].value if 'workdir' in flags.FLAGS else None
+
+
+def _disk_full(error: BaseException) -> bool:
+  # Orbax raises errors of other types, with the message of the operating system.
   full = (errno.ENOSPC, errno.EDQUOT)
   return (isinstance(error, OSError) and error.errno in full) or 'No space left on device' in str(error)
 
 
-def _refuse(error, status=2):
+def _refuse(error: object, status: int = 2) -> NoReturn:
   print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
   sys.exit(status)

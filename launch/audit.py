@@ -1,4 +1,4 @@
-"""Audits what one client update leaks: attacks it with and without defenses, and writes a report.
+r"""Audits what one client update leaks: attacks it with and without defenses, and writes a report.
 
     python launch/audit.py --workdir=results/faces
     python launch/audit.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=16 \
@@ -20,18 +20,22 @@ _GIVEN = _audited.define(
   'graddefense(stddev=0.1);outpost',
   workdir='results/audit',
 )
-_MODEL = flags.DEFINE_string(
-  'model', 'lenet', "mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20; settings as in 'convnet(width=8)'."
-)
-_DISTRIBUTED = flags.DEFINE_string(
-  'distributed',
-  None,
-  'host:port of the first of several processes, or auto on a cluster: their devices share the images of each upload, '
-  'for a batch too large for one host. All are started with the same flags but --process.',
-)
-_PROCESS = flags.DEFINE_integer('process', None, 'distributed: rank of this process.')
-_PROCESSES = flags.DEFINE_integer('processes', None, 'distributed: number of processes.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
+with _program.group('what is audited'):
+  _MODEL = flags.DEFINE_string(
+    'model',
+    'lenet',
+    "mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20; settings as in 'convnet(width=8)'.",
+  )
+with _program.group('run'):
+  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
+  _DISTRIBUTED = flags.DEFINE_string(
+    'distributed',
+    None,
+    'host:port of the first of several processes, or auto on a cluster: their devices share the images of each upload, '
+    'for a batch too large for one host. All are started with the same flags but --process.',
+  )
+  _PROCESS = flags.DEFINE_integer('process', None, 'distributed: rank of this process.')
+  _PROCESSES = flags.DEFINE_integer('processes', None, 'distributed: number of processes.')
 
 
 def main(argv):
@@ -44,8 +48,7 @@ def main(argv):
   from gradleak import errors, specs
   from gradleak.report import terminal_table, write
 
-  attacks = specs.parse_list(_GIVEN.attacks.value, 'attack')
-  defenses = specs.parse_list(_GIVEN.defenses.value, 'defense')
+  attacks, defenses = specs.attacks(_GIVEN.attacks.value), specs.defenses(_GIVEN.defenses.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   dataset, public = _audited.load(_GIVEN)
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
@@ -60,7 +63,8 @@ def main(argv):
     workdir=workdir,
     split=_DISTRIBUTED.value is not None,
     progress='none' if jax.process_index() else _GIVEN.progress.value,
-    **_audited.settings(_GIVEN),
+    settings=_audited.settings(_GIVEN),
+    group_size=_GIVEN.group_size.value,
   )
   if jax.process_index():
     return

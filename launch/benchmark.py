@@ -8,50 +8,54 @@
     python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data --trials=32
     python launch/benchmark.py --measure=training --dataset=mnist --data_dir=data
 
-Machines are noisy: variants are measured in turn, several times over, and what counts are ratios.
+Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """
 
 import os
 
-import jax
 from absl import flags
 
 from launch import _program
 
-_MEASURE = flags.DEFINE_string(
-  'measure',
-  'speed',
-  'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
-  'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
-  'training: a round of federated training, clients batched or in a loop.',
-)
-_DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
-_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
-_MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
-_MODELS = flags.DEFINE_string(
-  'models', None, "List separated by ';' for roofline, gpu, schedule and training; by default, their own."
-)
-_ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
-_FASTER = flags.DEFINE_string('faster', 'csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
-_TRIALS = flags.DEFINE_integer('trials', 64, 'speed, roofline, schedule: trials of the batched run.')
-_COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
-_VARIANTS = flags.DEFINE_string(
-  'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
-)
-_SIZES = flags.DEFINE_string('sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024.')
-_DEVICES = flags.DEFINE_integer('devices', 0, 'scaling: how many devices; 0 for all.')
-_GROUP_SIZE = flags.DEFINE_integer(
-  'group_size', None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.'
-)
-_GROUP_SIZES = flags.DEFINE_string('group_sizes', '64,256,1024', 'gpu: trials per micro-group to try.')
-_OUTPUT = flags.DEFINE_string('output', None, 'gpu, schedule: the file; results/gpu.md or results/schedules.png.')
-_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant; schedule: as published.')
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'How often each variant is measured.')
+with _program.group('what is measured'):
+  _MEASURE = flags.DEFINE_string(
+    'measure',
+    'speed',
+    'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
+    'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
+    'training: a round of federated training, clients batched or in a loop.',
+  )
+  _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
+  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
+  _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
+  _MODELS = flags.DEFINE_string(
+    'models', None, "List separated by ';' for roofline, gpu, schedule and training; by default, their own."
+  )
+  _ATTACK = flags.DEFINE_string('attack', 'csdlg', 'One attack, as in launch/audit.py.')
+  _FASTER = flags.DEFINE_string('faster', 'csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
+with _program.group('how much'):
+  _TRIALS = flags.DEFINE_integer('trials', 64, 'speed, roofline, schedule: trials of the batched run.')
+  _COMPARED = flags.DEFINE_integer('compared', 8, 'speed, gpu: the first trials, which other packages attack too.')
+  _VARIANTS = flags.DEFINE_string(
+    'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
+  )
+  _SIZES = flags.DEFINE_string('sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024.')
+  _DEVICES = flags.DEFINE_integer('devices', 0, 'scaling: how many devices; 0 for all.')
+  _GROUP_SIZE = flags.DEFINE_integer(
+    'group_size', None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.'
+  )
+  _GROUP_SIZES = flags.DEFINE_string('group_sizes', '64,256,1024', 'gpu: trials per micro-group to try.')
+  _STEPS = flags.DEFINE_integer('steps', 200, 'Steps of each run, the same for every variant; schedule: as published.')
+  _REPEATS = flags.DEFINE_integer('repeats', 3, 'How often each variant is measured.')
+with _program.group('run'):
+  _OUTPUT = flags.DEFINE_string('output', None, 'gpu, schedule: the file; results/gpu.md or results/schedules.png.')
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
   """Prints the table that the flags ask for."""
   del argv
+  import jax
+
   from gradleak import errors, specs
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
@@ -67,6 +71,7 @@ def main(argv):
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)
   models = specs.parse_list(_MODELS.value, 'model') if _MODELS.value else None
+  _program.say(f'measuring {_MEASURE.value} …')
   measures[_MEASURE.value](models)
 
 

@@ -17,11 +17,12 @@ from gradleak import data, errors
 from gradleak.data import tfds
 from launch import _program
 
-_DATASET = flags.DEFINE_string('dataset', None, 'TFDS name: mnist, cifar10, emnist/letters, …', required=True)
-_DATA_DIR = flags.DEFINE_string('data_dir', tfds.DEFAULT_DATA_DIR, 'Folder that is to hold the prepared dataset.')
-_MANUAL_DIR = flags.DEFINE_string(
-  'manual_dir', None, 'Folder with the original archives, under their original names; nothing is downloaded then.'
-)
+with _program.group('what is prepared'):
+  _DATASET = flags.DEFINE_string('dataset', None, 'TFDS name: mnist, cifar10, emnist/letters, …', required=True)
+  _DATA_DIR = flags.DEFINE_string('data_dir', tfds.DEFAULT_DATA_DIR, 'Folder that is to hold the prepared dataset.')
+  _MANUAL_DIR = flags.DEFINE_string(
+    'manual_dir', None, 'Folder with the original archives, under their original names; nothing is downloaded then.'
+  )
 
 
 def main(argv):

@@ -1,12 +1,12 @@
-"""Reruns a table of a paper, of attacks or of trainings, and sets our numbers beside the paper's.
+"""Reruns a table of a paper, of attacks or of trainings, and shows our numbers and the paper's.
 
     python launch/reproduce.py --list
     python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
     python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
 
-Each audit behind the table has a folder of its own in the work directory, with its report, and so have the trainings of
-each dataset, with their curves; table.md and table.csv stand beside them. A run that was stopped goes on from its last
-checkpoint when the same command is given again.
+Each audit of the table has a folder of its own in the work directory, with its report, and so have the trainings of
+each dataset, with their curves; table.md and table.csv are in the work directory itself. A run that was stopped
+continues from its last checkpoint when the same command is given again.
 """
 
 import os
@@ -15,18 +15,20 @@ from absl import flags
 
 from launch import _program
 
-_EXPERIMENT = flags.DEFINE_string('experiment', None, 'Name of the table; --list prints all.')
-_LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough estimate of their cost.')
-_SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: to see that it runs.')
-_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
-_WEIGHTS = flags.DEFINE_string('weights', None, 'PyTorch weights of a trained model, which is else trained here.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
-_PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
-_CACHE = _program.define_cache()
+with _program.group('what is reproduced'):
+  _EXPERIMENT = flags.DEFINE_string('experiment', None, 'Name of the table; --list prints all.')
+  _LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough estimate of their cost.')
+  _SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: a quick check.')
+  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
+  _WEIGHTS = flags.DEFINE_string('weights', None, 'PyTorch weights of a trained model, in place of training it.')
+with _program.group('run'):
+  _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
+  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
+  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
+  _CACHE = _program.define_cache()
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
   """Runs the experiment that the flags name, and prints and writes its table."""
   del argv
   _program.configure(_CACHE)
@@ -47,9 +49,11 @@ def main(argv):
   if _WEIGHTS.value is not None:
     experiment = machinery.with_weights(experiment, _WEIGHTS.value)
   runs = {name: run.scaled(_SCALE.value) for name, run in experiment.runs.items()}
-  reporter(_PROGRESS.value)  # a wrong word now, not after the data are read
+  reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
   workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')
-  data = {name: run.load(_DATA_DIR.value) for name, run in runs.items()}  # what is missing is missing now
+  flags.FLAGS.workdir = workdir  # so that an interruption names it
+  _program.say(f'reading the data of {experiment.name} …')
+  data = {name: run.load(_DATA_DIR.value) for name, run in runs.items()}  # an error for missing data comes first
 
   rows = {}
   for index, (name, run) in enumerate(runs.items()):

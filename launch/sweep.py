@@ -1,4 +1,4 @@
-"""Attacks a grid of models, seeds, defenses and attacks, alone or shared among processes and hosts.
+r"""Attacks a grid of models, seeds, defenses and attacks, alone or shared among processes and hosts.
 
     python launch/sweep.py --dataset=digits --models='mlp;lenet' --seeds=2 --trials=8 --steps=300 \
       --defenses='none;gaussian(stddev=0|1e-3|1e-2|1e-1);prune(rate=0.5|0.9)' --workdir=results/sweep
@@ -22,11 +22,15 @@ _GIVEN = _audited.define(
   knowledge='unaware',
   workdir='results/sweep',
 )
-_MODELS = flags.DEFINE_string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
-_SEEDS = flags.DEFINE_string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
-_PROCESS = flags.DEFINE_integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
-_PROCESSES = flags.DEFINE_integer('processes', None, 'How many processes share the trials; as the cluster says, or 1.')
-_SHARDS = flags.DEFINE_integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
+with _program.group('what is audited'):
+  _MODELS = flags.DEFINE_string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
+  _SEEDS = flags.DEFINE_string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
+with _program.group('run'):
+  _PROCESS = flags.DEFINE_integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
+  _PROCESSES = flags.DEFINE_integer(
+    'processes', None, 'How many processes share the trials; as the cluster says, or 1.'
+  )
+  _SHARDS = flags.DEFINE_integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
 
 # Environment variables of the rank, of the first rank, and of the number of processes: array jobs, then tasks of a job.
 _CLUSTERS = (
@@ -46,19 +50,15 @@ def main(argv):
   from gradleak.storage import write_atomically
   from gradleak.sweep import sweep
 
-  attacks = specs.parse_list(_GIVEN.attacks.value, 'attack')
-  defenses = specs.parse_list(_GIVEN.defenses.value, 'defense')
+  attacks, defenses = specs.attacks(_GIVEN.attacks.value), specs.defenses(_GIVEN.defenses.value)
   names = specs.parse_list(_MODELS.value, 'model')
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
   audits = {}
   for name in names:
-    model, first = gl.models.create(name, dataset.num_classes, init=_GIVEN.init.value), None
+    model = gl.models.create(name, dataset.num_classes, init=_GIVEN.init.value)
     for seed in seeds:
-      key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
-      first = first or scenario
-      # One client, so that all seeds of a model are one program.
-      audits[f'{model.name}-seed{seed}'] = key, scenario._replace(client=first.client)
+      audits[f'{model.name}-seed{seed}'] = _audited.scenario(_GIVEN, model, seed, dataset, public)
 
   def on_result(folder, result):
     if not (result.resumed and (folder / 'report.html').exists()):
@@ -76,7 +76,8 @@ def main(argv):
     progress=_GIVEN.progress.value,
     say=lambda text: print(text, file=sys.stderr, flush=True),
     on_result=on_result,
-    **_audited.settings(_GIVEN),
+    settings=_audited.settings(_GIVEN),
+    group_size=_GIVEN.group_size.value,
   )
   if rows is None:
     print(f'process {process[0]} of {process[1]} has done its share; the last one writes the tables.')

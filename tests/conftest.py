@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 
 import jax
 import numpy as np
@@ -21,6 +22,41 @@ if 'GRADLEAK_TEST_CACHE' not in os.environ:  # the first process makes the folde
 jax.config.update('jax_compilation_cache_dir', os.environ['GRADLEAK_TEST_CACHE'])
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def pytest_addoption(parser):
+  parser.addoption('--budget', type=float, help='Minutes after which the remaining tests are skipped; shows progress.')
+
+
+class Budget:
+  """Skips what does not fit into --budget minutes, and says after each test how far the run has come."""
+
+  def __init__(self, minutes):
+    self.minutes, self.started, self.total, self.done = minutes, time.monotonic(), 0, 0
+
+  @property
+  def elapsed(self):
+    """Minutes since the start."""
+    return (time.monotonic() - self.started) / 60
+
+  def pytest_collection_finish(self, session):
+    self.total = len(session.items)
+
+  def pytest_runtest_setup(self, item):
+    del item
+    if self.elapsed > self.minutes:
+      pytest.skip(f'the budget of {self.minutes:g} minutes is spent')
+
+  def pytest_runtest_logfinish(self, nodeid, location):
+    del location
+    self.done += 1
+    if self.elapsed <= self.minutes:
+      print(f'\n{self.done} of {self.total}, {self.elapsed:.0f} of {self.minutes:g} minutes: {nodeid}', flush=True)
+
+
+def pytest_configure(config):
+  if config.getoption('--budget') is not None:
+    config.pluginmanager.register(Budget(config.getoption('--budget')))
 
 
 @pytest.fixture(scope='session')

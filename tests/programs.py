@@ -41,7 +41,7 @@ def start(name, *arguments):
     contextlib.redirect_stderr(err),
   ):
     try:
-      _program._guarded(module.main, _program._parse([name, *arguments]))
+      _program._guarded(module.main, _program._parse([name, *arguments], module.main))
     except SystemExit as end:
       status = end.code
   return Done(status, out.getvalue(), err.getvalue())
@@ -62,9 +62,10 @@ def _load(name):
   definitions = {define: functools.partial(getattr(flags, define), flag_values=own) for define in DEFINITIONS}
   specification = importlib.util.spec_from_file_location(f'{name}_program', ROOT / 'launch' / f'{name}.py')
   module = importlib.util.module_from_spec(specification)
-  with mock.patch.multiple(flags, **definitions):
+  with mock.patch.multiple(flags, FLAGS=own, **definitions):
     specification.loader.exec_module(module)
   own['verbosity'] = flags.FLAGS['verbosity']
+  own.register_flag_by_module('absl.logging', own['verbosity'])
   return module, own
 
 

@@ -13,8 +13,8 @@ def test_faces_leak_and_their_controls_do_not():
   model = gl.models.create('lenet', dataset.num_classes)
   scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.fold_in(jax.random.key(0), 0))
   found = gl.audit(
-    jax.random.fold_in(jax.random.key(0), 1), scenario, ['none', 'null_gradient'], ['csdlg(tv=1e-6)'], 20, steps=2000,
-    progress='none',
+    jax.random.fold_in(jax.random.key(0), 1), scenario, [None, gl.defenses.null_gradient()],
+    [gl.attacks.csdlg(tv=1e-6)], 20, steps=2000, progress='none',
   )  # fmt: skip
   psnr = {
     defense: [row['psnr'] for row in found.rows if row['defense'] == defense] for defense in ('none', 'null_gradient')

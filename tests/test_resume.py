@@ -14,10 +14,12 @@ import pytest
 import gradleak as gl
 from gradleak import storage
 from tests import programs
+from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 STEPS = 6  # in as many chunks
+ATTACK = f'csdlg(tv=0,steps={STEPS})'
 FILES = ('rows.jsonl', 'controls.jsonl')
 
 
@@ -26,9 +28,10 @@ class Stop(BaseException):
 
 
 def audit(linear, workdir, **settings):
-  settings = {'attacks': [f'csdlg(tv=0,steps={STEPS})'], 'progress': 'none', **settings}
+  settings = {'attacks': [ATTACK], 'group_size': 3, 'progress': 'none', **settings}
+  attacks = objects(settings.pop('attacks'))
   return gl.audit(
-    jax.random.key(7), linear, ['none', 'prune(rate=0.5)'], settings.pop('attacks'), 2, controls=3, group_size=3,
+    jax.random.key(7), linear, objects(['none', 'prune(rate=0.5)']), attacks, 2, controls=3, knowledge='unaware',
     workdir=workdir, **settings,
   )  # fmt: skip
 
@@ -120,20 +123,18 @@ def test_resumed_with_another_group_size_keeps_the_first(linear, uninterrupted, 
   interrupt(linear, tmp_path / 'new', 3)
   store = json.loads((tmp_path / 'new' / 'speed.json').read_text())
   assert store == {'group_size': 3, 'shards': 1}
-  result = gl.audit(
-    jax.random.key(7), linear, ['none', 'prune(rate=0.5)'], [f'csdlg(tv=0,steps={STEPS})'], 2, controls=3,
-    group_size=2, workdir=tmp_path / 'new', progress='none',
-  )  # fmt: skip
-  same(tmp_path / 'new', result, uninterrupted)
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', group_size=2), uninterrupted)
 
 
 def test_what_kills_leave_behind_does_not_disturb(linear, uninterrupted, tmp_path):
   interrupt(linear, tmp_path / 'new', 3)
   checkpoints = tmp_path / 'new' / 'checkpoints'
-  (checkpoints / '00-csdlg-00000003.orbax-checkpoint-tmp').mkdir()
-  (checkpoints / '00-csdlg-00000004').mkdir()
-  (checkpoints / '01-csdlg-00000005').mkdir()
-  for name in ('.rows.jsonl.a1.tmp', '.config.json.b2.tmp', 'parts/.00-csdlg.npz.c3.tmp'):
+  (whole,) = checkpoints.iterdir()
+  part, step = whole.name.rsplit('-', 1)
+  assert part.startswith('csdlg-') and step == '00000002'
+  for name in (f'{part}-00000003.orbax-checkpoint-tmp', f'{part}-00000004', 'csdlg-0123abcd-00000005'):
+    (checkpoints / name).mkdir()
+  for name in ('.rows.jsonl.a1.tmp', '.config.json.b2.tmp', f'parts/.{part}.npz.c3.tmp'):
     (tmp_path / 'new' / name).write_text('half')
   watch = Watch()
   same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
@@ -179,7 +180,7 @@ def test_stopped_between_the_attack_and_its_tables(linear, uninterrupted, tmp_pa
 
 @pytest.mark.slow
 def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_path):
-  attacks = [f'csdlg(tv=0,steps={STEPS})', f'csdlg(tv=0,steps={STEPS},gradient=plain)']
+  attacks = [ATTACK, f'csdlg(tv=0,steps={STEPS},gradient=plain)']
   seen = []
 
   def watch(attack, progress, objective):
@@ -189,9 +190,9 @@ def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_
 
   with pytest.raises(Stop):
     audit(linear, tmp_path / 'new', attacks=attacks, progress=watch)
-  assert (tmp_path / 'new' / 'parts' / '00-csdlg.npz').exists()
+  assert len(list((tmp_path / 'new' / 'parts').glob('csdlg-*.npz'))) == 1
   stopped_at = seen[-1]
-  assert stopped_at[0] == f'csdlg(tv=0,steps={STEPS},gradient=plain)'
+  assert stopped_at[0] == attacks[1]
   result = audit(linear, tmp_path / 'new', attacks=attacks, progress=watch)
   assert seen[STEPS + 4] == stopped_at
   assert not result.resumed
@@ -259,7 +260,7 @@ def test_kill_9(tmp_path):
     [sys.executable, '-c', PROGRAM, 'launch/audit.py', *flags, f'--workdir={killed}'],
     cwd=programs.ROOT, env=programs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
-  while not any(int(path.name[-8:]) >= 100 for path in killed.glob('checkpoints/00-csdlg-????????')):
+  while not any(int(path.name[-8:]) >= 100 for path in killed.glob('checkpoints/csdlg-????????-????????')):
     assert process.poll() is None, process.stderr.read()
     time.sleep(0.01)
   os.kill(process.pid, signal.SIGKILL)

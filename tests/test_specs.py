@@ -1,14 +1,16 @@
-"""The small language of the programs."""
+"""The language of the programs, and the objects that its texts describe."""
 
 import math
+import random
 
 import pytest
 
+import gradleak as gl
 from gradleak import errors, specs
 
 
-def blur(*, width: float, passes: int = 1, mode: str = 'same', wrap: bool = False, sharpness: float = 2.0):
-  return (width, passes, mode, wrap, sharpness)
+def blur(images, *, width: float, passes: int = 1, mode: str = 'same', wrap: bool = False, sharpness: float = 2.0):
+  return (images, width, passes, mode, wrap, sharpness)
 
 
 def silence():
@@ -16,6 +18,7 @@ def silence():
 
 
 REGISTRY = {'blur': blur, 'silence': silence}
+POLICY = 'translate_x:0.4|contrast:0.3/invert'
 
 
 @pytest.mark.parametrize(
@@ -31,17 +34,46 @@ REGISTRY = {'blur': blur, 'silence': silence}
     ('blur(wrap=True,mode=None)', 'blur', {'wrap': True, 'mode': None}),
     ('blur(wrap=false)', 'blur', {'wrap': False}),
     ('blur(size=(3,4),width=1)', 'blur', {'size': (3, 4), 'width': 1}),
+    ("blur(size=((3,'a,b'),()))", 'blur', {'size': ((3, 'a,b'), ())}),
+    (f"ats(policy='{POLICY}')", 'ats', {'policy': POLICY}),
+    (f'ats(policy="{POLICY}", mode=same)', 'ats', {'policy': POLICY, 'mode': 'same'}),
+    (r"blur(mode='it\'s (a+b); \\ = c, ')", 'blur', {'mode': "it's (a+b); \\ = c, "}),
+    ("blur(mode='3',other='none',third='')", 'blur', {'mode': '3', 'other': 'none', 'third': ''}),
+    ('blur(widths=128-64,path=a/b.npz)', 'blur', {'widths': '128-64', 'path': 'a/b.npz'}),
+    ('blur(decoder=windows(context=1))', 'blur', {'decoder': 'windows(context=1)'}),
   ],
 )
-def test_parse(text, name, settings):
-  spec = specs.parse(text, 'filter')
+def test_spec(text, name, settings):
+  spec = specs.spec(text, 'filter')
   assert (spec.name, dict(spec.settings)) == (name, settings)
-  assert specs.parse(str(spec), 'filter') == spec
+  assert [type(value) for _, value in spec.settings] == [type(value) for value in settings.values()]
+  assert specs.spec(str(spec), 'filter') == spec
 
 
 def test_canonical_form():
-  assert str(specs.parse(' blur ( width = 5e-1 , wrap = TRUE ) ', 'filter')) == 'blur(width=0.5,wrap=True)'
-  assert str(specs.parse('silence()', 'filter')) == 'silence'
+  assert str(specs.spec(' blur ( width = 5e-1 , wrap = TRUE ) ', 'filter')) == 'blur(width=0.5,wrap=True)'
+  assert str(specs.spec('silence()', 'filter')) == 'silence'
+  assert str(specs.spec("blur(mode='valid',size=( 3,4 ))", 'filter')) == 'blur(mode=valid,size=(3,4))'
+  assert str(specs.spec(f'ats(policy="{POLICY}")', 'filter')) == f"ats(policy='{POLICY}')"
+  assert specs.written('blur', {'mode': "it's", 'width': 1e-6}) == r"blur(mode='it\'s',width=1e-06)"
+
+
+def test_whatever_is_written_reads_back():
+  draw = random.Random(0)
+
+  def word():
+    return ''.join(draw.choice('ab1e-.|,;()+=\'" \\\né') for _ in range(draw.randrange(9)))
+
+  def value():
+    number = draw.choice([draw.randrange(-(2**63) + 1, 2**63), draw.uniform(-1, 1) * 10 ** draw.randrange(-20, 20)])
+    return draw.choice([number, True, False, None, math.inf, word(), word(), word(), (number, word()), ((word(),),)])
+
+  for _ in range(800):
+    spec = specs.Spec('blur', tuple((key, value()) for key in ('x', 'y', 'z')[: draw.randrange(4)]))
+    text = str(spec)
+    assert specs.spec(text, 'filter') == spec, text
+    assert specs.parse_chain(f'{text}+{text}', 'filter') == (spec, spec), text
+    assert specs.parse_list(f'{text};silence', 'filter') == [text, 'silence'], text
 
 
 @pytest.mark.parametrize(
@@ -61,26 +93,77 @@ def test_canonical_form():
     'blur((width=1)',
     'blur(wi dth=1)',
     'a-b',
+    "blur(mode='valid)",
+    "blur(mode='valid'x)",
+    "blur(mode='a'b'c')",
+    "blur(width=b'1')",
+    'blur(size=[1,2])',
+    'blur(width=1\0)',
+    'blur,silence',
+    'blur(width=1e999)',
+    'blur(passes=9223372036854775808)',
   ],
 )
 def test_unreadable_text_is_a_usage_error_that_quotes_it(text):
   with pytest.raises(errors.UsageError) as caught:
-    specs.parse(text, 'filter')
+    specs.spec(text, 'filter')
   assert 'filter' in str(caught.value) and repr(text) in str(caught.value)
   assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ("blur(mode='valid)", 'a quote is not closed in the filter "blur(mode=\'valid)"'),
+    ('blur(width=1', "unbalanced parentheses in the filter 'blur(width=1'"),
+    ('blur)+(silence', "unbalanced parentheses in the filter 'blur)+(silence'"),
+    ("blur(n=a'b')", 'cannot read "n=a\'b\'" in the filter "blur(n=a\'b\')": quotes stand around a whole value'),
+  ],
+)
+def test_what_does_not_match_is_said(text, message):
+  with pytest.raises(errors.UsageError) as caught:
+    specs.parse_chain(text, 'filter')
+  assert str(caught.value) == message
+
+
+def chains(text, kind):
+  return [specs.parse_chain(entry, kind) for entry in specs.parse_list(text, kind)]
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'a' * 1001,
+    f'blur(width={"9" * 400})',
+    f'blur(width={"9" * 5000})',
+    f'blur(width=-{"9" * 400}.0)',
+    f'blur(size={"(" * 4000}{")" * 4000})',
+    f'blur(size={"(" * 300}{")" * 300})',
+    f'blur(size={"(" * 400}1)',
+    f'blur(size={"-" * 900}1,width=)',
+    f'blur({",".join(f"x{i}=1" for i in range(400))})',
+    f"blur(mode='{chr(92) * 901}')",
+  ],
+)
+@pytest.mark.parametrize('read', [specs.spec, specs.parse_chain, chains])
+def test_absurd_text_is_a_usage_error_of_one_sentence(read, text):
+  with pytest.raises(errors.UsageError) as caught:
+    read(text, 'filter')
+  assert len(str(caught.value)) < 300 and '\n' not in str(caught.value)
+
+
 def test_a_setting_given_twice():
   with pytest.raises(errors.UsageError, match="sets 'width' twice"):
-    specs.parse('blur(width=1,width=2)', 'filter')
+    specs.spec('blur(width=1,width=2)', 'filter')
 
 
-def test_chains_split_outside_parentheses_only():
-  chain = specs.parse_chain('blur(width=1e+2) + silence+blur(mode=a+b)', 'filter')
+def test_chains_split_outside_parentheses_and_quotes_only():
+  chain = specs.parse_chain("blur(width=1e+2) + silence+blur(mode=a+b)+blur(mode=')+(')", 'filter')
   assert chain == (
     specs.Spec('blur', (('width', 100.0),)),
     specs.Spec('silence'),
     specs.Spec('blur', (('mode', 'a+b'),)),
+    specs.Spec('blur', (('mode', ')+('),)),
   )
   for text in ('blur+', '+blur', 'blur++blur', 'blur(a=1+blur', 'blur)+(blur'):
     with pytest.raises(errors.UsageError):
@@ -89,6 +172,7 @@ def test_chains_split_outside_parentheses_only():
 
 def test_lists():
   assert specs.parse_list('none; blur(width=1) ;silence+blur', 'filter') == ['none', 'blur(width=1)', 'silence+blur']
+  assert specs.parse_list("blur(mode='a;b,c');none", 'filter') == ["blur(mode='a;b,c')", 'none']
   for text in ('', ' ', 'none;', ';none', 'none;;blur'):
     with pytest.raises(errors.UsageError, match='empty'):
       specs.parse_list(text, 'filter')
@@ -96,15 +180,58 @@ def test_lists():
     specs.parse_list('blur; none; blur', 'filter')
 
 
-def resolve(text):
-  return specs.resolve(specs.parse(text, 'filter'), REGISTRY, 'filter')
+def test_commas_between_entries_hint_at_semicolons():
+  expected = (
+    "'none,blur(width=1,passes=2)' has a comma between filters, expected ';' as in 'none;blur(width=1,passes=2)'"
+  )
+  with pytest.raises(errors.UsageError) as caught:
+    specs.parse_list('silence;none,blur(width=1,passes=2)', 'filter')
+  assert str(caught.value) == expected
 
 
-def test_floats_are_numeric_and_all_else_is_static():
-  factory, static, numeric = resolve('blur(width=1,passes=2,mode=valid,wrap=true)')
-  assert factory is blur
-  assert static == {'passes': 2, 'mode': 'valid', 'wrap': True}
-  assert numeric == {'width': 1.0} and isinstance(numeric['width'], float)
+def test_grids():
+  assert specs.expand('blur', 'filter') == ['blur']
+  assert specs.expand('blur(width=1| 2,mode=a|b)', 'filter') == [
+    'blur(width=1,mode=a)',
+    'blur(width=1,mode=b)',
+    'blur(width=2,mode=a)',
+    'blur(width=2,mode=b)',
+  ]
+  assert specs.parse_list('blur(width=1|2)+silence;none', 'filter') == [
+    'blur(width=1)+silence',
+    'blur(width=2)+silence',
+    'none',
+  ]
+  with pytest.raises(errors.UsageError, match='empty value in a grid'):
+    specs.expand('blur(width=1|)', 'filter')
+  with pytest.raises(errors.UsageError, match='16384 entries, expected at most 10000'):
+    specs.expand(f'blur({",".join(f"x{i}=1|2" for i in range(14))})', 'filter')
+
+
+@pytest.mark.parametrize(
+  ('text', 'texts'),
+  [
+    (f"ats(policy='{POLICY}')", [f"ats(policy='{POLICY}')"]),
+    ("ats(policy='x=a|b')", ["ats(policy='x=a|b')"]),
+    ('ats(policy=\'a|b\'|"c|d",n=1|2)', [f'ats(policy={p},n={n})' for p in ("'a|b'", '"c|d"') for n in (1, 2)]),
+    (r"ats(policy='a\'|b')", [r"ats(policy='a\'|b')"]),
+  ],
+)
+def test_what_is_quoted_is_no_grid(text, texts):
+  assert specs.expand(text, 'filter') == texts
+
+
+def method(text):
+  return specs.method(specs.spec(text, 'filter'), REGISTRY, 'filter')
+
+
+def test_a_method_knows_its_settings():
+  made = method('blur(width=1,passes=2)')
+  assert made.factory('x', **made.given) == ('x', 1, 2, 'same', False, 2.0)
+  assert made.build((7, 8), 'x') == ('x', 7, 2, 'same', False, 8)
+  assert made.numbers == (1.0, 2.0) and str(made) == 'blur(width=1,passes=2)'
+  assert made.structure == method('blur(passes=2,width=3,sharpness=4)').structure
+  assert made.structure != method('blur(width=1,passes=3)').structure
 
 
 @pytest.mark.parametrize(
@@ -117,6 +244,7 @@ def test_floats_are_numeric_and_all_else_is_static():
     ('blur(width=wide)', ['blur(width)', "'wide'", 'a number']),
     ('blur(width=nan)', ['blur(width)', 'nan']),
     ('blur(width=none)', ['blur(width)', 'None']),
+    ('blur(width=1|2)', ['blur(width)', "'1|2'", 'a number']),
     ('blur(width=1,passes=2.5)', ['blur(passes)', '2.5', 'int']),
     ('blur(width=1,passes=true)', ['blur(passes)', 'True', 'int']),
     ('blur(width=1,mode=3)', ['blur(mode)', '3', 'str']),
@@ -125,22 +253,58 @@ def test_floats_are_numeric_and_all_else_is_static():
 )
 def test_what_does_not_fit_the_factory_is_named(text, words):
   with pytest.raises(errors.UsageError) as caught:
-    resolve(text)
+    method(text)
   assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def template(text):
-  return specs.template(specs.parse(text, 'filter'), REGISTRY, 'filter')
+def test_attacks():
+  attack = specs.attack('csdlg(tv=1e-6)')
+  assert attack == gl.attacks.csdlg(tv=1e-6) and str(attack) == 'csdlg(tv=1e-06)'
+  assert specs.attack('csdlg(tv=1)') == gl.attacks.csdlg(tv=1.0)  # an integer is a number
+  assert str(specs.attack('csdlg(tv=1)')) == 'csdlg(tv=1)'
+  assert specs.attack('trap') == gl.servers.trap()
+  assert specs.attacks('csdlg(tv=1e-4|1e-6); dlg') == [
+    gl.attacks.csdlg(tv=1e-4), gl.attacks.csdlg(tv=1e-6), gl.attacks.dlg()
+  ]  # fmt: skip
 
 
-def test_template_separates_structure_from_numbers():
-  made = template('blur(width=1,passes=2)')
-  assert made.numbers == (1.0, 2.0)  # sharpness' default included, in the order of the signature
-  assert made.build(made.numbers) == (1.0, 2, 'same', False, 2.0)
-  assert made.build((7, 8)) == (7, 2, 'same', False, 8)
-  assert made.structure == template('blur(passes=2,width=3,sharpness=4)').structure
-  assert made.structure != template('blur(width=1,passes=3)').structure
-  assert made.structure != template('silence').structure
-  assert len({made.structure, template('blur(width=5,passes=2)').structure}) == 1  # hashable
-  with pytest.raises(ValueError, match='zip'):
-    made.build((7,))
+def test_defenses():
+  prune, noise = gl.defenses.prune(rate=0.9), gl.defenses.laplace(scale=0.001)
+  assert specs.defense('none') is gl.defenses.NO_DEFENSE and specs.defense(' none() ') is gl.defenses.NO_DEFENSE
+  assert specs.defense('prune(rate=0.9)+laplace(scale=0.001)') == gl.defenses.chain(prune, noise)
+  assert specs.defenses('none;prune(rate=0.5|0.9)') == [
+    gl.defenses.NO_DEFENSE, gl.defenses.prune(rate=0.5), prune
+  ]  # fmt: skip
+
+
+def test_parse_makes_what_the_first_name_says():
+  for text in ('none', 'prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=0.1)'):
+    assert specs.parse(text) == specs.defense(text)
+  for text in ('csdlg(tv=1e-6)', 'trap'):
+    assert specs.parse(text) == specs.attack(text)
+
+
+@pytest.mark.parametrize(
+  ('read', 'text', 'message'),
+  [
+    (specs.attack, 'csdgl', "unknown attack 'csdgl'; did you mean 'csdlg'"),
+    (specs.attack, 'tarp', "did you mean 'trap'"),
+    (specs.attack, 'csdlg+dlg', "cannot read the attack 'csdlg+dlg'"),
+    (specs.attack, 'prune(rate=0.5)', "unknown attack 'prune'"),
+    (specs.defense, 'prun(rate=0.5)', "unknown defense 'prun'; did you mean 'prune'"),
+    (specs.defense, 'nnone', "did you mean 'none'"),
+    (specs.defense, 'none+prune(rate=0.5)', "'none' stands alone, got 'none+prune(rate=0.5)'"),
+    (specs.defense, 'prune(rate=0.5)+none', "'none' stands alone"),
+    (specs.defense, 'none(rate=1)', "'none' stands alone"),
+    (specs.defense, 'prune(rate=1.5)', 'prune(rate) is 1.5'),
+    (specs.defenses, 'none,prune(rate=0.5)', "expected ';' as in 'none;prune(rate=0.5)'"),
+    (specs.parse, 'gausian(stddev=1)', "unknown attack or defense 'gausian'; did you mean 'gaussian'"),
+    (specs.parse, 'csdlg+prune(rate=0.5)', "cannot read the attack 'csdlg+prune(rate=0.5)'"),
+    (specs.parse, '', "the attack or defense '' is empty"),
+    (specs.parse, 3, 'the attack or defense is 3, expected a text'),
+  ],
+)
+def test_what_names_no_object_is_a_usage_error(read, text, message):
+  with pytest.raises(errors.UsageError) as caught:
+    read(text)
+  assert message in str(caught.value)

@@ -106,6 +106,34 @@ def test_other_settings_are_named_and_nothing_changes(tmp_path, changes, named, 
   assert {path: path.read_bytes() for path in (tmp_path / 'new').iterdir() if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+  ('now', 'grows'),
+  [
+    ({'attacks': ['csdlg', 'dlg']}, True),
+    ({'attacks': ['dlg', 'csdlg']}, True),  # the order is that of a result, not of what was run
+    ({'attacks': ['csdlg', 'mine'], 'attack_texts': {'mine': 'dlg(tv=0)'}}, True),
+    ({'attacks': ['csdlg'], 'attack_texts': {'csdlg': 'dlg(tv=0)'}}, False),  # the label stands for something else now
+    ({'attacks': []}, False),
+    ({'attacks': ['dlg']}, False),
+    ({'attacks': ['csdlg', 'dlg'], 'trials': 3}, False),
+    ({'attacks': ['csdlg', 'dlg'], 'notes': ['new']}, False),
+  ],
+)
+def test_labels_may_be_added_but_not_taken_away_and_keep_what_they_stand_for(tmp_path, now, grows):
+  def opened(**changes):
+    return storage.Workdir(tmp_path / 'new', {**CONFIG, **changes}, {}, grows={'attacks': 'attack_texts'})
+
+  opened()
+  if not grows:
+    with pytest.raises(errors.UsageError, match='belongs to other settings: '):
+      opened(**now)
+    return
+  opened(**now)
+  assert json.loads((tmp_path / 'new' / 'config.json').read_text()) == {**CONFIG, **now}
+  with pytest.raises(errors.UsageError, match='attacks was'):
+    opened()
+
+
 @pytest.mark.parametrize('name', ['config.json', 'speed.json'])
 @pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
 def test_damaged_settings_are_a_usage_error(tmp_path, name, content):

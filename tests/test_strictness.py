@@ -1,4 +1,4 @@
-"""`lenient` cures third parties under strict settings, and nobody else."""
+"""`lenient` runs third-party optimisers under standard rules and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def descend(transformation, steps=3):
   return updates['w']
 
 
-def test_adam_fails_under_strict_settings_and_lenient_cures_it():
+def test_adam_fails_under_strict_settings_but_not_with_lenient():
   with pytest.raises(Exception, match='promotion'):
     descend(optax.adam(0.1))
   # On a constant gradient Adam's corrected moments are constant: updates are -rate·sign(gradient).

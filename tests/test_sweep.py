@@ -15,31 +15,31 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak.attacks import registry
 from gradleak.report import strengths, sweep_csv
 from gradleak.report.strengths import lines
 from gradleak.sweep import plan, sweep
 from tests import programs
+from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
-STRENGTHS = [f'gaussian(stddev={0.01 * i:.2f})' for i in range(10)]
-ATTACKS = ['csdlg(tv=0,steps=8)']
-SETTINGS = {'restarts': 2, 'controls': 4, 'group_size': 4, 'progress': 'none'}
+STRENGTHS = objects([f'gaussian(stddev={0.01 * i:.2f})' for i in range(10)])
+SETTINGS = {'restarts': 2, 'controls': 4, 'group_size': 4, 'progress': 'none', 'knowledge': 'unaware'}
+TRACES = []  # as long as the attack was built while something was traced
 
 
-@pytest.fixture(scope='module')
-def traces():
-  """A list as long as csDLG was built while something was traced."""
-  made = []
+def counted(attack):
+  """Returns the same attack, counted in `TRACES`."""
 
-  @functools.wraps(registry.REGISTRY['csdlg'])
-  def counted(client, **settings):
-    made.extend([None] * isinstance(settings['learning_rate'], jax.core.Tracer))
-    return counted.__wrapped__(client, **settings)
+  @functools.wraps(attack.factory)
+  def factory(client, **settings):
+    TRACES.extend([None] * isinstance(settings['learning_rate'], jax.core.Tracer))
+    return attack.factory(client, **settings)
 
-  with mock.patch.dict(registry.REGISTRY, csdlg=counted):
-    yield made
+  return dataclasses.replace(attack, factory=factory)
+
+
+ATTACKS = [counted(gl.attacks.csdlg(tv=0, steps=8))]
 
 
 def renamed(scenario, name):
@@ -56,18 +56,18 @@ def audits(linear):
 
 
 @pytest.fixture(scope='module')
-def swept(audits, traces, tmp_path_factory):
+def swept(audits, tmp_path_factory):
   """(traces, rows, folder, what was said) of a sweep over ten strengths and two sets of weights."""
   folder, said = tmp_path_factory.mktemp('sweep'), []
-  before = len(traces)
+  before = len(TRACES)
   rows = sweep(audits, STRENGTHS, ATTACKS, 4, workdir=folder, say=said.append, **SETTINGS)
-  return len(traces) - before, rows, folder, said
+  return len(TRACES) - before, rows, folder, said
 
 
-def test_ten_strengths_and_two_models_compile_once(swept, linear, traces):
-  before = len(traces)
+def test_ten_strengths_and_two_models_compile_once(swept, linear):
+  before = len(TRACES)
   gl.audit(jax.random.key(1), renamed(linear, 'other'), STRENGTHS[1:2], ATTACKS, 4, **SETTINGS)
-  alone = len(traces) - before
+  alone = len(TRACES) - before
   assert 0 < swept[0] <= alone
 
 
@@ -84,16 +84,16 @@ def test_the_plan_is_said_before_anything_runs(swept, audits):
   said = swept[3]
   assert said[0].startswith('176 runs, 2 attacks in 1 compilations')
   assert 'a: csdlg(tv=0,steps=8), 88 runs of 8 steps, 22 groups of 4' in said[0] and 'compiled already' in said[0]
-  assert len(said) == 2 and said[1].startswith('at this pace all that is left takes about ')
-  planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4)
+  assert len(said) == 2 and said[1].startswith('at this pace the rest takes about ')
+  planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4, knowledge='unaware')
   assert planned == {name: [('csdlg(tv=0,steps=8)', 88, 8)] for name in 'ab'}
 
 
-def test_it_is_not_run_again(swept, audits, traces):
+def test_it_is_not_run_again(swept, audits):
   _, rows, folder, _ = swept
-  before = len(traces)
+  before = len(TRACES)
   again = sweep(audits, STRENGTHS, ATTACKS, 4, workdir=folder, say=lambda text: None, **SETTINGS)
-  assert again == rows and len(traces) == before
+  assert again == rows and len(TRACES) == before
 
 
 def test_tables_tell_the_uploads_of_two_models_apart(swept):
@@ -105,7 +105,7 @@ def test_tables_tell_the_uploads_of_two_models_apart(swept):
 @pytest.mark.slow
 def test_the_picture_has_a_panel_per_defense(swept):
   assert strengths(swept[1])[:8] == b'\x89PNG\r\n\x1a\n'
-  assert strengths([row for row in swept[1] if row['defense'] == STRENGTHS[0]]) is None  # nothing varies
+  assert strengths([row for row in swept[1] if row['defense'] == str(STRENGTHS[0])]) is None  # nothing varies
 
 
 def test_lines_run_along_the_number_that_varies_most():
@@ -132,7 +132,7 @@ SMOKE = (
 def test_the_program(tmp_path):
   done = programs.start('sweep', *SMOKE, f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
-  assert done.err.startswith('8 runs, 1 attacks in 1 compilations')
+  assert '\n8 runs, 1 attacks in 1 compilations' in done.err
   assert 'gaussian(stddev=0.01)' in done.out
   for name in ('sweep.csv', 'sweep.png', 'rows.jsonl', 'mlp-seed0/report.html'):
     assert (tmp_path / 'new' / name).exists() and name in done.out + 'rows.jsonl'
@@ -169,7 +169,9 @@ def test_ranks_of_clusters(environment, expected):
 )
 def test_bad_input(flag, message, tmp_path):
   done = programs.start('sweep', *SMOKE, f'--workdir={tmp_path}/new', flag)
-  assert done.status == 2 and message in done.err and done.err.count('\n') == 1
+  *said, last = done.err.splitlines()
+  assert done.status == 2 and last.startswith('error: ') and message in last
+  assert all(line.endswith('…') for line in said)
   assert not (tmp_path / 'new').exists()
 
 
@@ -220,7 +222,7 @@ def test_the_same_bits_alone_in_company_on_eight_devices_with_two_processes_and_
   outs = [finish(process) for process in two]
   assert sum('has done its share' in out for out in outs) <= 1
   killed = launch(tmp_path / 'killed', *flags)
-  while not any(int(path.name[-8:]) >= 40 for path in tmp_path.glob('killed/*/checkpoints/00-csdlg-????????')):
+  while not any(int(path.name[-8:]) >= 40 for path in tmp_path.glob('killed/*/checkpoints/csdlg-????????-????????')):
     assert killed.poll() is None, killed.stderr.read()
     time.sleep(0.01)
   os.kill(killed.pid, signal.SIGKILL)
@@ -236,15 +238,15 @@ def test_the_same_bits_alone_in_company_on_eight_devices_with_two_processes_and_
 
 
 @pytest.mark.slow
-def test_ten_strengths_of_thirty_two_samples_and_four_restarts_compile_once(linear, small_images, tmp_path, traces):
+def test_ten_strengths_of_thirty_two_samples_and_four_restarts_compile_once(linear, small_images, tmp_path):
   images, labels = (np.resize(x, (32, *x.shape[1:])) for x in small_images)
   scenario = renamed(linear, 'many')._replace(images=images, labels=labels)
   audits, counts = {'one': (jax.random.key(1), scenario)}, []
   for strengths_, name in ((STRENGTHS, 'ten'), (STRENGTHS[1:2], 'one')):
-    before = len(traces)
+    before = len(TRACES)
     settings = {**SETTINGS, 'restarts': 4}
     rows = sweep(audits, strengths_, ATTACKS, 32, workdir=tmp_path / name, say=lambda text: None, **settings)
-    counts.append(len(traces) - before)
+    counts.append(len(TRACES) - before)
     assert len(rows) == 32 * len(strengths_)
     audits = {'one': (jax.random.key(1), renamed(scenario, 'fresh'))}
   assert 0 < counts[0] <= counts[1]

@@ -1,25 +1,52 @@
 """Attacks: from an observation to a reconstruction."""
 
-from gradleak.attacks import labels
-from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks import counters, labels
+from gradleak.attacks.base import EVIDENCE, Attack, AttackMethod, Reconstruction, as_attack, attack, closed_form, own
+from gradleak.attacks.counters import counter_to
+from gradleak.attacks.fidel import fidel
 from gradleak.attacks.matching import gradient_matching
+from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg
-from gradleak.attacks.registry import REGISTRY, AttackTemplate, parse
+from gradleak.attacks.spear import spear_attack as spear
+
+# By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
+REGISTRY = {
+  'dlg': dlg,
+  'idlg': idlg,
+  'csdlg': csdlg,
+  'csdlg_fast': csdlg_fast,
+  'csdlg_lbfgs': csdlg_lbfgs,
+  'dga': dga,
+  'gia': gia,
+  'gs': gs,
+  'fidel': fidel,
+  'peeling': peeling,
+  'spear': spear,
+}
 
 __all__ = [
+  'EVIDENCE',
   'REGISTRY',
   'Attack',
-  'AttackTemplate',
+  'AttackMethod',
   'Reconstruction',
+  'as_attack',
+  'attack',
+  'closed_form',
+  'counter_to',
+  'counters',
   'csdlg',
   'csdlg_fast',
   'csdlg_lbfgs',
   'dga',
   'dlg',
+  'fidel',
   'gia',
   'gradient_matching',
   'gs',
   'idlg',
   'labels',
-  'parse',
+  'own',
+  'peeling',
+  'spear',
 ]

@@ -1,24 +1,33 @@
-"""What an attack is: pure functions that a driver scans, so that every attack gets progress bars and checkpoints."""
+"""What an attack is: pure functions that a driver scans, so that all attacks have progress bars and checkpoints."""
 
+import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
+from gradleak import errors, methods
+from gradleak.federated import Client, Observation
+from gradleak.methods import Method
+from gradleak.trees import Tree
+
+# What an attacker may know of an upload beside the upload itself: fields of `Observation`.
+EVIDENCE = ('weights', 'noise', 'clip', 'uploads')
 
 
 class Reconstruction(NamedTuple):
   """What an attack returns.
 
   Attributes:
-    images: [K, H, W, C]; closed forms may find fewer or more than the N private ones, the surest first.
-    labels: class indices, int32 [K], −1 where the attack is silent; [0] of an attack that never tells any.
-    objective: the value that the attack minimised, priors included, at these images; float32 scalar. 0 of closed forms.
-    distance: the matching distance alone; restarts are chosen by it.
+    images: [K, H, W, C], the surest first. Closed forms may find more or fewer than the N private ones.
+    labels: class indices, int32 [K], −1 where the label is unknown; [0] if the attack returns no labels.
+    objective: what the attack minimised, priors included, at these images; float32 scalar, 0 for closed forms.
+    distance: the matching distance alone; of several restarts the one with the least is kept.
     objective_start: the objective at the start.
     diverged_step: the first step with a value that is not finite, or −1; int32 scalar.
   """
@@ -32,49 +41,188 @@ class Reconstruction(NamedTuple):
 
 
 class Attack(NamedTuple):
-  """An attack as pure functions of an `Observation`; it sees nothing else.
+  """An attack as pure functions of an `Observation`, which is all that it sees.
 
   Attributes:
-    init: (key, observation) -> state, a tree of arrays; a key stands in it as its `key_data`.
-    step: (state, observation) -> (state, info), info a dict of scalars: 'objective', NaN once diverged, and optionally
-      'finished', whether neither the reconstruction nor this objective can change any more; without it, a lane has
-      finished once its objective is not finite.
-    reconstruct: (state, observation) -> Reconstruction.
-    objective: (observation, images, labels as probabilities) -> objective; the auditor evaluates it at the
-      truth; NaN where the truth alone does not determine it.
+    init: (key, observation) -> state, a tree of arrays; a key in it is stored as its `key_data`.
+    step: (state, observation) -> (state, info). `info` is a dict of scalars: 'objective', NaN once diverged, and
+      optionally 'finished', whether the reconstruction and the objective cannot change any more. Without 'finished', a
+      lane has finished once its objective is not finite.
+    reconstruct: (state, observation) -> `Reconstruction`.
+    objective: (observation, images, labels as probabilities) -> objective, evaluated by the auditor at the truth; NaN
+      where the private samples do not determine it.
     num_steps: how many steps to run; 0 for closed-form attacks.
     labels: the label mode that the attack was published with: 'known', 'inferred', 'optimised' or 'unused'.
     auxiliary_data: whether it uses data of the same kind, `Observation.class_means`.
   """
 
-  init: Callable
-  step: Callable
-  reconstruct: Callable
-  objective: Callable
+  init: Callable[[jax.Array, Observation], Tree]
+  step: Callable[[Tree, Observation], tuple[Tree, dict[str, jax.Array]]]
+  reconstruct: Callable[[Tree, Observation], Reconstruction]
+  objective: Callable[[Observation, jax.Array, jax.Array], jax.Array]
   num_steps: int
   labels: str
   auxiliary_data: bool = False
 
 
-def require_gradient(name, observation):
-  """Raises the `UsageError` of an attack that reads gradients, where a client shares its delta."""
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class AttackMethod(Method):
+  """An attack with its settings; called with a `Client`, it gives the `Attack`.
+
+  Attributes:
+    citation: its source.
+    reads: the `EVIDENCE` that it uses; a counter-measure that offers none of it is not run for this attack.
+    label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
+    server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
+    label: how results call an attack of a user's own.
+  """
+
+  kind: str = 'attack'
+  citation: str = ''
+  reads: frozenset[str] = frozenset()
+  label_rule: str = 'bias_corrected'
+  server: Method | None = None
+  label: str = ''
+
+  @property
+  def name(self) -> str:
+    """The factory's name, or the label of an attack of a user's own."""
+    return self.label or super().name
+
+  def __call__(self, client: Client | None) -> Attack:
+    """Returns the `Attack` that simulates this client; None is enough to check the settings of a built-in one."""
+    return self.build(self.numbers, client)
+
+  def build(self, numbers: tuple, *arguments: Any) -> Attack:
+    """Returns the `Attack` with these numbers, which may be traced.
+
+    Raises:
+      UsageError: if the factory returns something else.
+    """
+    attack = super().build(numbers, *arguments)
+    if not isinstance(attack, Attack):
+      raise errors.UsageError(f'the attack {str(self)!r} returns {attack!r}, expected a gradleak.attacks.Attack')
+    return attack
+
+  def changed(self, **settings: Any) -> 'AttackMethod':
+    """Returns the same attack with some settings changed, its server with those that it has."""
+    made = super().changed(**settings)
+    if made.server is None:
+      return made
+    shared = {name: value for name, value in made.settings.items() if name in made.server.settings}
+    return dataclasses.replace(made, server=made.server.changed(**shared))
+
+  def takes(self, settings: dict[str, Any]) -> bool:
+    """Returns whether it has all of these settings."""
+    return all(name in self.settings for name in settings)
+
+
+def attack(
+  *,
+  citation: str = '',
+  reads: tuple[str, ...] = (),
+  label_rule: str = 'bias_corrected',
+  server: Callable[..., Method] | None = None,
+  name: str = '',
+) -> Callable[[Callable], Callable[..., AttackMethod]]:
+  """Returns the decorator that makes a factory, (client, *, settings) -> `Attack`, one of `AttackMethod`s.
+
+  Args:
+    citation, reads, label_rule: see `AttackMethod`.
+    server: the malicious server that it belongs to, (settings by keyword) -> `Method`. It is made with the settings of
+      the attack, which must include its own.
+    name: how texts and results call it; the factory's name by default.
+
+  Raises:
+    UsageError: for evidence that does not exist, or a server with a setting that the attack does not have.
+  """
+  for one in reads:
+    if one not in EVIDENCE:
+      raise errors.unknown('evidence', one, EVIDENCE)
+
+  def decorate(factory: Callable) -> Callable[..., AttackMethod]:
+    missing = set(server.setting_names) - set(methods.setting_names(factory)) if server is not None else set()
+    if missing:
+      raise errors.UsageError(
+        f'the attack {factory.__name__} lacks settings of its server: {", ".join(sorted(missing))}; the server is made '
+        'with the settings of the attack'
+      )
+
+    @functools.wraps(factory)
+    def make(**settings: Any) -> AttackMethod:
+      made = AttackMethod(
+        factory, settings, citation=citation, reads=frozenset(reads), label_rule=label_rule, label=name
+      )
+      if server is None:
+        return made
+      return dataclasses.replace(made, server=server(**{key: made.settings[key] for key in server.setting_names}))
+
+    make.__signature__ = _without_first(factory)  # type: ignore[attr-defined]
+    make.setting_names = methods.setting_names(factory)  # type: ignore[attr-defined]
+    return make
+
+  return decorate
+
+
+def _without_first(factory: Callable) -> inspect.Signature:
+  """Returns the signature of a factory without its positional parameters."""
+  signature = inspect.signature(factory)
+  return signature.replace(parameters=[p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY])
+
+
+def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE) -> AttackMethod:
+  """Returns the `AttackMethod` of a user's own function, client -> `Attack`.
+
+  Args:
+    factory: the function. Its keyword-only parameters are settings, which keep their defaults.
+    label: how results call it; the function's name by default.
+    reads: the evidence that it uses; all by default.
+
+  Raises:
+    UsageError: if it is not a function.
+  """
+  if not callable(factory):
+    raise errors.UsageError(
+      f'the attack is {factory!r}, expected one of gradleak.attacks, or a function of a Client that returns an Attack'
+    )
+  label = label or getattr(factory, '__name__', type(factory).__name__)
+  return AttackMethod(factory, {}, reads=frozenset(reads), label=label)
+
+
+def as_attack(entry: Any) -> AttackMethod:
+  """Returns the `AttackMethod` that an entry of an audit's list is.
+
+  Raises:
+    UsageError: for a text, or anything else that is not an attack.
+  """
+  if isinstance(entry, AttackMethod):
+    return entry
+  if isinstance(entry, str):
+    raise errors.UsageError(f'the attack {entry!r} is a text, expected an object: gradleak.parse({entry!r}) makes it')
+  return own(entry)
+
+
+def require_gradient(name: str, observation: Observation) -> None:
+  """Raises `UsageError` if the client shares its delta; for an attack, called `name`, that reads gradients."""
   if observation.knowledge.share != 'gradient':
     raise errors.UsageError(f"the attack {name} reads the gradient of one step, and this client has share='delta'")
 
 
-def on_host(read, observation, *given):
+def on_host(
+  read: Callable[..., tuple[np.ndarray, np.ndarray]], observation: Observation, *given: Any
+) -> tuple[jax.Array, jax.Array]:
   """Returns (images [N, pixels], labels int32 [N]) of a closed form that runs on the host, in NumPy, lane by lane.
 
   Args:
     read: (parameters, update, N, *given), trees of NumPy arrays and the number of private samples -> (images
       [K, pixels] with K ≤ N, labels int [K]).
-    observation: the `Observation`. Where fewer than N images are found, black ones without a label stand behind them.
-    given: arrays, or trees of them.
+    observation: the `Observation`. Black images with the label −1 are appended where fewer than N are found.
+    given: further arrays for `read`.
   """
   number, dtype = observation.image_shape[0], jax.tree.leaves(observation.update)[0].dtype
   pixels = math.prod(observation.image_shape[1:])
 
-  def padded(params, update, *given):
+  def padded(params: Tree, update: Tree, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     images, labels = read(*jax.tree.map(np.asarray, (params, update)), number, *map(np.asarray, given))
     missing = number - len(images)
     images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0)))
@@ -85,24 +233,26 @@ def on_host(read, observation, *given):
   return jax.pure_callback(padded, shapes, *seen, *given, vmap_method='sequential')
 
 
-def closed_form(read, *, random=False, auxiliary_data=False):
+def closed_form(
+  read: Callable[..., tuple[jax.Array, jax.Array | None]], *, random: bool = False, auxiliary_data: bool = False
+) -> Attack:
   """Returns the `Attack` of a closed form, which has nothing to optimise.
 
   Args:
-    read: a pure function of the `Observation`, and of a key if it is `random`, that returns (images [K, ...] of as many
-      pixels as the private ones, the surest first; their labels, int32 [K], or None where it tells none).
-    random: see `read`.
+    read: a pure function of the `Observation`, and of a key if it is `random`, that returns (images [K, …] with as many
+      pixels as the private ones, the surest first; their labels, int32 [K], or None if it finds none).
+    random: whether `read` takes a key.
     auxiliary_data: as in `Attack`.
   """
 
-  def init(key, observation):
+  def init(key: jax.Array, observation: Observation) -> jax.Array:
     del observation
     return jax.random.key_data(key)
 
-  def nothing(*_):
+  def nothing(*_: Any) -> jax.Array:
     return jnp.float32(0)
 
-  def reconstruct(state, observation):
+  def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
     images, labels = read(observation, *([jax.random.wrap_key_data(state)] if random else []))
     images = images.reshape(-1, *observation.image_shape[1:])
     labels = jnp.zeros(0, jnp.int32) if labels is None else labels

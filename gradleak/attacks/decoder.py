@@ -1,14 +1,14 @@
-"""From what the first dense layer is given to the image: Fidel's generative decoders (Enthoven & Al-Ars 2021).
+"""From the input of the first dense layer to the image: Fidel's generative decoders (Enthoven & Al-Ars 2021).
 
-Where convolutions stand in front of the first dense layer, `fidel.partial_reconstructions` are their feature maps. The
-server knows the convolutions: it computes the features of auxiliary images (figure 7, A), trains a decoder to recreate
-the images from them (B), and decodes what the victim's neurons say (C).
+If there are convolutions in front of the first dense layer, `fidel.partial_reconstructions` are their feature maps. The
+server knows the convolutions. It computes the features of auxiliary images (figure 7, A), trains a decoder to recreate
+the images from them (B), and decodes the features that the victim's neurons give away (C).
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,22 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from gradleak import errors, specs, trees
-from gradleak.attacks import closed_form
-from gradleak.models import layers
+from gradleak import errors, trees
+from gradleak.attacks.dense import first_dense_input, first_dense_layer
+from gradleak.models import Model, layers
 from gradleak.models.model import require
 from gradleak.strictness import lenient
+from gradleak.trees import Tree
+
+# (parameters, state, key) -> (loss, new state), as `_minimised` takes it.
+Loss = Callable[[Tree, Tree, jax.Array], tuple[jax.Array, Tree]]
 
 
-def dense_inputs(model, variables, images):
-  """Returns what the first dense layer is given, [N, in]: Fidel on each image alone (figure 7, A).
+def dense_inputs(model: Model, variables: Mapping, images: jax.Array) -> jax.Array:
+  """Returns the inputs of the first dense layer, [N, in]: Fidel on each image alone (figure 7, A).
 
-  Pure, and it needs nothing of the model but its layers. In place of the loss the sum of the logits is differentiated,
-  whose gradient no confident answer makes vanish. Dropout is off; BatchNorm takes running statistics.
+  Pure; of the model it needs the layers only. It differentiates the sum of the logits instead of the loss, whose
+  gradient vanishes for images that are classified with confidence. Dropout is off; BatchNorm uses running statistics.
 
   Args:
     model: a `Model`.
@@ -35,27 +39,27 @@ def dense_inputs(model, variables, images):
     images: [N, H, W, C].
 
   Raises:
-    UsageError: if the model does not tell its layers, or has no dense layer with a bias.
+    UsageError: if the model does not list its layers, or has no dense layer with a bias.
   """
   found = require(model, 'layers')(images.shape[1:])
 
-  def input_of(image):
-    def total(params):
+  def input_of(image: jax.Array) -> jax.Array:
+    def total(params: Tree) -> jax.Array:
       logits, _ = model.apply({**variables, 'params': params}, image.reshape(1, *image.shape), False, None)
       return jnp.sum(logits)
 
     gradient = jax.grad(total)(variables['params'])
-    kernel, bias = (trees.get(gradient, path) for path in closed_form.first_dense_layer(found, gradient))
-    return closed_form.first_dense_input(kernel, bias)
+    kernel, bias = (trees.get(gradient, path) for path in first_dense_layer(found, gradient))
+    return first_dense_input(kernel, bias)
 
   return jax.lax.map(input_of, images)
 
 
-def feature_maps(inputs, channels):
+def feature_maps(inputs: jax.Array, channels: int) -> jax.Array:
   """Returns inputs of a dense layer, [M, in], as the square maps that were flattened, [M, side, side, channels].
 
   Raises:
-    UsageError: if they are not square maps of so many channels.
+    UsageError: if they are not square maps of `channels` channels.
   """
   side = math.isqrt(inputs.shape[-1] // channels)
   if side * side * channels != inputs.shape[-1]:
@@ -64,15 +68,15 @@ def feature_maps(inputs, channels):
 
 
 class Decoder(NamedTuple):
-  """A way back from feature maps to images.
+  """A function from feature maps to images, and how it is trained.
 
   Attributes:
-    fit: (key, features [N, h, w, c], images [N, H, W, C]) -> weights, any pytree; a host function.
+    fit: (key, features [N, h, w, c], images [N, H, W, C]) -> weights, any pytree; runs on the host.
     decode: (weights, features [M, h, w, c]) -> images [M, H, W, C]; pure.
   """
 
-  fit: Callable
-  decode: Callable
+  fit: Callable[[jax.Array, jax.Array, jax.Array], Tree]
+  decode: Callable[[Tree, jax.Array], jax.Array]
 
 
 class TableIII(nn.Module):
@@ -84,7 +88,7 @@ class TableIII(nn.Module):
   image_shape: tuple[int, int, int]
 
   @nn.compact
-  def __call__(self, features, train=False):
+  def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
     """Returns images [N, H, W, C] of features [N, h, w, c]."""
     x = nn.relu(nn.Conv(20, (5, 5), padding='VALID')(_upsampled(features)))
     x = nn.relu(nn.Conv(10, (5, 5), strides=(2, 2), padding='VALID')(_upsampled(x)))
@@ -95,13 +99,13 @@ class TableIII(nn.Module):
 class TableIV(nn.Module):
   """Table IV, for CIFAR-10: transposed convolutions from h×h features to images of 2h + 2 pixels a side.
 
-  The printed “Conv 2D 3,3 X 32 valid” would end at 28×28: it is transposed here.
+  The printed “Conv 2D 3,3 X 32 valid” would give 28×28 pixels; it is transposed here.
   """
 
   image_shape: tuple[int, int, int]
 
   @nn.compact
-  def __call__(self, features, train=False):
+  def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
     """Returns images [N, H, W, C] of features [N, h, w, c]."""
     x = nn.relu(nn.ConvTranspose(128, (5, 5))(features))
     x = nn.relu(nn.ConvTranspose(64, (5, 5), strides=(2, 2))(x))
@@ -111,12 +115,12 @@ class TableIV(nn.Module):
     return nn.sigmoid(nn.Conv(self.image_shape[-1], (3, 3))(x))
 
 
-def table_iii(image_shape, *, steps: int = 4000, batch_size: int = 32):
-  """Returns the `Decoder` of table III, for features of 4×4 or more; settings as of `table_iv`."""
+def table_iii(image_shape: tuple[int, int, int], *, steps: int = 4000, batch_size: int = 32) -> Decoder:
+  """Returns the `Decoder` of table III, for features of 4×4 or more; arguments as of `table_iv`."""
   return _network('table_iii', TableIII(tuple(image_shape)), lambda side: side >= 4, 'at least 4×4', steps, batch_size)
 
 
-def table_iv(image_shape, *, steps: int = 4000, batch_size: int = 32):
+def table_iv(image_shape: tuple[int, int, int], *, steps: int = 4000, batch_size: int = 32) -> Decoder:
   """Returns the `Decoder` of table IV, trained on the mean squared error.
 
   The optimizer is Adam at 0.001. Adadelta at 0.001, which the tables print, moves the weights too little to learn
@@ -124,8 +128,11 @@ def table_iv(image_shape, *, steps: int = 4000, batch_size: int = 32):
 
   Args:
     image_shape: (H, W, C), of 2h + 2 pixels a side for features of h×h.
-    steps: of training.
-    batch_size: auxiliary images of each; not stated in the paper.
+    steps: steps of training.
+    batch_size: auxiliary images per step; not stated in the paper.
+
+  Raises:
+    UsageError: for a setting out of range; from `fit`, for features that do not fit the images.
   """
   height, width, _ = image_shape
   fits, side = height == width and height % 2 == 0, (height - 2) // 2
@@ -133,12 +140,14 @@ def table_iv(image_shape, *, steps: int = 4000, batch_size: int = 32):
   return _network('table_iv', module, lambda given: fits and given == side, f'{side}×{side}', steps, batch_size)
 
 
-def _network(name, module, fits, expected, steps, batch_size):
-  """Returns the `Decoder` that a Flax module is once it is trained."""
+def _network(
+  name: str, module: nn.Module, fits: Callable[[int], bool], expected: str, steps: int, batch_size: int
+) -> Decoder:
+  """Returns the `Decoder` that trains a Flax module."""
   errors.check_number(f'{name}(steps)', steps, low=1, integer=True)
   errors.check_number(f'{name}(batch_size)', batch_size, low=1, integer=True)
 
-  def fit(key, features, images):
+  def fit(key: jax.Array, features: jax.Array, images: jax.Array) -> Tree:
     side = features.shape[1]
     if features.shape[2] != side or not fits(side):
       shape = '×'.join(map(str, features.shape[1:3]))
@@ -146,10 +155,10 @@ def _network(name, module, fits, expected, steps, batch_size):
     return trained(key, features, images)
 
   @jax.jit
-  def trained(key, features, images):
+  def trained(key: jax.Array, features: jax.Array, images: jax.Array) -> Tree:
     variables = module.init(jax.random.fold_in(key, 0), features[:1])
 
-    def loss(params, statistics, key):
+    def loss(params: Tree, statistics: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
       chosen = jax.random.randint(key, (batch_size,), 0, len(images))
       given = {'params': params, 'batch_stats': statistics}
       found, changed = module.apply(given, features[chosen], train=True, mutable=['batch_stats'])
@@ -163,7 +172,7 @@ def _network(name, module, fits, expected, steps, batch_size):
 
 
 class Windows(NamedTuple):
-  """The weights of `windows`: k features around each place, n pixels times channels of its window.
+  """The weights of `windows`; k features around each place, n = pixels times channels of its window.
 
   Attributes:
     kernel: [k, n], of the linear part.
@@ -180,118 +189,52 @@ class Windows(NamedTuple):
   precision: jax.Array
 
 
-def windows(image_shape, *, context: int = 1, hidden: int = 256, steps: int = 3000):
+def windows(image_shape: tuple[int, int, int], *, context: int = 1, hidden: int = 256, steps: int = 3000) -> Decoder:
   """Returns a `Decoder` of our own, which is as local as the features are.
 
-  A feature of convolutions and poolings sees a window of the image, the same for all places. Its pixels are regressed
-  on the features within `context` places: by least squares in closed form, whose error a hidden layer of ReLUs then
-  learns. Where windows overlap, they are averaged by how well each of them knows the pixel. As all places share the
-  weights, a few hundred auxiliary images are many samples. The linear part is affine, so that of a mixture of features,
-  whose shares add up to one, it makes the same mixture of images.
+  A feature of convolutions and poolings sees a window of the image, the same for all places. The pixels of the window
+  are regressed on the features within `context` places: by least squares in closed form, whose error a hidden layer of
+  ReLUs then learns. Where windows overlap, they are averaged, each weighted by its precision at the pixel. All places
+  share the weights, so that a few hundred auxiliary images are many samples. The linear part is affine: a mixture of
+  features whose shares add up to one is decoded to the same mixture of images.
 
   Args:
     image_shape: (H, W, C).
-    context: how many features on each side are taken beside a window's own.
-    hidden: ReLUs of the hidden layer; 0 leaves the linear part alone.
-    steps: of the hidden layer's training, Adam from 0.001 down along a cosine, on all windows of four images each.
+    context: how many features on each side are used beside a window's own.
+    hidden: ReLUs of the hidden layer; 0 for the linear part alone.
+    steps: of the hidden layer's training by Adam, on all windows of four images each. The learning rate decays from
+      0.001 along a cosine.
+
+  Raises:
+    UsageError: for a setting out of range; when run, for images that are too small for the features.
   """
   errors.check_number('windows(context)', context, low=0, integer=True)
   errors.check_number('windows(hidden)', hidden, low=0, integer=True)
   errors.check_number('windows(steps)', steps, low=1, integer=True)
-  channels = image_shape[-1]
+  height, width, channels = image_shape
 
-  def fit(key, features, images):
-    moments = summed(products, features, images)
-    split = (2 * context + 1) ** 2 * features.shape[-1]
-    mean, moments = moments[-1, :-1] / moments[-1, -1], moments[:-1, :-1] / moments[-1, -1]
-    moments = moments - np.outer(mean, mean)
-    inside, across = moments[:split, :split], moments[:split, split:]
-    # Features are collinear where there are more of them than pixels that they see.
-    kernel = np.linalg.solve(inside + 1e-6 * np.trace(inside) / split * np.eye(split), across)
-    offset = mean[split:] - mean[:split] @ kernel
-    layer = np.zeros((split, hidden)), np.zeros(hidden), np.zeros((hidden, len(offset)))
-    weights = Windows(*(jnp.asarray(x, jnp.float32) for x in (kernel, offset, *layer, np.ones_like(offset))))
+  def fit(key: jax.Array, features: jax.Array, images: jax.Array) -> Windows:
+    weights, mean, spread = _least_squares(features, images, context, hidden)
     if hidden:
-      spread = np.sqrt(np.maximum(np.diag(inside), 1e-6 * np.trace(inside) / split))
-      weights = trained(key, weights, *(jnp.asarray(x, jnp.float32) for x in (mean[:split], spread)), features, images)
-    error = summed(functools.partial(errors_of, weights), features, images)
+      weights = _trained(key, weights, mean, spread, features, images, context=context, steps=steps)
+    error = _summed(functools.partial(_squared_errors, weights, context=context), features, images)
     precision = 1 / (error / error.mean() + 1e-6)
     return weights._replace(precision=jnp.asarray(precision / precision.mean(), jnp.float32))
 
-  def summed(function, features, images, chunk=100):
-    """Returns the sum over all images of what `function` says of some of them, in float64."""
-    parts = (slice(start, start + chunk) for start in range(0, len(images), chunk))
-    return sum(np.asarray(function(features[part], images[part]), np.float64) for part in parts)
-
-  @jax.jit
-  def products(features, images):
-    """Returns AᵀA of the rows (features around a window, its pixels, 1)."""
-    around, pixels = _around(features, context), seen(features, images)
-    table = jnp.concatenate([around, pixels, jnp.ones_like(pixels[..., :1])], axis=-1)
-    table = table.reshape(-1, table.shape[-1])
-    return jnp.matmul(table.T, table, precision=jax.lax.Precision.HIGHEST)
-
-  @jax.jit
-  def errors_of(weights, features, images):
-    return jnp.sum(jnp.square(predicted(weights, convolved(features)) - seen(features, images)), axis=(0, 1, 2))
-
-  def seen(features, images):
-    """Returns the windows that the features see, [N, h, w, n]."""
-    places = _places(image_shape, features.shape)
-    pixels = jnp.stack([images[:, rows, columns] for rows, columns in places], axis=3)
-    return pixels.reshape(*pixels.shape[:3], -1)
-
-  @jax.jit
-  def trained(key, weights, mean, spread, features, images):
-    """Returns the weights with a hidden layer that has learnt the linear part's error."""
-    inner = jax.random.normal(jax.random.fold_in(key, 0), weights.inner.shape) * math.sqrt(2 / len(mean))
-    start = inner, weights.threshold, weights.outer
-
-    def layer(params):
-      """Returns the weights whose hidden layer takes features of mean 0 and variance 1, as Adam needs them."""
-      inner, threshold, outer = params
-      inner = inner / spread.reshape(-1, 1)
-      return weights._replace(inner=inner, threshold=threshold - mean @ inner, outer=outer)
-
-    def loss(params, state, key):
-      chosen = jax.random.randint(key, (4,), 0, len(images))
-      # On CPU the gradient of a matrix product is faster than that of a convolution.
-      found = predicted(layer(params), functools.partial(jnp.matmul, _around(features[chosen], context)))
-      return jnp.mean(jnp.square(found - seen(features[chosen], images[chosen]))), state
-
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, steps))
-    return layer(_minimised(jax.random.fold_in(key, 1), loss, start, (), steps, optimizer)[0])
-
-  def predicted(weights, multiplied):
-    """Returns each place's window, [N, h, w, n]; `multiplied` takes [k, m] to [N, h, w, m]."""
-    found = multiplied(weights.kernel) + weights.offset.reshape(1, 1, 1, -1)
-    if hidden:
-      inside = jax.nn.relu(multiplied(weights.inner) + weights.threshold.reshape(1, 1, 1, -1))
-      found = found + jnp.matmul(inside, weights.outer, precision=jax.lax.Precision.HIGHEST)
-    return found
-
-  def convolved(features):
-    """Returns a kernel [k, m] -> its products with the features around each place, [N, h, w, m]."""
-    side, padded = 2 * context + 1, _padded(features, context)
-    settings = {'dimension_numbers': ('NHWC', 'HWIO', 'NHWC'), 'precision': jax.lax.Precision.HIGHEST}
-    return lambda kernel: jax.lax.conv_general_dilated(
-      padded, kernel.reshape(side, side, features.shape[-1], -1), (1, 1), 'VALID', **settings
-    )
-
-  def decode(weights, features):
-    places = _places(image_shape, features.shape)
+  def decode(weights: Windows, features: jax.Array) -> jax.Array:
+    places = _places((height, width), features.shape)
     precision = weights.precision.reshape(1, 1, 1, len(places), channels)
 
-    def overlapped(values):
+    def overlapped(values: jax.Array) -> jax.Array:
       """Returns the sum of windows [N, h, w, places, C] at their places in the image, weighted."""
       values, zero = values * precision, jnp.zeros((), values.dtype)
-      # Padding is a third of a scatter's time on CPU.
+      # Padding takes a third of the time of a scatter on CPU.
       return sum(
         jax.lax.pad(values[..., i, :], zero, ((0, 0, 0), *(_spread(s, n) for s, n in sides), (0, 0, 0)))
-        for i, sides in enumerate(zip(place, image_shape[:2], strict=True) for place in places)
+        for i, sides in enumerate(zip(place, (height, width), strict=True) for place in places)
       )
 
-    found = predicted(weights, convolved(features))
+    found = _predicted(weights, _convolved(features, context))
     found = found.reshape(*found.shape[:3], len(places), channels)
     total = overlapped(jnp.ones_like(found[:1]))
     return overlapped(found) / jnp.where(total == 0, 1.0, total)
@@ -299,11 +242,116 @@ def windows(image_shape, *, context: int = 1, hidden: int = 256, steps: int = 30
   return Decoder(fit, decode)
 
 
-def _minimised(key, loss, params, state, steps, optimizer):
-  """Returns (params, state) after so many steps on `loss`, (params, state, key) -> (loss, state)."""
+def _least_squares(
+  features: jax.Array, images: jax.Array, context: int, hidden: int
+) -> tuple[Windows, np.ndarray, np.ndarray]:
+  """Returns `Windows` of the linear part alone, and the features' means and standard deviations [k]."""
+  moments = _summed(functools.partial(_products, context=context), features, images)
+  split = (2 * context + 1) ** 2 * features.shape[-1]
+  mean, moments = moments[-1, :-1] / moments[-1, -1], moments[:-1, :-1] / moments[-1, -1]
+  moments = moments - np.outer(mean, mean)
+  inside, across = moments[:split, :split], moments[:split, split:]
+  least = 1e-6 * np.trace(inside) / split
+  # Features are collinear where there are more of them than pixels that they see.
+  kernel = np.linalg.solve(inside + least * np.eye(split), across)
+  offset = mean[split:] - mean[:split] @ kernel
+  layer = np.zeros((split, hidden)), np.zeros(hidden), np.zeros((hidden, len(offset)))
+  weights = Windows(*(jnp.asarray(x, jnp.float32) for x in (kernel, offset, *layer, np.ones_like(offset))))
+  return weights, mean[:split], np.sqrt(np.maximum(np.diag(inside), least))
+
+
+@functools.partial(jax.jit, static_argnames=('context', 'steps'))
+def _trained(
+  key: jax.Array,
+  weights: Windows,
+  mean: np.ndarray,
+  spread: np.ndarray,
+  features: jax.Array,
+  images: jax.Array,
+  *,
+  context: int,
+  steps: int,
+) -> Windows:
+  """Returns the weights with a hidden layer that has learnt the linear part's error."""
+  mean, spread = (jnp.asarray(x, jnp.float32) for x in (mean, spread))
+  inner = jax.random.normal(jax.random.fold_in(key, 0), weights.inner.shape) * math.sqrt(2 / len(mean))
+  start = inner, weights.threshold, weights.outer
+
+  def layer(params: tuple) -> Windows:
+    """Returns the weights whose hidden layer takes features of mean 0 and variance 1, as Adam needs them."""
+    inner, threshold, outer = params
+    inner = inner / spread.reshape(-1, 1)
+    return weights._replace(inner=inner, threshold=threshold - mean @ inner, outer=outer)
+
+  def loss(params: tuple, state: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
+    chosen = jax.random.randint(key, (4,), 0, len(images))
+    # On CPU the gradient of a matrix product is faster than that of a convolution.
+    found = _predicted(layer(params), functools.partial(jnp.matmul, _around(features[chosen], context)))
+    return jnp.mean(jnp.square(found - _seen(features[chosen], images[chosen]))), state
+
+  optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, steps))
+  return layer(_minimised(jax.random.fold_in(key, 1), loss, start, (), steps, optimizer)[0])
+
+
+def _summed(
+  function: Callable[[jax.Array, jax.Array], jax.Array], features: jax.Array, images: jax.Array, chunk: int = 100
+) -> np.ndarray:
+  """Returns the sum of `function` over chunks of the images, in float64."""
+  parts = (slice(start, start + chunk) for start in range(0, len(images), chunk))
+  return sum(np.asarray(function(features[part], images[part]), np.float64) for part in parts)
+
+
+@functools.partial(jax.jit, static_argnames='context')
+def _products(features: jax.Array, images: jax.Array, *, context: int) -> jax.Array:
+  """Returns AᵀA of the rows (features around a window, its pixels, 1)."""
+  around, pixels = _around(features, context), _seen(features, images)
+  table = jnp.concatenate([around, pixels, jnp.ones_like(pixels[..., :1])], axis=-1)
+  table = table.reshape(-1, table.shape[-1])
+  return jnp.matmul(table.T, table, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.partial(jax.jit, static_argnames='context')
+def _squared_errors(weights: Windows, features: jax.Array, images: jax.Array, *, context: int) -> jax.Array:
+  """Returns the squared error of each pixel of a window, summed over all windows, [n]."""
+  found = _predicted(weights, _convolved(features, context))
+  return jnp.sum(jnp.square(found - _seen(features, images)), axis=(0, 1, 2))
+
+
+def _seen(features: jax.Array, images: jax.Array) -> jax.Array:
+  """Returns the windows that the features see, [N, h, w, n]."""
+  places = _places(images.shape[1:3], features.shape)
+  pixels = jnp.stack([images[:, rows, columns] for rows, columns in places], axis=3)
+  return pixels.reshape(*pixels.shape[:3], -1)
+
+
+def _predicted(weights: Windows, multiplied: Callable[[jax.Array], jax.Array]) -> jax.Array:
+  """Returns the window of each place, [N, h, w, n]; `multiplied` maps a kernel [k, m] to [N, h, w, m]."""
+  found = multiplied(weights.kernel) + weights.offset.reshape(1, 1, 1, -1)
+  if weights.threshold.size:
+    inside = jax.nn.relu(multiplied(weights.inner) + weights.threshold.reshape(1, 1, 1, -1))
+    found = found + jnp.matmul(inside, weights.outer, precision=jax.lax.Precision.HIGHEST)
+  return found
+
+
+def _convolved(features: jax.Array, context: int) -> Callable[[jax.Array], jax.Array]:
+  """Returns a function: kernel [k, m] -> its products with the features around each place, [N, h, w, m]."""
+  side, padded = 2 * context + 1, _padded(features, context)
+  settings: dict[str, Any] = {
+    'dimension_numbers': ('NHWC', 'HWIO', 'NHWC'),
+    'precision': jax.lax.Precision.HIGHEST,
+  }
+  return lambda kernel: jax.lax.conv_general_dilated(
+    padded, kernel.reshape(side, side, features.shape[-1], -1), (1, 1), 'VALID', **settings
+  )
+
+
+def _minimised(
+  key: jax.Array, loss: Loss, params: Tree, state: Tree, steps: int, optimizer: optax.GradientTransformation
+) -> tuple[Tree, Tree]:
+  """Returns (params, state) after `steps` steps on a loss."""
   optimizer = lenient(optimizer)
 
-  def one_step(carry, index):
+  def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
     params, state, moments = carry
     gradient, state = jax.grad(loss, has_aux=True)(params, state, jax.random.fold_in(key, index))
     updates, moments = optimizer.update(gradient, moments, params)
@@ -314,11 +362,12 @@ def _minimised(key, loss, params, state, steps, optimizer):
   return params, state
 
 
-def _upsampled(x):
+def _upsampled(x: jax.Array) -> jax.Array:
+  """Returns [N, 2h, 2w, C], each entry of [N, h, w, C] repeated."""
   return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
 
 
-def _around(features, context):
+def _around(features: jax.Array, context: int) -> jax.Array:
   """Returns for each place the features within `context` places of it, [N, h, w, (2·context + 1)²·c]."""
   height, width = features.shape[1:3]
   padded = _padded(features, context)
@@ -326,20 +375,20 @@ def _around(features, context):
   return jnp.concatenate([padded[:, i : i + height, j : j + width] for i in offsets for j in offsets], axis=-1)
 
 
-def _spread(places, pixels):
+def _spread(places: slice, pixels: int) -> tuple[int, int, int]:
   """Returns (pixels before, pixels behind, pixels between) of a slice's places, as `jax.lax.pad` takes them."""
   taken = range(pixels)[places]
   return taken[0], pixels - 1 - taken[-1], taken.step - 1
 
 
-def _padded(features, context):
+def _padded(features: jax.Array, context: int) -> jax.Array:
   return jnp.pad(features, ((0, 0), (context, context), (context, context), (0, 0)), mode='edge')
 
 
-def _places(image_shape, feature_shape):
-  """Returns for each pixel of a window the (rows, columns) at which it stands in the image, as slices."""
+def _places(sides_of_image: tuple[int, int], feature_shape: tuple[int, ...]) -> list[tuple[slice, slice]]:
+  """Returns for each pixel of a window its (rows, columns) in the image, as slices over all windows."""
   sides = []
-  for pixels, places in zip(image_shape[:2], feature_shape[1:3], strict=True):
+  for pixels, places in zip(sides_of_image, feature_shape[1:3], strict=True):
     stride = max(1, pixels // places)
     last = stride * (places - 1)
     if pixels <= last:
@@ -348,14 +397,4 @@ def _places(image_shape, feature_shape):
   return [(rows, columns) for rows in sides[0] for columns in sides[1]]
 
 
-REGISTRY = {'table_iii': table_iii, 'table_iv': table_iv, 'windows': windows}
-
-
-def parse(text, image_shape):
-  """Returns the `Decoder` that `text` describes, as `windows(context=1)`, for images of a shape.
-
-  Raises:
-    UsageError: for an unknown name or setting.
-  """
-  factory, static, numeric = specs.resolve(specs.parse(text, 'decoder'), REGISTRY, 'decoder')
-  return factory(image_shape, **static, **numeric)
+REGISTRY: dict[str, Callable[..., Decoder]] = {'table_iii': table_iii, 'table_iv': table_iv, 'windows': windows}

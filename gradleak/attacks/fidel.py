@@ -1,21 +1,25 @@
-"""Fidel: what each neuron of the first dense layer says of the private samples (Enthoven & Al-Ars 2021, section II).
+"""Fidel: reads the private samples from the neurons of the first dense layer (Enthoven & Al-Ars 2021, section II).
 
 For s = xW + b and any loss, ∂ℓ/∂W_j = x·∂ℓ/∂s_j and ∂ℓ/∂b_j = ∂ℓ/∂s_j, so that their quotient is the layer's input: the
-image itself in a dense network, the features of the convolutions in others. For a batch it is a mixture of inputs,
-weighted by the samples' shares in the neuron, and one of them alone wherever the others' shares are negligible. Both
-gradients of a neuron scale alike, so that a delta of one plain SGD step gives the same quotients as its gradient; the
-delta of several batches and epochs gives mixtures over all of them.
+image itself in a dense network, the features of the convolutions in others. For a batch the quotient is a mixture of
+inputs, weighted by the samples' shares in the neuron; it is a single input where all other shares are negligible. A
+scale of the update cancels, so that the delta of one plain SGD step gives the same quotients as the gradient. The delta
+of several batches and epochs gives mixtures over all of them.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradleak import errors, trees
-from gradleak.attacks import base, closed_form
+from gradleak.attacks import base
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.federated import Client, Observation
 from gradleak.models.model import require
+from gradleak.trees import Layer, Tree
 
 # Neurons whose reconstructions correlate by this much hold the same image.
 _SAME = 0.99
@@ -25,15 +29,15 @@ class PartialReconstructions(NamedTuple):
   """One reconstruction per neuron.
 
   Attributes:
-    inputs: [neurons, in]; zeros where the neuron says nothing.
-    alive: bool [neurons], whether it says anything: a dead ReLU, or one that dropout took out, has no gradient.
+    inputs: [neurons, in]; zeros for neurons without a gradient.
+    alive: bool [neurons], whether there is one: a dead ReLU, or one that dropout removed, has none.
   """
 
   inputs: jax.Array
   alive: jax.Array
 
 
-def partial_reconstructions(kernel_update, bias_update):
+def partial_reconstructions(kernel_update: jax.Array, bias_update: jax.Array) -> PartialReconstructions:
   """Returns the `PartialReconstructions` ΔW_j / Δb_j of a dense layer.
 
   Args:
@@ -47,10 +51,10 @@ def partial_reconstructions(kernel_update, bias_update):
   return PartialReconstructions(_where_alive(alive, inputs), alive)
 
 
-def up_to_scale(kernel_update):
+def up_to_scale(kernel_update: jax.Array) -> PartialReconstructions:
   """Returns the `PartialReconstructions` of a layer whose bias gradient is unknown: ΔW_j, its largest entry at ±1.
 
-  The scale is lost, and with it the sign: correlate them by their absolute value.
+  Scale and sign are lost; compare images with them by the absolute value of the correlation.
 
   Args:
     kernel_update: [in, neurons], a gradient or a delta.
@@ -62,35 +66,35 @@ def up_to_scale(kernel_update):
   return PartialReconstructions(_where_alive(alive, inputs), alive)
 
 
-def from_update(layers, update, *, bias: bool = True):
+def from_update(layers: Sequence[Layer], update: Tree, *, bias: bool = True) -> PartialReconstructions:
   """Returns the `PartialReconstructions` of a model's first dense layer.
 
   Args:
-    layers: the model's, a sequence of `trees.Layer`.
+    layers: the model's, in forward order.
     update: a gradient or a delta, a tree shaped like its parameters.
     bias: whether the bias gradient is used.
 
   Raises:
     UsageError: if the model has no dense layer with a bias.
   """
-  kernel, shares = (trees.get(update, path) for path in closed_form.first_dense_layer(layers, update))
+  kernel, shares = (trees.get(update, path) for path in first_dense_layer(layers, update))
   return partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
 
 
-def combined(kernel_update, bias_update, sent=None):
-  """Returns the input [in] that all neurons together say a single sample had (section II-B).
+def combined(kernel_update: jax.Array, bias_update: jax.Array, sent: jax.Array | None = None) -> jax.Array:
+  """Returns the input [in] of a single sample, from all neurons together (section II-B).
 
-  The least-squares solution of ΔW_j = x·Δb_j, pixel by pixel over the neurons that sent it: against noise, and where
-  an upload withholds a part of its entries.
+  The least-squares solution of ΔW_j = x·Δb_j, pixel by pixel over the neurons that sent it. It is less sensitive to
+  noise than one neuron, and works where an upload withholds some entries.
 
   Args:
     kernel_update: [in, neurons], a gradient or a delta.
     bias_update: [neurons].
-    sent: bool [in, neurons], which entries of `kernel_update` arrived; None for all. A pixel of which no neuron sent
-      anything is zero.
+    sent: bool [in, neurons], which entries of `kernel_update` were sent; None for all. Pixels that no neuron sent are
+      zero.
   """
   size = jnp.abs(bias_update).max()
-  shares = bias_update / jnp.where(size > 0, size, jnp.ones_like(size))  # whose squares neither overflow nor underflow
+  shares = bias_update / jnp.where(size > 0, size, jnp.ones_like(size))  # so that squares do not overflow or underflow
   sent = jnp.ones(kernel_update.shape, bool) if sent is None else sent
   shares = jnp.where(sent, shares.reshape(1, -1), jnp.zeros_like(kernel_update))
   squares = jnp.sum(shares**2, axis=1)
@@ -99,27 +103,28 @@ def combined(kernel_update, bias_update, sent=None):
   return jnp.where(known, products / jnp.where(known, squares * size, jnp.ones_like(squares)), jnp.zeros_like(products))
 
 
-def _where_alive(alive, inputs):
+def _where_alive(alive: jax.Array, inputs: jax.Array) -> jax.Array:
   return jnp.where(alive.reshape(-1, 1), inputs, jnp.zeros_like(inputs))
 
 
-def fidel(client, *, bias: bool = True, candidates: int = 4):
-  """Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer sees the image: one image per neuron.
+@base.attack(citation='Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates. 2021.')
+def fidel(client: Client, *, bias: bool = True, candidates: int = 4) -> base.Attack:
+  """Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
 
-  Of neurons that hold the same image the surest is kept; the surest are those whose image lies in [0, 1], and among
-  them those with the largest share in the bias gradient. Closed-form, without labels.
+  Of neurons with the same image one is kept. Images in [0, 1] come first, and among them those with the largest bias
+  gradient. Closed-form; it returns no labels.
 
   Args:
     client: the `Client` whose model is attacked.
-    bias: whether the bias gradient is used; without it, images are known up to their scale and sign.
-    candidates: how many images are returned for each private one, at most one per neuron.
+    bias: whether the bias gradient is used; without it, images are known up to scale and sign.
+    candidates: images returned per private one, at most one per neuron.
 
   Raises:
-    UsageError: for candidates below 1; when run, for a model whose first dense layer does not see the image.
+    UsageError: for candidates below 1; when run, for a model whose first dense layer does not take the image.
   """
   errors.check_number('fidel(candidates)', candidates, low=1, integer=True)
 
-  def read(observation):
+  def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     kernel, shares = (trees.get(observation.update, path) for path in image_layer(layers, observation))
     inputs, alive = partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
@@ -129,13 +134,13 @@ def fidel(client, *, bias: bool = True, candidates: int = 4):
   return base.closed_form(read)
 
 
-def image_layer(layers, observation):
+def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the paths of the (kernel, bias) of the first dense layer.
 
   Raises:
     UsageError: if there is none, or its input is not the image.
   """
-  found = closed_form.first_dense_layer(layers, observation.update)
+  found = first_dense_layer(layers, observation.update)
   size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.image_shape[1:])
   if size != pixels:
     raise errors.UsageError(
@@ -145,12 +150,12 @@ def image_layer(layers, observation):
   return found
 
 
-def surest_first(inputs, shares, alive):
-  """Returns the order of the partial reconstructions, int32 [neurons]; what repeats a surer one goes behind the others.
+def surest_first(inputs: jax.Array, shares: jax.Array, alive: jax.Array) -> jax.Array:
+  """Returns the order of the partial reconstructions, int32 [neurons]; those that repeat an earlier one come last.
 
   Args:
     inputs: [neurons, in].
-    shares: [neurons], the bias gradient, which says where rounding matters least.
+    shares: [neurons], the bias gradient; rounding matters least where it is large.
     alive: bool [neurons].
   """
   beyond = beyond_box(inputs)
@@ -163,6 +168,6 @@ def surest_first(inputs, shares, alive):
   return order[jnp.argsort(repeats | ~alive[order], stable=True)]
 
 
-def beyond_box(inputs):
+def beyond_box(inputs: jax.Array) -> jax.Array:
   """Returns by how much each of [K, in] leaves [0, 1] at most, [K]; negative within."""
   return jnp.maximum(jnp.max(-inputs, axis=1), jnp.max(inputs - 1, axis=1))

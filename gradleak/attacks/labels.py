@@ -5,13 +5,20 @@ mean_i(p_ic − y_ic), negative only if c is a label; the weight gradient is the
 as the negative of a gradient.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from gradleak import errors, trees
+from gradleak.federated import Observation
+from gradleak.models import Model
+from gradleak.trees import Tree
 
 
-def last_layer(model, update, image_shape, num_classes):
+def last_layer(
+  model: Model, update: Tree, image_shape: tuple[int, ...], num_classes: int
+) -> tuple[jax.Array, jax.Array]:
   """Returns (weight gradient [features, classes], bias gradient [classes]) of the classifying layer.
 
   Raises:
@@ -33,8 +40,8 @@ def last_layer(model, update, image_shape, num_classes):
   return kernel, biases[0]
 
 
-def idlg(kernel, bias, count):
-  """The class whose weight gradients sum to the least (Zhao et al. 2020, eq. 4); one sample only."""
+def idlg(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+  """Returns the class with the least sum of weight gradients (Zhao et al. 2020, eq. 4), int [1]; for one sample."""
   del bias
   if count != 1:
     raise errors.UsageError(
@@ -43,8 +50,8 @@ def idlg(kernel, bias, count):
   return jnp.argmin(jnp.sum(kernel, axis=0))[None]
 
 
-def yin(kernel, bias, count):
-  """The `count` classes with the least minimal weight gradient (Yin et al. 2021, eq. 6).
+def yin(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+  """Returns the `count` classes with the least minimal weight gradient (Yin et al. 2021, eq. 6).
 
   Assumes features ≥ 0 and no class twice; a batch larger than the number of classes is an error.
   """
@@ -57,10 +64,10 @@ def yin(kernel, bias, count):
   return jnp.argsort(jnp.min(kernel, axis=0))[:count]
 
 
-def _greedy(scores, impact, count):
-  """Takes each class of negative score once, lowest first, then the lowest again and again, each costing `impact`."""
+def _greedy(scores: jax.Array, impact: jax.Array, count: int) -> jax.Array:
+  """Takes each class of negative score once, lowest first, then the lowest until `count`; each costs `impact`."""
 
-  def take(i, carry):
+  def take(i: jax.Array, carry: tuple) -> tuple:
     scores, untaken, labels = carry
     # While negative classes remain untaken, the next is one of them.
     remaining = untaken & (scores < 0)
@@ -72,8 +79,8 @@ def _greedy(scores, impact, count):
   return jax.lax.fori_loop(0, count, take, start)[2]
 
 
-def bias_corrected(kernel, bias, count):
-  """Classes of negative bias gradient first, then the most negative after subtracting one sample's mean impact.
+def bias_corrected(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+  """Returns classes of negative bias gradient, then the most negative less one sample's mean impact for each label.
 
   The impact of one sample is the sum of the negative entries over the batch size (as in the rule's public form).
   """
@@ -81,19 +88,26 @@ def bias_corrected(kernel, bias, count):
   return _greedy(bias, jnp.sum(jnp.minimum(bias, 0.0)) / count, count)
 
 
-def wainakh(kernel, bias, count):
-  """Label leakage from gradients (Wainakh et al. 2022, LLG without auxiliary data): as above on the sums of weight
-  gradients, with the impact (1 + 1/classes)·Σ negative sums / batch size.
+def wainakh(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+  """Label leakage from gradients (Wainakh et al. 2022, LLG without auxiliary data).
+
+  As `bias_corrected`, on the sums of weight gradients, with the impact (1 + 1/classes)·Σ negative sums / batch size.
   """
   del bias
   sums = jnp.sum(kernel, axis=0)
   return _greedy(sums, jnp.sum(jnp.minimum(sums, 0.0)) * (1 + 1 / kernel.shape[1]) / count, count)
 
 
-RULES = {'idlg': idlg, 'yin': yin, 'bias_corrected': bias_corrected, 'wainakh': wainakh}
+# Name -> (weight gradient [features, classes], bias gradient [classes], number of samples) -> labels, int [samples].
+RULES: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
+  'idlg': idlg,
+  'yin': yin,
+  'bias_corrected': bias_corrected,
+  'wainakh': wainakh,
+}
 
 
-def infer(rule, model, observation):
+def infer(rule: str, model: Model, observation: Observation) -> jax.Array:
   """Returns the labels that `rule` reads from an observation, int32 [N] sorted.
 
   Raises:

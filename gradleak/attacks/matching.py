@@ -5,32 +5,36 @@ distances, priors, optimizers and starts; see `gradleak.attacks.presets`. Deltas
 same way, since the client simulation is the client's own code.
 """
 
+import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
-from gradleak.attacks import closed_form
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.federated import Client, Observation
 from gradleak.models import model as models
+from gradleak.trees import Tree
 
 
-def squared_euclidean(simulated, observed, weights=None):
+def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns Σ_l w_l ‖a_l − b_l‖² over the tensors (Zhu et al. 2019, eq. 4)."""
   difference = trees.subtract(simulated, observed)
   return trees.inner_product(difference, _weighted(difference, weights))
 
 
-def cosine(simulated, observed, weights=None):
+def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
   return 1 - trees.cosine(*_both_weighted(simulated, observed, weights))
 
 
-def chordal(simulated, observed, weights=None):
+def chordal(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
   return _between_directions(*_both_weighted(simulated, observed, weights))
 
@@ -66,14 +70,14 @@ def _length(tree):
   return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
 
 
-def dense_input(simulated, observed, weights=None, *, layers):
+def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers: Sequence[trees.Layer]) -> jax.Array:
   """Returns 1 − the cosine between the inputs of the first dense layer, which both updates of one sample give away.
 
   ∂W = x·∂bᵀ, whatever happens behind the layer: randomness there, as PRECODE's, is no protection of what stands in
   front (Balunović et al. 2022).
   """
   del weights
-  kernel, bias = closed_form.first_dense_layer(layers, observed)
+  kernel, bias = first_dense_layer(layers, observed)
 
   def read(update):
     return trees.get(update, kernel) @ trees.get(update, bias)
@@ -123,7 +127,7 @@ LAYER_WEIGHTS = {
 }
 
 
-def layer_weights(model, params, image_shape, mode):
+def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...], mode: str) -> Tree:
   """Returns a tree of scalars that weights each tensor in the distance, or None for 'uniform'.
 
   'linear' weights the l-th of L layers by l/L, 'early' by 2^(−8·l/L). Needs a model that offers `layers`.
@@ -139,14 +143,16 @@ def layer_weights(model, params, image_shape, mode):
   )
 
 
-def total_variation(images):
-  """Returns the anisotropic total variation, mean |∂x/∂row| + mean |∂x/∂column|; images [N, H, W, C]."""
-  rows = jnp.mean(jnp.abs(images[:, 1:] - images[:, :-1]))
-  columns = jnp.mean(jnp.abs(images[:, :, 1:] - images[:, :, :-1]))
-  return rows + columns
+def total_variation(images: jax.Array) -> jax.Array:
+  """Returns the anisotropic total variation, mean |∂x/∂row| + mean |∂x/∂column|; images [N, H, W, C].
+
+  Along a side of one pixel there is no difference, and nothing is added.
+  """
+  rows, columns = images[:, 1:] - images[:, :-1], images[:, :, 1:] - images[:, :, :-1]
+  return sum((jnp.mean(jnp.abs(x)) for x in (rows, columns) if x.size), jnp.zeros((), images.dtype))
 
 
-def class_average(labels, class_means):
+def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array:
   """Returns the mean auxiliary image of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
 
   Raises:
@@ -160,7 +166,13 @@ def class_average(labels, class_means):
   return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
 
 
-def start_images(start, key, shape, labels=None, class_means=None):
+def start_images(
+  start: Any,
+  key: jax.Array,
+  shape: tuple[int, ...],
+  labels: jax.Array | None = None,
+  class_means: jax.Array | None = None,
+) -> jax.Array:
   """Returns the first dummy images.
 
   'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5, 'class_average' the mean image of each sample's class; or they
@@ -182,14 +194,18 @@ def start_images(start, key, shape, labels=None, class_means=None):
   return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
 
 
-def clipped(update, observation):
+def clipped(update: Tree, observation: Observation) -> Tree:
   """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
   return trees.clip(update, observation.clip)
 
 
-def compared(update, observation):
-  """Returns the update with zeros where the attacker does not compare."""
-  return update if observation.compared is None else trees.withhold(update, observation.compared)
+def weighed(update: Tree, observation: Observation) -> Tree:
+  """Returns the update, each entry times the root of its weight: the squared distance of two is then weighted."""
+  if observation.weights is None:
+    return update
+  return jax.tree.map(
+    lambda u, w: jnp.where(w > 0, u * jnp.sqrt(w.astype(u.dtype)), jnp.zeros_like(u)), update, observation.weights
+  )
 
 
 class MatchState(NamedTuple):
@@ -209,33 +225,166 @@ class MatchState(NamedTuple):
   count: jax.Array
   dummy: dict
   labels: jax.Array
-  optimizer: object
+  optimizer: Any
   best: tuple
   objective_start: jax.Array
   diverged_step: jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
+class Matching:
+  """Gradient matching of one client; the pure functions of an `Attack` are its methods.
+
+  Attributes:
+    client, distance, layer_weighting, tv, l2, box, start, decoys, prior, tolerance: as `gradient_matching` takes them.
+    optimizer: of the dummy samples, with support for extra arguments.
+  """
+
+  client: Client
+  optimizer: optax.GradientTransformationExtraArgs
+  distance: str
+  layer_weighting: str
+  tv: float | jax.Array
+  l2: float | jax.Array
+  box: bool
+  start: Any
+  decoys: int
+  prior: float | jax.Array
+  tolerance: float | jax.Array
+
+  def losses(self, observation: Observation, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) at images and labels (probabilities)."""
+    simulated = self.client.local_update(None, observation.variables, images, labels).update
+    image_shape = observation.image_shape[1:]
+    weights = layer_weights(self.client.model, observation.update, image_shape, self.layer_weighting)
+    options = {}
+    if self.distance == 'dense_input':
+      options['layers'] = models.require(self.client.model, 'layers')(image_shape)
+    observed = weighed(observation.update, observation)
+    apart = DISTANCES[self.distance](
+      weighed(clipped(simulated, observation), observation), observed, weights, **options
+    )
+    weight = self.tv + self.prior * UNITS[self.distance](observed)
+    return apart + weight * total_variation(images) + self.l2 * jnp.mean(jnp.square(images)), apart
+
+  def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) at dummy samples."""
+    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
+    images = dummy['images']
+    if self.decoys:
+      images = jnp.concatenate([images, dummy['decoys']])
+      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+    return self.losses(observation, images, labels)
+
+  def init(self, key: jax.Array, observation: Observation) -> MatchState:
+    """Returns the state before the first step."""
+    image_key, label_key = jax.random.split(key)
+    knowledge = observation.knowledge
+    given = observation.labels
+    if knowledge.labels == 'inferred':
+      inferred = label_rules.infer(knowledge.label_inference, self.client.model, observation)
+      given = jax.nn.one_hot(inferred, given.shape[1])
+    of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
+    images = start_images(self.start, image_key, observation.image_shape, of_class, observation.class_means)
+    dummy = {'images': images}
+    if knowledge.labels == 'optimised':
+      dummy['logits'] = jax.random.normal(label_key, given.shape)
+    if self.decoys:
+      keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]  # the other streams do not depend on decoys
+      dummy['decoys'] = jax.random.normal(keys[0], (self.decoys * images.shape[0], *images.shape[1:]))
+      dummy['decoy_logits'] = jax.random.normal(keys[1], (self.decoys * given.shape[0], given.shape[1]))
+    infinite = jnp.asarray(jnp.inf, jnp.float32)
+    return MatchState(
+      jnp.zeros((), jnp.int32),
+      dummy,
+      given,
+      self.optimizer.init(dummy),
+      (dummy, infinite, infinite),
+      infinite,
+      jnp.full((), -1, jnp.int32),
+    )
+
+  def arrived(self, best: tuple, observation: Observation) -> jax.Array:
+    """Returns whether the best distance is as low as the noise, or the tolerance, allows."""
+    observed = weighed(observation.update, observation)
+    floor = FLOORS[self.distance](observation.noise, trees.squared_norm(observed))
+    near = self.tolerance * UNITS[self.distance](observed)
+    return ((observation.noise > 0) & (best[2] <= floor)) | ((self.tolerance > 0) & (best[2] <= near))
+
+  def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
+    """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
+    improved = (objective < state.best[1]) & ~self.arrived(state.best, observation) & (state.diverged_step < 0)
+    return jax.tree.map(functools.partial(jnp.where, improved), (state.dummy, objective, apart), state.best)
+
+  def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
+    """Returns the state after one evaluation and update, and what is reported."""
+    value_and_grad = jax.value_and_grad(self.evaluate, has_aux=True)
+    (objective, apart), gradient = value_and_grad(state.dummy, state, observation)
+    updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
+    dummy = optax.apply_updates(state.dummy, updates)
+    if self.box:
+      dummy |= {name: jnp.clip(dummy[name], 0.0, 1.0) for name in ('images', 'decoys') if name in dummy}
+    first = state.count == 0
+    # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
+    finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
+    diverged = jnp.where((state.diverged_step < 0) & ~finite, state.count, state.diverged_step)
+    state = MatchState(
+      state.count + 1,
+      dummy,
+      state.labels,
+      optimizer_state,
+      self.better(state, objective, apart, observation),
+      jnp.where(first, objective, state.objective_start),
+      diverged,
+    )
+    ended = self.arrived(state.best, observation)
+    reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
+    info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
+    return state, info
+
+  def reconstruct(self, state: MatchState, observation: Observation) -> Reconstruction:
+    """Returns the best dummy samples."""
+    dummy, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
+    chosen = dummy.get('logits', state.labels)
+    diverged = state.diverged_step >= 0
+    lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
+    return Reconstruction(
+      dummy['images'] + lost,
+      jnp.argmax(chosen, axis=-1).astype(jnp.int32),
+      objective + lost,
+      jnp.where(diverged, jnp.inf, apart),
+      state.objective_start,
+      state.diverged_step,
+    )
+
+  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the objective at the private samples; NaN with decoys, as the client's own are not part of the truth."""
+    if self.decoys:
+      return jnp.full((), jnp.nan, jnp.float32)
+    return self.losses(observation, images, labels)[0]
+
+
 def gradient_matching(
-  client,
-  optimizer,
-  num_steps,
+  client: Client,
+  optimizer: optax.GradientTransformation,
+  num_steps: int,
   *,
-  distance='squared_euclidean',
-  layer_weighting='uniform',
-  tv=0.0,
-  l2=0.0,
-  box=False,
-  start='normal',
-  decoys=0,
-  prior=0.0,
-  tolerance=0.0,
-  labels='known',
-):
+  distance: str = 'squared_euclidean',
+  layer_weighting: str = 'uniform',
+  tv: float | jax.Array = 0.0,
+  l2: float | jax.Array = 0.0,
+  box: bool = False,
+  start: Any = 'normal',
+  decoys: int = 0,
+  prior: float | jax.Array = 0.0,
+  tolerance: float | jax.Array = 0.0,
+  labels: str = 'known',
+) -> Attack:
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
 
   What the attacker knows of a defense reaches it as data in the observation: the simulated update is clipped to the
-  norm that is known, both are compared where that says something, and where the noise is known the search ends at the
-  distance that the truth would have (Morozov's discrepancy principle): beyond, it would fit the noise.
+  norm that is known, entries are compared by their weights, and where the noise is known the search ends at the
+  distance that the truth would have (Morozov's discrepancy principle): a lower one fits the noise.
 
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
@@ -267,110 +416,25 @@ def gradient_matching(
   errors.check_number('tolerance', tolerance, low=0, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
   errors.check_number('decoys', decoys, low=0, high=8, integer=True)
-  measure = DISTANCES[distance]
-  optimizer = optax.with_extra_args_support(optimizer)
-
-  def losses(observation, images, labels):
-    """Returns (objective, distance)."""
-    simulated = client.local_update(None, observation.variables, images, labels).update
-    weights = layer_weights(client.model, observation.update, observation.image_shape[1:], layer_weighting)
-    options = {}
-    if distance == 'dense_input':
-      options['layers'] = models.require(client.model, 'layers')(observation.image_shape[1:])
-    observed = compared(observation.update, observation)
-    apart = measure(compared(clipped(simulated, observation), observation), observed, weights, **options)
-    weight = tv + prior * UNITS[distance](observed)
-    return apart + weight * total_variation(images) + l2 * jnp.mean(jnp.square(images)), apart
-
-  def evaluate(dummy, state, observation):
-    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
-    images = dummy['images']
-    if decoys:
-      images = jnp.concatenate([images, dummy['decoys']])
-      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
-    return losses(observation, images, labels)
-
-  def init(key, observation):
-    image_key, label_key = jax.random.split(key)
-    knowledge = observation.knowledge
-    given = observation.labels
-    if knowledge.labels == 'inferred':
-      given = jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
-    of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
-    images = start_images(start, image_key, observation.image_shape, of_class, observation.class_means)
-    dummy = {'images': images}
-    if knowledge.labels == 'optimised':
-      dummy['logits'] = jax.random.normal(label_key, given.shape)
-    if decoys:
-      keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]  # the other streams stay what they were
-      dummy['decoys'] = jax.random.normal(keys[0], (decoys * images.shape[0], *images.shape[1:]))
-      dummy['decoy_logits'] = jax.random.normal(keys[1], (decoys * given.shape[0], given.shape[1]))
-    infinite = jnp.asarray(jnp.inf, jnp.float32)
-    return MatchState(
-      jnp.zeros((), jnp.int32),
-      dummy,
-      given,
-      optimizer.init(dummy),
-      (dummy, infinite, infinite),
-      infinite,
-      jnp.full((), -1, jnp.int32),
-    )
-
-  def arrived(best, observation):
-    observed = compared(observation.update, observation)
-    floor = FLOORS[distance](observation.noise, trees.squared_norm(observed))
-    near = tolerance * UNITS[distance](observed)
-    return ((observation.noise > 0) & (best[2] <= floor)) | ((tolerance > 0) & (best[2] <= near))
-
-  def better(state, objective, apart, observation):
-    """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
-    improved = (objective < state.best[1]) & ~arrived(state.best, observation) & (state.diverged_step < 0)
-    return jax.tree.map(functools.partial(jnp.where, improved), (state.dummy, objective, apart), state.best)
-
-  def step(state, observation):
-    value_and_grad = jax.value_and_grad(evaluate, has_aux=True)
-    (objective, apart), gradient = value_and_grad(state.dummy, state, observation)
-    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
-    dummy = optax.apply_updates(state.dummy, updates)
-    if box:
-      dummy |= {name: jnp.clip(dummy[name], 0.0, 1.0) for name in ('images', 'decoys') if name in dummy}
-    first = state.count == 0
-    # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
-    finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
-    diverged = jnp.where((state.diverged_step < 0) & ~finite, state.count, state.diverged_step)
-    state = MatchState(
-      state.count + 1,
-      dummy,
-      state.labels,
-      optimizer_state,
-      better(state, objective, apart, observation),
-      jnp.where(first, objective, state.objective_start),
-      diverged,
-    )
-    ended = arrived(state.best, observation)
-    reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
-    info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
-    return state, info
-
-  def reconstruct(state, observation):
-    dummy, objective, apart = better(state, *evaluate(state.dummy, state, observation), observation)
-    chosen = dummy.get('logits', state.labels)
-    diverged = state.diverged_step >= 0
-    lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction, whatever it passed on its way
-    return Reconstruction(
-      dummy['images'] + lost,
-      jnp.argmax(chosen, axis=-1).astype(jnp.int32),
-      objective + lost,
-      jnp.where(diverged, jnp.inf, apart),
-      state.objective_start,
-      state.diverged_step,
-    )
-
-  def objective(observation, images, labels):
-    if decoys:  # the client's own decoys are not part of the truth
-      return jnp.full((), jnp.nan, jnp.float32)
-    return losses(observation, images, labels)[0]
-
+  matching = Matching(
+    client,
+    optax.with_extra_args_support(optimizer),
+    distance,
+    layer_weighting,
+    tv,
+    l2,
+    box,
+    start,
+    decoys,
+    prior,
+    tolerance,
+  )
   return Attack(
-    init, step, reconstruct, objective, num_steps, labels, isinstance(start, str) and start == 'class_average'
+    matching.init,
+    matching.step,
+    matching.reconstruct,
+    matching.objective,
+    num_steps,
+    labels,
+    isinstance(start, str) and start == 'class_average',
   )

@@ -1,38 +1,45 @@
 """Passive peeling: a batch's images and labels, exactly, from the gradient of a dense ReLU network at known weights.
 
-Named after the idea; the published form is the passive variant of Shariati & Alambardar Meybodi (2026), of which we
-know a description only, and claim no parity. In the first dense layer, neuron j holds
+The published form is the passive variant of Shariati & Alambardar Meybodi (2026). We know only a description of it, and
+do not claim the same results. In the first dense layer, neuron j holds
 
   ∂L/∂W_j = (1/B) Σ_i δ_ij x_i  and  ∂L/∂b_j = (1/B) Σ_i δ_ij,
 
-and ReLU sets δ_ij = 0 for the samples that leave j inactive. Where a single sample is left, the quotient is its image.
-Whether that is so shows by itself: an image and a label determine the gradient they cause, and a mixture of images
-causes another one than the neuron holds. Certified samples are subtracted, which leaves other neurons with a single
-one, and so on, as a fountain code is decoded.
+and ReLU sets δ_ij = 0 for the samples that do not activate j. If one sample is left, the quotient is its image. This
+can be checked: an image and a label determine the gradient that they cause, and for a mixture of images it differs from
+the one that the neuron holds. Samples that pass the check are certified. Subtracting them leaves other neurons with one
+sample, and so on, as in decoding a fountain code.
 
-The published certificate compares the bias gradient alone, one number per neuron. Here the rows of the second layer's
-weight gradient count too, which hold relu(z_j)·δ' of the same samples and the same neuron: as many equations as the
-second layer has neurons, so that a candidate of one neuron can be certified in float32 as well.
+The published check compares the bias gradient alone, one number per neuron. Here the rows of the second layer's weight
+gradient are compared, too, which hold relu(z_j)·δ' of the same samples and the same neuron. These are as many equations
+as the second layer has neurons, so that a candidate of one neuron can be certified in float32 as well.
 
-All runs on the host, in NumPy float64, whatever the precision of the gradient: it is short of no time, and every
-rounding error of one sample is noise in the next.
+It runs on the host, in NumPy float64, whatever the precision of the gradient: a rounding error in one sample is noise
+in the samples found later.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.attacks import base, fidel
+from gradleak.attacks import base
+from gradleak.attacks.fidel import image_layer
+from gradleak.federated import Client, Observation
 from gradleak.models.model import require
+from gradleak.trees import Layer, Tree
 
-# Mismatches up to here are rounding errors of float64 and need no ranking.
+Dense = tuple[np.ndarray, np.ndarray]  # (kernel [in, out], bias [out]) of a layer, or their gradients
+
+# Mismatches up to this are rounding errors of float64; their order does not matter.
 _ROUNDING = 1e-10
-# Mismatches from here on may be bettered, by at most so many neurons, so many times before the next candidates.
+# Images with a larger mismatch are refined: from so many other neurons, and so many times before the next candidates.
 _EXACT, _TRIED, _SWEEPS = 1e-13, 6, 3
-# Candidates within so many tolerances may be one image, which must not be subtracted twice.
+# Candidates within so many tolerances are taken for one image, which must not be subtracted twice.
 _NEAR = 100
-# Differences beyond this are no small changes of the logits, and no sensitivity excuses them.
+# Larger mismatches are not small changes of the logits, and are not divided by the sensitivity.
 _SMALL = 1e-2
 _TINY = np.finfo(np.float64).tiny
 
@@ -43,10 +50,10 @@ class Peeled(NamedTuple):
   Attributes:
     images: float64 [K, in], inputs of the first dense layer.
     labels: int64 [K].
-    mismatch: float64 [K], the relative difference between the gradient that each implies and the one observed, over
-      its `_sensitivity`: about the relative error of the image.
+    mismatch: float64 [K], the relative difference between the gradient that each implies and the one observed, divided
+      by its `_sensitivity`: about the relative error of the image.
     neurons: bool [K, neurons], those that held this sample alone when it was found.
-    unexplained: the share of the first layer's bias gradient, as norms, that no certified sample explains.
+    unexplained: the norm of the first layer's bias gradient that no certified sample explains, over its whole norm.
   """
 
   images: np.ndarray
@@ -57,7 +64,7 @@ class Peeled(NamedTuple):
 
 
 class _Gradient(NamedTuple):
-  """What peeling reads of a gradient, or of a part of it.
+  """The parts of a gradient that peeling uses.
 
   Attributes:
     incoming: of the first layer's weights, [neurons, in].
@@ -70,11 +77,11 @@ class _Gradient(NamedTuple):
   outgoing: np.ndarray
 
 
-def dense_layers(layers, tree):
+def dense_layers(layers: Sequence[Layer], tree: Tree) -> list[Dense]:
   """Returns the (kernel [in, out], bias [out]) of every layer, as `peel` takes parameters and gradients.
 
   Args:
-    layers: the model's, a sequence of `trees.Layer` in forward order.
+    layers: the model's, in forward order.
     tree: its parameters, or a gradient.
 
   Raises:
@@ -84,8 +91,8 @@ def dense_layers(layers, tree):
   return [tuple(np.asarray(trees.get(tree, path), np.float64) for path in layer.paths) for layer in layers]
 
 
-def check_dense(layers, tree):
-  """Raises the `UsageError` of `dense_layers`; shapes are enough."""
+def check_dense(layers: Sequence[Layer], tree: Tree) -> None:
+  """Raises the `UsageError` of `dense_layers`; `tree` may hold shapes only."""
   pairs = [[trees.get(tree, path) for path in layer.paths] for layer in layers]
   for layer, pair in zip(layers, pairs, strict=True):
     if [leaf.ndim for leaf in pair] != [2, 1] or pair[0].shape[1] != pair[1].shape[0]:
@@ -94,19 +101,26 @@ def check_dense(layers, tree):
     raise errors.UsageError(f'peeling needs a hidden layer: the model has {len(pairs)} layer')
 
 
-def peel(layers, gradients, batch_size, *, tolerance=1e-4, box=(0.0, 1.0)):
+def peel(
+  layers: Sequence[Dense],
+  gradients: Sequence[Dense],
+  batch_size: int,
+  *,
+  tolerance: float = 1e-4,
+  box: tuple[float, float] = (0.0, 1.0),
+) -> Peeled:
   """Returns the `Peeled` samples of a batch.
 
   Args:
-    layers: (kernel [in, out], bias [out]) of all layers in forward order, ReLU between them, at the weights where the
-      gradient was taken; see `dense_layers`.
+    layers: (kernel [in, out], bias [out]) of all layers in forward order, ReLU between them, at the weights of the
+      gradient; see `dense_layers`.
     gradients: the same for the gradient of the mean cross-entropy over the batch.
     batch_size: number of samples behind the gradient.
-    tolerance: the largest mismatch that certifies a sample. About that share of an image may be foreign: 1e-4 stands
-      for some 80 dB; 1e-2 withstands more noise, and lets errors of 50 dB pass.
-    box: the range of pixels; candidates beyond it, by more than the tolerance, are mixtures.
+    tolerance: the largest mismatch that certifies a sample, about the relative error of its image: 1e-4 is some 80 dB;
+      1e-2 tolerates more noise, and errors of 50 dB.
+    box: the range of pixels; candidates that leave it by more than the tolerance are mixtures.
 
-  An image that stands in the batch twice is never certified: its neurons hold twice what it implies.
+  An image that is in the batch twice is never certified: its neurons hold twice the gradient that it implies.
 
   Raises:
     UsageError: for a batch size below 1, or a tolerance outside [0, 1].
@@ -132,11 +146,11 @@ def peel(layers, gradients, batch_size, *, tolerance=1e-4, box=(0.0, 1.0)):
   return Peeled(images, labels, mismatch, neurons, float(np.linalg.norm(left.shares) / whole) if whole else 0.0)
 
 
-def implied_gradients(rest, z, labels):
-  """Returns what each sample's cross-entropy hands back to the first two layers.
+def implied_gradients(rest: Sequence[Dense], z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the gradients of each sample's cross-entropy at the first two layers.
 
   Args:
-    rest: (kernel, bias) of the layers behind the first.
+    rest: the layers behind the first.
     z: the first layer's pre-activations, [N, neurons].
     labels: int [N].
 
@@ -150,7 +164,7 @@ def implied_gradients(rest, z, labels):
   return backward, second
 
 
-def _forward(rest, z):
+def _forward(rest: Sequence[Dense], z: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
   """Returns the pre-activations of all layers, a list from z to the logits, and the probabilities."""
   pre_activations = [z]
   for kernel, bias in rest:
@@ -159,31 +173,37 @@ def _forward(rest, z):
   return pre_activations, probabilities / probabilities.sum(axis=1, keepdims=True)
 
 
-def _implied(layers, images, labels, batch_size):
-  """Returns z, the share in each neuron and ∂L/∂z of the second layer of K samples in a batch's mean."""
+def _implied(
+  layers: Sequence[Dense], images: np.ndarray, labels: np.ndarray, batch_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns z of K samples, and their ∂L/∂z of the first and the second layer, L the batch's mean loss."""
   z = images @ layers[0][0] + layers[0][1]
   to_first, to_second = implied_gradients(layers[1:], z, labels)
   return z, to_first / batch_size, to_second / batch_size
 
 
-def _left(layers, observed, images, labels, batch_size):
+def _left(
+  layers: Sequence[Dense], observed: _Gradient, images: np.ndarray, labels: np.ndarray, batch_size: int
+) -> tuple[_Gradient, tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """Returns the `_Gradient` that K samples leave unexplained, and what `_implied` returns of them."""
   z, shares, second = implied = _implied(layers, images, labels, batch_size)
   explained = _Gradient(shares.T @ images, shares.sum(axis=0), np.maximum(z, 0).T @ second)
   return _Gradient(*map(np.subtract, observed, explained)), implied
 
 
-def _certify(layers, left, batch_size, tolerance, box):
+def _certify(
+  layers: Sequence[Dense], left: _Gradient, batch_size: int, tolerance: float, box: tuple[float, float]
+) -> list[tuple[np.ndarray, int, float, np.ndarray]]:
   """Returns (image, label, mismatch, neurons that hold it) of the candidates that explain their neurons.
 
-  Those of one round differ in mismatch by a factor of ten at most (or by rounding errors): a neuron that holds a
-  second, much fainter sample can pass, and spoils what is left of that one if it is subtracted too early.
+  The mismatches of one round differ by a factor of ten at most, or by rounding errors. A neuron that holds a second
+  sample with a much smaller share can pass, and subtracting its image too early spoils what is left of that sample.
   """
   neurons, candidates = _candidates(left, box, tolerance)
   z = candidates @ layers[0][0] + layers[0][1]
   classes = np.arange(len(layers[-1][1]))
 
-  def mismatch_of(z, labels, held):
+  def mismatch_of(z: np.ndarray, labels: Any, held: np.ndarray) -> np.ndarray:
     return _mismatch(layers[1:], z, labels, held, left.shares[held], left.outgoing[held], batch_size)
 
   passed = [mismatch_of(z, c, neurons[:, np.newaxis]) <= tolerance for c in classes]
@@ -197,14 +217,14 @@ def _certify(layers, left, batch_size, tolerance, box):
     by_label = mismatch_of(np.tile(z[i], (len(classes), 1)), classes, np.flatnonzero(held)[np.newaxis])
     if by_label.min() <= tolerance:
       taken |= distance <= _NEAR * tolerance
-      weights = left.shares[held]  # what all its neurons say of the image, each by the size of its share
+      weights = left.shares[held]  # the image by least squares over all its neurons
       image = weights @ left.incoming[held] / (weights @ weights)
       found.append((image, by_label.argmin(), by_label.min(), held))
   bar = max(_ROUNDING, 10 * min((mismatch for _, _, mismatch, _ in found), default=0.0))
   return sorted((entry for entry in found if entry[2] <= bar), key=lambda entry: entry[2])
 
 
-def _candidates(left, box, slack):
+def _candidates(left: _Gradient, box: tuple[float, float], slack: float) -> tuple[np.ndarray, np.ndarray]:
   """Returns the neurons whose quotient could be an image, the largest share first, and the quotients."""
   with np.errstate(all='ignore'):
     quotients = left.incoming / left.shares[:, np.newaxis]
@@ -214,22 +234,31 @@ def _candidates(left, box, slack):
   return neurons, quotients[neurons]
 
 
-def _mismatch(rest, z, labels, neurons, shares, rows, batch_size):
-  """Returns by which share each candidate would have to change for its gradient to be what its neurons hold, [N].
+def _mismatch(
+  rest: Sequence[Dense],
+  z: np.ndarray,
+  labels: Any,
+  neurons: np.ndarray,
+  shares: np.ndarray,
+  rows: np.ndarray,
+  batch_size: int,
+) -> np.ndarray:
+  """Returns by which share each candidate would have to change so that its gradient is that of its neurons, [N].
 
   Args:
-    rest: (kernel, bias) of the layers behind the first.
+    rest: the layers behind the first.
     z: of N candidates, [N, neurons].
     labels: theirs, [N], or one for all.
     neurons: M for each, int [N, M], or for all, [1, M].
-    shares, rows: what these hold of the bias gradient and of the second layer's, […, M] and […, M, its neurons].
+    shares, rows: their part of the first layer's bias gradient, […, M], and of the second layer's weight gradient,
+      […, M, its neurons].
     batch_size: number of samples behind the gradient.
   """
   to_first, to_second = implied_gradients(rest, z, labels)
   at = np.arange(len(z))[:, np.newaxis], neurons
   implied = to_first[at], np.maximum(z[at], 0)[..., np.newaxis] * to_second[:, np.newaxis]
 
-  def norm(x):
+  def norm(x: np.ndarray) -> np.ndarray:
     return np.sqrt((x**2).sum(axis=tuple(range(1, x.ndim))))
 
   pairs = zip(implied, (shares, rows), strict=True)
@@ -237,11 +266,11 @@ def _mismatch(rest, z, labels, neurons, shares, rows, batch_size):
   return np.where(mismatch <= _SMALL, mismatch / _sensitivity(rest, z, labels), mismatch)
 
 
-def _sensitivity(rest, z, labels):
+def _sensitivity(rest: Sequence[Dense], z: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """Returns the relative change of each sample's error at the logits over that of the logits, [N], at least 1.
 
-  Where the network is sure and right, the error is the exponential of a logit that is some 20 to 30 below the highest,
-  at the published weights, and rounding errors of an image stand in its share as many times larger.
+  For a sample that is classified correctly with confidence, the error is the exponential of a logit that is some 20 to
+  30 below the highest, at the published weights. Relative rounding errors are as many times larger in its share.
   """
   (*_, logits), others = _forward(rest, z)
   change = np.abs(logits - (others * logits).sum(axis=1, keepdims=True))
@@ -249,12 +278,19 @@ def _sensitivity(rest, z, labels):
   return np.maximum((others * change).sum(axis=1) / np.maximum(others.sum(axis=1), _TINY), 1)
 
 
-def _take_again(layers, observed, images, labels, mismatch, batch_size):
-  """Returns the certified images, each from the neuron that certifies it best now, and their mismatches.
+def _take_again(
+  layers: Sequence[Dense],
+  observed: _Gradient,
+  images: np.ndarray,
+  labels: np.ndarray,
+  mismatch: np.ndarray,
+  batch_size: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the certified images, each from the neuron with the least mismatch now, and their mismatches.
 
-  An image keeps what else its neuron held, too faint to be noticed, and spoils what is left of every neuron that it is
-  subtracted from. The fainter sample is absent from half of these, though, and the more of the others are known, and
-  the better, the more neurons hold an image as good as alone.
+  An image contains what else its neuron held with a share too small to be noticed. This error spreads to every neuron
+  that the image is subtracted from. About half of these do not hold the other sample, and the more samples are known,
+  the more neurons hold an image nearly alone: they give it with a smaller error.
   """
   images, mismatch = images.copy(), mismatch.copy()
   for _ in range(_SWEEPS):
@@ -262,7 +298,7 @@ def _take_again(layers, observed, images, labels, mismatch, batch_size):
     foreign = np.linalg.norm(left.incoming, axis=1)
     with np.errstate(all='ignore'):
       ratio = foreign / np.abs(shares)
-    nearest = np.argsort(ratio, axis=1)[:, :_TRIED]  # NaN, a share of 0 of nothing, comes last
+    nearest = np.argsort(ratio, axis=1)[:, :_TRIED]  # NaN, of 0 / 0, comes last
     usable = np.isfinite(np.take_along_axis(ratio, nearest, axis=1)) & (mismatch > _EXACT)[:, np.newaxis]
     samples, neurons = np.nonzero(usable)[0], nearest[usable]
     alone = left.shares[neurons] + shares[samples, neurons]
@@ -281,25 +317,26 @@ def _take_again(layers, observed, images, labels, mismatch, batch_size):
   return images, mismatch
 
 
-def peeling(client, *, tolerance: float = 1e-4):
-  """Peeling as an attack on dense networks of ReLU neurons: `peel` on the host, the images and labels it certifies.
+@base.attack(citation='Passive peeling, after Shariati, Alambardar Meybodi, 2026.')
+def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
+  """Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
 
   Args:
     client: the `Client` that is attacked; it must share the gradient of cross-entropy.
-    tolerance: as `peel` takes it; in float32 an honest sample's mismatch is about 1e-5.
+    tolerance: as `peel` takes it; in float32 the mismatch of a sample that is alone in its neuron is about 1e-5.
 
   Raises:
     UsageError: for a tolerance outside [0, 1]; when run, for another network or a client that shares its delta.
   """
   errors.check_number('peeling(tolerance)', tolerance, low=0, high=1)
 
-  def read(observation):
+  def read(observation: Observation) -> tuple[jax.Array, jax.Array]:
     base.require_gradient('peeling', observation)
     layers = require(client.model, 'layers')(observation.image_shape[1:])
-    fidel.image_layer(layers, observation)
+    image_layer(layers, observation)
     check_dense(layers, observation.update)
 
-    def found(params, update, batch_size, tolerance):
+    def found(params: Tree, update: Tree, batch_size: int, tolerance: Any) -> tuple[np.ndarray, np.ndarray]:
       known, observed = dense_layers(layers, params), dense_layers(layers, update)
       peeled = peel(known, observed, batch_size, tolerance=float(tolerance))
       return peeled.images, peeled.labels

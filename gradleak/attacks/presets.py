@@ -1,46 +1,64 @@
 """Published attacks as settings of gradient matching.
 
-Each takes the simulated client first; the keyword arguments are settings, and their defaults the published values (of
-the authors' code where the paper is silent). One annotated `float` is traced, the others are structure.
+The keyword arguments are settings. Their defaults are the published values; where the paper does not state one, that of
+the authors' code. Settings annotated `float` are traced, the others decide the compilation. `csdlg(tv=1e-6)` is the
+attack with its settings, `csdlg(tv=1e-6)(client)` its functions for the client that is simulated.
 """
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
+from gradleak.attacks.base import Attack, AttackMethod, attack
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.optimizers import first_order, lbfgs
+from gradleak.federated import Client
+
+DLG = 'Zhu, Liu, Han: Deep Leakage from Gradients. NeurIPS 2019.'
+IDLG = 'Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020.'
+CSDLG = (
+  'Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients – How Easy Is It to Break Privacy in Federated Learning? '
+  'NeurIPS 2020.'
+)
 
 
-def _settings(*, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0):
+def _settings(*, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0) -> None:
   """Settings of `gradient_matching` that all presets have."""
 
 
-def _preset(function):
-  """Lists these where `function` takes `**shared`, for `gradleak.specs` and `help`."""
-  own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
-  shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in own}
-  function.__signature__ = inspect.Signature([*own.values(), *shared.values()])
-  return function
+def _preset(
+  citation: str, label_rule: str = 'bias_corrected'
+) -> Callable[[Callable[..., Attack]], Callable[..., AttackMethod]]:
+  """Returns the decorator of a matching attack: `_settings` are listed where the function takes `**shared`."""
+
+  def decorate(function: Callable[..., Attack]) -> Callable[..., AttackMethod]:
+    own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
+    shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in own}
+    function.__signature__ = inspect.Signature([*own.values(), *shared.values()])
+    return attack(citation=citation, reads=('weights', 'noise', 'clip'), label_rule=label_rule)(function)
+
+  return decorate
 
 
-@_preset
-def dlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared):
+@_preset(DLG)
+def dlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
   """Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
-  Ours goes back where a step does not descend, so it does not explode; a step is one evaluation.
+  Ours has a line search, so that it does not diverge. One step is one evaluation.
   """
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='optimised', **shared)
 
 
-@_preset
-def idlg(client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared):
+@_preset(IDLG, 'idlg')
+def idlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
   """Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first."""
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='inferred', **shared)
 
 
-@_preset
+@_preset(CSDLG)
 def csdlg(
-  client,
+  client: Client,
   *,
   steps: int = 24_000,
   learning_rate: float = 0.1,
@@ -52,8 +70,8 @@ def csdlg(
   box: bool = True,
   layer_weighting: str = 'uniform',
   l2: float = 0.0,
-  **shared,
-):
+  **shared: Any,
+) -> Attack:
   """Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
   24,000 steps and TV 1e-4 are the published command line's; the CIFAR notebooks use TV 1e-6, the library 1e-1 unsigned.
@@ -72,23 +90,28 @@ def csdlg(
   )
 
 
-@_preset
-def csdlg_lbfgs(client, *, steps: int = 3000, history: int = 100, tv: float = 0.0, **shared):
+@_preset(CSDLG)
+def csdlg_lbfgs(client: Client, *, steps: int = 3000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
   """OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known."""
   return gradient_matching(client, lbfgs(history=history), steps, distance='cosine', tv=tv, labels='known', **shared)
 
 
-@_preset
+@_preset(CSDLG)
 def csdlg_fast(
-  client, *, steps: int = 2000, learning_rate: float = 0.03, tv: float = 1e-4, start: str = 'constant', **shared
-):
-  """What csDLG minimises and knows, in a twelfth of its steps: Adam on the plain gradient, cosine decay, from grey.
+  client: Client,
+  *,
+  steps: int = 2000,
+  learning_rate: float = 0.03,
+  tv: float = 1e-4,
+  start: str = 'constant',
+  **shared: Any,
+) -> Attack:
+  """The objective and knowledge of csDLG, in a twelfth of its steps: Adam on the plain gradient, cosine decay, grey.
 
-  The sign makes every pixel move as far as the rate says until that has decayed; Adam with a memory of a hundred steps
-  lets those rest that have arrived.
+  With the sign, every pixel moves by the learning rate in each step until that has decayed. Adam with a memory of a
+  hundred steps makes small steps for pixels that have converged.
   """
   return csdlg(
-    client,
     steps=steps,
     learning_rate=learning_rate,
     tv=tv,
@@ -98,22 +121,22 @@ def csdlg_fast(
     decay='cosine',
     start=start,
     **shared,
-  )
+  )(client)
 
 
-@_preset
-def dga(client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared):
+@_preset(DLG)
+def dga(client: Client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
   """GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels."""
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='known', **shared)
 
 
-@_preset
-def gia(client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, **shared):
+@_preset(CSDLG)
+def gia(client: Client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
   """GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps."""
-  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, **shared)
+  return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, **shared)(client)
 
 
-@_preset
-def gs(client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, **shared):
+@_preset(CSDLG)
+def gs(client: Client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
   """DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known."""
-  return csdlg(client, steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, **shared)
+  return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, **shared)(client)

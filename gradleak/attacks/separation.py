@@ -5,17 +5,18 @@ row of a dense layer's gradient is a mixture of the batch's N inputs,
 
   ∂L/∂W_j = Σ_i s_ij x_i  and  ∂L/∂b_j = Σ_i s_ij,
 
-so that the rows, each with its bias gradient behind it, are S [X, 1]: N unknown sources whose last entry is 1. Whatever
-finds a source up to a factor, that entry tells the factor, and with it scale and sign; the truth is not needed.
+so that the rows, each with its bias gradient appended, are S [X, 1]: N unknown sources whose last entry is 1. A method
+that finds a source up to a factor can therefore tell the factor, and with it scale and sign, without the truth.
 
-Blind methods hold something for true of the sources: FastICA, that they are independent; NMF, that they are not
-negative; the Cocktail Party Attack (Kariyappa et al., ICML 2023), that they are smooth. For those a delta of one plain
-SGD step is as good as a gradient. Ours, `alternating`, holds nothing for true of images: it knows the network, which
-gives every image its shares.
+Blind methods assume something of the sources: FastICA, that they are independent; NMF, that they are not negative; the
+Cocktail Party Attack (Kariyappa et al., ICML 2023), that they are smooth. For these a delta of one plain SGD step is as
+good as a gradient. Ours, `alternating`, assumes nothing of images: it computes the share of each image from the known
+network.
 """
 
 import math
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +24,28 @@ import numpy as np
 import optax
 
 from gradleak import errors, trees
-from gradleak.attacks import closed_form, fidel
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import last_layer
+from gradleak.federated import Client
 from gradleak.models.model import per_example_loss, require
 from gradleak.strictness import lenient
+from gradleak.trees import Tree
 
 _GAUSSIAN = 0.37456  # the mean of log cosh of a standard normal variable
-_SLACK = 1e-3  # how far rounding may take a mixture beyond the range of pixels
+_SLACK = 1e-3  # how far a mixture may leave the range of pixels by rounding
 
 
-def fast_ica(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
+def fast_ica(
+  kernel_update: Any, bias_update: Any, batch_size: int, *, iterations: int = 400, seed: int = 0
+) -> np.ndarray:
   """Returns the sources that FastICA (scikit-learn, log cosh) finds, float64 [K, in], K ≤ N; on the host.
 
   Args:
     kernel_update: [in, neurons], a gradient or a delta. Pixels are the observations, neurons the channels.
     bias_update: [neurons].
-    batch_size: N. K is less where the rows have a lower rank, as their precision tells it.
-    iterations: at most; the separation is taken as it then is.
+    batch_size: N. K is the rank of the rows at their precision, if that is less.
+    iterations: the most; the separation is then used whether or not it has converged.
     seed: of the start.
 
   Raises:
@@ -57,11 +63,11 @@ def fast_ica(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
   return _scaled(ica.components_ @ rows)
 
 
-def nmf(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
+def nmf(kernel_update: Any, bias_update: Any, batch_size: int, *, iterations: int = 400, seed: int = 0) -> np.ndarray:
   """Returns the sources of a non-negative matrix factorisation (scikit-learn), float64 [K, in], K ≤ N; on the host.
 
-  It takes the neurons whose quotient ∂W_j/∂b_j lies in the range of pixels: mixtures with weights of both signs need
-  not be positive. Arguments and errors as of `fast_ica`.
+  It uses the neurons whose quotient ∂W_j/∂b_j lies in the range of pixels, since mixtures with weights of both signs
+  may be negative. Arguments and errors as of `fast_ica`.
   """
   from sklearn.decomposition import NMF
 
@@ -81,9 +87,9 @@ def nmf(kernel_update, bias_update, batch_size, *, iterations=400, seed=0):
 
 
 def cocktail_party(
-  kernel_update,
-  bias_update,
-  image_shape,
+  kernel_update: jax.Array,
+  bias_update: jax.Array,
+  image_shape: tuple[int, int, int, int],
   *,
   steps: int = 25_000,
   learning_rate: float = 1e-3,
@@ -91,13 +97,13 @@ def cocktail_party(
   decorrelation: float = 1.47,
   temperature: float = 12.4,
   negentropy: float = 0.0,
-):
+) -> jax.Array:
   """Returns the sources that the Cocktail Party Attack finds (Kariyappa et al. 2023, section 4), [N, in]. Pure JAX.
 
-  The rows are centred and whitened; a square unmixing matrix, its rows at length 1, is found by Adam. What separates is
-  the total variation: the published code's negentropy is E[log cosh s]², the larger the less it has of a normal
-  variable's 0.37. Here it is (E[log cosh s] − 0.37)² (Hyvärinen & Oja 2000, eq. 25), and off by default. The published
-  sign is chosen by the truth, scales by each image's range; here the bias gradient tells both.
+  The rows are centred and whitened; Adam finds a square unmixing matrix with rows of length 1. The total variation
+  separates the sources. The published code adds E[log cosh s]² as negentropy, which does not measure the distance from
+  a normal variable's 0.37. Here it is (E[log cosh s] − 0.37)² (Hyvärinen & Oja 2000, eq. 25), and off by default. The
+  published code chooses signs by the truth and scales by each image's range; here both follow from the bias gradient.
 
   Args:
     kernel_update: [in, neurons], a gradient or a delta.
@@ -105,9 +111,9 @@ def cocktail_party(
     image_shape: (N, H, W, C); in = H·W·C, N at most the number of neurons.
     steps, learning_rate: of Adam.
     tv: the weight of the mean absolute difference of neighbouring pixels.
-    decorrelation: the weight of exp(temperature · |cos|) − 1, averaged over pairs of rows of the unmixing matrix; the
-      published one was found at 128 samples, and keeps a few from turning at all: 0.1 serves these.
-    temperature: see there.
+    decorrelation: the weight of exp(temperature · |cos|) − 1, averaged over pairs of rows of the unmixing matrix. The
+      published weight was found for 128 samples; for a few it is too large, and 0.1 works.
+    temperature: in the same term.
     negentropy: the weight of the negentropy, which is maximised.
 
   Raises:
@@ -131,7 +137,7 @@ def cocktail_party(
   off_diagonal = 1 - jnp.eye(count, dtype=rows.dtype)
   pairs = jnp.asarray(max(count * (count - 1), 1), rows.dtype)
 
-  def loss(unmixing):
+  def loss(unmixing: jax.Array) -> jax.Array:
     unit = unmixing / jnp.linalg.norm(unmixing, axis=1, keepdims=True)
     images = (unit @ observed[:, :-1]).reshape(image_shape)
     down, across = jnp.abs(jnp.diff(images, axis=1)), jnp.abs(jnp.diff(images, axis=2))
@@ -143,7 +149,7 @@ def cocktail_party(
 
   optimizer = lenient(optax.adam(learning_rate))
 
-  def one_step(_, carry):
+  def one_step(_: jax.Array, carry: tuple) -> tuple:
     unmixing, state = carry
     updates, state = optimizer.update(jax.grad(loss)(unmixing), state, unmixing)
     return optax.apply_updates(unmixing, updates), state
@@ -155,25 +161,35 @@ def cocktail_party(
 
 
 def alternating(
-  key, client, variables, update, labels, image_shape, *, steps: int = 120, damping: float = 0.5, ridge: float = 1e-2
-):
-  """Returns the sources that fit the shares which the network itself gives them, [N, in]; ours. Pure JAX.
+  key: jax.Array,
+  client: Client,
+  variables: Tree,
+  update: Tree,
+  labels: jax.Array,
+  image_shape: tuple[int, int, int, int],
+  *,
+  steps: int = 120,
+  damping: float = 0.5,
+  ridge: float = 1e-2,
+) -> jax.Array:
+  """Returns the sources that agree with the shares which the network gives them, [N, in]; ours. Pure JAX.
 
-  The weights are known: images tell the shares that they would have, by one backward pass each, and shares tell the
-  images, by least squares over the neurons, ∂L/∂W = Sᵀ X. From noise, by turns, with steps that become small. Where the
-  network is untrained a rough image gives nearly its true shares: which neurons it activates is most of them. In a
-  trained one the shares span orders of magnitude, and it starts too far off.
+  The weights are known. The shares of images follow from one backward pass each, and the images from their shares by
+  least squares over the neurons, ∂L/∂W = Sᵀ X. Starting from noise, both are computed in turn, with steps that become
+  smaller. In an untrained network a rough image has nearly the true shares, which depend mostly on the neurons that it
+  activates. In a trained network shares span orders of magnitude, and the start is too far from the solution.
 
   Args:
     key: of the noise.
     client: the `Client`; its model begins with a dense layer, its loss is the batch's mean.
     variables: the model's, at which the gradient was taken.
     update: the gradient, a tree shaped like the parameters.
-    labels: of the samples in any order, probabilities [N, classes]; half of them wrong spoil it, see `counted_labels`.
+    labels: of the samples in any order, probabilities [N, classes]; it fails if half of them are wrong, see
+      `counted_labels`.
     image_shape: (N, H, W, C), N at most the number of neurons.
     steps: how many turns.
     damping: how far the first turn goes towards the solution; the last goes a tenth of that.
-    ridge: what holds back a sample whose share is small, beside 1.
+    ridge: of the least squares, relative to the shares' norms; it slows samples with small shares.
 
   Raises:
     UsageError: for a number out of range, more samples than neurons, or a first dense layer that sees no image.
@@ -182,20 +198,20 @@ def alternating(
   errors.check_number('alternating(damping)', damping, low=0, high=1)
   errors.check_number('alternating(ridge)', ridge, low=0)
   layers = require(client.model, 'layers')(image_shape[1:])
-  found = closed_form.first_dense_layer(layers, update)
+  found = first_dense_layer(layers, update)
   rows = trees.get(update, found[0]).T
   count = _enough('alternating', image_shape[0], rows)
   if rows.shape[1] != math.prod(image_shape[1:]):
     raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not an image of {image_shape[1:]}')
 
-  def shares(image, label):
-    def of_params(params):
+  def shares(image: jax.Array, label: jax.Array) -> jax.Array:
+    def of_params(params: Tree) -> jax.Array:
       given = {**variables, 'params': params}, image.reshape(1, *image_shape[1:]), label.reshape(1, -1)
       return jnp.sum(per_example_loss(client.model, client.loss, *given)[0])
 
     return trees.get(jax.grad(of_params)(variables['params']), found[1]) / jnp.asarray(count, rows.dtype)
 
-  def one_turn(turn, images):
+  def one_turn(turn: jax.Array, images: jax.Array) -> jax.Array:
     held = jax.vmap(shares)(images, labels).T
     size = jnp.linalg.norm(held, axis=0)
     size = jnp.maximum(size, jnp.maximum(1e-6 * size.max(), jnp.finfo(rows.dtype).tiny))
@@ -209,12 +225,13 @@ def alternating(
   return jax.lax.fori_loop(jnp.int32(0), jnp.int32(steps), one_turn, start)
 
 
-def counted_labels(client, variables, update, image_shape):
+def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: tuple[int, int, int, int]) -> jax.Array:
   """Returns the labels of a batch, sorted, int32 [N]; pure JAX.
 
-  The last bias's gradient is mean_i(p_ic − y_ic), so that class c is there N·(mean_i p_ic − ∂b_c) times. The mean
-  prediction is taken over Fidel's quotients in the range of pixels, mixtures of the batch's images: closer to it than
-  rules that take no images (`attacks.labels`), where the network predicts some classes more than others.
+  The last bias's gradient is mean_i(p_ic − y_ic), so that the batch has N·(mean_i p_ic − ∂b_c) samples of class c. The
+  mean prediction is estimated on Fidel's quotients in the range of pixels, which are mixtures of the batch's images.
+  Where the network predicts some classes more often than others, this is more accurate than the rules of
+  `attacks.labels`, which use no images.
 
   Args:
     client: the `Client`, of mean cross-entropy; its model begins with a dense layer.
@@ -223,7 +240,7 @@ def counted_labels(client, variables, update, image_shape):
     image_shape: (N, H, W, C).
   """
   count, *shape = image_shape
-  quotients, alive = fidel.from_update(require(client.model, 'layers')(shape), update)
+  quotients, alive = from_update(require(client.model, 'layers')(shape), update)
   inside = alive & (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
   inside = jnp.where(inside.any(), inside, jnp.ones_like(inside))
   logits, _ = client.model.apply(variables, jnp.clip(quotients, 0, 1).reshape(-1, *shape), False, None)
@@ -239,8 +256,8 @@ def counted_labels(client, variables, update, image_shape):
   return jnp.searchsorted(jnp.cumsum(counts), jnp.arange(count).astype(whole.dtype), side='right').astype(jnp.int32)
 
 
-def _checked(kernel_update, bias_update, batch_size, iterations):
-  """Returns the rows of the living neurons with their bias gradients, float64 at a common size, and their rank or N."""
+def _checked(kernel_update: Any, bias_update: Any, batch_size: int, iterations: int) -> tuple[np.ndarray, int]:
+  """Returns the rows of neurons that have a gradient, with their bias gradients, scaled, float64; and the rank or N."""
   errors.check_number('batch_size', batch_size, low=1, integer=True)
   errors.check_number('iterations', iterations, low=1, integer=True)
   precision = np.finfo(np.asarray(kernel_update).dtype).eps
@@ -251,18 +268,18 @@ def _checked(kernel_update, bias_update, batch_size, iterations):
   return rows / max(values.max(), np.finfo(np.float64).tiny), min(batch_size, rank)
 
 
-def _safe(x):
+def _safe(x: jax.Array) -> jax.Array:
   return jnp.where(x == 0, jnp.ones_like(x), x)
 
 
-def _scaled(sources):
-  """Returns sources [K, in + 1] as images [K, in]: their last entry is 1; one where it is 0 keeps its scale."""
+def _scaled(sources: np.ndarray) -> np.ndarray:
+  """Returns sources [K, in + 1] as images [K, in], divided by their last entry unless that is 0."""
   last = sources[:, -1:]
   return sources[:, :-1] / np.where(last == 0, 1, last)
 
 
-def _enough(method, count, rows):
-  """Returns the number of samples, if rows [neurons, in] can tell so many apart."""
+def _enough(method: str, count: int, rows: jax.Array) -> int:
+  """Returns the number of samples; raises `UsageError` if rows [neurons, in] cannot separate so many."""
   if count > min(rows.shape):
     raise errors.UsageError(f'{method} separates at most {min(rows.shape)} samples here, got {count}')
   return count

@@ -3,23 +3,26 @@
 For a dense layer Z = XW + b in front of a ReLU, ∂L/∂W = Xᵀ ∂L/∂Z has the rank of the batch, B, and so factors as
 (∂L/∂W)ᵀ = L R with L [neurons, B]. A unique Q [B, B] satisfies ∂L/∂Z = (LQ)ᵀ and X = Q⁻¹R, and ReLU makes about half of
 each column Lq zero: a few rows of L in which one column is zero throughout determine that q. Written from a description
-of the paper; it runs on the host, in NumPy float64. Where neurons hardly differ between samples, as on images in [0, 1]
-at random weights, zeros are too few and too common, and it fails; the same images less their mean come apart.
+of the paper. It runs on the host, in NumPy float64. It fails where the same neurons are active for all samples, as for
+images in [0, 1] at random weights; the same images less their mean are separated.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.attacks import base, fidel
+from gradleak.attacks import base
+from gradleak.attacks.fidel import image_layer
+from gradleak.federated import Client, Observation
 from gradleak.models.model import require
+from gradleak.trees import Tree
 
 _ROUND = 10_000  # submatrices that are solved at a time
 _CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
-_INDEPENDENT = 1e-6  # the least singular value of unit vectors that are
-_SINGULAR = -690  # the logarithm of the smallest determinants
+_INDEPENDENT = 1e-6  # the least singular value of unit vectors that count as linearly independent
+_SINGULAR = -690  # the logarithm of the smallest determinant that is not singular
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -27,10 +30,10 @@ class Separated(NamedTuple):
   """What was found.
 
   Attributes:
-    inputs: float64 [B, in] in no order; none, [0, in], unless B directions were found.
-    agreement: the share of (sample, neuron) pairs in which the gradient is zero where the neuron is inactive on the
-      reconstruction and not zero where it is active: 1 but for rounding, if all are right.
-    rank: B, as the gradient's numerical rank tells it.
+    inputs: float64 [B, in] in no order; [0, in] unless B directions were found.
+    agreement: the share of (sample, neuron) pairs for which the gradient is zero if and only if the neuron is inactive
+      on the reconstruction: 1 up to rounding, if all inputs are right.
+    rank: B, the numerical rank of the gradient.
     directions: number of distinct sparse directions found.
   """
 
@@ -41,19 +44,28 @@ class Separated(NamedTuple):
 
 
 def spear(
-  kernel_gradient, bias_gradient, kernel, bias, rng, *, submatrices=300_000, sparsity=0.3, tolerance=None, rank=None
-):
-  """Returns the `Separated` inputs of a dense layer with ReLU.
+  kernel_gradient: Any,
+  bias_gradient: Any,
+  kernel: Any,
+  bias: Any,
+  rng: np.random.Generator,
+  *,
+  submatrices: int = 300_000,
+  sparsity: float = 0.3,
+  tolerance: float | None = None,
+  rank: int | None = None,
+) -> Separated:
+  """Returns the `Separated` inputs of a dense layer with ReLU; none of a gradient that is not finite.
 
   Args:
     kernel_gradient: [in, neurons], of one step at known weights.
     bias_gradient: [neurons].
     kernel, bias: the weights, [in, neurons] and [neurons].
-    rng: a NumPy Generator, which draws the submatrices.
-    submatrices: how many are tried at most; some 2^(B−1)·log B are needed.
-    sparsity: the share of zeros from which a direction counts.
-    tolerance: what counts as zero beside 1; the root of the gradient's precision by default.
-    rank: B, where it is known; under noise the gradient's own rank is full.
+    rng: draws the submatrices.
+    submatrices: how many are tried at most; about 2^(B−1)·log B are needed.
+    sparsity: the least share of zeros in a direction.
+    tolerance: magnitudes up to this count as zero, relative to 1; the root of the gradient's precision by default.
+    rank: B, if it is known; under noise the gradient itself has full rank.
 
   Raises:
     UsageError: for a number out of range.
@@ -65,6 +77,8 @@ def spear(
     errors.check_number('rank', rank, low=1, high=min(np.shape(kernel_gradient)), integer=True)
   tolerance = errors.check_number('tolerance', precision**0.5 if tolerance is None else tolerance, low=0, high=1)
   gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
+  if not (np.isfinite(gradient).all() and np.isfinite(shares).all()):
+    return Separated(np.zeros((0, len(gradient))), 0.0, 0, 0)
 
   left, values, right = np.linalg.svd(gradient.T, full_matrices=False)
   if rank is None or not values[0]:
@@ -76,13 +90,13 @@ def spear(
   size = np.linalg.norm(left, axis=1)
   rows = left[size > tolerance * size.max()]
   rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-  dead = len(left) - len(rows)  # neurons that no sample activates are zeros of every direction
+  dead = len(left) - len(rows)  # neurons that no sample activates are zero in every direction
   projected = right @ kernel  # Z − b = Q⁻¹ of it
   directions, agreement, mixing = np.zeros((0, rank)), 0.0, None
   for _ in range(-(-submatrices // _ROUND)):
     drawn = np.concatenate([directions, _null_vectors(rows, rng)])
     zeros = np.sum(np.abs(rows @ drawn.T) <= tolerance, axis=0)
-    sparse = (zeros + dead > sparsity * len(left)) & (zeros >= 2 * (rank - 1))  # twice any direction's
+    sparse = (zeros + dead > sparsity * len(left)) & (zeros >= 2 * (rank - 1))  # any direction has rank − 1
     directions = _distinct(drawn[sparse], zeros[sparse], tolerance)[: 3 * rank]
     if len(_independent(directions)) == rank:
       agreement, mixing = _agreeing(directions, left, projected, shares, bias, tolerance)
@@ -92,16 +106,23 @@ def spear(
   return Separated(inputs, float(agreement), rank, len(directions))
 
 
-def _agreeing(directions, left, projected, shares, bias, tolerance):
-  """Returns (agreement, Q) of the best set of directions that exchanging one for another leads to.
+def _agreeing(
+  directions: np.ndarray,
+  left: np.ndarray,
+  projected: np.ndarray,
+  shares: np.ndarray,
+  bias: np.ndarray,
+  tolerance: float,
+) -> tuple[float, np.ndarray | None]:
+  """Returns (agreement, Q) of a set of directions that no exchange of one for another improves.
 
-  The sparsest need not be the true ones: the difference of two samples is sparse, too, where they are much alike.
+  The sparsest directions need not be the true ones: the difference of two similar samples is sparse, too.
   """
   rank = left.shape[1]
 
-  def score(indices):
+  def score(indices: list[int]) -> tuple[float, np.ndarray | None]:
     columns = directions[list(indices)].T
-    mixing = columns * np.linalg.lstsq(left @ columns, shares, rcond=None)[0]  # the scale is in the bias gradient
+    mixing = columns * np.linalg.lstsq(left @ columns, shares, rcond=None)[0]  # the bias gradient gives the scale
     if np.linalg.matrix_rank(mixing / np.maximum(np.linalg.norm(mixing, axis=0), _TINY), tol=_INDEPENDENT) < rank:
       return 0.0, None
     backward = np.abs(left @ mixing)
@@ -120,20 +141,20 @@ def _agreeing(directions, left, projected, shares, bias, tolerance):
   return best
 
 
-def _null_vectors(rows, rng):
-  """Returns unit vectors q [_ROUND at most, rank], each at right angles to rank − 1 of the rows, drawn at random."""
+def _null_vectors(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Returns unit vectors q [at most _ROUND, rank], each orthogonal to rank − 1 of the rows, drawn at random."""
   rank = rows.shape[1]
-  matrices = rng.normal(size=(_ROUND, rank, rank))  # whose last rows, random, are left by the unit vector solved for
+  matrices = rng.normal(size=(_ROUND, rank, rank))  # the last row stays random: q is not orthogonal to it
   matrices[:, :-1] = rows[rng.integers(len(rows), size=(_ROUND, rank - 1))]
-  matrices = matrices[np.linalg.slogdet(matrices)[1] > _SINGULAR]  # a row drawn twice leaves no single direction
+  matrices = matrices[np.linalg.slogdet(matrices)[1] > _SINGULAR]  # it is singular if a row was drawn twice
   unit = np.zeros((len(matrices), rank, 1))
   unit[:, -1] = 1
   vectors = np.linalg.solve(matrices, unit)[:, :, 0]
   return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def _distinct(directions, zeros, tolerance):
-  """Returns the directions that are not another one but for its sign, the sparsest first."""
+def _distinct(directions: np.ndarray, zeros: np.ndarray, tolerance: float) -> np.ndarray:
+  """Returns the directions that differ by more than the sign, the sparsest first."""
   kept = []
   for i in np.argsort(-zeros, kind='stable'):
     if not kept or np.abs(directions[kept] @ directions[i]).max() < 1 - 100 * tolerance:
@@ -141,7 +162,7 @@ def _distinct(directions, zeros, tolerance):
   return directions[kept]
 
 
-def _independent(directions):
+def _independent(directions: np.ndarray) -> list[int]:
   """Returns the indices of the first directions that are linearly independent."""
   kept = []
   for i in range(len(directions)):
@@ -150,8 +171,15 @@ def _independent(directions):
   return kept
 
 
-def spear_attack(client, *, submatrices: int = 300_000):
-  """SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear` on the host, no labels.
+@base.attack(
+  citation='Dimitrov, Baader, Müller, Vechev: SPEAR: Exact Gradient Inversion of Batches in Federated Learning. '
+  'NeurIPS 2024.',
+  name='spear',
+)
+def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
+  """SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear`, on the host.
+
+  It returns no labels.
 
   Args:
     client: the `Client` that is attacked; it must share a gradient.
@@ -162,12 +190,12 @@ def spear_attack(client, *, submatrices: int = 300_000):
   """
   errors.check_number('spear(submatrices)', submatrices, low=1, integer=True)
 
-  def read(observation, key):
+  def read(observation: Observation, key: jax.Array) -> tuple[jax.Array, None]:
     base.require_gradient('spear', observation)
     layers = require(client.model, 'layers')(observation.image_shape[1:])
-    paths = fidel.image_layer(layers, observation)
+    paths = image_layer(layers, observation)
 
-    def found(params, update, batch_size, key):
+    def found(params: Tree, update: Tree, batch_size: int, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       rng = np.random.default_rng(np.asarray(key).ravel())
       both = [trees.get(tree, path) for tree in (update, params) for path in paths]
       inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]

@@ -1,18 +1,20 @@
-"""Where private samples come from: embedded data, folders of images, TensorFlow Datasets.
+"""Sources of private samples: embedded data, folders of images, TensorFlow Datasets.
 
 >>> faces = load('faces', limit=8)
 >>> faces.images.shape, faces.class_names
 ((8, 25, 25, 1), ('non-face', 'face'))
 """
 
-from typing import NamedTuple
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradleak import errors
 from gradleak.data import embedded, folder, images, tfds
 
-EMBEDDED = {'faces': embedded.faces, 'digits': embedded.digits}
+EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
 
 
 class Dataset(NamedTuple):
@@ -23,7 +25,7 @@ class Dataset(NamedTuple):
     split: as given to `load`.
     images: float32 [N, H, W, C], pixels in [0, 1].
     labels: int32 [N], in [0, num_classes).
-    class_names: a name for each label, also for classes that no image here belongs to.
+    class_names: a name for each label, also for classes without an image in this split.
   """
 
   name: str
@@ -33,27 +35,35 @@ class Dataset(NamedTuple):
   class_names: tuple[str, ...]
 
   @property
-  def num_classes(self):
-    """The number of classes that the dataset distinguishes."""
+  def num_classes(self) -> int:
+    """The number of classes of the dataset."""
     return len(self.class_names)
 
 
-def load(name, split='test', *, data_dir=None, limit=None, image_size=None, channels=None):
+def load(
+  name: str,
+  split: str = 'test',
+  *,
+  data_dir: str | pathlib.Path | None = None,
+  limit: int | None = None,
+  image_size: int | None = None,
+  channels: int | None = None,
+) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
 
   Args:
     name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), or a TFDS image-classification dataset such as
       `mnist`, `emnist/letters` or `cifar10:3.0.2`, prepared by `launch/prepare_data.py`.
-    split: `test`, `train`, or whichever others the dataset has; TFDS's slices (`train[:10%]`) for its datasets.
-    data_dir: the folder that holds TFDS datasets (None: `~/tensorflow_datasets`); others ignore it.
-    limit: the number of images to return, the first ones, and no others are decoded (None: all).
-    image_size: the side in pixels to resize to, with anti-aliasing, after cutting images to their central square
-      (None: as they are).
-    channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for as they are.
+    split: `test`, `train`, or another split of the dataset; TFDS datasets also take slices (`train[:10%]`).
+    data_dir: the folder of TFDS datasets (None: `~/tensorflow_datasets`); not used for others.
+    limit: the number of images to return, the first ones; only these are decoded (None: all).
+    image_size: the side in pixels to resize to, with anti-aliasing, after cropping images to their central square
+      (None: unchanged).
+    channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for unchanged.
 
   Raises:
     UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
-      or channels where none are asked for, and pixels or labels out of range; the submodules' docstrings say more.
+      or channels if none are given, and pixels or labels out of range; see also the submodules.
   """
   if channels not in (None, 1, 3):
     raise errors.UsageError(f'channels is {channels!r}, expected 1 (grey), 3 (RGB) or none (as the images are)')
@@ -77,8 +87,8 @@ def load(name, split='test', *, data_dir=None, limit=None, image_size=None, chan
   return Dataset(name, split, pixels, labels, source.class_names)
 
 
-def validate(images, labels, num_classes=None):
-  """Checks a user's arrays; what passes can be attacked, defended and measured.
+def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
+  """Checks a user's images and labels.
 
   Args:
     images: floating [N, H, W, C], N ≥ 1, pixels finite and in [0, 1].
@@ -86,7 +96,7 @@ def validate(images, labels, num_classes=None):
     num_classes: the number of classes (None: labels need only be ≥ 0).
 
   Raises:
-    UsageError: for anything else; names the value, and the first image that has it.
+    UsageError: for anything else; names the value and the first image that has it.
   """
   images, labels = np.asarray(images), np.asarray(labels)
   if images.ndim != 4 or not images.size:
@@ -98,7 +108,7 @@ def validate(images, labels, num_classes=None):
     raise errors.UsageError(
       f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {len(images)} images'
     )
-  wrong = np.argwhere(~((images >= 0) & (images <= 1)))  # so put that NaN is wrong too
+  wrong = np.argwhere(~((images >= 0) & (images <= 1)))  # true for NaN too
   if len(wrong):
     value = images[tuple(wrong[0])]
     raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
@@ -109,7 +119,7 @@ def validate(images, labels, num_classes=None):
     raise errors.UsageError(f'image {wrong[0]} has the label {labels[wrong[0]]}, expected {expected}')
 
 
-def _open(name, split, data_dir):
+def _open(name: str, split: str, data_dir: str | pathlib.Path | None) -> images.Source:
   """Returns the `images.Source` of a dataset by name."""
   if name in EMBEDDED:
     return EMBEDDED[name](split)
@@ -121,7 +131,9 @@ def _open(name, split, data_dir):
   return tfds.read(str(name), split, data_dir)
 
 
-def _read(source, count, image_size, channels):
+def _read(
+  source: images.Source, count: int, image_size: int | None, channels: int | None
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the first `count` images of a source, [N, H, W, C] float32, and their labels, [N] int32."""
   pixels, labels, first = None, np.empty(count, np.int32), None
   for index, (image, label, where) in enumerate(source.examples(count)):
@@ -133,7 +145,7 @@ def _read(source, count, image_size, channels):
   return pixels, labels
 
 
-def _check_alike(shape, where, expected, first):
+def _check_alike(shape: tuple[int, ...], where: str, expected: tuple[int, ...], first: str) -> None:
   for key, mine, others in (('image_size', shape[:2], expected[:2]), ('channels', shape[2:], expected[2:])):
     if mine != others:
       mine, others = ('×'.join(map(str, lengths)) for lengths in (mine, others))

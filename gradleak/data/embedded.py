@@ -1,4 +1,6 @@
-"""Small real datasets that come with scikit-image and scikit-learn, so that everything runs on a fresh machine."""
+"""Small real datasets that come with scikit-image and scikit-learn; no download is needed."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from gradleak.data import images
 _DIGITS_TEST_SIZE = 500
 
 
-def faces(split):
+def faces(split: str) -> images.Source:
   """Returns the `Source` of scikit-image's subset of Labeled Faces in the Wild: grey crops, 25×25, face or not.
 
   `test` holds 50 faces followed by 50 non-faces, `train` the other 50 faces followed by the other 50 non-faces.
@@ -26,7 +28,7 @@ def faces(split):
   return _source(pixels[index], (index < 100).astype(np.int32), ('non-face', 'face'))
 
 
-def digits(split):
+def digits(split: str) -> images.Source:
   """Returns the `Source` of scikit-learn's handwritten digits: grey, 8×8, ten classes.
 
   `test` holds the last 500 of the 1,797 images, `train` the 1,297 before them.
@@ -43,14 +45,14 @@ def digits(split):
   return _source(data.images[part] / 16, data.target[part], tuple(map(str, data.target_names)))
 
 
-def _check_split(split, name):
+def _check_split(split: str, name: str) -> str:
   if split not in ('test', 'train'):
     raise errors.unknown(f'split of {name}', split, ('test', 'train'))
   return split
 
 
-def _source(pixels, labels, class_names):
-  def examples(count):
+def _source(pixels: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> images.Source:
+  def examples(count: int) -> Iterator[tuple[np.ndarray, int, str]]:
     for index in range(count):
       yield pixels[index][..., np.newaxis], int(labels[index]), f'image {index}'
 

@@ -2,31 +2,36 @@
 
 import pathlib
 import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradleak import errors
 from gradleak.data import images
 
+if TYPE_CHECKING:
+  import PIL.Image
+
 _SUFFIXES = ('.png', '.jpg', '.jpeg')
 
 
-def read(path, split):
+def read(path: str, split: str) -> images.Source:
   """Returns the `Source` of the images in `path`/`split`/label/.
 
-  The classes are the label folders' names over all splits, sorted, so that splits agree on them. Images are ordered by
-  (file name, label), not by label: the first N are then not all of one class where classes number their files alike.
+  The classes are the sorted names of the label folders of all splits, the same for each split. Images are ordered by
+  (file name, label), not by label, so the first N are usually of several classes.
 
-  Files are turned upright by their EXIF tag; palettes, CMYK and other colour spaces become RGB, transparent pixels are
-  laid over white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored.
+  Files are rotated by their EXIF tag; palettes, CMYK and other colour spaces become RGB, transparent pixels are put on
+  white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored.
 
   Args:
-    path: the folder that holds the splits; `~` is the home folder.
+    path: the folder of the splits; `~` is the home folder.
     split: the name of a folder in it.
 
   Raises:
-    UsageError: for a path that does not exist, a missing split (lists those there are), a split without images, and,
-      when it is read, a file that is no readable image.
+    UsageError: for a path that does not exist, an unknown split (lists the valid ones), a split without images, and,
+      when it is decoded, a file that is not a readable image.
   """
   root = pathlib.Path(path).expanduser()
   if not path or not root.is_dir():
@@ -42,41 +47,41 @@ def read(path, split):
     raise errors.UsageError(f'no images in {splits[split]}, expected {splits[split]}/label/*.png, .jpg or .jpeg')
   label_of = {name: index for index, name in enumerate(class_names)}
 
-  def examples(count):
+  def examples(count: int) -> Iterator[tuple[np.ndarray, int, str]]:
     for _, label, file in files[:count]:
       yield _decode(file), label_of[label], str(file)
 
   return images.Source(tuple(class_names), len(files), examples)
 
 
-def _folders(path):
+def _folders(path: pathlib.Path) -> list[pathlib.Path]:
   return [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith('.')]
 
 
-def _is_image(file):
+def _is_image(file: pathlib.Path) -> bool:
   return file.suffix.lower() in _SUFFIXES and not file.name.startswith('.') and file.is_file()
 
 
-def _decode(file):
+def _decode(file: pathlib.Path) -> np.ndarray:
   """Returns the pixels of an image file, [H, W, 1 or 3], uint8 or uint16."""
   import PIL.Image
   import PIL.ImageOps
 
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # PIL's remarks on unusual, but readable, files
+      warnings.simplefilter('ignore')  # PIL warns of unusual but readable files
       with PIL.Image.open(file) as image:
         image = PIL.ImageOps.exif_transpose(image)
         pixels = np.asarray(image if image.mode.startswith('I') else _flatten(image))
-  except Exception as error:  # whatever a decoder makes of foreign bytes: PIL documents no closed list
+  except Exception as error:  # PIL does not document which exceptions its decoders raise
     raise errors.UsageError(f'cannot read the image {file}: {error or type(error).__name__}') from error
   if pixels.dtype != np.uint8:  # 16-bit grey, in the file's byte order or widened to 32 bits
     pixels = np.clip(pixels, 0, 65535).astype(np.uint16)
   return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _flatten(image):
-  """Returns a PIL image as grey (L) or RGB, with transparent pixels over white."""
+def _flatten(image: 'PIL.Image.Image') -> 'PIL.Image.Image':
+  """Returns a PIL image as grey (L) or RGB, with transparent pixels on white."""
   import PIL.Image
 
   mode = 'L' if image.mode in ('1', 'L', 'LA', 'La') else 'RGB'

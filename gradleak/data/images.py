@@ -1,4 +1,4 @@
-"""What every source of images has in common: how one is read, and how its images become float32 pixels in [0, 1]."""
+"""The interface of all image sources, and the conversion of their images to float32 pixels in [0, 1]."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from gradleak import errors
 
-# The largest value of each stored type; floating images are taken to be in [0, 1] already.
+# The largest value of each stored type; floating images are assumed to be in [0, 1] already.
 _LARGEST = {'bool': 1, 'uint8': 255, 'uint16': 65535}
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in PIL and torchvision
@@ -19,8 +19,8 @@ class Source(NamedTuple):
   Attributes:
     class_names: a name for each label.
     size: the number of images.
-    examples: `examples(n)` yields the first n images as (image [H, W, C] as stored, label, what messages call it), and
-      decodes no others.
+    examples: `examples(n)` yields the first n images as (image [H, W, C] as stored, label, name in messages), and
+      decodes only these.
   """
 
   class_names: tuple[str, ...]
@@ -28,21 +28,21 @@ class Source(NamedTuple):
   examples: Callable[[int], Iterator[tuple[np.ndarray, int, str]]]
 
 
-def convert(image, where, image_size=None, channels=None):
-  """Returns `image` as float32 pixels in [0, 1], resized and in grey or RGB as asked.
+def convert(image: np.ndarray, where: str, image_size: int | None = None, channels: int | None = None) -> np.ndarray:
+  """Returns `image` as float32 pixels in [0, 1], resized and in grey or RGB if requested.
 
   Args:
     image: [H, W, C]; unsigned integers span their type's range, floats are in [0, 1] already.
-    where: what messages call the image.
-    image_size: the side in pixels of the square to return (None: as it is). An image that is not square loses the
-      ends of its longer side first, evenly, so that nothing is distorted.
-    channels: 1 (grey: BT.601 luma), 3 (RGB: grey is repeated) or None (as it is).
+    where: the image's name in messages.
+    image_size: the side in pixels of the square to return (None: unchanged). An image that is not square is cropped to
+      its central square first.
+    channels: 1 (grey: BT.601 luma), 3 (RGB: grey is repeated) or None (unchanged).
 
   Returns:
     [image_size, image_size, channels] float32.
 
   Raises:
-    UsageError: for pixels of another type, and for a conversion from neither grey nor RGB.
+    UsageError: for pixels of another type, and for a conversion of other channels than grey or RGB.
   """
   if image.dtype.name in _LARGEST:
     image = image.astype(np.float32) / np.float32(_LARGEST[image.dtype.name])
@@ -56,25 +56,25 @@ def convert(image, where, image_size=None, channels=None):
   return image
 
 
-def _to_channels(image, channels, where):
+def _to_channels(image: np.ndarray, channels: int, where: str) -> np.ndarray:
   if image.shape[-1] not in (1, 3):
     raise errors.UsageError(f'{where} has {image.shape[-1]} channels; only 1 (grey) and 3 (RGB) convert to {channels}')
   if channels == 3:
     return np.repeat(image, 3, axis=-1)
-  # In float64, where the weights' sum rounds to one, so that white stays white.
+  # In float64 the weights sum to 1, so white stays white.
   return (image.astype(np.float64) @ _LUMA).astype(np.float32)[..., np.newaxis]
 
 
-def _to_square(image, size):
+def _to_square(image: np.ndarray, size: int) -> np.ndarray:
   import PIL.Image
 
   side = min(image.shape[:2])
   top, left = ((length - side) // 2 for length in image.shape[:2])
   image = image[top : top + side, left : left + side]
-  bilinear = PIL.Image.Resampling.BILINEAR  # PIL widens it to the area that a smaller image's pixel covers: no aliasing
+  bilinear = PIL.Image.Resampling.BILINEAR  # when reducing, PIL averages over each new pixel's area: no aliasing
   planes = [
     np.asarray(PIL.Image.fromarray(np.ascontiguousarray(plane)).resize((size, size), bilinear))
     for plane in np.moveaxis(image, -1, 0)
   ]
-  # The weights' rounding may leave the range by one unit in the last place.
+  # Rounding may exceed the range by one unit in the last place.
   return np.clip(np.stack(planes, axis=-1), image.min(), image.max())

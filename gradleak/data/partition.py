@@ -1,4 +1,7 @@
-"""Partitions: which samples belong to which client. No sample belongs to two; some may belong to nobody."""
+"""Partitions: which samples belong to which client. Each sample belongs to at most one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -6,19 +9,20 @@ import numpy as np
 from gradleak import errors, specs
 
 
-def iid(key, labels, num_clients, *, samples: int = 0):
-  """Returns equal shares of the shuffled samples: `samples` each, or all of them divided evenly at 0.
+def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 0) -> list[np.ndarray]:
+  """Returns shuffled samples in equal numbers: `samples` per client, or with 0 as many as possible.
 
   Args:
     key: a typed JAX key; the same key gives the same partition.
     labels: integers [N].
     num_clients: number of clients.
+    samples: per client; 0 divides all evenly.
 
   Returns:
-    A list with an ascending array of indices into `labels` for each client, as all partitions do.
+    For each client an ascending array of indices into `labels`; all partitions return this.
 
   Raises:
-    UsageError: for too few samples, as all partitions do.
+    UsageError: for too few samples; all partitions raise this.
   """
   errors.check_number('iid(samples)', samples, low=0, integer=True)
   samples = samples or len(labels) // max(1, num_clients)
@@ -27,12 +31,20 @@ def iid(key, labels, num_clients, *, samples: int = 0):
   return [np.sort(part) for part in shuffled.reshape(num_clients, samples)]
 
 
-def classes(key, labels, num_clients, *, number: int, low: int = 0, high: int = 0):
+def classes(
+  key: jax.Array, labels: np.ndarray, num_clients: int, *, number: int, low: int = 0, high: int = 0
+) -> list[np.ndarray]:
   """Returns samples of `number` classes for each client.
 
-  Each client in turn draws its classes among those that the fewest clients hold, so that all are held by as many, give
-  or take one. A class is shared evenly among its holders (FFL: half of the classes, equal shards); with `low` and
-  `high`, each holder takes between them, uniformly drawn (GradDefense: 2 classes, 1 to 20 samples of each).
+  Clients draw their classes one after another, among those with the fewest holders so far; the numbers of holders
+  differ by at most one. The samples of a class are divided evenly among its holders (FFL: half of the classes, equal
+  shards), or each holder gets a number drawn uniformly from [`low`, `high`] (GradDefense: 2 classes, 1 to 20 samples of
+  each).
+
+  Args:
+    key, labels, num_clients: as for `iid`.
+    number: classes per client.
+    low, high: samples of each class per client; `high` 0 divides all evenly.
   """
   known = np.unique(labels)
   errors.check_number('classes(number)', number, low=1, high=len(known), integer=True)
@@ -40,7 +52,7 @@ def classes(key, labels, num_clients, *, number: int, low: int = 0, high: int = 
   errors.check_number('classes(high)', high, low=low, integer=True)
   generator, held = generator_of(key), {int(label): [] for label in known}
   for client in range(num_clients):
-    # The least held first; equally held ones in random order.
+    # Classes with the fewest holders first, equal ones in random order.
     order = sorted(generator.permutation(known).tolist(), key=lambda label: len(held[label]))
     for label in order[:number]:
       held[label].append(client)
@@ -58,10 +70,17 @@ def classes(key, labels, num_clients, *, number: int, low: int = 0, high: int = 
   return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def dirichlet(key, labels, num_clients, *, alpha: float, least: int = 1):
+def dirichlet(
+  key: jax.Array, labels: np.ndarray, num_clients: int, *, alpha: float, least: int = 1
+) -> list[np.ndarray]:
   """Returns each class divided among the clients in proportions drawn from Dirichlet(α) (Hsu, Qi and Brown 2019).
 
-  Small α makes clients of few classes and of very different sizes; it is drawn anew until each has `least` samples.
+  With small α, clients have few classes and very different numbers of samples.
+
+  Args:
+    key, labels, num_clients: as for `iid`.
+    alpha: α, at least 1e-3.
+    least: draws are repeated, up to a thousand times, until each client has this many samples.
   """
   errors.check_number('dirichlet(alpha)', alpha, low=1e-3, finite=True)
   errors.check_number('dirichlet(least)', least, low=1, integer=True)
@@ -83,33 +102,37 @@ def dirichlet(key, labels, num_clients, *, alpha: float, least: int = 1):
   )
 
 
-def by_user(users):
-  """Returns the samples of each user, in the order of their sorted names; `users` is whose each sample is, [N]."""
+def by_user(users: Sequence[Any]) -> list[np.ndarray]:
+  """Returns the indices of each user's samples, users in sorted order; `users` [N] names the user of each sample."""
   users = np.asarray(users)
   return [np.flatnonzero(users == user) for user in np.unique(users)]
 
 
-REGISTRY = {'iid': iid, 'classes': classes, 'dirichlet': dirichlet}
+REGISTRY: dict[str, Callable[..., list[np.ndarray]]] = {'iid': iid, 'classes': classes, 'dirichlet': dirichlet}
 
 
-def parse(text, key, labels, num_clients):
+def parse(text: str, key: jax.Array, labels: Any, num_clients: int) -> list[np.ndarray]:
   """Returns the partition that `text` describes: 'iid', 'classes(number=5)', 'dirichlet(alpha=0.5)'.
+
+  Args:
+    text: a name of `REGISTRY` with settings in parentheses.
+    key, labels, num_clients: as for `iid`.
 
   Raises:
     UsageError: for an unknown name or setting, a value out of range, or too few samples.
   """
   errors.check_number('number of clients', num_clients, low=1, integer=True)
-  factory, static, numeric = specs.resolve(specs.parse(text, 'partition'), REGISTRY, 'partition')
-  return factory(key, np.asarray(labels), num_clients, **static, **numeric)
+  chosen = specs.method(specs.spec(text, 'partition'), REGISTRY, 'partition')
+  return chosen.factory(key, np.asarray(labels), num_clients, **chosen.given)
 
 
-def generator_of(key):
-  """Returns NumPy's generator of what a typed JAX key decides on the host."""
+def generator_of(key: jax.Array) -> np.random.Generator:
+  """Returns a NumPy generator seeded by a typed JAX key."""
   return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 
-def _enough(holders, each, available, words, wanted=None):
-  """Raises the `UsageError` that there are not enough samples for all."""
+def _enough(holders: int, each: int, available: int, words: str, wanted: int | None = None) -> None:
+  """Raises `UsageError` if there are not enough samples for all."""
   wanted = holders * each if wanted is None else wanted
   if each < 1 or wanted > available:
     raise errors.UsageError(f'{words} need {max(wanted, holders)} samples, there are {available}')

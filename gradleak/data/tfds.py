@@ -1,4 +1,4 @@
-"""Any image-classification dataset of TensorFlow Datasets, read from array_record files, without TensorFlow."""
+"""Reads image-classification datasets of TensorFlow Datasets from array_record files, without TensorFlow."""
 
 import contextlib
 import difflib
@@ -7,6 +7,10 @@ import pathlib
 import re
 import textwrap
 import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from gradleak import errors
 from gradleak.data import images
@@ -17,13 +21,13 @@ FILE_FORMAT = 'array_record'
 _ASKED = re.compile(r'^Failed to construct dataset .*?}": ')
 
 
-def read(name, split, data_dir=None):
-  """Returns the `Source` of a prepared TFDS dataset, in the order in which TFDS stores it.
+def read(name: str, split: str, data_dir: str | pathlib.Path | None = None) -> images.Source:
+  """Returns the `Source` of a prepared TFDS dataset, in its stored order.
 
   Args:
-    name: as TFDS writes it: `mnist`, `emnist/letters`, `mnist:3.0.1`.
-    split: as TFDS writes it: `test`, `train[:1000]`, `train+test`.
-    data_dir: the folder that holds prepared datasets (None: `~/tensorflow_datasets`).
+    name: in TFDS's notation: `mnist`, `emnist/letters`, `mnist:3.0.1`.
+    split: in TFDS's notation: `test`, `train[:1000]`, `train+test`.
+    data_dir: the folder of prepared datasets (None: `~/tensorflow_datasets`).
 
   Raises:
     UsageError: for an unknown dataset, configuration, version or split, a dataset that is not prepared in `data_dir`
@@ -34,7 +38,7 @@ def read(name, split, data_dir=None):
     image_key, label_key, class_names = _keys(found, name)
     records = _open(found, name, split)
 
-  def examples(count):
+  def examples(count: int) -> Iterator[tuple[np.ndarray, int, str]]:
     for index in range(count):
       try:
         with quiet():
@@ -46,12 +50,15 @@ def read(name, split, data_dir=None):
   return images.Source(class_names, len(records), examples)
 
 
-def builder(name, data_dir=None):
+def builder(name: str, data_dir: str | pathlib.Path | None = None) -> Any:
   """Returns the TFDS builder of a dataset by name, prepared or not.
 
+  Args:
+    name, data_dir: as for `read`.
+
   Raises:
-    UsageError: for a name, configuration or version that TFDS does not know and `data_dir` does not hold, and for a
-      dataset that `data_dir` holds in another file format than array_record.
+    UsageError: for a name, configuration or version unknown to TFDS and not in `data_dir`, and for a dataset in
+      `data_dir` in another file format than array_record.
   """
   import tensorflow_datasets
 
@@ -71,22 +78,22 @@ def builder(name, data_dir=None):
     raise errors.UsageError(f'TFDS cannot open the dataset {name!r}: {one_line(error)}') from error
 
 
-def prepared(data_dir=None):
-  """Returns the sorted names of the datasets (name or name/configuration) that lie prepared in `data_dir`."""
+def prepared(data_dir: str | pathlib.Path | None = None) -> list[str]:
+  """Returns the sorted names (name or name/configuration) of the datasets prepared in `data_dir`."""
   root = pathlib.Path(_root(data_dir))
   infos = [*root.glob('*/*/dataset_info.json'), *root.glob('*/*/*/dataset_info.json')]
   return sorted({info.parent.parent.relative_to(root).as_posix() for info in infos})
 
 
-def one_line(error):
-  """Returns the message of TFDS's `error` on one line of bearable length, without the request, which TFDS repeats."""
+def one_line(error: Exception) -> str:
+  """Returns the message of TFDS's `error` in one line of at most 300 characters, without the repeated request."""
   text = ' '.join(str(error).split()) or type(error).__name__
   return textwrap.shorten(_ASKED.sub('', text), 300, placeholder=' …')
 
 
 @contextlib.contextmanager
-def quiet():
-  """Silences TFDS's advice (install OpenCV, a folder without metadata): what matters is raised as an error."""
+def quiet() -> Iterator[None]:
+  """Suppresses TFDS's log messages and warnings (install OpenCV, a folder without metadata)."""
   logger = logging.getLogger('absl')
   level = logger.level
   logger.setLevel(logging.ERROR)
@@ -98,11 +105,11 @@ def quiet():
     logger.setLevel(level)
 
 
-def _open(found, name, split):
+def _open(found: Any, name: str, split: str) -> Any:
   """Returns the random-access records of a split."""
   try:
     return found.as_data_source(split=split)
-  except Exception as error:  # asked only now, since TFDS's mock data need no files
+  except Exception as error:  # not checked before opening: TFDS's mock data need no files
     if not found.is_prepared():
       data_dir = found.data_dir_root
       raise errors.UsageError(
@@ -117,8 +124,8 @@ def _open(found, name, split):
     ) from error
 
 
-def _keys(found, name):
-  """Returns the features that hold the image and its class, and the classes' names."""
+def _keys(found: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
+  """Returns the names of the image feature and of the label feature, and the classes' names."""
   from tensorflow_datasets import features as kinds
 
   features = found.info.features
@@ -135,7 +142,7 @@ def _keys(found, name):
   return image_keys[0], label_keys[0], tuple(features[label_keys[0]].names)
 
 
-def _unknown_dataset(name, data_dir):
+def _unknown_dataset(name: str, data_dir: str | pathlib.Path | None) -> errors.UsageError:
   import tensorflow_datasets
 
   known = tensorflow_datasets.list_builders(with_community_datasets=False)
@@ -147,15 +154,15 @@ def _unknown_dataset(name, data_dir):
   )
 
 
-def _contents(data_dir):
+def _contents(data_dir: str | pathlib.Path | None) -> str:
   if not pathlib.Path(_root(data_dir)).is_dir():
     return 'no such folder'
   return ', '.join(prepared(data_dir)) or 'nothing'
 
 
-def _preparation(name, data_dir):
+def _preparation(name: str, data_dir: str | pathlib.Path | None) -> str:
   return f'python launch/prepare_data.py --dataset={name} --data_dir={_root(data_dir)}'
 
 
-def _root(data_dir):
+def _root(data_dir: str | pathlib.Path | None) -> str:
   return str(pathlib.Path(data_dir or DEFAULT_DATA_DIR).expanduser())

@@ -1,28 +1,74 @@
-"""Defenses as optax transformations: each drops into anybody's `optax.chain`.
+"""Defenses as optax transformations: each can be used in any `optax.chain`.
 
 Random ones take `key=`, data-dependent ones `batch=`, as keyword extra arguments of `update`. Strength zero is the
 identity, exactly.
 """
 
-from gradleak.defenses.base import chain
 from gradleak.defenses.clipping import clip
 from gradleak.defenses.compensation import compensation
 from gradleak.defenses.compression import dgc, prune, topk
 from gradleak.defenses.concealment import concealed_samples, concealment
 from gradleak.defenses.control import null_gradient
+from gradleak.defenses.defense import (
+  NO_DEFENSE,
+  Context,
+  Defense,
+  Mechanism,
+  Noise,
+  Placed,
+  Traits,
+  as_defense,
+  chain,
+  defense,
+  own,
+  place,
+)
 from gradleak.defenses.differential_privacy import aggregate_client_dp, client_dp, clip_samples, dpsgd
 from gradleak.defenses.fragmentation import fragmentation, fragmentation_random
 from gradleak.defenses.graddefense import graddefense, graddefense_step
 from gradleak.defenses.noise import gaussian, laplace
 from gradleak.defenses.outpost import outpost
-from gradleak.defenses.registry import REGISTRY, Defense, parse
 from gradleak.defenses.samples import ats, instahide
 from gradleak.defenses.soteria import soteria
 
+# By name: what a text may name.
+REGISTRY = {
+  made.__name__: made
+  for made in (
+    ats,
+    client_dp,
+    clip,
+    clip_samples,
+    compensation,
+    concealment,
+    dgc,
+    dpsgd,
+    fragmentation,
+    fragmentation_random,
+    gaussian,
+    graddefense,
+    graddefense_step,
+    instahide,
+    laplace,
+    null_gradient,
+    outpost,
+    prune,
+    soteria,
+    topk,
+  )
+}
+
 __all__ = [
+  'NO_DEFENSE',
   'REGISTRY',
+  'Context',
   'Defense',
+  'Mechanism',
+  'Noise',
+  'Placed',
+  'Traits',
   'aggregate_client_dp',
+  'as_defense',
   'ats',
   'chain',
   'client_dp',
@@ -31,6 +77,7 @@ __all__ = [
   'compensation',
   'concealed_samples',
   'concealment',
+  'defense',
   'dgc',
   'dpsgd',
   'fragmentation',
@@ -42,7 +89,8 @@ __all__ = [
   'laplace',
   'null_gradient',
   'outpost',
-  'parse',
+  'own',
+  'place',
   'prune',
   'soteria',
   'topk',

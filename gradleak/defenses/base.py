@@ -1,27 +1,32 @@
-"""What the defenses share: composition, keys, and the error for a missing one."""
+"""What all defenses use: composition, keys, and the errors for missing arguments."""
 
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
 
 from gradleak import errors
+from gradleak.trees import Tree
 
 
-def chain(*transformations):
-  """Composes transformations like `optax.chain`, giving each member a key of its own.
+def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+  """Composes transformations like `optax.chain`, with a separate key for each member.
 
-  `optax.chain` hands the same `key=` to every member: two noises of the same kind would be one noise, twice. Here the
+  `optax.chain` passes the same `key=` to every member: two noises of the same kind would be one noise, twice. Here the
   i-th member gets `fold_in(key, i)`.
   """
   if len(transformations) == 1:
     return optax.with_extra_args_support(transformations[0])
   members = [optax.with_extra_args_support(transformation) for transformation in transformations]
 
-  def init(params):
+  def init(params: Tree) -> tuple:
     return tuple(member.init(params) for member in members)
 
-  def update(updates, state, params=None, *, key=None, **extra):
+  def update(
+    updates: Tree, state: tuple, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+  ) -> tuple[Tree, tuple]:
     new_state = []
     for i, (member, member_state) in enumerate(zip(members, state, strict=True)):
       if key is not None:
@@ -33,8 +38,32 @@ def chain(*transformations):
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def require_key(name, key):
-  """Returns `key`, or raises the `UsageError` that says how the defense `name` is given one."""
+def require_argument(name: str, what: str, value: Any) -> Any:
+  """Returns `value`, a positional argument of a factory.
+
+  Args:
+    name: the defense, for the message.
+    what: what it is made for, such as 'client'.
+    value: the argument, or None where only the settings were given.
+
+  Raises:
+    UsageError: for None.
+  """
+  if value is None:
+    raise errors.UsageError(f'the defense {name} is made for a {what} and has none: make it by {name}({what}, …)')
+  return value
+
+
+def require_key(name: str, key: jax.Array | None) -> jax.Array:
+  """Returns `key`.
+
+  Args:
+    name: the defense, for the message.
+    key: a typed JAX key, or None.
+
+  Raises:
+    UsageError: for None.
+  """
   if key is None:
     raise errors.UsageError(
       f'the defense {name} draws noise and needs a key: call update(updates, state, params, key=jax.random.key(…))'
@@ -42,27 +71,44 @@ def require_key(name, key):
   return key
 
 
-def require_batch(name, batch, params):
-  """Returns (images, labels as probabilities) of `batch`, or raises the `UsageError` that says how it is given."""
+def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Array, jax.Array]:
+  """Returns `batch`: (images [N, H, W, C], label probabilities [N, classes]).
+
+  Args:
+    name: the defense, for the message.
+    batch: the samples behind the update, or None.
+    params: the model's parameters, or None.
+
+  Raises:
+    UsageError: if either is None.
+  """
   if batch is None or params is None:
     missing = 'batch' if batch is None else 'params'
     raise errors.UsageError(
-      f'the defense {name} looks at the samples and the model and needs {missing}: call '
+      f'the defense {name} depends on the samples and the model and needs {missing}: call '
       'update(updates, state, params, batch=(images, labels))'
     )
   return batch
 
 
-def stateless(name, function, *, random=False):
-  """Returns the transformation that maps updates by `function(updates)`, or `function(key, updates)` if random.
+def stateless(
+  name: str, function: Callable[..., Tree], *, random: bool = False
+) -> optax.GradientTransformationExtraArgs:
+  """Returns the transformation that maps updates by a function.
 
-  A random one folds the CRC of its name into the key, so that different methods draw different noise from the same key.
+  Args:
+    name: the defense. If it is random, the CRC of its name is folded into the key, so that different defenses draw
+      different noise from the same key.
+    function: updates -> updates; if random, (key, updates) -> updates.
+    random: whether the function takes a key.
 
   Raises (from its update):
     UsageError: if it is random and no `key=` is given.
   """
 
-  def update(updates, state, params=None, *, key=None, **extra):
+  def update(
+    updates: Tree, state: optax.OptState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+  ) -> tuple[Tree, optax.OptState]:
     del params, extra
     if not random:
       return function(updates), state

@@ -1,14 +1,30 @@
 """Norm clipping of a whole update."""
 
+import math
+
+import optax
+
 from gradleak import errors, trees
 from gradleak.defenses.base import stateless
+from gradleak.defenses.defense import defense
 
 
-def clip(*, norm: float):
-  """Scales the update by min(1, norm / ‖update‖₂), over all tensors together. `norm` > 0; infinity is the identity.
+@defense(
+  place='upload',
+  clips=lambda settings: settings['norm'],
+  post_processing=True,
+  idle=lambda settings: math.isinf(settings['norm']),
+)
+def clip(*, norm: float) -> optax.GradientTransformationExtraArgs:
+  """Scales the update by min(1, norm / ‖update‖₂), over all tensors together.
 
-  It hides a scale and no direction: an attacker on the cosine distance does not notice.
+  It changes the scale and not the direction, so it has no effect on attacks that minimise the cosine distance.
+
+  Args:
+    norm: the largest L2 norm of the result, > 0; infinity is the identity.
+
+  Raises:
+    UsageError: for a norm out of range.
   """
   errors.check_number('clip(norm)', norm, low=1e-12)
-
   return stateless('clip', lambda updates: trees.clip(updates, norm))

@@ -2,53 +2,60 @@
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak import errors
-from gradleak.defenses.graddefense import num_perturbed
+from gradleak.defenses.defense import defense
+from gradleak.defenses.graddefense import CITATION, num_perturbed
+from gradleak.trees import Tree
 
 RULES = ('band', 'below')
 
 
-def noise_variance(weights, *, stddev, ratio, num_slices):
+def noise_variance(weights: Sequence[float] | jax.Array, *, stddev: float, ratio: float, num_slices: int) -> jax.Array:
   """Returns σ̂² = (d/s)·σ²·Σ_i ε_i², the variance of an entry's noise in the weighted mean of the clients' updates.
 
-  Client i perturbs an entry with probability d/s, so its noise there has variance (d/s)·σ²; clients draw apart, so the
-  variances of ε_i times their noises add up. For m equal clients that is (d/s)·σ²/m. Section V-A prints
-  m·(d/s)·Σ_i ε_i·σ², which is the variance of their *sum*, since Σ_i ε_i = 1: m² times too large for the mean, with
-  which all noise falls below λ_min and is kept as data.
+  Client i perturbs an entry with probability d/s, so its noise there has variance (d/s)·σ². Clients draw independently,
+  so the variances of ε_i times their noises add up. For m equal clients that is (d/s)·σ²/m. Section V-A prints
+  m·(d/s)·Σ_i ε_i·σ², which is the variance of their *sum*, since Σ_i ε_i = 1. For the mean it is m² times too large:
+  all noise then falls below λ_min and is kept as data.
 
   Args:
     weights: the aggregation weights ε_i, float [m], summing to 1.
     stddev: σ of the clients' noise (times the clipping bound B, where samples are clipped).
     ratio: their perturbation ratio γ.
     num_slices: their number of slices s.
+
+  Returns:
+    A float32 scalar.
   """
   return _client_variance(stddev, ratio, num_slices) * jnp.sum(jnp.square(jnp.asarray(weights, jnp.float32)))
 
 
-def _client_variance(stddev, ratio, num_slices):
-  share = num_perturbed(ratio, num_slices).astype(jnp.float32) / num_slices
-  return share * jnp.square(jnp.asarray(stddev, jnp.float32))
+def _client_variance(stddev: float, ratio: float, num_slices: int) -> jax.Array:
+  perturbed = num_perturbed(ratio, num_slices).astype(jnp.float32) / num_slices
+  return perturbed * jnp.square(jnp.asarray(stddev, jnp.float32))
 
 
-def compensate(update, variance, *, q=6, rule='band'):
-  """Returns the update without the directions that look like noise (section V-B).
+def compensate(update: Tree, variance: float | jax.Array, *, q: float = 6, rule: str = 'band') -> Tree:
+  """Returns the update without the directions that cannot be distinguished from noise (section V-B).
 
   The update of n entries, flattened and padded with zeros, becomes a matrix C [v, w] with w = ⌈√(n/q)⌉ columns. If C
   were noise of variance σ̂², the eigenvalues of CᵀC/v would lie in the band λ± = σ̂²(1 ± 1/√Q)² of Marchenko and Pastur,
   Q = v/w. C is projected onto the eigenvectors of all other eigenvalues. (The paper defines the covariance with 1/w;
-  its own eq. 5, and the band, want 1/v.)
+  its eq. 5 and the band require 1/v.)
 
   Args:
     update: any tree of floats.
     variance: σ̂² ≥ 0 of the noise in each entry; may be traced. Zero is the identity, exactly.
-    q: the ratio Q aimed at; 6 in the paper.
+    q: the desired ratio Q, ≥ 1; 6 in the paper.
     rule: 'band' drops the eigenvectors with λ− ≤ λ ≤ λ+; 'below' drops all with λ ≤ λ+, the "simple threshold" that
-      the paper's text speaks of, too.
+      the paper's text also mentions.
 
   Raises:
     UsageError: for a negative variance, a q below 1, or an unknown rule.
@@ -69,7 +76,7 @@ def compensate(update, variance, *, q=6, rule='band'):
   noise = (values <= variance * (1 + spread) ** 2) & (variance > 0)
   if rule == 'band':
     noise &= values >= variance * (1 - spread) ** 2
-  # Subtracting what is dropped, rather than adding what is kept, leaves C alone where nothing is dropped.
+  # Subtracting what is dropped, rather than adding what is kept, leaves C exactly as it is where nothing is dropped.
   dropped = vectors * noise.astype(jnp.float32)[None]
   flat = (matrix - product(product(matrix, dropped), vectors.T)).ravel()
 
@@ -77,17 +84,20 @@ def compensate(update, variance, *, q=6, rule='band'):
   for leaf in leaves:
     compensated.append(flat[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
     start += leaf.size
-  return treedef.unflatten(compensated)
+  return jax.tree.unflatten(treedef, compensated)
 
 
-def compensation(*, stddev: float, ratio: float = 0.3, num_slices: int = 10, q: int = 6, rule: str = 'band'):
+@defense(place='round', citation=CITATION, post_processing=True, idle=lambda settings: settings['stddev'] == 0)
+def compensation(
+  *, stddev: float, ratio: float = 0.3, num_slices: int = 10, q: int = 6, rule: str = 'band'
+) -> optax.GradientTransformationExtraArgs:
   """Global update compensation, for the server's chain on the mean update of equally weighted clients.
 
-  It does good where noise dominates and the mean update is nearly of low rank as a matrix, so that its few large
-  directions stand out of the band: early training of small networks, with σ as large as the paper's. It does next to
-  nothing where the update dominates the noise, since then hardly any eigenvalue lies in the band; in between it may
-  take weak directions of the update for noise. The clients' privacy it leaves as it is: a curious server can run the
-  same on a single upload (section V-C).
+  It helps where noise dominates and the mean update, as a matrix, has nearly low rank, so that its few large
+  eigenvalues lie above the band: early training of small networks, with σ as large as the paper's. Where the update
+  dominates the noise it changes little, since hardly any eigenvalue lies in the band; in between it may remove weak
+  directions of the update. It does not reduce the clients' privacy: a curious server can apply it to a single upload in
+  any case (section V-C).
 
   Args:
     stddev, ratio, num_slices: the clients' settings of `graddefense`.
@@ -103,12 +113,13 @@ def compensation(*, stddev: float, ratio: float = 0.3, num_slices: int = 10, q: 
   if rule not in RULES:
     raise errors.unknown('compensation(rule)', rule, RULES)
 
-  def update(updates, state, params=None, *, num_clients=None, **extra):
+  def update(
+    updates: Tree, state: optax.OptState, params: Tree = None, *, num_clients: Any = None, **extra: Any
+  ) -> tuple[Tree, optax.OptState]:
     del params, extra
     if num_clients is None:
       raise errors.UsageError(
-        'compensation needs to know of how many clients this is the mean: call '
-        'update(updates, state, params, num_clients=…)'
+        'compensation needs the number of clients in the mean: call update(updates, state, params, num_clients=…)'
       )
     errors.check_number('compensation(num_clients)', num_clients, low=1)
     variance = _client_variance(stddev, ratio, num_slices) / jnp.asarray(num_clients, jnp.float32)

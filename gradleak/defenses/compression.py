@@ -1,7 +1,7 @@
-"""Sparsification: what is small is not sent as it was."""
+"""Sparsification: entries of small magnitude become zero, or are not sent."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,51 +9,67 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses.base import stateless
+from gradleak.defenses.defense import defense
+from gradleak.trees import Tree
 
 
-@jax.jit  # a loop outside of jit compiles anew at each call
-def largest(x, rate):
+@jax.jit  # a loop outside of jit is compiled at each call
+def largest(x: jax.Array, rate: float | jax.Array) -> jax.Array:
   """Returns the mask of the entries of `x` that remain when the ⌊rate·n⌋ smallest by magnitude are dropped.
 
-  `rate` may be traced. The threshold is found by bisection on the bits of |x|, whose order is that of the floats:
-  exact, and many times faster than a sort under `vmap`. Ties at the threshold all remain; rate 1 drops everything.
+  The threshold is found by bisection on the bits of |x|, which are ordered like the floats: exact, and many times
+  faster than a sort under `vmap`.
+
+  Args:
+    x: floats, n in all.
+    rate: the fraction to drop, in [0, 1]; may be traced. 1 drops everything.
+
+  Returns:
+    Booleans shaped like `x`; entries equal to the threshold all remain.
   """
-  # In float32, 0.53·100 is 52.999996: the nudge, relative for large n, restores the count that was meant.
-  share = jnp.asarray(rate, jnp.float32) * x.size
-  kept = x.size - jnp.floor(share + jnp.maximum(1e-4, 1e-7 * share)).astype(jnp.int32)
+  # In float32, 0.53·100 is 52.999996: the correction, relative for large n, restores the exact count.
+  product = jnp.asarray(rate, jnp.float32) * x.size
+  kept = x.size - jnp.floor(product + jnp.maximum(1e-4, 1e-7 * product)).astype(jnp.int32)
   bits = _magnitude_bits(x)
   return (bits >= _threshold(bits, kept)) & (kept > 0)
 
 
-def _magnitude_bits(x):
+def _magnitude_bits(x: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)
 
 
-def _threshold(bits, kept):
+def _threshold(bits: jax.Array, kept: jax.Array) -> jax.Array:
   """Returns the `kept`-th largest of the non-negative int32 `bits`."""
 
-  def refine(i, threshold):
+  def refine(i: jax.Array, threshold: jax.Array) -> jax.Array:
     candidate = threshold | (jnp.int32(1) << (jnp.int32(30) - i))
     return jnp.where(jnp.sum(bits >= candidate, dtype=jnp.int32) >= kept, candidate, threshold)
 
   return jax.lax.fori_loop(jnp.int32(0), jnp.int32(31), refine, jnp.int32(0))
 
 
-def portion(ratio, size):
+def portion(ratio: float | jax.Array, size: int) -> jax.Array:
   """Returns ⌈ratio·size⌉, an int32 scalar: at least 1 unless `ratio`, which may be traced, is 0."""
   ratio = jnp.asarray(ratio, jnp.float32)
-  share = ratio * size
-  # In float32, 0.6·25 is 15.000001: the nudge restores the count that was meant, as in `largest`.
-  count = jnp.ceil(share - jnp.maximum(1e-4, 2e-7 * share)).astype(jnp.int32)
-  count = jnp.where(ratio < 1, count, jnp.int32(size))  # of many millions, the nudge would drop some
+  product = ratio * size
+  # In float32, 0.6·25 is 15.000001: the correction restores the exact count, as in `largest`.
+  count = jnp.ceil(product - jnp.maximum(1e-4, 2e-7 * product)).astype(jnp.int32)
+  count = jnp.where(ratio < 1, count, jnp.int32(size))  # with many millions, the correction would drop some
   return jnp.maximum(count, (ratio > 0).astype(jnp.int32))
 
 
 @jax.jit
-def largest_portion(x, ratio):
+def largest_portion(x: jax.Array, ratio: float | jax.Array) -> jax.Array:
   """Returns the mask of exactly the ⌈ratio·n⌉ largest entries of `x` by magnitude; of equal ones the first.
 
-  Unlike `largest`, it counts zeros as entries like any others: what a mask sends is what is paid for.
+  Unlike with `largest`, zeros count as entries: the number of entries that are sent is exact.
+
+  Args:
+    x: floats, n in all.
+    ratio: the fraction to keep, in [0, 1]; may be traced.
+
+  Returns:
+    Booleans shaped like `x`.
   """
   bits, kept = _magnitude_bits(x), portion(ratio, x.size)
   threshold = _threshold(bits, kept)
@@ -62,37 +78,63 @@ def largest_portion(x, ratio):
   return above | (ties & (order <= kept - jnp.sum(above, dtype=jnp.int32)))
 
 
-def prune(*, rate: float):
-  """Gradient compression (Zhu et al. 2019, section 5.2): zeroes the smallest entries of each tensor.
+@defense(
+  place='upload',
+  citation='Zhu, Liu, Han: Deep Leakage from Gradients. NeurIPS 2019.',
+  withholds='zeros',
+  by_magnitude=True,
+  post_processing=True,
+  idle=lambda settings: settings['rate'] == 0,
+)
+def prune(*, rate: float) -> optax.GradientTransformationExtraArgs:
+  """Gradient compression (Zhu et al. 2019, section 5.2): sets the smallest entries of each tensor to zero.
 
-  `rate` in [0, 1] is the share of entries that become zero.
+  Args:
+    rate: the fraction of entries that become zero, in [0, 1].
+
+  Raises:
+    UsageError: for a rate out of range.
   """
   errors.check_number('prune(rate)', rate, low=0, high=1)
 
-  def compress(updates):
+  def compress(updates: Tree) -> Tree:
     return jax.tree.map(lambda u: jnp.where(largest(u, rate), u, jnp.zeros_like(u)), updates)
 
   return stateless('prune', compress)
 
 
 class SentState(NamedTuple):
-  """The state of a defense that keeps nothing but what the client is told.
+  """The state of a defense that only reports which entries were sent; the client reads `sent`.
 
   Attributes:
-    sent: a tree of the boolean masks of what was sent last.
+    sent: boolean masks of the last update, shaped like the parameters, or one scalar per tensor.
   """
 
-  sent: object
+  sent: Tree
 
 
-def topk(*, ratio: float):
-  """Sends the ⌈ratio·n⌉ largest entries of each tensor of n and nothing else: gradient sparsification.
+@defense(
+  place='upload',
+  withholds='mask',
+  by_magnitude=True,
+  post_processing=True,
+  selects=True,
+  idle=lambda settings: settings['ratio'] == 1,
+)
+def topk(*, ratio: float) -> optax.GradientTransformationExtraArgs:
+  """Sends only the ⌈ratio·n⌉ largest entries of each tensor of n: gradient sparsification.
 
-  `ratio` in [0, 1] is the share of entries that are sent. Unlike after `prune`, noise cannot fill the rest.
+  Unlike with `prune`, noise that is added later does not reach the entries that are not sent.
+
+  Args:
+    ratio: the fraction of entries that are sent, in [0, 1].
+
+  Raises:
+    UsageError: for a ratio out of range.
   """
   errors.check_number('topk(ratio)', ratio, low=0, high=1)
 
-  def update(updates, state, params=None, **extra):
+  def update(updates: Tree, state: SentState, params: Tree = None, **extra: Any) -> tuple[Tree, SentState]:
     del state, params, extra
     sent = jax.tree.map(lambda u: largest_portion(u, ratio), updates)
     return trees.withhold(updates, sent), SentState(sent)
@@ -101,38 +143,49 @@ def topk(*, ratio: float):
 
 
 class DGCState(NamedTuple):
-  """What a client keeps between participations.
+  """What a client keeps between participations; trees shaped like the parameters.
 
   Attributes:
     velocity: u, the momentum of each entry since it was last sent.
-    residual: v, what each entry has gathered since it was last sent.
-    sent: a tree of the boolean masks of what was sent last.
+    residual: v, the sum of each entry's velocities since it was last sent.
+    sent: boolean masks of the last update.
   """
 
-  velocity: object
-  residual: object
-  sent: object
+  velocity: Tree
+  residual: Tree
+  sent: Tree
 
 
-def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf):
+@defense(
+  place='upload',
+  citation='Lin, Han, Mao, Wang, Dally: Deep Gradient Compression. ICLR 2018.',
+  withholds='mask',
+  by_magnitude=True,
+  selects=True,
+  idle=lambda settings: settings['ratio'] == 1 and math.isinf(settings['clip']),
+)
+def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf) -> optax.GradientTransformationExtraArgs:
   """Deep Gradient Compression (Lin et al. 2018, section 3, algorithm 4), without its warm-up.
 
-  Each tensor gathers what it does not send, with momentum: u ← m·u + g, v ← v + u. The ⌈ratio·n⌉ largest entries of |v|
-  are sent, and cleared in u and v.
+  Each tensor accumulates what it does not send, with momentum: u ← m·u + g, v ← v + u. The ⌈ratio·n⌉ largest entries of
+  |v| are sent, and cleared in u and v.
 
   Args:
-    ratio: the share of entries that are sent, in [0, 1].
+    ratio: the fraction of entries that are sent, in [0, 1].
     momentum: m, in [0, 1].
-    clip: the norm that g is clipped to beforehand, over all tensors together; infinity leaves it.
+    clip: the L2 norm that g is clipped to beforehand, over all tensors together; infinity does not clip.
+
+  Raises:
+    UsageError: for a setting out of range.
   """
   errors.check_number('dgc(ratio)', ratio, low=0, high=1)
   errors.check_number('dgc(momentum)', momentum, low=0, high=1)
   errors.check_number('dgc(clip)', clip, low=1e-12)
 
-  def init(params):
+  def init(params: Tree) -> DGCState:
     return DGCState(trees.zeros_like(params), trees.zeros_like(params), _all_entries(params))
 
-  def update(updates, state, params=None, **extra):
+  def update(updates: Tree, state: DGCState, params: Tree = None, **extra: Any) -> tuple[Tree, DGCState]:
     del params, extra
     gradient = trees.clip(updates, clip)
     velocity = jax.tree.map(lambda u, g: jnp.asarray(momentum, u.dtype) * u + g, state.velocity, gradient)
@@ -146,5 +199,5 @@ def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf):
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _all_entries(tree):
+def _all_entries(tree: Tree) -> Tree:
   return jax.tree.map(lambda x: jnp.ones(x.shape, bool), tree)

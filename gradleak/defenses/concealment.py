@@ -1,13 +1,18 @@
-"""DCS²: concealed samples, whose gradients are those of the sensitive samples and whose looks are not.
+"""DCS²: concealed samples, with gradients like those of the sensitive samples but different images.
 
-Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning, AAAI 2024. Each
-sensitive sample x_s gets a concealed one x̃ (eq. 9); what is sent is the gradient of both (eq. 10), turned where it
-would oppose the gradient of the batch alone (eq. 11 and 12).
+Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning, AAAI 2024. For
+each sensitive sample x_s a concealed one x̃ is optimised (eq. 9); the client sends the gradient of both (eq. 10),
+projected where it would oppose the gradient of the batch alone (eq. 11 and 12).
+
+The published code differs: it works on normalised pixels (so its λ_x and Adam's steps are on another scale), matches
+the mean gradient of all sensitive samples at once, stops where the mean ‖x̃ − x_s‖ exceeds 150 to 500, always runs
+BatchNorm on running statistics, divides eq. 10 by 3 where 0 < λ_g < 1, and has v ≥ 0.5 in eq. 12.
 """
 
 import functools
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +21,14 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses import base
+from gradleak.defenses.defense import defense
 from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
+from gradleak.trees import Tree
 
 STARTS = ('noise', 'proxy')
-MIXUP = 0.7  # the start's share of x_0 against x_s (table 5)
+MIXUP = 0.7  # weight of x_0 against x_s in the start point (table 5)
+Samples = tuple[jax.Array, jax.Array]  # images, and labels as probabilities
 
 
 class View(NamedTuple):
@@ -34,11 +42,11 @@ class View(NamedTuple):
 
   image: jax.Array
   logits: jax.Array
-  gradient: dict
+  gradient: Tree
 
 
 class ConcealmentState(NamedTuple):
-  """What the last update's concealed samples came to, means over its sensitive samples; zeros before.
+  """Figures of the last update's concealed samples, means over its sensitive samples; zeros before the first.
 
   Attributes:
     dissimilarity: ‖x̃ − x_s‖₂, a float32 scalar; pixels are in [0, 1].
@@ -49,25 +57,39 @@ class ConcealmentState(NamedTuple):
   cosine: jax.Array
 
 
-def view(client, variables, image, label):
-  """Returns the `View` of one sample, alone: under batch statistics, a BatchNorm sees the sample's own."""
+def view(client: Any, variables: Mapping, image: jax.Array, label: jax.Array) -> View:
+  """Returns the `View` of one sample alone; a BatchNorm on batch statistics takes them of this one sample.
 
-  def loss(params):
+  Args:
+    client: the `Client` whose model, loss and BatchNorm mode are used.
+    variables: the model's.
+    image: float32 [H, W, C] in [0, 1].
+    label: probabilities [classes].
+  """
+
+  def loss(params: Tree) -> Samples:
     given = {**variables, 'params': params}, jnp.expand_dims(image, 0)
     train = client.batch_norm == 'train'
     losses, _ = per_example_loss(client.model, client.loss, *given, jnp.expand_dims(label, 0), train)
-    logits, _ = client.model.apply(*given, train, None)  # the compiler sees that this is the same pass
+    logits, _ = client.model.apply(*given, train, None)  # the compiler merges this with the same forward pass above
     return jnp.sum(losses), logits[0]
 
   gradient, logits = jax.grad(loss, has_aux=True)(variables['params'])
   return View(image, logits, gradient)
 
 
-def objective(concealed, sensitive, *, dissimilarity, latent, tolerance):
-  """Returns eq. 9 for two `View`s, a float32 scalar: 1 − cos + exp(−λ_x‖x̃ − x_s‖) + λ_z·(relative distance of logits).
+def objective(concealed: View, sensitive: View, *, dissimilarity: Any, latent: Any, tolerance: Any) -> jax.Array:
+  """Returns eq. 9 for two `View`s: 1 − cos + exp(−λ_x‖x̃ − x_s‖) + λ_z·(relative distance of logits).
 
-  Its ε is an additive constant and left out. `tolerance` makes the last term a hinge, as eq. 8's constraint has it: the
-  relative distance counts from there on.
+  The additive constant ε of eq. 9 is left out.
+
+  Args:
+    concealed, sensitive: the `View`s of x̃ and x_s.
+    dissimilarity, latent: λ_x and λ_z.
+    tolerance: makes the last term a hinge, as eq. 8's constraint has it: only the relative distance beyond it counts.
+
+  Returns:
+    A float32 scalar.
   """
   scale = trees.norm(sensitive.logits)
   distance = trees.norm(concealed.logits - sensitive.logits) / jnp.where(scale > 0, scale, jnp.ones_like(scale))
@@ -79,8 +101,16 @@ def objective(concealed, sensitive, *, dissimilarity, latent, tolerance):
   )
 
 
-def start_point(key, image, num_classes, public, *, start, mixup):
-  """Returns (x_0, y_0), an image and label probabilities [classes], for the sensitive `image` (table 5)."""
+def start_point(key: jax.Array, image: jax.Array, num_classes: int, public: Any, *, start: str, mixup: bool) -> Samples:
+  """Returns (x_0, y_0), an image and label probabilities [classes], for a sensitive image (table 5).
+
+  Args:
+    key: drives the draws.
+    image: the sensitive one, float32 [H, W, C].
+    num_classes: number of classes.
+    public: (images, integer labels) for `start='proxy'`, else None.
+    start, mixup: as in `concealment`.
+  """
   which, pixels = jax.random.split(key)
   if start == 'proxy':
     images, labels = (jnp.asarray(part) for part in public)
@@ -93,34 +123,33 @@ def start_point(key, image, num_classes, public, *, start, mixup):
   return x, jax.nn.one_hot(y, num_classes, dtype=jnp.float32)
 
 
-# Compiled: outside of jit, the loop would compile anew at each call.
-@functools.partial(jax.jit, static_argnames=('client', 'steps', 'start', 'mixup', 'box'))
+@functools.partial(jax.jit, static_argnames=('client', 'steps', 'start', 'mixup', 'box'))  # else compiled at each call
 def concealed_samples(
-  client,
-  variables,
-  key,
-  images,
-  labels,
-  public=None,
+  client: Any,
+  variables: Mapping,
+  key: jax.Array,
+  images: jax.Array,
+  labels: jax.Array,
+  public: tuple | None = None,
   *,
-  dissimilarity=0.01,
-  latent=0.01,
-  tolerance=0.0,
-  learning_rate=0.1,
-  steps=1000,
-  start='noise',
-  mixup=False,
-  box=False,
-):
+  dissimilarity: float = 0.01,
+  latent: float = 0.01,
+  tolerance: float = 0.0,
+  learning_rate: float = 0.1,
+  steps: int = 1000,
+  start: str = 'noise',
+  mixup: bool = False,
+  box: bool = False,
+) -> Samples:
   """Returns a concealed sample for each sensitive one: Adam on eq. 9, algorithm 1's line 3.
 
-  Every sample is by itself, the i-th with `fold_in(key, i)`: its gradient is matched, not the batch's. The loop can be
-  differentiated.
+  Each sample is optimised separately, the i-th with `fold_in(key, i)`: its own gradient is matched, not the batch's.
+  The loop can be differentiated.
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used; dropout is off.
     variables: the model's.
-    key: draws the start points.
+    key: drives the start points.
     images: the sensitive ones, float32 [N, H, W, C] in [0, 1].
     labels: theirs, probabilities [N, classes].
     public: (images, labels) for `start='proxy'`.
@@ -129,20 +158,20 @@ def concealed_samples(
   Returns:
     (images, labels as probabilities) in the shapes of the sensitive ones.
   """
-  weights = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
-  weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in weights.items()}
+  given = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
+  weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in given.items()}
   adam = lenient(optax.scale_by_adam())
   # Geiping et al.'s schedule, as in the published code: × 0.1 at 3/8, 5/8 and 7/8 of the steps.
   decay = 0.1 ** np.searchsorted([3 / 8, 5 / 8, 7 / 8], np.arange(steps) / steps, side='right')
   rates = jnp.asarray(learning_rate, jnp.float32) * jnp.asarray(decay, jnp.float32)
 
-  def conceal(key, image, label):
+  def conceal(key: jax.Array, image: jax.Array, label: jax.Array) -> Samples:
     sensitive = view(client, variables, image, label)
     x, y = start_point(key, image, label.shape[-1], public, start=start, mixup=mixup)
     gradient = jax.grad(lambda x: objective(view(client, variables, x, y), sensitive, **weights))
 
-    @jax.checkpoint  # who differentiates through the loop keeps the images of its steps, not the networks
-    def step(carry, rate):
+    @jax.checkpoint  # a derivative of the loop then stores each step's image, not the network's activations
+    def step(carry: tuple, rate: jax.Array) -> tuple[tuple, None]:
       x, moments = carry
       move, moments = adam.update(gradient(x), moments, x)
       x = x - rate * move
@@ -155,19 +184,21 @@ def concealed_samples(
 
 
 @functools.partial(jax.jit, static_argnames='client')
-def mixed_gradient(client, variables, batch, concealed, weights, mixing):
+def mixed_gradient(
+  client: Any, variables: Mapping, batch: Samples, concealed: Samples, weights: jax.Array, mixing: Any
+) -> Tree:
   """Returns g_c, a tree shaped like the parameters: the gradient of the batch with the concealed samples (eq. 10).
 
   It is ∇ Σ_i w_i ℓ_i / Σ_i w_i. For the sensitive samples, the first ones of the batch, ℓ_i is the mean of L(x_i, y_i)
   and λ_g L(x̃_i, ỹ_i) + (1 − λ_g) L(x̃_i, y_i); for the others it is L(x_i, y_i). So a batch without concealed samples
-  keeps its gradient, and one with them its scale, where the sum of eq. 10 would double it. All stand in one forward
-  pass, {x_s} ∪ {x̃}: batch statistics are those of both.
+  keeps its gradient, and one with them its scale, which the sum of eq. 10 would double. There is one forward pass over
+  {x_s} ∪ {x̃}: batch statistics are those of both.
 
   Args:
     client: as in `concealed_samples`.
     variables: the model's.
     batch: (images, labels as probabilities), N samples.
-    concealed: the same of the K ≤ N concealed samples.
+    concealed: likewise, K ≤ N concealed samples.
     weights: float32 [N], 0 for padding.
     mixing: λ_g, a scalar.
   """
@@ -175,17 +206,16 @@ def mixed_gradient(client, variables, batch, concealed, weights, mixing):
   num_samples, count = images.shape[0], dummies.shape[0]
   mixing = jnp.asarray(mixing, jnp.float32)
 
-  def mean_loss(params):
-    union = jnp.concatenate([images, dummies])
+  def mean_loss(params: Tree) -> jax.Array:
+    union, current = jnp.concatenate([images, dummies]), {**variables, 'params': params}
 
-    def losses_of(given):
+    def losses_of(given: jax.Array) -> jax.Array:
       labels_of_all = jnp.concatenate([labels, given])
       train = client.batch_norm == 'train'
-      return per_example_loss(client.model, client.loss, {**variables, 'params': params}, union, labels_of_all, train)[
-        0
-      ]
+      losses, _ = per_example_loss(client.model, client.loss, current, union, labels_of_all, train)
+      return losses
 
-    # One pass over the union, as the compiler sees: the losses differ in the labels of the dummies alone.
+    # The compiler merges the two forward passes: the losses differ in the labels of the dummies alone.
     under_own, under_true = losses_of(dummy_labels), losses_of(labels[:count])
     losses = under_own[:num_samples]
     mixture = mixing * under_own[num_samples:] + (1 - mixing) * under_true[num_samples:]
@@ -195,24 +225,37 @@ def mixed_gradient(client, variables, batch, concealed, weights, mixing):
   return jax.grad(mean_loss)(variables['params'])
 
 
-def project(mixed, original, margin=0.0):
+def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   """Returns ĝ_c, the tree nearest to g_c = `mixed` with ⟨g, ĝ_c⟩ ≥ 0 for g = `original` (eq. 11).
 
   Where ⟨g, g_c⟩ < 0, ĝ_c = g_c + v*·g with v* = max(margin, −⟨g_c, g⟩/‖g‖²), the solution of eq. 12 (with the square
   that its print lacks) over v ≥ margin; elsewhere, g_c as it is. At margin 0, ⟨g, ĝ_c⟩ = 0.
+
+  Args:
+    mixed: g_c, a tree.
+    original: g, a tree of the same shapes.
+    margin: least v, ≥ 0; may be traced.
   """
   length = trees.norm(original)
   present = length > 0
   unit = jax.tree.map(lambda g: g / jnp.where(present, length, jnp.ones_like(length)), original)
-  along = trees.inner_product(unit, mixed)  # of unit length: ‖g‖² would leave float32's range first
+  along = trees.inner_product(unit, mixed)  # of unit length: ‖g‖² could leave the range of float32
   least = jnp.asarray(margin, jnp.float32) * length
   push = jnp.where(along < 0, jnp.maximum(least, -along), 0.0)
   return jax.tree.map(lambda g_c, u: g_c + push * u, mixed, unit)
 
 
+@defense(
+  place='step',
+  citation='Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning. '
+  'AAAI 2024.',
+  random=True,
+  arguments=lambda context, settings: (context.client, context.public),
+  idle=lambda settings: settings['sensitive'] == 0,
+)
 def concealment(
-  client=None,
-  public=None,
+  client: Any = None,
+  public: tuple | None = None,
   *,
   dissimilarity: float = 0.01,
   latent: float = 0.01,
@@ -226,106 +269,118 @@ def concealment(
   sensitive: int | None = None,
   box: bool = False,
   projection: bool = True,
-):
+) -> optax.GradientTransformationExtraArgs:
   """DCS² (Wu et al. 2024, algorithm 1): sends the gradient of the batch with concealed samples mixed in.
 
-  It belongs at the head of the step chain. The gradient that it is handed counts as the paper's g, whatever a member
-  before did to it; what it returns is computed anew from batch and parameters, and members after act on that. It takes
-  `key=`, `batch=` and `params`, `weights=` (0 for padding, which then has no part in the result) and `variables=`,
-  which a model with BatchNorm needs under running statistics. Everything is computed in float32 with dropout off. No
-  strength of it is the identity but `sensitive=0`.
-
-  The published code differs: it works on normalised pixels (so its λ_x and Adam's steps mean other lengths), matches
-  the mean gradient of all sensitive samples at once, stops where the mean ‖x̃ − x_s‖ exceeds 150 to 500, always runs
-  BatchNorm on running statistics, divides eq. 10 by 3 where 0 < λ_g < 1, and has v ≥ 0.5 in eq. 12.
+  It should come first in the step chain: the gradient it receives is the paper's g, and its result is computed anew
+  from batch and parameters, in float32 with dropout off. Its update needs `key=`, `batch=` and `params`; it takes
+  `weights=` (0 for padding, which then has no effect) and `variables=`, which a model with BatchNorm needs under
+  running statistics. Only `sensitive=0` is the identity.
 
   Args:
     client: the `Client` that it is made for: its model, loss and BatchNorm mode ('train': the gradient of one sample is
       under that sample's own statistics, eq. 10 under those of the batch and its concealed samples).
     public: (images [K, H, W, C], integer labels [K]) that start points are drawn from.
-    dissimilarity: λ_x ≥ 0 of eq. 9; the published code has 0.001 for TinyImageNet. No strength: 1/λ_x is the distance
-      at which the pull fades, so a larger one keeps images nearer, and 0 pulls not at all.
-    latent: λ_z ≥ 0 of eq. 9; the published code has 0.1 for CelebA. The latent representation is the logits.
+    dissimilarity: λ_x ≥ 0 of eq. 9; 0.001 in the published code for TinyImageNet. It is an inverse length: 1/λ_x is the
+      distance at which the repulsion from x_s fades. A larger λ_x keeps images nearer; at 0 there is no repulsion.
+    latent: λ_z ≥ 0 of eq. 9; 0.1 in the published code for CelebA. The latent representation is the logits.
     mixing: λ_g in [0, 1] of eq. 10, the weight of the concealed sample's own label against the sensitive one's.
     learning_rate: Adam's, × 0.1 at 3/8, 5/8 and 7/8 of the steps.
-    tolerance: ε ≥ 0 of eq. 8: relative distances of logits below it are free. 0 is eq. 9 as it is run, where ε is an
-      additive constant.
-    margin: least v ≥ 0 of eq. 12, where the gradient is turned at all.
-    steps: of Adam, per update.
+    tolerance: ε ≥ 0 of eq. 8: relative distances of logits below it are not penalised. 0 gives eq. 9 as printed.
+    margin: least v ≥ 0 of eq. 12, where the gradient is projected at all.
+    steps: Adam steps per update.
     start: x_0, 'noise' (N(0, 1) with a random class) or 'proxy' (a random public sample with its label).
     mixup: start from 0.7·x_0 + 0.3·x_s instead, with x_0's label (table 5).
-    sensitive: number of sensitive samples, the first ones of every batch (all, if it holds fewer); none means all. The
+    sensitive: number of sensitive samples, the first ones of every batch (all, if it holds fewer); None means all. The
       published code takes the last ones.
-    box: keep the concealed images in [0, 1], clipped after each step. The paper's leave it, and so do their looks.
-    projection: turn the gradient by eq. 11.
+    box: clip the concealed images to [0, 1] after each step. The paper does not clip them.
+    projection: whether to apply eq. 11.
 
   Raises:
-    UsageError: for a setting out of range, or a start that public images are missing for.
+    UsageError: for a setting out of range, or `start='proxy'` without fitting public images.
   """
-  for name, value, high in (
-    ('dissimilarity', dissimilarity, np.inf),
-    ('latent', latent, np.inf),
-    ('mixing', mixing, 1),
-    ('learning_rate', learning_rate, np.inf),
-    ('tolerance', tolerance, np.inf),
-    ('margin', margin, np.inf),
-  ):
-    errors.check_number(f'concealment({name})', value, low=0, high=high, finite=True)
-  steps = int(errors.check_number('concealment(steps)', steps, low=1, integer=True))
-  if sensitive is not None:
-    sensitive = int(errors.check_number('concealment(sensitive)', sensitive, low=0, integer=True))
-  if start not in STARTS:
-    raise errors.unknown('concealment(start)', start, STARTS)
+  search: dict[str, Any] = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
+  search |= {'learning_rate': learning_rate, 'steps': steps, 'start': start, 'mixup': mixup, 'box': box}
+  _check({**search, 'mixing': mixing, 'margin': margin, 'sensitive': sensitive})
   if client is not None and start == 'proxy':
     _check_public(public, client.num_classes)
+  conceal = functools.partial(concealed_samples, client, public=public, **search)
 
-  def init(params):
+  def combine(variables: Mapping, batch: Samples, concealed: Samples, weights: jax.Array, original: Tree) -> Tree:
+    mixed = mixed_gradient(client, variables, batch, concealed, weights, mixing)
+    return project(mixed, original, margin) if projection else mixed
+
+  return _transformation(client, public if start == 'proxy' else None, conceal, combine, sensitive)
+
+
+def _transformation(
+  client: Any, proxies: tuple | None, conceal: Callable[..., Samples], combine: Callable[..., Tree], sensitive: Any
+) -> optax.GradientTransformationExtraArgs:
+  """Returns the transformation of `concealment`.
+
+  Args:
+    client: the `Client`.
+    proxies: the public samples to start from, or None.
+    conceal: (variables, key, images, labels) -> concealed samples.
+    combine: (variables, batch, concealed, weights, original gradient) -> the gradient to send, float32.
+    sensitive: number of sensitive samples, or None for all.
+  """
+  count = None if sensitive is None else int(sensitive)
+
+  def init(params: Tree) -> ConcealmentState:
     del params
     return ConcealmentState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
-  def update(updates, state, params=None, *, key=None, batch=None, weights=None, variables=None, **extra):
+  def update(
+    updates: Tree,
+    state: ConcealmentState,
+    params: Tree = None,
+    *,
+    key: Any = None,
+    batch: Any = None,
+    weights: Any = None,
+    variables: Any = None,
+    **extra: Any,
+  ) -> tuple[Tree, ConcealmentState]:
     del extra
+    base.require_argument('concealment', 'client', client)
     images, labels = base.require_batch('concealment', batch, params)
     key = jax.random.fold_in(base.require_key('concealment', key), zlib.crc32(b'concealment'))
-    if sensitive == 0:
+    if count == 0:
       return updates, state
-    if start == 'proxy' and public[0].shape[1:] != images.shape[1:]:
+    if proxies is not None and proxies[0].shape[1:] != images.shape[1:]:
       raise errors.UsageError(
-        f'concealment(start=proxy) has public images of shape {public[0].shape[1:]}, the batch {images.shape[1:]}'
+        f'concealment(start=proxy) has public images of shape {proxies[0].shape[1:]}, the batch {images.shape[1:]}'
       )
     weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
     params, original = jax.tree.map(lambda x: x.astype(jnp.float32), (params, updates))
     variables = {**(variables or {}), 'params': params}
-    own = images[:sensitive], labels[:sensitive]
-    concealed = concealed_samples(
-      client,
-      variables,
-      key,
-      *own,
-      public,
-      dissimilarity=dissimilarity,
-      latent=latent,
-      tolerance=tolerance,
-      learning_rate=learning_rate,
-      steps=steps,
-      start=start,
-      mixup=mixup,
-      box=box,
-    )
-    mixed = mixed_gradient(client, variables, batch, concealed, weights, mixing)
-    if projection:
-      mixed = project(mixed, original, margin)
+    own = images[:count], labels[:count]
+    concealed = conceal(variables, key, *own)
+    mixed = combine(variables, batch, concealed, weights, original)
     updates = jax.tree.map(lambda m, u: m.astype(u.dtype), mixed, updates)
-    return updates, _summary(client, variables, own, concealed, weights[:sensitive])
+    return updates, _summary(client, variables, own, concealed, weights[:count])
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _keys(key, count):
+def _keys(key: jax.Array, count: int) -> jax.Array:
   return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
 
 
-def _check_public(public, num_classes):
+def _check(settings: Mapping[str, Any]) -> None:
+  """Raises `UsageError` for a setting of `concealment` out of range."""
+  for name in ('dissimilarity', 'latent', 'mixing', 'learning_rate', 'tolerance', 'margin'):
+    high = 1 if name == 'mixing' else np.inf
+    errors.check_number(f'concealment({name})', settings[name], low=0, high=high, finite=True)
+  errors.check_number('concealment(steps)', settings['steps'], low=1, integer=True)
+  if settings['sensitive'] is not None:
+    errors.check_number('concealment(sensitive)', settings['sensitive'], low=0, integer=True)
+  if settings['start'] not in STARTS:
+    raise errors.unknown('concealment(start)', settings['start'], STARTS)
+
+
+def _check_public(public: tuple | None, num_classes: int) -> None:
   if public is None:
     raise errors.UsageError(
       "concealment(start=proxy) starts from public samples and none are given; start='noise' needs none"
@@ -343,17 +398,18 @@ def _check_public(public, num_classes):
 
 
 @functools.partial(jax.jit, static_argnames='client')
-def _summary(client, variables, sensitive, concealed, weights):
-  """Returns the `ConcealmentState` of the samples with a weight."""
-
+def _summary(
+  client: Any, variables: Mapping, sensitive: Samples, concealed: Samples, weights: jax.Array
+) -> ConcealmentState:
+  """Returns the `ConcealmentState`, means weighted by `weights`."""
   both = jax.tree.map(lambda x, y: jnp.stack([x, y], axis=1), sensitive, concealed)
 
-  def compare(images, labels):
+  def compare(images: jax.Array, labels: jax.Array) -> Samples:
     views = jax.vmap(lambda image, label: view(client, variables, image, label))(images, labels)
     own, other = trees.take(views, 0), trees.take(views, 1)
     return trees.norm(other.image - own.image), trees.cosine(other.gradient, own.gradient)
 
   distances, cosines = jax.vmap(compare)(*both)
   total = jnp.sum(weights)
-  share = weights / jnp.where(total > 0, total, jnp.ones_like(total))
-  return ConcealmentState(jnp.sum(share * distances), jnp.sum(share * cosines))
+  portions = weights / jnp.where(total > 0, total, jnp.ones_like(total))
+  return ConcealmentState(jnp.sum(portions * distances), jnp.sum(portions * cosines))

@@ -1,21 +1,28 @@
-"""The null gradient: an upload that holds nothing of the data, to measure what an attack makes up by itself."""
+"""The null gradient: noise with the norms of an update, the control of every attack."""
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from gradleak import trees
 from gradleak.defenses.base import stateless
+from gradleak.defenses.defense import defense
+from gradleak.trees import Tree
 
 
-def null_gradient():
+@defense(place='upload', random=True, post_processing=True)
+def null_gradient() -> optax.GradientTransformationExtraArgs:
   """Replaces every tensor by Gaussian noise of the same norm.
 
-  What an attack "recovers" from it comes from its prior and its start, not from the data: the control that every
-  success rate is measured against.
+  An attack's result on it depends on the attack's prior and start, not on the data: it is the control that defines
+  success.
+
+  Raises (from its update):
+    UsageError: without `key=`.
   """
 
-  def replace(key, updates):
-    def noise(update, key):
+  def replace(key: jax.Array, updates: Tree) -> Tree:
+    def noise(update: jax.Array, key: jax.Array) -> jax.Array:
       draw = jax.random.normal(key, update.shape, update.dtype)
       return draw * (trees.norm(update) / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)).astype(draw.dtype)
 

@@ -1,14 +1,17 @@
-"""Differential privacy: of whole clients (Geyer et al. 2017), of single examples (Abadi et al. 2016), and its ε.
+"""Differential privacy of clients (Geyer et al. 2017) and of examples (Abadi et al. 2016), and its ε.
 
-Noise multipliers are the noise's standard deviation over the clipping norm. Every ε here is for the add/remove relation
-(one contribution against none in its place, the divisor being public); against any other contribution in its place the
-sensitivity is twice the norm, and a multiplier z counts as z/2.
+A noise multiplier is the noise's standard deviation over the clipping norm. Every ε here is for the add/remove relation
+(one contribution present or absent, the divisor being public). For the replace-one relation the sensitivity is twice
+the norm: a multiplier z counts as z/2.
 """
 
 import contextlib
+import logging
 import math
 import warnings
 import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,44 +20,77 @@ import optax
 from gradleak import errors, trees
 from gradleak.defenses import base
 from gradleak.defenses.clipping import clip
+from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
 from gradleak.defenses.noise import gaussian
 from gradleak.models.model import per_example_loss
+from gradleak.trees import Tree
 
 ACCOUNTANTS = ('rdp', 'pld')
 
 
-def client_dp(*, norm: float, noise: float):
-  """Geyer's mechanism placed at the client, as FFL attacks it: clip the update, then add noise to it.
+def _scale(settings: Settings) -> float:
+  """Returns the standard deviation of the noise, noise·norm; 0 without noise, even where the norm is infinite."""
+  return settings['norm'] * settings['noise'] if settings['noise'] else 0.0
 
-  Every entry of the update, scaled by min(1, norm / ‖update‖₂), gets N(0, (noise·norm)²): Geyer et al. 2017, algorithm
-  1, of a single client. The server sees nothing else, so that the guarantee needs no trust in it.
+
+def _per_client(settings: Settings, clipped_to: float | None, position: int) -> Mechanism | None:
+  del clipped_to, position
+  return Mechanism(settings['noise'], 'client') if settings['noise'] else None
+
+
+def _per_example(settings: Settings, clipped_to: float | None, position: int) -> Mechanism | None:
+  """Only as the first member does it return the mean of the examples' clipped gradients."""
+  del clipped_to
+  return Mechanism(settings['noise'], 'example') if settings['noise'] and position == 0 else None
+
+
+@defense(
+  place='upload',
+  citation='Geyer, Klein, Nabi: Differentially Private Federated Learning: A Client Level Perspective. 2017.',
+  random=True,
+  noise=Noise(lambda settings, context, count: _scale(settings) ** 2),
+  clips=lambda settings: settings['norm'],
+  mechanism=_per_client,
+  post_processing=True,
+  idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
+)
+def client_dp(*, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
+  """Geyer's mechanism at the client, as FFL attacks it: clip the update, then add noise to it.
+
+  The update is scaled by min(1, norm / ‖update‖₂), and every entry gets N(0, (noise·norm)²): Geyer et al. 2017,
+  algorithm 1, for a single client. The server sees nothing else, so the guarantee holds against the server too.
 
   Args:
     norm: the bound on the norm over all tensors together, > 0; infinity, without noise, is the identity.
     noise: the noise multiplier z ≥ 0.
+
+  Raises:
+    UsageError: for a setting out of range, or noise without a finite norm; from its update, without `key=`.
   """
   _check('client_dp', norm, noise)
-  mechanism = base.chain(clip(norm=norm), gaussian(stddev=_stddev(norm, noise)))
+  mechanism = base.sequence(clip(norm=norm), gaussian(stddev=_stddev(norm, noise)))
 
-  def perturb(key, updates):
+  def perturb(key: jax.Array, updates: Tree) -> Tree:
     return mechanism.update(updates, mechanism.init(updates), key=key)[0]
 
   return base.stateless('client_dp', perturb, random=True)
 
 
-def aggregate_client_dp(key, updates, noise, present=None):
-  """Geyer's mechanism at its honest placement, the server: returns (the round's mean update, the median norm S).
+def aggregate_client_dp(
+  key: jax.Array, updates: Tree, noise: float | jax.Array, present: jax.Array | None = None
+) -> tuple[Tree, jax.Array]:
+  """Geyer's mechanism at the server, as published: returns (the round's mean update, the median norm S).
 
   Each client's update is clipped to S, the median of the clients' norms; their sum gets N(0, (noise·S)²) in every entry
   and is divided by K (Geyer et al. 2017, algorithm 1). It protects the next global model. A curious server still sees
-  every raw upload, and S itself depends on the data, for which Geyer's accounting, and `epsilon`, charge nothing.
+  every raw upload. S also depends on the data; neither Geyer's accounting nor `epsilon` counts that.
 
   Args:
     key: drives the noise.
     updates: the updates of a round's K clients, stacked: every leaf [K, …].
     noise: the noise multiplier ≥ 0; it may be traced.
-    present: which of the clients answered, boolean [K]; all without it. Absent ones count neither in the median nor in
-      the sum and K, whatever their rows hold. Where nobody answered, the mean and S are zero.
+    present: which of the clients answered, boolean [K]; None means all. The others are left out of the median, the sum
+      and K, whatever their rows contain. If nobody answered, the mean and S are zero.
 
   Raises:
     UsageError: if `noise` is negative or not finite.
@@ -69,10 +105,10 @@ def aggregate_client_dp(key, updates, noise, present=None):
   factors = jnp.minimum(jnp.float32(1), median / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
   stddev = jnp.asarray(noise, jnp.float32) * median
 
-  def mean(update, key):
+  def mean(update: jax.Array, key: jax.Array) -> jax.Array:
     clipped = update.astype(jnp.float32) * _rows(factors, update)
     noisy = jnp.sum(clipped, 0) + stddev * jax.random.normal(key, update.shape[1:])
-    # XLA multiplies by the reciprocal of a constant: where all are present, the last bit is that of the constant.
+    # XLA multiplies by the reciprocal of a constant: with all present, divide by the constant for the same last bit.
     answered = noisy / jnp.maximum(count, 1).astype(jnp.float32)
     return jnp.where(count == drawn, noisy / drawn, answered).astype(update.dtype)
 
@@ -80,38 +116,55 @@ def aggregate_client_dp(key, updates, noise, present=None):
   return jax.tree.map(mean, updates, trees.fold_in_leaves(key, updates)), median
 
 
-def _rows(values, stacked):
+def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
   """Returns `values` [K] in a shape that broadcasts against `stacked` [K, …]."""
   return values.reshape(-1, *(1,) * (stacked.ndim - 1))
 
 
-def clip_samples(client=None, *, norm: float):
+@defense(
+  place='step',
+  arguments=lambda context, settings: (context.client,),
+  bounds=lambda settings: settings['norm'],
+  idle=lambda settings: math.isinf(settings['norm']),
+)
+def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransformationExtraArgs:
   """Clips the gradient of every data sample, g / max(1, ‖g‖₂ / norm), and takes the mean (GradDefense, section V-C).
 
-  It computes the samples' gradients itself, from `batch=` and the parameters, with dropout masks of its own where it is
-  given a key. Nothing of the incoming gradient survives: it has to stand first in a step chain. A sample of weight 0 is
-  padding; the mean is over the sum of `weights=`. Without `variables=`, the model must have no batch statistics.
+  It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
+  of its own. It ignores the gradient that it receives, so it must be the first member of a step chain. A sample of
+  weight 0 is padding; the mean is over the sum of `weights=`. Without `variables=`, the model must have no batch
+  statistics.
 
   Args:
-    client: the `Client` whose model, loss and BatchNorm mode are meant.
-    norm: the bound B > 0 on each sample's norm; infinity is the identity. What it bounds is the gradient as computed:
-      NaN and infinity count as zero.
+    client: the `Client` whose model, loss and BatchNorm mode are used.
+    norm: the bound B > 0 on the norm of each sample's gradient; infinity is the identity. Gradients that are not finite
+      count as zero.
 
   Raises (from its update):
-    UsageError: where `batch=`, the parameters or `variables=` are missing, or BatchNorm mixes the samples.
+    UsageError: if the client, `batch=`, the parameters or `variables=` are missing, or BatchNorm mixes the samples.
   """
   errors.check_number('clip_samples(norm)', norm, low=1e-12)
   return _per_sample('clip_samples', client, norm)
 
 
-def dpsgd(client=None, *, norm: float, noise: float):
+@defense(
+  place='step',
+  citation='Abadi et al.: Deep Learning with Differential Privacy. CCS 2016.',
+  random=True,
+  arguments=lambda context, settings: (context.client,),
+  noise=Noise(lambda settings, context, count: (_scale(settings) / count) ** 2),
+  bounds=lambda settings: settings['norm'],
+  mechanism=_per_example,
+  idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
+)
+def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
   """DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets N(0, (noise·norm)²) in every entry and is divided by the
-  number of samples, the sum of `weights=`. It has to stand first in a step chain, too.
+  number of samples, the sum of `weights=`. It must be the first member of a step chain.
 
   Args:
-    client: the `Client` whose model, loss and BatchNorm mode are meant.
+    client: the `Client` whose model, loss and BatchNorm mode are used.
     norm: the bound C > 0 on each sample's norm; infinity, without noise, is the identity.
     noise: the noise multiplier σ ≥ 0.
 
@@ -120,28 +173,30 @@ def dpsgd(client=None, *, norm: float, noise: float):
   """
   _check('dpsgd', norm, noise)
 
-  def perturb(key, total):
+  def perturb(key: jax.Array, total: Tree) -> Tree:
     from jax_privacy import noise_addition
 
-    # The privatizer's own state is a key, the same for all lanes of a vmap: it is made anew for each update.
+    # The privatizer's state is a key, which lanes of a vmap would share: a new one is made for each update.
     privatizer = noise_addition.gaussian_privatizer(stddev=_stddev(norm, noise), prng_key=key)
     return privatizer.update(total, privatizer.init(total))[0]
 
   return _per_sample('dpsgd', client, norm, perturb)
 
 
-def epsilon(noise, *, steps, sampling_rate=1.0, delta=1e-5, accountant='rdp'):
-  """Returns the ε, a float, of `steps` releases of the Gaussian mechanism; infinity where there is none.
+def epsilon(
+  noise: float, *, steps: int, sampling_rate: float = 1.0, delta: float = 1e-5, accountant: str = 'rdp'
+) -> float:
+  """Returns the ε of `steps` releases of the Gaussian mechanism; infinity without noise.
 
   Args:
     noise: the noise multiplier ≥ 0: the noise's standard deviation over the L2 sensitivity.
     steps: number of releases, ≥ 1.
     sampling_rate: the probability, in (0, 1], that a contribution takes part in a release, independently of all others
-      and unseen (Poisson sampling). Rounds of a fixed number of clients are usually accounted for like this, too.
+      and in secret (Poisson sampling). It is usually applied to rounds of a fixed number of clients as well.
     delta: δ in (0, 1).
     accountant: 'rdp' (Rényi differential privacy, Mironov et al. 2019) or 'pld' (privacy loss distributions: tighter).
-      The grid of a loss distribution outgrows the memory as the noise vanishes: where
-      noise / max(1, sampling_rate·√steps) < 0.3, 'pld' gives what 'rdp' gives, which holds as well.
+      A loss distribution of little noise needs too much memory: where noise / max(1, sampling_rate·√steps) < 0.3, 'pld'
+      returns the ε of 'rdp', which is valid too.
 
   Raises:
     UsageError: for a value out of range or an unknown accountant.
@@ -162,19 +217,19 @@ def epsilon(noise, *, steps, sampling_rate=1.0, delta=1e-5, accountant='rdp'):
     event = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), event)
   concentrated = noise / max(1.0, sampling_rate * math.sqrt(steps)) >= 0.3
   ledger = pld.PLDAccountant() if accountant == 'pld' and concentrated else rdp.RdpAccountant()
-  with _left_out_in_silence():
+  with _without_series_warnings():
     return float(ledger.compose(event, int(steps)).get_epsilon(float(delta)))
 
 
 @contextlib.contextmanager
-def _left_out_in_silence():
-  """Drops dp_accounting's warnings of orders whose series does not converge: ε is the least over the others."""
-  from absl import logging
+def _without_series_warnings() -> Iterator[None]:
+  """Drops dp_accounting's warnings of orders whose series does not converge: ε is the least over the other orders."""
+  from absl import logging as absl_logging
 
-  def other(record):
+  def other(record: logging.LogRecord) -> bool:
     return '_compute_log_a_frac' not in record.getMessage()
 
-  logger = logging.get_absl_logger()
+  logger = absl_logging.get_absl_logger()
   logger.addFilter(other)
   try:
     yield
@@ -182,18 +237,23 @@ def _left_out_in_silence():
     logger.removeFilter(other)
 
 
-def rounds_within(budget, delta, *, noise, sampling_rate=1.0, accountant='rdp'):
+def rounds_within(
+  budget: float, delta: float, *, noise: float, sampling_rate: float = 1.0, accountant: str = 'rdp'
+) -> int:
   """Returns the largest number of rounds whose ε stays within `budget`: where Geyer's training stops (algorithm 1).
 
-  What the choice of the median as the bound reveals is not in it (see `aggregate_client_dp`).
+  That the clipping bound, a median, depends on the data is not counted (see `aggregate_client_dp`).
 
   Args:
     budget: the ε > 0 that must not be exceeded.
     delta, noise, sampling_rate, accountant: as in `epsilon`.
+
+  Raises:
+    UsageError: for a value out of range.
   """
   errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
 
-  def exceeded(steps):
+  def exceeded(steps: int) -> bool:
     spent = epsilon(noise, steps=steps, sampling_rate=sampling_rate, delta=delta, accountant=accountant)
     return spent > budget
 
@@ -207,60 +267,58 @@ def rounds_within(budget, delta, *, noise, sampling_rate=1.0, accountant='rdp'):
   return within
 
 
-def _check(name, norm, noise):
-  """Raises the `UsageError` of a bound or a multiplier out of range, and of noise without a bound to measure it by."""
+def _check(name: str, norm: float, noise: float) -> None:
+  """Raises `UsageError` for a norm or a noise multiplier out of range, or noise with an infinite norm."""
   errors.check_number(f'{name}(norm)', norm, low=1e-12)
   errors.check_number(f'{name}(noise)', noise, low=0, finite=True)
   if not any(isinstance(x, jax.core.Tracer) for x in (norm, noise)) and math.isinf(norm) and noise > 0:
     raise errors.UsageError(
-      f'{name}(norm) is {norm!r} with noise={noise!r}, expected a finite number: noise is measured by the norm'
+      f'{name}(norm) is {norm!r} with noise={noise!r}, expected a finite number: the noise is noise·norm'
     )
 
 
-def _stddev(norm, noise):
+def _stddev(norm: Any, noise: Any) -> jax.Array:
   """Returns noise·norm, a float32 scalar; 0 without noise, even where the norm is infinite."""
   noise = jnp.asarray(noise, jnp.float32)
   return noise * jnp.where(noise > 0, jnp.asarray(norm, jnp.float32), jnp.float32(0))
 
 
-def _per_sample(name, client, norm, perturb=None):
-  """Returns the transformation to the mean of clipped per-sample gradients, their sum being put through `perturb`.
+def _per_sample(
+  name: str, client: Any, norm: float, perturb: Callable[[jax.Array, Tree], Tree] | None = None
+) -> optax.GradientTransformationExtraArgs:
+  """Returns the transformation that replaces the update by the mean of clipped per-sample gradients.
 
   Args:
-    name: the defense's.
-    client: the `Client` whose model, loss and BatchNorm mode are meant.
+    name: the defense, for messages and its stream of randomness.
+    client: the `Client` whose model, loss and BatchNorm mode are used.
     norm: the bound on each sample's norm.
     perturb: (key, sum of clipped gradients) -> the same with noise, or None for a defense without randomness.
   """
   limit = jnp.minimum(jnp.asarray(norm, jnp.float32), 1e12)  # finite: ∞·0 has no derivative
 
-  def update(updates, state, params=None, *, key=None, batch=None, weights=None, variables=None, **extra):
+  def update(
+    updates: Tree,
+    state: optax.OptState,
+    params: Tree = None,
+    *,
+    key: jax.Array | None = None,
+    batch: tuple | None = None,
+    weights: jax.Array | None = None,
+    variables: Mapping | None = None,
+    **extra: Any,
+  ) -> tuple[Tree, optax.OptState]:
     del extra
+    base.require_argument(name, 'client', client)
     if perturb is not None:
       base.require_key(name, key)
     images, labels = base.require_batch(name, batch, params)
     weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
-    variables = {**(variables or {}), 'params': params}
     key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
-
-    def loss(params, images, labels, weights, dropout):
-      losses, batch_stats = per_example_loss(
-        client.model,
-        client.loss,
-        {**variables, 'params': params},
-        images,
-        labels,
-        client.batch_norm == 'train',
-        dropout,
-      )
-      if batch_stats:
-        _check_batch_stats(name, client, variables)
-      return jnp.sum(weights * losses)
-
+    loss = _weighted_loss(name, client, {**(variables or {}), 'params': params})
     with _lenient():
       total = _clipped_sum(loss, limit)(params, images, labels, weights, dropout)
-      if perturb is not None:
+      if perturb is not None and noise is not None:
         total = perturb(noise, total)
     mean = jax.tree.map(lambda t, u: (t / jnp.sum(weights)).astype(u.dtype), total, updates)
     return jax.tree.map(lambda u, m: jnp.where(jnp.isinf(jnp.asarray(norm)), u, m), updates, mean), state
@@ -268,7 +326,22 @@ def _per_sample(name, client, norm, perturb=None):
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _clipped_sum(loss, limit):
+def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., jax.Array]:
+  """Returns (params, images, labels, weights, dropout key) -> the weighted sum of the samples' losses."""
+
+  def loss(
+    params: Tree, images: jax.Array, labels: jax.Array, weights: jax.Array, dropout: jax.Array | None
+  ) -> jax.Array:
+    train, current = client.batch_norm == 'train', {**variables, 'params': params}
+    losses, batch_stats = per_example_loss(client.model, client.loss, current, images, labels, train, dropout)
+    if batch_stats:
+      _check_batch_stats(name, client, variables)
+    return jnp.sum(weights * losses)
+
+  return loss
+
+
+def _clipped_sum(loss: Callable[..., jax.Array], limit: jax.Array) -> Callable[..., Tree]:
   """Returns (params, images, labels, weights, dropout key) -> the sum of the samples' clipped gradients, float32."""
   from jax_privacy import clipping
 
@@ -278,17 +351,18 @@ def _clipped_sum(loss, limit):
     batch_argnums=(1, 2, 3),
     prng_argnum=4,
     dtype=jnp.float32,
-    # A norm of zero has no derivative, and attackers differentiate: a constant too small to matter keeps it positive.
+    # A norm of zero has no derivative, and attacks differentiate it: a negligible constant keeps it positive.
     pre_clipping_transform=lambda gradient: (gradient, jnp.float32(1e-12)),
   )
   return lambda *args: summed(*args)[0]
 
 
-def _check_batch_stats(name, client, variables):
+def _check_batch_stats(name: str, client: Any, variables: Mapping) -> None:
+  """Raises `UsageError` where BatchNorm mixes the samples, or its running statistics are missing."""
   if client.batch_norm == 'train':
     raise errors.UsageError(
       f'the defense {name} clips the gradient of each sample, and with BatchNorm in train mode no sample has one of '
-      "its own: all share the batch's statistics. Choose batch_norm='eval' or a model without BatchNorm"
+      "its own: all depend on the batch's statistics. Choose batch_norm='eval' or a model without BatchNorm"
     )
   if not variables.get('batch_stats'):
     raise errors.UsageError(
@@ -298,8 +372,8 @@ def _check_batch_stats(name, client, variables):
 
 
 @contextlib.contextmanager
-def _lenient():
-  """Lets jax_privacy 2.0 run: it mixes ranks and dtypes and calls `optax.global_norm`, which is deprecated."""
+def _lenient() -> Iterator[None]:
+  """Relaxes JAX's rules for jax_privacy 2.0: it mixes ranks and dtypes and calls the deprecated `optax.global_norm`."""
   with jax.numpy_rank_promotion('allow'), jax.numpy_dtype_promotion('standard'), warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)
     yield

@@ -1,7 +1,8 @@
-"""FFL (Na et al., ACSAC 2022): a client sends the layers of its update that are most like everybody's."""
+"""FFL (Na et al., ACSAC 2022): a client sends only the layers of its update closest to the global gradient."""
 
 import zlib
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,41 +10,70 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses import base, compression
+from gradleak.defenses.defense import Context, Settings, defense
+from gradleak.trees import Layer, Tree
+
+CITATION = (
+  'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning from a Privacy '
+  'Standpoint. ACSAC 2022.'
+)
 
 
 class FragmentationState(NamedTuple):
   """What a client keeps between participations.
 
   Attributes:
-    previous: parameters of the model that it was sent before (the paper's supplementary storage).
-    participated: whether `previous` is such a model yet, a boolean scalar.
+    previous: parameters of the model that it received before (the paper's supplementary storage).
+    participated: whether `previous` holds such a model yet, a boolean scalar.
     sent: whether each tensor was sent, a tree of boolean scalars.
-    similarity: of each layer to the global gradient, float32 [L], in the order of the layers' first tensors in the
-      tree; 0 before there is one.
+    similarity: cosine of each layer with the global gradient, float32 [L], in the order of the layers' first tensors in
+      the tree; 0 where the global gradient is not known yet.
   """
 
-  previous: object
+  previous: Tree
   participated: jax.Array
-  sent: object
+  sent: Tree
   similarity: jax.Array
 
 
-def fragmentation(layers=None, share='gradient', previous=None, *, ratio: float, unit: str = 'layer'):
-  """Sends the ⌈ratio·L⌉ of the L layers that point most the way of the global gradient (section 4.2, algorithm 1).
+def _arguments(context: Context, settings: Settings) -> tuple:
+  del settings
+  previous = None if context.previous is None else context.previous['params']
+  return context.layers, context.client.share, previous
 
-  The global gradient is estimated by the difference of the model that a client was sent before and the present one,
-  and likeness is the cosine, 0 where a norm is zero. At its first participation a client has no such difference and
-  sends as many layers at random. Without `previous`, `key=` is therefore needed at every update: whether it is used is
-  known only when the update runs. The present `params` are always needed, and are the next update's previous ones.
 
-  Equation 4 is printed with the sign of equation 1 reversed. It is read so that an update equal to the global one
-  scores +1: gradients are compared with previous − present parameters, deltas with present − previous.
+@defense(
+  place='upload',
+  citation=CITATION,
+  random=True,
+  arguments=_arguments,
+  withholds='mask',
+  selects=True,
+  idle=lambda settings: settings['ratio'] == 1,
+)
+def fragmentation(
+  layers: Sequence[Layer] | None = None,
+  share: str = 'gradient',
+  previous: Tree = None,
+  *,
+  ratio: float,
+  unit: str = 'layer',
+) -> optax.GradientTransformationExtraArgs:
+  """Sends the ⌈ratio·L⌉ of the L layers with the largest cosine to the global gradient (section 4.2, algorithm 1).
+
+  The global gradient is estimated by the difference between the model that the client received before and the current
+  one; the cosine is 0 where a norm is zero. At its first participation a client has no such difference and sends the
+  same number of layers, drawn at random. Without `previous`, `key=` is therefore needed at every update: whether it is
+  used is decided at run time. The current `params` are always needed, and are the next update's previous ones.
+
+  Equation 4 is printed with the sign of equation 1 reversed. Here an update equal to the global one has cosine +1:
+  gradients are compared with previous − current parameters, deltas with current − previous.
 
   Args:
-    layers: a sequence of `trees.Layer`; see `trees.layer_numbers` for what happens without it.
-    share: what the client shares, 'gradient' or 'delta'.
-    previous: the parameters that it was sent before, or None at its first participation.
-    ratio: the share of layers that are sent, in [0, 1].
+    layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.
+    share: what the client uploads, 'gradient' or 'delta'.
+    previous: the parameters that it received before, or None at its first participation.
+    ratio: the fraction of layers that are sent, in [0, 1].
     unit: 'layer', or 'tensor' to choose among single tensors.
 
   Raises:
@@ -55,17 +85,19 @@ def fragmentation(layers=None, share='gradient', previous=None, *, ratio: float,
   if share not in ('gradient', 'delta'):
     raise errors.unknown('share', share, ('gradient', 'delta'))
 
-  def numbered(tree):
+  def numbered(tree: Tree) -> tuple[Tree, int]:
     return _tensor_numbers(tree) if unit == 'tensor' else trees.layer_numbers(tree, layers)
 
-  def init(params):
-    # Under optax.masked, parameters have holes that `previous` has not.
+  def init(params: Tree) -> FragmentationState:
+    # Under optax.masked, parameters have holes that `previous` does not have.
     stored = params if previous is None else _like(params, previous)
     return FragmentationState(
       stored, jnp.asarray(previous is not None), _all_sent(params), jnp.zeros(numbered(params)[1], jnp.float32)
     )
 
-  def update(updates, state, params=None, *, key=None, **extra):
+  def update(
+    updates: Tree, state: FragmentationState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+  ) -> tuple[Tree, FragmentationState]:
     del extra
     if params is None:
       raise errors.UsageError(
@@ -85,16 +117,32 @@ def fragmentation(layers=None, share='gradient', previous=None, *, ratio: float,
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def fragmentation_random(layers=None, *, ratio: float):
-  """Sends ⌈ratio·L⌉ of the L layers, drawn anew at each update: what FFL's choice is compared with.
+@defense(
+  place='upload',
+  citation=CITATION,
+  random=True,
+  arguments=lambda context, settings: (context.layers,),
+  withholds='mask',
+  post_processing=True,
+  idle=lambda settings: settings['ratio'] == 1,
+)
+def fragmentation_random(
+  layers: Sequence[Layer] | None = None, *, ratio: float
+) -> optax.GradientTransformationExtraArgs:
+  """Sends ⌈ratio·L⌉ of the L layers, drawn at random at each update: the baseline of `fragmentation`.
 
   Args:
-    layers: a sequence of `trees.Layer`; see `trees.layer_numbers` for what happens without it.
-    ratio: the share of layers that are sent, in [0, 1].
+    layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.
+    ratio: the fraction of layers that are sent, in [0, 1].
+
+  Raises:
+    UsageError: for a ratio out of range; from its update, without `key=`.
   """
   errors.check_number('fragmentation_random(ratio)', ratio, low=0, high=1)
 
-  def update(updates, state, params=None, *, key=None, **extra):
+  def update(
+    updates: Tree, state: compression.SentState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+  ) -> tuple[Tree, compression.SentState]:
     del state, params, extra
     numbers, count = trees.layer_numbers(updates, layers)
     sent = _best(_draw('fragmentation_random', key, count), ratio, numbers)
@@ -103,11 +151,16 @@ def fragmentation_random(layers=None, *, ratio: float):
   return optax.GradientTransformationExtraArgs(lambda params: compression.SentState(_all_sent(params)), update)
 
 
-def layer_cosines(a, b, numbers, count):
-  """Returns the cosine of `a` and `b` on each layer, float32 [count]; 0 where a norm is zero."""
+def layer_cosines(a: Tree, b: Tree, numbers: Tree, count: int) -> jax.Array:
+  """Returns the cosine of `a` and `b` on each layer, float32 [count]; 0 where a norm is zero.
+
+  Args:
+    a, b: trees shaped like the parameters.
+    numbers, count: the number of each leaf's layer, and of layers, as `trees.layer_numbers` returns them.
+  """
   a, b = _unit_scale(a, numbers, count), _unit_scale(b, numbers, count)
 
-  def inner_products(x, y):
+  def inner_products(x: Tree, y: Tree) -> jax.Array:
     return trees.layer_sums(jax.tree.map(lambda u, v: jnp.sum(u * v), x, y), numbers, count)
 
   lengths = trees.safe_sqrt(inner_products(a, a)) * trees.safe_sqrt(inner_products(b, b))
@@ -115,43 +168,43 @@ def layer_cosines(a, b, numbers, count):
   return jnp.where(positive, inner_products(a, b) / jnp.where(positive, lengths, jnp.ones_like(lengths)), 0.0)
 
 
-def _unit_scale(tree, numbers, count):
-  """Divides each layer by about its largest magnitude: squares of small gradients would leave float32's range."""
+def _unit_scale(tree: Tree, numbers: Tree, count: int) -> Tree:
+  """Divides each layer by about its largest magnitude: squares of small gradients underflow in float32."""
   tree = jax.tree.map(_float32, tree)
   scales = trees.layer_sums(jax.tree.map(lambda x: jnp.max(jnp.abs(x)), tree), numbers, count)
   scales = jnp.where(scales > 0, scales, jnp.ones_like(scales))
   return jax.tree.map(lambda x, number: x / scales[number], tree, numbers)
 
 
-def _best(score, ratio, numbers):
+def _best(score: jax.Array, ratio: float, numbers: Tree) -> Tree:
   """Returns the tree of masks that sends the ⌈ratio·L⌉ layers of the highest score."""
   rank = jnp.argsort(jnp.argsort(-score))
   kept = rank < compression.portion(ratio, score.size)
   return jax.tree.map(lambda number: kept[number], numbers)
 
 
-def _draw(name, key, count):
+def _draw(name: str, key: jax.Array | None, count: int) -> jax.Array:
   """Returns a random score for each layer."""
   return jax.random.uniform(jax.random.fold_in(base.require_key(name, key), zlib.crc32(name.encode())), (count,))
 
 
-def _all_sent(tree):
+def _all_sent(tree: Tree) -> Tree:
   return jax.tree.map(lambda x: jnp.ones((), bool), tree)
 
 
-def _tensor_numbers(tree):
+def _tensor_numbers(tree: Tree) -> tuple[Tree, int]:
   leaves, treedef = jax.tree.flatten(tree)
-  return treedef.unflatten(range(len(leaves))), len(leaves)
+  return jax.tree.unflatten(treedef, range(len(leaves))), len(leaves)
 
 
-def _like(tree, full):
+def _like(tree: Tree, full: Tree) -> Tree:
   """Returns `full` with the holes and the dtypes of `tree`."""
 
-  def is_hole(x):
+  def is_hole(x: Any) -> bool:
     return isinstance(x, optax.MaskedNode)
 
   return jax.tree.map(lambda x, y: x if is_hole(x) else jnp.asarray(y, x.dtype), tree, full, is_leaf=is_hole)
 
 
-def _float32(x):
+def _float32(x: jax.Array) -> jax.Array:
   return x.astype(jnp.float32)

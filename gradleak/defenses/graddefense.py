@@ -1,14 +1,15 @@
 """GradDefense (Wang, Guo, Xie, Qi: INFOCOM 2022), section IV: noise on random slices of equal leakage risk.
 
-The risk of a layer is how strongly its gradient moves with the input. The gradient is cut into slices of equal risk,
-and every update adds Gaussian noise to a few of them, drawn afresh. The server's side, section V, is in `compensation`.
+The risk of a layer is the sensitivity of its gradient to the input. The gradient is cut into slices of equal risk, and
+every update adds Gaussian noise to a few of them, drawn at random. The server's side, section V, is in `compensation`.
 """
 
 import dataclasses
 import functools
 import math
 import zlib
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,17 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.defenses import base
+from gradleak.defenses.defense import Context, Noise, Settings, defense
 from gradleak.models.model import per_example_loss
+from gradleak.trees import Layer, Tree
 
+CITATION = 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack in Federated Learning. INFOCOM 2022.'
 BALANCES = ('sensitivity', 'size')
 ESTIMATES = ('exact', 'probes', 'probes_squared')
 
 
 class Slicing(NamedTuple):
-  """A gradient cut into contiguous slices, on the host.
+  """A gradient cut into contiguous slices; NumPy arrays.
 
   Attributes:
     slices: int32 arrays shaped like the parameters: the number of the slice that each entry belongs to.
@@ -33,30 +37,39 @@ class Slicing(NamedTuple):
     num_slices: s.
   """
 
-  slices: object
+  slices: Tree
   risk: np.ndarray
   imbalance: float
   num_slices: int
 
 
-def sensitivity(client, variables, images, labels, *, method='exact', probes=8, key=None):
+def sensitivity(
+  client: Any,
+  variables: Mapping,
+  images: jax.Array,
+  labels: jax.Array,
+  *,
+  method: str = 'exact',
+  probes: int = 8,
+  key: jax.Array | None = None,
+) -> jax.Array:
   """Returns the leakage risk of each layer, float32 [L]: mean over the samples of ‖∂g_l(x)/∂x‖_F (equations 1 and 2).
 
-  g_l is the gradient of one sample's loss, as the undefended client takes it (so with BatchNorm on the statistics of
+  g_l is the gradient of one sample's loss, computed as by the undefended client (with BatchNorm on the statistics of
   that one sample, unless its mode is 'eval'). Layers are the model's where it offers them, else as
-  `gradleak.trees.layer_numbers` finds them, in whose numbering the result stands.
+  `gradleak.trees.layer_numbers` finds them; l is the number that it gives the layer.
 
   Args:
-    client: the `Client`; its defenses are left out.
+    client: the `Client`, used without its defenses.
     variables: the global model's.
     images, labels: the public root samples, float32 [K, H, W, C] and integer [K] or probabilities [K, classes].
     method: 'exact' takes one directional derivative per pixel. 'probes' takes them along z ~ N(0, I), for which
-      E‖Jz‖² = ‖J‖²_F, and the root of their mean for each sample. By Jensen's inequality that root is too small by a
-      relative v / (8·probes), v ≤ 2 being the relative variance of ‖Jz‖²: at most 3 % with 8 probes.
+      E‖Jz‖² = ‖J‖²_F, and the root of their mean for each sample. By Jensen's inequality that root is biased by a
+      relative −v / (8·probes), v ≤ 2 being the relative variance of ‖Jz‖²: at most 3 % with 8 probes.
       'probes_squared' averages the squares over probes and samples and takes the root last: the root mean square of
-      the norms instead of eq. 2's mean, from an unbiased estimate of its square.
+      the norms instead of eq. 2's mean; the estimate of its square is unbiased.
     probes: number of directions for each sample.
-    key: draws the probes.
+    key: drives the probes.
 
   Raises:
     UsageError: for an unknown method, fewer than one probe, or probes without a key.
@@ -73,21 +86,28 @@ def sensitivity(client, variables, images, labels, *, method='exact', probes=8, 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
-def _squared_sensitivity(client, variables, images, labels, key, probes):
-  """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; estimated where `probes` is no None."""
+def _squared_sensitivity(
+  client: Any,
+  variables: Mapping,
+  images: jax.Array,
+  labels: jax.Array,
+  key: Any,
+  probes: int | None,
+) -> jax.Array:
+  """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
   params, shape = variables['params'], images.shape[1:]
   numbers, count = trees.layer_numbers(params, _layers(client, shape))
   single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None)
 
-  def of_sample(sample):
+  def of_sample(sample: tuple) -> jax.Array:
     index, image, label = sample
 
-    def gradient(image):
+    def gradient(image: jax.Array) -> Tree:
       return single.local_update(None, variables, image[None], label[None]).update
 
     _, directional = jax.linearize(gradient, image)
 
-    def squares(direction):
+    def squares(direction: jax.Array) -> jax.Array:
       return trees.layer_sums(jax.tree.map(lambda d: jnp.sum(d * d), directional(direction)), numbers, count)
 
     if probes is not None:
@@ -95,7 +115,7 @@ def _squared_sensitivity(client, variables, images, labels, key, probes):
       return jnp.mean(jax.lax.map(squares, directions, batch_size=32), axis=0)
     pixels = jnp.arange(image.size, dtype=jnp.int32)
 
-    def of_pixel(pixel):
+    def of_pixel(pixel: jax.Array) -> jax.Array:
       return squares((pixels == pixel).astype(jnp.float32).reshape(shape))
 
     return jnp.sum(jax.lax.map(of_pixel, pixels, batch_size=32), axis=0)
@@ -103,13 +123,19 @@ def _squared_sensitivity(client, variables, images, labels, key, probes):
   return jax.lax.map(of_sample, (jnp.arange(images.shape[0], dtype=jnp.int32), images, labels))
 
 
-def slice_gradients(params, layer_risk, num_slices, layers=None, balance='sensitivity'):
+def slice_gradients(
+  params: Tree,
+  layer_risk: Sequence[float] | np.ndarray | jax.Array,
+  num_slices: int,
+  layers: Sequence[Layer] | None = None,
+  balance: str = 'sensitivity',
+) -> Slicing:
   """Returns the `Slicing` of gradients shaped like `params` (section IV-B), computed in NumPy on the host.
 
   Layers, in forward order, are cut into blocks of the greatest common divisor of their sizes; a block of S_b of a
-  layer's S_l entries has the share R_b = R_l·S_b/S_l of its risk, as in the published code (Frobenius norms would add
-  as squares). Each slice in turn takes the blocks that come nearest to an equal share of the risk that is left, at
-  least one. Where that divisor leaves fewer blocks than slices, blocks are single entries.
+  layer's S_l entries has the risk R_b = R_l·S_b/S_l, as in the published code (Frobenius norms would add as squares).
+  Each slice in turn takes at least one block, so many that its risk is as near as possible to the remaining risk over
+  the remaining slices. If that divisor gives fewer blocks than slices, blocks are single entries.
 
   Args:
     params: the parameters, or anything with their structure and shapes.
@@ -140,54 +166,54 @@ def slice_gradients(params, layer_risk, num_slices, layers=None, balance='sensit
     block = 1
   block_layers = np.repeat(layer_order, sizes[layer_order] // block)
   risk = (layer_risk / sizes * block)[block_layers]
-  ends = _equal_shares(risk if balance == 'sensitivity' and risk.any() else np.ones_like(risk), num_slices)
+  ends = _equal_parts(risk if balance == 'sensitivity' and risk.any() else np.ones_like(risk), num_slices)
   block_slices = np.repeat(np.arange(num_slices, dtype=np.int32), np.diff(ends, prepend=0))
 
   entries = np.split(np.repeat(block_slices, block), np.cumsum([leaves[i].size for i in order])[:-1])
   slices = {i: part.reshape(leaves[i].shape) for i, part in zip(order, entries, strict=True)}
   slice_risk = np.bincount(block_slices, risk, num_slices)
   imbalance = float(np.ptp(slice_risk) / slice_risk.mean()) if slice_risk.any() else 0.0
-  slices = treedef.unflatten([slices[i] for i in range(len(leaves))])
+  slices = jax.tree.unflatten(treedef, [slices[i] for i in range(len(leaves))])
   return Slicing(slices, slice_risk.astype(np.float32), imbalance, num_slices)
 
 
-def _equal_shares(risk, parts):
+def _equal_parts(risk: np.ndarray, parts: int) -> np.ndarray:
   """Returns where each of `parts` contiguous groups of blocks ends, int [parts], by greedy packing."""
   cumulative = np.concatenate([[0.0], np.cumsum(risk)])
   ends = [0]
   for left in range(parts, 0, -1):
     start, blocks = ends[-1], len(risk)
-    share = cumulative[start] + (cumulative[-1] - cumulative[start]) / left
-    after = int(np.clip(np.searchsorted(cumulative, share), 1, blocks))
-    nearest = after - int(share - cumulative[after - 1] < cumulative[after] - share)
+    goal = cumulative[start] + (cumulative[-1] - cumulative[start]) / left
+    after = int(np.clip(np.searchsorted(cumulative, goal), 1, blocks))
+    nearest = after - int(goal - cumulative[after - 1] < cumulative[after] - goal)
     ends.append(blocks if left == 1 else int(np.clip(nearest, start + 1, blocks - left + 1)))
   return np.asarray(ends[1:])
 
 
-def _forward_order(params, layers):
-  """Returns the indices of the leaves in the order of the layers, those of one layer side by side."""
+def _forward_order(params: Tree, layers: Sequence[Layer] | None) -> list[int]:
+  """Returns the indices of the leaves in the order of the layers, those of one layer next to each other."""
   rank = {path: i for i, path in enumerate(path for layer in layers or () for path in layer.paths)}
   names = [trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params)]
   by_rank = sorted(range(len(names)), key=lambda i: rank.get(names[i], len(rank)))
   numbers = jax.tree.leaves(trees.layer_numbers(params, layers)[0])
-  first = {}
+  first: dict[int, int] = {}
   for position, i in enumerate(by_rank):
     first.setdefault(numbers[i], position)
   return sorted(by_rank, key=lambda i: first[numbers[i]])
 
 
-def _layers(client, image_shape):
+def _layers(client: Any, image_shape: tuple[int, ...]) -> tuple[Layer, ...] | None:
   return None if client.model.layers is None else client.model.layers(image_shape)
 
 
-def num_perturbed(ratio, num_slices):
-  """Returns d = max(1, ⌊s·γ⌋), an int32 scalar (Algorithm 1, line 2); `ratio` γ may be traced."""
-  # In float32, 0.29·100 is 28.999999: the nudge restores the count that was meant.
-  share = jnp.asarray(ratio, jnp.float32) * num_slices
-  return jnp.maximum(1, jnp.floor(share + 1e-4).astype(jnp.int32))
+def num_perturbed(ratio: float | jax.Array, num_slices: int) -> jax.Array:
+  """Returns d = max(1, ⌊s·γ⌋), an int32 scalar (Algorithm 1, line 2); the ratio γ may be traced."""
+  # In float32, 0.29·100 is 28.999999: the correction restores the exact count.
+  product = jnp.asarray(ratio, jnp.float32) * num_slices
+  return jnp.maximum(1, jnp.floor(product + 1e-4).astype(jnp.int32))
 
 
-def select_slices(key, num_slices, count):
+def select_slices(key: jax.Array, num_slices: int, count: int | jax.Array) -> jax.Array:
   """Returns the mask of `count` distinct slices of `num_slices`, bool [s], by reservoir sampling (Algorithm 1).
 
   Every subset of that size is equally likely. `count` may be traced.
@@ -195,75 +221,36 @@ def select_slices(key, num_slices, count):
   slots = jnp.arange(num_slices, dtype=jnp.int32)
   draws = jax.random.randint(key, (num_slices,), 0, slots + 1)
 
-  def visit(i, reservoir):
+  def visit(i: jax.Array, reservoir: jax.Array) -> jax.Array:
     j = draws[i]
     return jnp.where((i >= count) & (j < count), reservoir.at[j].set(i), reservoir)
 
-  # All slots take part, so that the count can be traced; the first `count` are the reservoir.
+  # All slots are carried along, so that the count can be traced; the first `count` are the reservoir.
   reservoir = jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_slices), visit, slots)
   return jnp.any((reservoir[:, None] == slots[None]) & (slots < count)[:, None], axis=0)
 
 
-def _add_noise(key, updates, slices, chosen, stddev):
-  """Adds N(0, stddev²) to the entries of the chosen slices; leaves all others as they are, bit for bit."""
+def _add_noise(key: jax.Array, updates: Tree, slices: Tree, chosen: jax.Array, stddev: float) -> Tree:
+  """Adds N(0, stddev²) to the entries of the chosen slices; all others keep their bits."""
 
-  def noisy(u, numbers, key):
+  def noisy(u: jax.Array, numbers: jax.Array, key: jax.Array) -> jax.Array:
     noise = jnp.asarray(stddev, u.dtype) * jax.random.normal(key, u.shape, u.dtype)
     return jnp.where(chosen[numbers] & (noise != 0), u + noise, u)
 
   return jax.tree.map(noisy, updates, slices, trees.fold_in_leaves(key, updates))
 
 
-def graddefense(
-  slicing=None,
-  *,
-  stddev: float,
-  ratio: float = 0.3,
-  num_slices: int = 10,
-  balance: str = 'sensitivity',
-  estimate: str = 'probes',
-  root: int = 100,
-):
-  """Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of what is sent.
-
-  The paper's optional clipping (section V-C) is of each sample's gradient in each local step, a defense of its own:
-  `clip_samples(norm=B)+graddefense(stddev=σB)`.
-
-  Args:
-    slicing: the `Slicing`, made once for a model. The settings from `num_slices` on say how `prepare` makes it for a
-      defense by name; one that is given is taken as it is.
-    stddev: σ ≥ 0 of the noise, on the scale of the update. The paper's "noise variance 1E-2" is 0.1.
-    ratio: γ in [0, 1]: 0.2 against DGA and 0.3 against GIA in the paper. However small, one slice is perturbed.
-    num_slices: s; 10 in the published code, not stated in the paper.
-    balance: 'sensitivity', or 'size' (see `slice_gradients`).
-    estimate: how the risk is measured, the method of `sensitivity`. 'exact' is the paper's; 'probes' costs about as
-      much as 8 gradients of gradients for each root sample instead of one per pixel.
-    root: how many public samples the risk is measured on, at most; 100 in the paper.
-
-  Raises:
-    UsageError: for a setting out of range; from its update, if no `key=` is given.
-  """
-  errors.check_number('graddefense(stddev)', stddev, low=0, finite=True)
-  errors.check_number('graddefense(ratio)', ratio, low=0, high=1)
-  errors.check_number('graddefense(num_slices)', num_slices, low=1, integer=True)
-  errors.check_number('graddefense(root)', root, low=1, integer=True)
-  if balance not in BALANCES:
-    raise errors.unknown('graddefense(balance)', balance, BALANCES)
-  if estimate not in ESTIMATES:
-    raise errors.unknown('graddefense(estimate)', estimate, ESTIMATES)
-
-  def perturb(key, updates):
-    selection, noise = jax.random.split(key)
-    chosen = select_slices(selection, slicing.num_slices, num_perturbed(ratio, slicing.num_slices))
-    return _add_noise(noise, updates, slicing.slices, chosen, stddev)
-
-  return base.stateless('graddefense', perturb, random=True)
+_NOISE = Noise(
+  lambda settings, context, count: settings['stddev'] ** 2,
+  lambda settings: float(num_perturbed(settings['ratio'], settings['num_slices'])) / settings['num_slices'],
+)
+_NOISE_OF_SLICES = dataclasses.replace(_NOISE, groups=lambda arguments: arguments[0].slices)
 
 
-def prepare(context, settings):
-  """Returns the positional arguments of `graddefense` for a registry's `Context`: its `Slicing`.
+def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
+  """Returns the positional arguments of `graddefense` for a `Context`: its `Slicing`.
 
-  The probes are drawn from one fixed key: they touch public samples only, once, and all participants must come to the
+  The probes are drawn from one fixed key: they concern public samples only, once, and all participants must compute the
   same slices.
 
   Raises:
@@ -281,21 +268,87 @@ def prepare(context, settings):
   return (slice_gradients(params, risk, settings['num_slices'], context.layers, settings['balance']),)
 
 
-def graddefense_step(client=None, *, stddev: float, ratio: float = 0.5, num_slices: int = 10, clip: float = math.inf):
-  """GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
+@defense(
+  place='upload',
+  citation=CITATION,
+  random=True,
+  arguments=prepare,
+  noise=_NOISE_OF_SLICES,
+  post_processing=True,
+  idle=lambda settings: settings['stddev'] == 0,
+)
+def graddefense(
+  slicing: Any = None,
+  *,
+  stddev: float,
+  ratio: float = 0.3,
+  num_slices: int = 10,
+  balance: str = 'sensitivity',
+  estimate: str = 'probes',
+  root: int = 100,
+) -> optax.GradientTransformationExtraArgs:
+  """Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of the update.
 
-  The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones, which lets
-  entries of opposite sign cancel; each tensor is a layer of its own, in forward order. The slices are cut at equal
-  shares of that risk, within one entry. Needs `key=`, `batch=` and `params`; heeds `weights=` and `variables=`.
-
-  Departures from that code: it measures on one batch of the root set, where a client alone has its own batch; its
-  slices overlap by one entry; with clipping, it clips the chosen slices of every sample before they are averaged, to
-  the norm `stddev`, here those of the batch's gradient to `clip` (the same for a batch of one and clip = stddev).
+  The paper's optional clipping (section V-C) of each sample's gradient in each local step is a separate defense:
+  `clip_samples(norm=B)+graddefense(stddev=σB)`.
 
   Args:
-    client: the `Client` whose step it is: the model, the loss and the mode of BatchNorm. Dropout is off in the risk.
+    slicing: the `Slicing`, made once for a model. Without it, `prepare` makes one by the settings from `num_slices` on
+      when the defense is placed; with it, they are not used.
+    stddev: σ ≥ 0 of the noise, on the scale of the update. The paper's "noise variance 1E-2" is 0.1.
+    ratio: γ in [0, 1]: 0.2 against DGA and 0.3 against GIA in the paper. At least one slice is perturbed.
+    num_slices: s; 10 in the published code, not stated in the paper.
+    balance: 'sensitivity', or 'size' (see `slice_gradients`).
+    estimate: how the risk is measured, the method of `sensitivity`. 'exact' is the paper's; 'probes' needs 8
+      directional derivatives of the gradient for each root sample instead of one per pixel.
+    root: the largest number of public samples that the risk is measured on; 100 in the paper.
+
+  Raises:
+    UsageError: for a setting out of range; from its update, if no `key=` is given.
+  """
+  errors.check_number('graddefense(stddev)', stddev, low=0, finite=True)
+  errors.check_number('graddefense(ratio)', ratio, low=0, high=1)
+  errors.check_number('graddefense(num_slices)', num_slices, low=1, integer=True)
+  errors.check_number('graddefense(root)', root, low=1, integer=True)
+  if balance not in BALANCES:
+    raise errors.unknown('graddefense(balance)', balance, BALANCES)
+  if estimate not in ESTIMATES:
+    raise errors.unknown('graddefense(estimate)', estimate, ESTIMATES)
+
+  def perturb(key: jax.Array, updates: Tree) -> Tree:
+    base.require_argument('graddefense', 'slicing', slicing)
+    selection, noise = jax.random.split(key)
+    chosen = select_slices(selection, slicing.num_slices, num_perturbed(ratio, slicing.num_slices))
+    return _add_noise(noise, updates, slicing.slices, chosen, stddev)
+
+  return base.stateless('graddefense', perturb, random=True)
+
+
+@defense(
+  place='step',
+  citation=CITATION,
+  random=True,
+  arguments=lambda context, settings: (context.client,),
+  noise=_NOISE,
+  idle=lambda settings: settings['stddev'] == 0 and math.isinf(settings['clip']),
+)
+def graddefense_step(
+  client: Any = None, *, stddev: float, ratio: float = 0.5, num_slices: int = 10, clip: float = math.inf
+) -> optax.GradientTransformationExtraArgs:
+  """GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
+
+  The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones, in which
+  entries of opposite sign cancel; each tensor is a layer of its own, in forward order. The slices have equal risk, to
+  within one entry. Its update needs `key=`, `batch=` and `params`; it uses `weights=` and `variables=` if given.
+
+  The published code differs: it measures on one batch of the root set, here on the client's own batch; its slices
+  overlap by one entry; with clipping, it clips the chosen slices of every sample before they are averaged, to the norm
+  `stddev`, here those of the batch's gradient to `clip` (the same for a batch of one and clip = stddev).
+
+  Args:
+    client: the `Client` whose model, loss and BatchNorm mode are used. Dropout is off in the risk.
     stddev: σ ≥ 0 of the noise.
-    ratio: share of the slices that are perturbed; 0.5 in the published code.
+    ratio: the fraction of the slices that are perturbed; 0.5 in the published code.
     num_slices: s; 10 there.
     clip: bound on the 2-norm of each chosen slice, > 0; infinity clips nothing.
 
@@ -309,36 +362,25 @@ def graddefense_step(client=None, *, stddev: float, ratio: float = 0.5, num_slic
   errors.check_number(f'{name}(num_slices)', num_slices, low=1, integer=True)
   errors.check_number(f'{name}(clip)', clip, low=1e-12)
 
-  def tensor_risks(params, variables, images, labels, weights):
-    """Returns the risk of each leaf, float32 [leaves]."""
-
-    def sums(images):
-      def mean_loss(params):
-        losses, batch_stats = per_example_loss(
-          client.model, client.loss, {**variables, 'params': params}, images, labels, client.batch_norm == 'train'
-        )
-        if batch_stats and client.batch_norm == 'eval' and 'batch_stats' not in variables:
-          raise errors.UsageError(f'the defense {name} needs variables= for the running statistics of BatchNorm')
-        return jnp.sum(weights * losses) / jnp.sum(weights)
-
-      return jnp.stack([jnp.sum(g) for g in jax.tree.leaves(jax.grad(mean_loss)(params))])
-
-    values, pullback = jax.vjp(sums, images)
-
-    def risk(direction):
-      squares = jnp.square(pullback(direction)[0])
-      return jnp.sum(jnp.sqrt(jnp.sum(squares, axis=tuple(range(1, images.ndim)))))
-
-    return jax.lax.map(risk, jnp.eye(values.size, dtype=jnp.float32))
-
-  def update(updates, state, params=None, *, key=None, batch=None, weights=None, variables=None, **extra):
+  def update(
+    updates: Tree,
+    state: optax.OptState,
+    params: Tree = None,
+    *,
+    key: jax.Array | None = None,
+    batch: tuple | None = None,
+    weights: jax.Array | None = None,
+    variables: Mapping | None = None,
+    **extra: Any,
+  ) -> tuple[Tree, optax.OptState]:
     del extra
+    base.require_argument(name, 'client', client)
     key = jax.random.fold_in(base.require_key(name, key), zlib.crc32(name.encode()))
     images, labels = base.require_batch(name, batch, params)
     weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
     # Slices are whole numbers: no derivative passes through the risk, and none should be traced.
     given = jax.lax.stop_gradient((_float32(params), _float32(variables or {}), images, labels, weights))
-    slices = _cut(params, tensor_risks(*given), num_slices, _layers(client, images.shape[1:]))
+    slices = _cut(params, _tensor_risks(client, *given), num_slices, _layers(client, images.shape[1:]))
     selection, noise = jax.random.split(key)
     chosen = select_slices(selection, num_slices, num_perturbed(ratio, num_slices))
     updates = _clip_slices(updates, slices, chosen, clip)
@@ -347,34 +389,61 @@ def graddefense_step(client=None, *, stddev: float, ratio: float = 0.5, num_slic
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _float32(tree):
+def _tensor_risks(
+  client: Any, params: Tree, variables: Mapping, images: jax.Array, labels: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """Returns the risk of each leaf as `graddefense_step` measures it, float32 [leaves]."""
+
+  def sums(images: jax.Array) -> jax.Array:
+    def mean_loss(params: Tree) -> jax.Array:
+      losses, batch_stats = per_example_loss(
+        client.model, client.loss, {**variables, 'params': params}, images, labels, client.batch_norm == 'train'
+      )
+      if batch_stats and client.batch_norm == 'eval' and 'batch_stats' not in variables:
+        raise errors.UsageError(
+          'the defense graddefense_step needs the running statistics of BatchNorm: call update(…, variables={…})'
+        )
+      return jnp.sum(weights * losses) / jnp.sum(weights)
+
+    return jnp.stack([jnp.sum(g) for g in jax.tree.leaves(jax.grad(mean_loss)(params))])
+
+  values, pullback = jax.vjp(sums, images)
+
+  def risk(direction: jax.Array) -> jax.Array:
+    squares = jnp.square(pullback(direction)[0])
+    return jnp.sum(jnp.sqrt(jnp.sum(squares, axis=tuple(range(1, images.ndim)))))
+
+  return jax.lax.map(risk, jnp.eye(values.size, dtype=jnp.float32))
+
+
+def _float32(tree: Tree) -> Tree:
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
-def _cut(params, risk, num_slices, layers):
+def _cut(params: Tree, risk: jax.Array, num_slices: int, layers: Sequence[Layer] | None) -> Tree:
   """Returns int32 arrays shaped like `params`: slices of equal risk, for a traced risk of each leaf."""
   leaves, treedef = jax.tree.flatten(params)
   order = _forward_order(params, layers)
   sizes = jnp.asarray([leaf.size for leaf in leaves], jnp.float32)
   risk = jnp.where(jnp.sum(risk) > 0, risk, sizes)[jnp.asarray(order, jnp.int32)]
-  share = risk / jnp.sum(risk)
-  before = jnp.cumsum(share) - share
-  slices = [None] * len(leaves)
+  portions = risk / jnp.sum(risk)
+  before = jnp.cumsum(portions) - portions
+  slices: list[Any] = [None] * len(leaves)
   for position, i in enumerate(order):
     middles = (jnp.arange(leaves[i].size, dtype=jnp.float32) + 0.5) / leaves[i].size
-    numbers = jnp.floor((before[position] + share[position] * middles) * num_slices).astype(jnp.int32)
+    numbers = jnp.floor((before[position] + portions[position] * middles) * num_slices).astype(jnp.int32)
     slices[i] = jnp.clip(numbers, 0, num_slices - 1).reshape(leaves[i].shape)
-  return treedef.unflatten(slices)
+  return jax.tree.unflatten(treedef, slices)
 
 
-def _clip_slices(updates, slices, chosen, bound):
+def _clip_slices(updates: Tree, slices: Tree, chosen: jax.Array, bound: float) -> Tree:
   """Scales each chosen slice to a 2-norm of at most `bound`."""
   leaves, parts = jax.tree.leaves(_float32(updates)), jax.tree.leaves(slices)
-  # Norms in units of the largest entry: squares would leave float32's range.
+  # Norms in units of the largest entry: squares could leave the range of float32.
   unit = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in leaves])
   unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1.0))
 
-  def squared_norm(number):
+  def squared_norm(number: jax.Array) -> jax.Array:
     inside = [jnp.where(part == number, leaf / unit, 0.0) for leaf, part in zip(leaves, parts, strict=True)]
     return trees.squared_norm(inside)
 

@@ -1,27 +1,67 @@
 """Additive noise on each entry of an update: DP-G and DP-L of the papers, without clipping and without accounting."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import optax
 
 from gradleak import errors, trees
 from gradleak.defenses.base import stateless
+from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
+from gradleak.trees import Tree
 
 
-def _additive(name, sample, scale):
-  def perturb(key, updates):
+def _additive(name: str, sample: Callable[..., jax.Array], scale: float) -> optax.GradientTransformationExtraArgs:
+  def perturb(key: jax.Array, updates: Tree) -> Tree:
     keys = trees.fold_in_leaves(key, updates)
     return jax.tree.map(lambda u, k: u + jnp.asarray(scale, u.dtype) * sample(k, u.shape, u.dtype), updates, keys)
 
   return stateless(name, perturb, random=True)
 
 
-def gaussian(*, stddev: float):
-  """Adds N(0, stddev²) to every entry. `stddev` ≥ 0 is a standard deviation (papers mix it with the variance)."""
+def _mechanism(settings: Settings, clipped_to: float | None, position: int) -> Mechanism | None:
+  """Gaussian noise is a mechanism where the member before it clips the upload."""
+  del position
+  return None if clipped_to is None else Mechanism(settings['stddev'] / clipped_to, 'client')
+
+
+@defense(
+  place='upload',
+  random=True,
+  noise=Noise(lambda settings, context, count: settings['stddev'] ** 2),
+  mechanism=_mechanism,
+  post_processing=True,
+  idle=lambda settings: settings['stddev'] == 0,
+)
+def gaussian(*, stddev: float) -> optax.GradientTransformationExtraArgs:
+  """Adds N(0, stddev²) to every entry.
+
+  Args:
+    stddev: the standard deviation, ≥ 0. Some papers give the variance instead.
+
+  Raises:
+    UsageError: for a stddev out of range; from its update, without `key=`.
+  """
   errors.check_number('gaussian(stddev)', stddev, low=0, finite=True)
   return _additive('gaussian', jax.random.normal, stddev)
 
 
-def laplace(*, scale: float):
-  """Adds Laplace(0, scale) to every entry. `scale` ≥ 0 is the density's b; the variance is 2·scale²."""
+@defense(
+  place='upload',
+  random=True,
+  noise=Noise(lambda settings, context, count: 2 * settings['scale'] ** 2, distribution='laplace'),
+  post_processing=True,
+  idle=lambda settings: settings['scale'] == 0,
+)
+def laplace(*, scale: float) -> optax.GradientTransformationExtraArgs:
+  """Adds Laplace(0, scale) to every entry.
+
+  Args:
+    scale: b of the density exp(−|x|/b) / 2b, ≥ 0; the variance is 2·scale².
+
+  Raises:
+    UsageError: for a scale out of range; from its update, without `key=`.
+  """
   errors.check_number('laplace(scale)', scale, low=0, finite=True)
   return _additive('laplace', jax.random.laplace, scale)

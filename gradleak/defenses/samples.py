@@ -1,117 +1,121 @@
-"""Defenses on the samples themselves: what the client trains on in their place.
+"""Defenses on the samples: the client trains on transformed ones.
 
-Each factory returns (key, images float32 [N, H, W, C] in [0, 1], label probabilities float32 [N, classes]) -> the same
-of the samples to train on, shapes unchanged: a `Client`'s `transform`.
+Each factory returns (key, images float32 [N, H, W, C] in [0, 1], label probabilities float32 [N, classes]) ->
+transformed images and labels of the same shapes: a `Client`'s `transform`.
 """
 
 import functools
 import zlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
 from gradleak import errors, trees
+from gradleak.defenses.defense import defense
+
+Samples = tuple[jax.Array, jax.Array]  # images, and labels as probabilities
+Transform = Callable[[jax.Array | None, jax.Array, jax.Array], Samples]
 
 
-def _stream(name, key):
+def _stream(name: str, key: jax.Array | None) -> jax.Array:
   """Returns the defense's own stream of `key`. Raises `UsageError` without a key."""
   if key is None:
-    raise errors.UsageError(f'the defense {name} draws at random and needs a key: give one to local_update')
+    raise errors.UsageError(f'the defense {name} is random and needs a key: give one to local_update')
   return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 # The operations of ATS, (key, image [H, W, C], magnitude) -> image.
 
 
-def _either(key, magnitude):
-  """Returns ±magnitude, a fair coin deciding."""
+def _either(key: jax.Array, magnitude: float) -> jax.Array:
+  """Returns ±magnitude, the sign drawn at random."""
   return magnitude * jax.random.rademacher(key, (), jnp.float32)
 
 
-def _away(plain, image, change):
+def _away(plain: Any, image: jax.Array, change: jax.Array) -> jax.Array:
   """Returns the image at 1 + change times its distance from `plain`."""
   return jnp.clip(image + change * (image - plain), 0, 1)
 
 
-def _grey(image):
+def _grey(image: jax.Array) -> jax.Array:
   """Returns the luminance [H, W, 1] of Rec. 601 for three channels, else the channels' mean."""
   channels = image.shape[-1]
   weights = (0.299, 0.587, 0.114) if channels == 3 else (1 / channels,) * channels
   return jnp.sum(image * jnp.asarray(weights, image.dtype).reshape(1, 1, -1), axis=-1, keepdims=True)
 
 
-def _smooth(image):
-  """Returns the image under a 3×3 mean in which the centre counts five times; its border stays."""
+def _smooth(image: jax.Array) -> jax.Array:
+  """Returns the image under a 3×3 mean in which the centre counts five times; the border is not changed."""
   height, width, _ = image.shape
   inside = sum(image[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3))
   inside = (inside + 4 * image[1:-1, 1:-1]) / 13
   return image.at[1:-1, 1:-1].set(inside)
 
 
-def _move(image, rows, columns, fill):
-  """Returns the image that takes pixel (i, j) from (rows, columns), bilinearly, and `fill` from outside."""
+def _move(image: jax.Array, rows: jax.Array, columns: jax.Array, fill: float) -> jax.Array:
+  """Returns the image whose pixel (i, j) is that at (rows, columns)[i, j], bilinearly; outside it is `fill`."""
   sample = functools.partial(map_coordinates, coordinates=[rows, columns], order=1, mode='constant', cval=fill)
   return jnp.clip(jax.vmap(sample, in_axes=-1, out_axes=-1)(image), 0, 1)
 
 
-def _grid(image):
+def _grid(image: jax.Array) -> list[jax.Array]:
   height, width, _ = image.shape
   return jnp.meshgrid(jnp.arange(height, dtype=jnp.float32), jnp.arange(width, dtype=jnp.float32), indexing='ij')
 
 
-def _invert(key, image, magnitude):
+def _invert(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
   del key, magnitude
   return 1 - image
 
 
-def _brightness(key, image, magnitude):
+def _brightness(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
   return _away(0.0, image, _either(key, magnitude))
 
 
-def _contrast(key, image, magnitude):
+def _contrast(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
   return _away(jnp.mean(_grey(image)), image, _either(key, magnitude))
 
 
-def _sharpness(key, image, magnitude):
+def _sharpness(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
   return _away(_smooth(image), image, _either(key, magnitude))
 
 
-def _solarize(key, image, threshold):
+def _solarize(key: Any, image: jax.Array, threshold: float) -> jax.Array:
   del key
-  # In eight bits a threshold is out of 256, so that 1 leaves even white alone.
+  # In eight bits a threshold is out of 256, so that 1 does not change even white.
   return jnp.where(image * (255 / 256) >= threshold, 1 - image, image)
 
 
-def _posterize(key, image, bits):
+def _posterize(key: Any, image: jax.Array, bits: float) -> jax.Array:
   del key
   step = 2.0 ** (8 - bits)
   return jnp.floor(jnp.round(255 * image) / step) * step / 255
 
 
-def _translate_x(key, image, share):
+def _translate_x(key: Any, image: jax.Array, fraction: float) -> jax.Array:
   rows, columns = _grid(image)
-  return _move(image, rows, columns + _either(key, share * image.shape[1]), 0.0)
+  return _move(image, rows, columns + _either(key, fraction * image.shape[1]), 0.0)
 
 
-def _translate_y(key, image, share):
+def _translate_y(key: Any, image: jax.Array, fraction: float) -> jax.Array:
   rows, columns = _grid(image)
-  return _move(image, rows + _either(key, share * image.shape[0]), columns, 0.0)
+  return _move(image, rows + _either(key, fraction * image.shape[0]), columns, 0.0)
 
 
-def _shear_x(key, image, slope):
+def _shear_x(key: Any, image: jax.Array, slope: float) -> jax.Array:
   rows, columns = _grid(image)
   return _move(image, rows, columns + _either(key, slope) * (rows + 0.5), 0.0)
 
 
-def _shear_y(key, image, slope):
+def _shear_y(key: Any, image: jax.Array, slope: float) -> jax.Array:
   rows, columns = _grid(image)
   return _move(image, rows + _either(key, slope) * (columns + 0.5), columns, 0.0)
 
 
-def _rotate(key, image, degrees):
+def _rotate(key: Any, image: jax.Array, degrees: float) -> jax.Array:
   del key
   rows, columns = _grid(image)
   height, width, _ = image.shape
@@ -120,9 +124,9 @@ def _rotate(key, image, degrees):
   return _move(image, cos * y + sin * x + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2, 0.5)
 
 
-def _cutout(key, image, share):
+def _cutout(key: Any, image: jax.Array, fraction: float) -> jax.Array:
   height, width, _ = image.shape
-  side = round(share * min(height, width))
+  side = round(fraction * min(height, width))
   row, column = jax.random.randint(key, (2,), 0, jnp.asarray((height - side + 1, width - side + 1)))
   rows, columns = (x.astype(jnp.int32) for x in _grid(image))
   inside = (rows >= row) & (rows < row + side) & (columns >= column) & (columns < column + side)
@@ -135,11 +139,11 @@ class Operation(NamedTuple):
   Attributes:
     apply: (key, image [H, W, C], magnitude) -> image.
     low, high: the range of its magnitude; None where it has none.
-    random: whether it draws a sign or a place.
-    integer: whether its magnitude is one.
+    random: whether it draws a sign or a position.
+    integer: whether its magnitude is an integer.
   """
 
-  apply: Callable
+  apply: Callable[[Any, jax.Array, float], jax.Array]
   low: float | None
   high: float | None
   random: bool = True
@@ -164,10 +168,10 @@ OPERATIONS = {
 PUBLISHED = 'translate_x:0.453|contrast:0.333|translate_y:0.101/translate_y:0.151|contrast:0.389|contrast:0.389'
 
 
-def _parse(policy):
+def _parse(policy: str) -> tuple[tuple[tuple[Operation, float], ...], ...]:
   """Returns the alternatives of an ATS policy, tuples of (operation, magnitude). Raises `UsageError`."""
 
-  def step(text):
+  def step(text: str) -> tuple[Operation, float]:
     name, colon, magnitude = (part.strip() for part in text.partition(':'))
     if name not in OPERATIONS:
       raise errors.unknown('operation of ats(policy):', name, OPERATIONS)
@@ -176,45 +180,59 @@ def _parse(policy):
       if colon:
         raise errors.UsageError(f'ats(policy) has {text!r}, but {name} takes no magnitude')
       return operation, 0.0
-    checked = {'low': operation.low, 'high': operation.high, 'integer': operation.integer}
-    return operation, float(errors.check_number(f'ats(policy): the magnitude of {name}', magnitude, **checked))
+    checked: dict[str, Any] = {'low': operation.low, 'high': operation.high, 'integer': operation.integer}
+    return operation, float(errors.check_number(f'ats(policy): the magnitude of {name}', _number(magnitude), **checked))
 
   return tuple(tuple(step(text.strip()) for text in part.split('|')) for part in policy.split('/'))
 
 
-def ats(*, policy: str = PUBLISHED):
+def _number(text: str) -> float | str:
+  """Returns the text as a number; as it is, if it is none."""
+  try:
+    return float(text)
+  except ValueError:
+    return text
+
+
+@defense(
+  place='data',
+  citation='Gao, Guo, Zhang, Qiu, Wen, Liu: Privacy-preserving Collaborative Learning with Automatic Transformation '
+  'Search. CVPR 2021.',
+  random=True,
+)
+def ats(*, policy: str = PUBLISHED) -> Transform:
   """Automatic transformation search's defense (Gao et al., CVPR 2021): an augmentation policy on the private images.
 
-  Magnitudes are as in AutoAugment and the published code: `brightness`, `contrast` and `sharpness` by m multiply the
-  distance to black, to the mean grey and to a smoothed image by 1 ± m; `translate_x`, `translate_y` move by ± that
-  share of the width or height; `shear_x`, `shear_y` by ± that slope; `rotate` turns counterclockwise by degrees;
-  `solarize` inverts from a threshold on; `posterize` keeps that many of eight bits; `cutout` greys a square, that share
-  of the shorter side long, at a random place; `invert` has none. Signs and places are drawn for each image apart. What
-  moves in from outside is black (grey under `rotate`), and pixels between pixels are interpolated linearly, where the
-  published code takes the nearest or a cubic.
+  Magnitudes m are as in AutoAugment and the published code: `brightness`, `contrast` and `sharpness` multiply the
+  distance to black, to the mean grey and to a smoothed image by 1 ± m; `translate_x`, `translate_y` move by ± m times
+  the width or height; `shear_x`, `shear_y` shear by the slope ± m; `rotate` turns counterclockwise by m degrees;
+  `solarize` inverts pixels from the threshold m on; `posterize` keeps m of eight bits; `cutout` greys a square of m
+  times the shorter side, at a random position; `invert` has no magnitude. Signs and positions are drawn independently
+  for each image. Pixels from outside are black (grey under `rotate`); interpolation is bilinear, where the published
+  code takes the nearest pixel or a cubic.
 
-  The search over policies is not part of this: `ats_privacy_score` ranks policies by the paper's privacy score; its
+  The search over policies is not implemented: `ats_privacy_score` ranks policies by the paper's privacy score; its
   accuracy score is left out. The default is the published code's policy 3-1-7+43-18-18, written out by that code's
   table of operations and magnitudes.
 
-  Balunović et al. (2022) reconstruct through ATS early in training.
+  Balunović et al. (2022) reconstruct images in spite of ATS early in training.
 
   Args:
     policy: operations `name:magnitude` joined by `|`, in their order; alternatives, of which each image gets one at
       random, are separated by `/`.
 
   Returns:
-    (key, images, labels) -> (images, labels); the labels stay.
+    (key, images, labels) -> (images, labels); the labels are not changed.
 
   Raises:
-    UsageError: for an unknown operation or a magnitude out of its range; when called, without a key if anything in the
-      policy is drawn.
+    UsageError: for an unknown operation or a magnitude out of its range; when called, without a key if the policy is
+      random.
   """
   alternatives = _parse(policy)
   random = len(alternatives) > 1 or any(operation.random for operation, _ in alternatives[0])
 
-  def augment(key, image):
-    def follow(steps, key, image):
+  def augment(key: Any, image: jax.Array) -> jax.Array:
+    def follow(steps: tuple, key: Any, image: jax.Array) -> jax.Array:
       for i, (operation, magnitude) in enumerate(steps):
         image = operation.apply(None if key is None else jax.random.fold_in(key, i), image, magnitude)
       return image
@@ -225,7 +243,7 @@ def ats(*, policy: str = PUBLISHED):
     outcomes = [follow(steps, drawn, image) for steps, drawn in zip(alternatives, keys, strict=True)]
     return jnp.stack(outcomes)[jax.random.randint(chosen, (), 0, len(alternatives))]
 
-  def transform(key, images, labels):
+  def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
     if not random:
       return jax.vmap(functools.partial(augment, None))(images), labels
     return jax.vmap(augment)(jax.random.split(_stream('ats', key), images.shape[0]), images), labels
@@ -233,29 +251,41 @@ def ats(*, policy: str = PUBLISHED):
   return transform
 
 
-def ats_privacy_score(client, variables, key, image, label, policy, *, intervals=20):
+def ats_privacy_score(
+  client: Any,
+  variables: Mapping,
+  key: jax.Array,
+  image: jax.Array,
+  label: int | jax.Array,
+  policy: str,
+  *,
+  intervals: int = 20,
+) -> jax.Array:
   """Returns ATS's privacy score S_pri of a policy for one image (Gao et al. 2021, section 4.2): lower is more private.
 
   It is the area, by the trapezoid rule, under the cosine similarity of the gradients of x'(t) = (1 − t)·x0 + t·T(x) and
   of T(x) for t in [0, 1], where x0 is a random image: how well gradient matching is guided towards T(x). The published
-  code averages the cosine over tensors; here it is over the whole gradient, as the paper has it. Average it over
-  images and keys.
+  code averages the cosine over tensors; here it is over the whole gradient, as in the paper. Average it over images and
+  keys.
 
   Args:
-    client: the `Client`; its defenses are left out.
-    variables: the model's; the paper takes one half-trained on a tenth of the data.
-    key: draws the policy's chances and x0.
+    client: the `Client`, used without its defenses.
+    variables: the model's; in the paper it is half-trained on a tenth of the data.
+    key: drives the policy and x0.
     image: float32 [H, W, C] in [0, 1].
     label: class index, an int32 scalar.
     policy: as `ats` takes it.
     intervals: of the trapezoid rule.
+
+  Returns:
+    A float32 scalar.
   """
   client, label = client.undefended(), jnp.asarray(label, jnp.int32).reshape(1)
   policy_key, start_key = jax.random.split(key)
   (transformed,), _ = ats(policy=policy)(policy_key, image[None], label)
   start = jax.random.uniform(start_key, image.shape, image.dtype)
 
-  def gradient(image):
+  def gradient(image: jax.Array) -> Any:
     return client.local_update(None, variables, image[None], label).update
 
   target = gradient(transformed)
@@ -264,7 +294,7 @@ def ats_privacy_score(client, variables, key, image, label, policy, *, intervals
   return jnp.trapezoid(curve, t)
 
 
-def require_public(public):
+def require_public(public: tuple | None) -> tuple:
   """Returns the public (images, labels) for InstaHide. Raises `UsageError` where there are none."""
   if public is None:
     raise errors.UsageError(
@@ -273,10 +303,10 @@ def require_public(public):
   return public
 
 
-def coefficients(key, mixed, largest):
-  """Returns InstaHide's λ [mixed]: |N(0, 1)| divided by their sum, none above `largest`.
+def coefficients(key: jax.Array, mixed: int, largest: float) -> jax.Array:
+  """Returns InstaHide's λ, float32 [mixed]: |N(0, 1)| divided by their sum, none above `largest`.
 
-  The published code draws anew until the bound holds; here a λ that exceeds it is drawn towards 1/mixed just as far as
+  The published code redraws until the bound holds; here a λ that exceeds it is moved towards 1/mixed just as far as
   needed, λ ← 1/mixed + t·(λ − 1/mixed), which keeps the sum 1.
   """
   drawn = jnp.abs(jax.random.normal(key, (mixed,))) + 1e-6
@@ -287,17 +317,24 @@ def coefficients(key, mixed, largest):
   return 1 / mixed + shrink * (drawn - 1 / mixed)
 
 
-def instahide(public=None, *, mixed: int = 4, largest: float = 0.65):
+@defense(
+  place='data',
+  citation='Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning. ICML 2020.',
+  random=True,
+  arguments=lambda context, settings: (require_public(context.public),),
+)
+def instahide(public: tuple | None = None, *, mixed: int = 4, largest: float = 0.65) -> Transform:
   """InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
 
   Image i becomes σ ∘ Σ_j λ_j s_j in the range [−1, 1], where s holds the image, one other private image of the batch if
   there is one, and public images (each at most once) up to `mixed` in all; λ is as `coefficients` draws it, and σ is a
-  fair sign for each pixel and channel. The label is the mixture of the private images' labels by their λ, divided by
-  the sum of these, since public images carry none. The published code's lower bound 0.3 on that sum is left out.
+  uniform random sign for each pixel and channel. The label is the mixture of the private images' labels by their λ,
+  divided by the sum of these, since public images have no labels. The published code's lower bound 0.3 on that sum is
+  left out.
 
-  Of the encoding, |2x − 1| is the mixture's magnitude at every pixel: σ hides the sign alone, and with it the rest can
-  be read. Carlini et al. (2021) decode InstaHide from thousands of encodings of the same private images with the public
-  ones at hand; no such attack is offered here, so a failing attack is no proof of protection.
+  |2x − 1| of an encoding x is the mixture's magnitude at every pixel: σ removes only the sign. Carlini et al. (2021)
+  decode InstaHide from thousands of encodings of the same private images, given the public ones. No such attack is
+  offered here: that other attacks fail does not prove protection.
 
   Args:
     public: (images float32 [K, H, W, C], integer labels [K]) that everyone holds, K ≥ mixed − 1.
@@ -317,17 +354,17 @@ def instahide(public=None, *, mixed: int = 4, largest: float = 0.65):
       f'instahide(mixed) is {mixed}, which takes up to {mixed - 1} public images, and public holds {public[0].shape[0]}'
     )
 
-  def transform(key, images, labels):
-    count, strangers = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
+  def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
+    count, others = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
 
-    def encode(key, i):
+    def encode(key: jax.Array, i: jax.Array) -> Samples:
       coefficient_key, partner_key, public_key, sign_key = jax.random.split(key, 4)
       own = i[None]
       if count > 1:
         own = jnp.stack([i, (i + jax.random.randint(partner_key, (), 1, count)) % count])
-      chosen = jax.random.choice(public_key, strangers.shape[0], (mixed - own.size,), replace=False)
+      chosen = jax.random.choice(public_key, others.shape[0], (mixed - own.size,), replace=False)
       weights = coefficients(coefficient_key, mixed, largest).astype(images.dtype)
-      mixture = jnp.tensordot(weights, jnp.concatenate([images[own], strangers[chosen]]), 1)
+      mixture = jnp.tensordot(weights, jnp.concatenate([images[own], others[chosen]]), 1)
       signs = jax.random.rademacher(sign_key, mixture.shape, mixture.dtype)
       private = weights[: own.size] / jnp.sum(weights[: own.size])
       return jnp.clip((signs * (2 * mixture - 1) + 1) / 2, 0, 1), jnp.tensordot(private, labels[own], 1)

@@ -1,33 +1,46 @@
-"""Soteria (Sun et al., CVPR 2021): the representation in front of the last layer, pruned where it tells most."""
+"""Soteria (Sun et al., CVPR 2021): prunes the most revealing features of the last dense layer's input."""
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
-from gradleak.defenses.base import require_batch
+from gradleak.defenses.base import require_argument, require_batch
 from gradleak.defenses.compression import largest
-from gradleak.models.model import require
+from gradleak.defenses.defense import defense
+from gradleak.models.model import Model, require
+from gradleak.trees import Tree
 
 VARIANTS = ('paper', 'code', 'code_shifted')
-_TOGETHER = 32  # features whose image gradients are held at once: memory against speed
+_TOGETHER = 32  # features that are differentiated at once: more is faster and takes more memory
 
 
-def soteria(model=None, *, rate: float, variant: str = 'paper'):
-  """Soteria, a defense of the step chain: zeroes what the last dense kernel's gradient says of ⌊rate·F⌋ features.
+@defense(
+  place='step',
+  citation='Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning. CVPR 2021.',
+  arguments=lambda context, settings: (context.client.model,),
+  withholds='zeros',
+  idle=lambda settings: settings['rate'] == 0,
+)
+def soteria(
+  model: Model | None = None, *, rate: float, variant: str = 'paper'
+) -> optax.GradientTransformationExtraArgs:
+  """Soteria, a defense of the step chain: zeroes the last dense kernel's gradient at ⌊rate·F⌋ features.
 
   r [F] is the input of the last dense layer and x the image. The paper prunes the features with the largest
-  ‖r_i (∂r_i/∂x)⁻¹‖; the "inverse" of a vector is its pseudo-inverse, which makes it |r_i| / ‖∂r_i/∂x‖₂. The published
-  code prunes the smallest ‖∂r_i/∂x‖₂ / r_i by magnitude: the reciprocal, hence for one image the same features, except
+  ‖r_i (∂r_i/∂x)⁻¹‖; the "inverse" of a vector is its pseudo-inverse, so this is |r_i| / ‖∂r_i/∂x‖₂. The published code
+  prunes the smallest |‖∂r_i/∂x‖₂ / r_i|, the reciprocal: for one image the same features, except for
 
-    dead units (r_i = 0 and ∂r_i/∂x = 0): the score 0/0 is read as 0. 'paper' thus prunes them last, which wastes
-      nothing, for their gradient is zero anyway; the code's score prunes them first.
-    'code_shifted': divides by r_i + 0.1, as the code for ConvNet does.
+    dead units (r_i = 0 and ∂r_i/∂x = 0), where the score 0/0 counts as 0: 'paper' prunes them last, which has
+      no effect since their gradient is zero; 'code' prunes them first.
+    'code_shifted', which divides by r_i + 0.1, as the code for ConvNet does.
 
-  r_i ≠ 0 with ∂r_i/∂x = 0 is pruned first, by each. The scores of several images are summed, as the code does (in
-  'code', with their signs), `weights=` counting. Features with equal scores go in their order: the count is exact.
+  A feature with r_i ≠ 0 and ∂r_i/∂x = 0 is pruned first by all variants. The scores of several images are summed with
+  `weights=`, as in the code (in 'code' with their signs). Of equal scores the first are pruned: the count is exact.
 
   The representation is taken in eval mode: without dropout and with BatchNorm's running statistics (those of
   `variables=`; without it, of `params` alone, a fresh network's), whatever mode the client trains in. An attacker may
@@ -35,34 +48,42 @@ def soteria(model=None, *, rate: float, variant: str = 'paper'):
 
   Args:
     model: a `Model` that offers `features`.
-    rate: share of the features, in [0, 1]; 0 is the identity.
+    rate: the fraction of the features that are pruned, in [0, 1]; 0 is the identity.
     variant: 'paper', 'code' or 'code_shifted'.
 
-  Its update needs `params` and `batch=`; `variables=`, where given, holds the parameters that are used.
+  Its update needs `params` and `batch=`; it uses the parameters in `variables=` where that is given.
 
   Raises (update too):
-    UsageError: for a rate out of range, an unknown variant, a model without features, a missing argument, or no tensor
-      that can be told as the last layer's.
+    UsageError: for a rate out of range, an unknown variant, a model without features, a missing argument, or where the
+      last layer's kernel cannot be identified.
   """
   errors.check_number('soteria(rate)', rate, low=0, high=1)
   if variant not in VARIANTS:
     raise errors.unknown('soteria(variant)', variant, VARIANTS)
   features = None if model is None else require(model, 'features')
 
-  def update(updates, state, params=None, *, batch=None, weights=None, variables=None, **extra):
+  def update(
+    updates: Tree,
+    state: optax.OptState,
+    params: Tree = None,
+    *,
+    batch: tuple | None = None,
+    weights: jax.Array | None = None,
+    variables: Mapping | None = None,
+    **extra: Any,
+  ) -> tuple[Tree, optax.OptState]:
     del extra
+    made_for = require_argument('soteria', 'model', model)
     images, labels = require_batch('soteria', batch, params)
-    if model is None:
-      raise errors.UsageError('the defense soteria looks into a model: make it by soteria(model, rate=…)')
     weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
     variables = {'params': params} if variables is None else variables
     kept = _kept(features, variant, rate, variables, images, weights)
-    path = defended_kernel(model, updates, kept.size, labels.shape[-1], images.shape[1:])
+    path = defended_kernel(made_for, updates, kept.size, labels.shape[-1], images.shape[1:])
 
-    def withhold(keys, u):
+    def withhold(keys: tuple, u: jax.Array) -> jax.Array:
       if trees.path_names(keys) != path:
         return u
-      # Of a square kernel the shape does not tell: Flax's order, inputs first.
+      # For a square kernel the shape is ambiguous: Flax's order, inputs first.
       mask = kept.reshape((-1, 1) if u.shape[0] == kept.size else (1, -1))
       return jnp.where(mask, u, jnp.zeros_like(u))
 
@@ -71,11 +92,13 @@ def soteria(model=None, *, rate: float, variant: str = 'paper'):
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def defended_kernel(model, tree, num_features, num_classes, image_shape=None):
-  """Returns the path, a tuple of strings, of the kernel that Soteria prunes: what an attacker leaves out.
+def defended_kernel(
+  model: Model, tree: Tree, num_features: int, num_classes: int, image_shape: Any = None
+) -> tuple[str, ...]:
+  """Returns the path of the kernel that Soteria prunes: what an aware attacker leaves out.
 
   It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]; of several, the last in the
-  forward order of `model.layers`, where the model offers that and `image_shape` (H, W, C) is given.
+  forward order of `model.layers`, if the model offers that and `image_shape` is given.
 
   Args:
     model: the `Model`.
@@ -104,9 +127,11 @@ def defended_kernel(model, tree, num_features, num_classes, image_shape=None):
   return fitting[0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit compiles anew at each call
-def _kept(features, variant, rate, variables, images, weights):
-  """Returns the mask [F] of the features that Soteria leaves. It is piecewise constant: no derivative goes through."""
+@functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit is compiled at each call
+def _kept(
+  features: Callable, variant: str, rate: float, variables: Mapping, images: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """Returns the mask [F] of the features that are not pruned. It is piecewise constant, without derivatives."""
   variables, images = jax.tree.map(
     lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x,
     jax.lax.stop_gradient((variables, images)),
@@ -114,7 +139,7 @@ def _kept(features, variant, rate, variables, images, weights):
   representation, sensitivity = _sensitivity(functools.partial(features, variables), images)
   weights = jax.lax.stop_gradient(weights).reshape(-1, 1)
 
-  def summed(scores):
+  def summed(scores: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weights > 0, weights * scores, jnp.zeros_like(scores)), axis=0)
 
   if variant == 'paper':
@@ -122,16 +147,16 @@ def _kept(features, variant, rate, variables, images, weights):
   else:
     shift = jnp.float32(0.1 if variant == 'code_shifted' else 0.0)
     order = jnp.abs(summed(_ratio(sensitivity, representation + shift)))
-  rank = jnp.argsort(jnp.argsort(order))  # distinct, so that ties cannot change the count
+  rank = jnp.argsort(jnp.argsort(order))  # distinct, so that ties do not change the count
   return largest(rank.astype(jnp.float32), rate)
 
 
-def _sensitivity(features, images):
+def _sensitivity(features: Callable, images: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature for all images together."""
   representation, pull_back = jax.vjp(features, images)
   num_images, num_features = representation.shape
 
-  def row(feature):
+  def row(feature: jax.Array) -> jax.Array:
     cotangent = jnp.zeros((num_images, num_features), representation.dtype).at[:, feature].set(1)
     (gradient,) = pull_back(cotangent)
     return jnp.sqrt(jnp.sum(jnp.square(gradient.reshape(num_images, -1)), axis=1))
@@ -140,7 +165,7 @@ def _sensitivity(features, images):
   return representation, norms.T
 
 
-def _ratio(numerator, denominator):
+def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
   """Returns numerator / denominator with 0/0 = 0 and x/0 = ∞."""
   zero = denominator == 0
   at_zero = jnp.where(numerator == 0, jnp.zeros_like(numerator), jnp.full_like(numerator, jnp.inf))

@@ -1,4 +1,4 @@
-"""The engine: functions of one lane, compiled once and run over all, whatever they attack or train."""
+"""The engine compiles functions of one lane once and runs them over all lanes, for attacks and for training."""
 
 from gradleak.engine.driver import Progress, evaluate, run
 

@@ -1,14 +1,14 @@
 """Runs an attack on a table of lanes: compiled once, in micro-groups, over all local devices, chunk by chunk.
 
-A lane is one trial × restart × set of numeric settings. Lanes never communicate, so a lane's figures do not depend on
-which others run: they are the same bits at a fixed micro-group size, whatever the number of lanes or devices. Between
-chunks, lanes that have finished leave, and the others move together.
+A lane is one trial × restart × set of numeric settings. Lanes are independent: at a fixed micro-group size, a lane's
+results are the same bits for any number of other lanes and devices. Between chunks, finished lanes are removed from the
+devices, and the active ones fill fewer groups.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,19 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.engine import groups, memory
+from gradleak.trees import Tree
 
 
 class Progress(NamedTuple):
-  """What the driver reports after each chunk.
+  """The state of a run after each chunk.
 
   Attributes:
     step: steps done.
     num_steps: steps in all.
-    objective: of every lane at its current point, float32 [lanes]; of one that has left, what it was last.
+    objective: of every lane at its current point, float32 [lanes]; the last value of removed lanes.
     active: how many lanes have not finished.
-    group_size: lanes per micro-group; fewer than asked for once memory ran out.
-    notice: what a person should be told, or ''.
+    group_size: lanes per micro-group; fewer than requested once memory ran out.
+    notice: a message for the user, or ''.
     fetch: () -> the states.
   """
 
@@ -37,32 +38,38 @@ class Progress(NamedTuple):
   active: int
   group_size: int
   notice: str
-  fetch: Callable
+  fetch: Callable[[], Tree]
 
   @property
-  def states(self):
-    """The lanes' states on the host; their leaves can be checkpointed and handed to `resume`, on any devices."""
+  def states(self) -> Tree:
+    """The lanes' states on the host; their leaves can be stored and passed to `resume`, on any devices."""
     return self.fetch()
 
   @property
-  def done(self):
-    """Whether nothing is left to do: all steps are done, or all lanes have finished."""
+  def done(self) -> bool:
+    """Whether all steps are done or all lanes have finished."""
     return self.step >= self.num_steps or not self.active
 
 
-def default_group_size(variables, num_images):
-  """Returns how many lanes share one pass: on CPU what stays in a core's cache, else so many that memory decides."""
+def default_group_size(variables: Tree, num_images: int) -> int:
+  """Returns the default number of lanes per group: on CPU limited by a core's cache, else by memory.
+
+  Args:
+    variables: the model's.
+    num_images: images per lane.
+  """
   if jax.default_backend() != 'cpu':
     return max(1, 512 // num_images)
   size = sum(x.size for x in jax.tree.leaves(variables['params']))
   return max(1, min(8, 64_000 // size) // num_images)
 
 
-def fitting_group_size(build, shared, lanes, group_size, devices=None):
+def fitting_group_size(
+  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None
+) -> int:
   """Returns `group_size`, halved until all states and one group's pass fit into the devices' free memory.
 
-  What it compiles to find out, `run` takes as it is. The arguments are those of `run`; of `shared` and `lanes` the
-  shapes suffice.
+  `run` reuses what is compiled here. The arguments are those of `run`; shapes suffice for `shared` and `lanes`.
   """
   devices = devices or jax.local_devices()
   free = memory.free(devices[0])
@@ -71,14 +78,14 @@ def fitting_group_size(build, shared, lanes, group_size, devices=None):
   return group_size
 
 
-def needed(build, shared, lanes, group_size, devices):
-  """Returns the bytes per device that a chunk needs; infinity if there are too few to compile it."""
-  attack, seats = _functions(build), groups.seat(np.arange(_count(lanes)), group_size, devices)
-  shared = seats.shapes(jax.eval_shape(seats.replicate, shared))
-  lanes = seats.shapes(jax.eval_shape(seats.take, lanes), 'lanes')
-  start, arguments = seats.bind(attack.init, shared, lanes)
-  states = seats.shapes(jax.eval_shape(start, *arguments), 'lanes')
-  chunk, arguments = seats.bind(attack.chunk, shared, lanes, states, extra=(np.int32(0),))
+def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any]) -> float:
+  """Returns the bytes per device that a chunk needs; infinity if memory does not suffice to compile it."""
+  attack, placement = _functions(build), groups.place(np.arange(_count(lanes)), group_size, devices)
+  shared = placement.shapes(jax.eval_shape(placement.replicate, shared))
+  lanes = placement.shapes(jax.eval_shape(placement.take, lanes), 'lanes')
+  start, arguments = placement.bind(attack.init, shared, lanes)
+  states = placement.shapes(jax.eval_shape(start, *arguments), 'lanes')
+  chunk, arguments = placement.bind(attack.chunk, shared, lanes, states, extra=(np.int32(0),))
   try:
     used = chunk.lower(*arguments).compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
@@ -89,42 +96,42 @@ def needed(build, shared, lanes, group_size, devices):
 
 
 def run(
-  build,
-  shared,
-  lanes,
+  build: Callable,
+  shared: Tree,
+  lanes: Tree,
   *,
-  num_steps,
-  group_size,
-  chunk_steps=None,
-  on_chunk=None,
-  on_failure=None,
-  resume=None,
-  devices=None,
-  split=0,
-):
+  num_steps: int,
+  group_size: int,
+  chunk_steps: int | None = None,
+  on_chunk: Callable[[Progress], None] | None = None,
+  on_failure: Callable[[Progress], None] | None = None,
+  resume: tuple[int, Sequence[Any]] | None = None,
+  devices: Sequence[Any] | None = None,
+  split: int = 0,
+) -> Any:
   """Returns the `Reconstruction`s of all lanes, a tree with leading axis [lanes] on the host.
 
-  Where memory runs out, the groups are halved and the run goes on from the last chunk.
+  If memory runs out, the group size is halved and the run continues from the last chunk.
 
   Args:
     build: (shared, lane) -> (attack, key, observation); called while tracing, so a lane's numbers may be traced. Equal
-      ones, as frozen dataclasses are, compile once.
-    shared: what all lanes read: variables, uploads, labels.
+      builds, such as equal frozen dataclasses, compile once.
+    shared: the data of all lanes: variables, uploads, labels.
     lanes: a tree with leading axis [lanes].
     num_steps: steps of the attack.
     group_size: lanes per micro-group.
     chunk_steps: steps between two calls of `on_chunk`; by default about fifty chunks.
     on_chunk: called with a `Progress` after the start (step 0) and after each chunk.
-    on_failure: called with the last `Progress` before a `DeviceError`, to save it; the states may be lost with the
-      device, which ends the call.
+    on_failure: called with the last `Progress` before a `DeviceError`, to save it; not called if the states are lost
+      with the device.
     resume: (step, leaves of the states) of an earlier `Progress` of the same lanes and group size.
     devices: the devices to shard over; all local ones by default.
-    split: the number of images of a lane, where devices share these instead of lanes: for a batch that is too large for
-      one of them. They may belong to several processes that make the same call (`jax.distributed`). The bits are
-      others then, and groups are not halved.
+    split: the number of images of a lane if the devices share images instead of lanes, for a batch too large for one
+      device; 0 otherwise. The devices may belong to several processes that make the same call (`jax.distributed`).
+      Results then differ in rounding, and the group size is not halved.
 
   Raises:
-    DeviceError: if a device fails, or has no memory for one lane.
+    DeviceError: if a device fails or has too little memory for one lane.
   """
   chunk_steps = chunk_steps or max(1, min(250, -(-num_steps // 50)))
   last, notice = None, ''
@@ -145,32 +152,34 @@ def run(
       if rescued is not None:
         last, resume = rescued, (rescued.step, jax.tree.leaves(rescued.states))
       group_size = -(-group_size // 2)
-      notice = f'out of memory, going on with groups of {group_size}'
+      notice = f'out of memory, continuing with groups of {group_size}'
 
 
-def evaluate(function, shared, lanes, *, group_size, devices=None):
-  """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in the groups that `run` makes.
+def evaluate(
+  function: Callable, shared: Tree, lanes: Tree, *, group_size: int, devices: Sequence[Any] | None = None
+) -> Any:
+  """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in groups as in `run`.
 
-  Equal functions compile once. Where memory runs out, the groups are halved.
+  Equal functions compile once. If memory runs out, the group size is halved.
 
   Raises:
-    DeviceError: as `run`.
+    DeviceError: as in `run`.
   """
-  seats = groups.seat(np.arange(_count(lanes)), group_size, devices or jax.local_devices())
+  placement = groups.place(np.arange(_count(lanes)), group_size, devices or jax.local_devices())
   try:
-    return seats.unpad(seats.call(function, seats.replicate(shared), seats.pad(lanes)))
+    return placement.unpad(placement.call(function, placement.replicate(shared), placement.pad(lanes)))
   except jax.errors.JaxRuntimeError as error:
     if group_size == 1 or not memory.ran_out(error):
       raise _failure(error) from error
   return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices)
 
 
-def _count(lanes):
+def _count(lanes: Tree) -> int:
   return jax.tree.leaves(lanes)[0].shape[0]
 
 
-def _rescued(progress):
-  """Returns the same with its states on the host; None if the device does not give them."""
+def _rescued(progress: Progress) -> Progress | None:
+  """Returns the same with its states on the host; None if they cannot be read from the device."""
   try:
     states = progress.states
   except jax.errors.JaxRuntimeError:
@@ -178,7 +187,7 @@ def _rescued(progress):
   return progress._replace(fetch=lambda: states)
 
 
-def _failure(error, where=''):
+def _failure(error: Exception, where: str = '') -> errors.DeviceError:
   first = str(error).strip().split('\n')[0]
   if memory.ran_out(error):
     return errors.DeviceError(
@@ -186,13 +195,13 @@ def _failure(error, where=''):
       f'({first})'
     )
   return errors.DeviceError(
-    f'the device failed{where} ({first}). A work directory holds what was found up to its last checkpoint: give the '
-    'same command again to go on from there'
+    f'the device failed{where} ({first}). A work directory holds the results up to the last checkpoint: run the same '
+    'command again to continue from there'
   )
 
 
 class _Attack(NamedTuple):
-  """The functions of one lane that are compiled."""
+  """The compiled functions of one lane."""
 
   init: Callable
   chunk: Callable
@@ -200,27 +209,27 @@ class _Attack(NamedTuple):
 
 
 @groups.reusable
-def _functions(build):
-  """Returns the `_Attack` of a `build`, the same one for an equal `build`."""
+def _functions(build: Callable) -> _Attack:
+  """Returns the `_Attack` of a `build`, the same one for equal builds."""
 
-  def init(shared, lane):
+  def init(shared: Tree, lane: Tree) -> Tree:
     attack, key, observation = build(shared, lane)
-    # optax's states hold weakly typed leaves, which would compile the chunk twice.
+    # optax's states hold weakly typed leaves, which would cause a second compilation of the chunk.
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
 
-  def chunk(shared, lane, state, size):
-    """Returns (state, (objective, whether it has finished)) after `size` steps."""
+  def chunk(shared: Tree, lane: Tree, state: Tree, size: jax.Array) -> tuple[Tree, tuple[jax.Array, jax.Array]]:
+    """Returns (state, (objective, whether the lane has finished)) after `size` steps."""
     attack, _, observation = build(shared, lane)
 
-    def step(_, carry):
+    def step(_: jax.Array, carry: tuple) -> tuple:
       state, info = attack.step(carry[0], observation)
       objective = info['objective']
       return state, (objective, info.get('finished', ~jnp.isfinite(objective)))
 
-    nothing = jnp.full((), jnp.nan, jnp.float32), jnp.zeros((), bool)
-    return jax.lax.fori_loop(0, size, step, (state, nothing))
+    none_yet = jnp.full((), jnp.nan, jnp.float32), jnp.zeros((), bool)
+    return jax.lax.fori_loop(0, size, step, (state, none_yet))
 
-  def finish(shared, lane, state):
+  def finish(shared: Tree, lane: Tree, state: Tree) -> Any:
     attack, _, observation = build(shared, lane)
     return attack.reconstruct(state, observation)
 
@@ -228,26 +237,33 @@ def _functions(build):
 
 
 class _Table:
-  """The lanes of one run: the active ones' states on the devices, those of who left on the host."""
+  """The lanes of one run: states of the placed lanes on the devices, and states of all lanes on the host.
 
-  def __init__(self, build, shared, lanes, group_size, devices, split):
+  The states on the host are None until lanes are removed; from then on they hold the last states of removed lanes.
+  """
+
+  def __init__(
+    self, build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], split: int
+  ) -> None:
     self.attack, self.all, self.group_size = _functions(build), np.arange(_count(lanes)), group_size
-    self.seats = groups.seat(self.all, group_size, devices, split)
-    self.shared, self.lanes, self.padded = self.seats.replicate(shared), lanes, self.seats.pad(lanes)
-    self.states, self.left = None, None
+    self.placement = groups.place(self.all, group_size, devices, split)
+    self.shared, self.lanes, self.padded = self.placement.replicate(shared), lanes, self.placement.pad(lanes)
+    self.states, self.host_states = None, None
 
-  def chunks(self, num_steps, size, resume, notice):
-    """Yields a `Progress` after the start, unless it is resumed, and after each chunk of `size` steps."""
+  def chunks(
+    self, num_steps: int, size: int, resume: tuple[int, Sequence[Any]] | None, notice: str
+  ) -> Iterator[Progress]:
+    """Yields a `Progress` after the start, unless the run is resumed, and after each chunk of `size` steps."""
     objective, active = np.full(self.all.shape, np.nan, np.float32), np.ones(self.all.shape, bool)
 
-    def progress(notice):
-      fetch = functools.partial(_fetch, self.seats, self.states, self.left)
+    def progress(notice: str) -> Progress:
+      fetch = functools.partial(_fetch, self.placement, self.states, self.host_states)
       return Progress(step, num_steps, objective.copy(), int(active.sum()), self.group_size, notice, fetch)
 
     if resume is None:
       step, self.states = 0, self._call(self.attack.init)
-      # The start's objective comes from the same evaluation that the first step makes.
-      objective[:] = self.seats.unpad(self._call(self.attack.finish, self.states).objective)
+      # The initial objective is computed by the same function that the first step evaluates.
+      objective[:] = self.placement.unpad(self._call(self.attack.finish, self.states).objective)
       yield progress(notice)
       notice = ''
     else:
@@ -255,46 +271,46 @@ class _Table:
     while step < num_steps and active.any():
       done = min(size, num_steps - step)
       self.states, reported = self._call(self.attack.chunk, self.states, extra=(np.int32(done),))
-      step, seated = step + done, self.seats.lanes
-      objective[seated], finished = self.seats.unpad(reported)
-      active[seated] = ~finished
-      if step < num_steps and active.any() and self.seats.holds_fewer(active.sum()):
-        self._seat(np.flatnonzero(active))
+      step, placed = step + done, self.placement.lanes
+      objective[placed], finished = self.placement.unpad(reported)
+      active[placed] = ~finished
+      if step < num_steps and active.any() and self.placement.needs_fewer_groups(active.sum()):
+        self._place(np.flatnonzero(active))
       yield progress(notice)
       notice = ''
 
-  def finish(self):
+  def finish(self) -> Any:
     """Returns the `Reconstruction`s of all lanes."""
-    if self.left is not None:
-      self._seat(self.all)
-    return self.seats.unpad(self._call(self.attack.finish, self.states))
+    if self.host_states is not None:
+      self._place(self.all)
+    return self.placement.unpad(self._call(self.attack.finish, self.states))
 
-  def _call(self, function, *states, extra=()):
-    return self.seats.call(function, self.shared, self.padded, *states, extra=extra)
+  def _call(self, function: Callable, *states: Tree, extra: tuple = ()) -> Tree:
+    return self.placement.call(function, self.shared, self.padded, *states, extra=extra)
 
-  def _seat(self, lanes):
-    """Seats other lanes than now."""
-    self.left = _fetch(self.seats, self.states, self.left)
-    self.states = self.padded = None  # room for the new ones
-    self.seats = self.seats.reseat(lanes)
-    self.states, self.padded = self.seats.pad(self.left), self.seats.pad(self.lanes)
+  def _place(self, lanes: np.ndarray) -> None:
+    """Replaces the lanes on the devices by others."""
+    self.host_states = _fetch(self.placement, self.states, self.host_states)
+    self.states = self.padded = None  # frees their memory first
+    self.placement = self.placement.with_lanes(lanes)
+    self.states, self.padded = self.placement.pad(self.host_states), self.placement.pad(self.lanes)
 
-  def _restored(self, leaves):
-    """Returns the states that `Progress.states` had these leaves."""
-    init, arguments = self.seats.bind(self.attack.init, self.shared, self.padded)
+  def _restored(self, leaves: Sequence[Any]) -> Tree:
+    """Returns the states on the devices from the leaves of `Progress.states`."""
+    init, arguments = self.placement.bind(self.attack.init, self.shared, self.padded)
     treedef = jax.tree.structure(jax.eval_shape(init, *arguments))
-    return self.seats.pad(treedef.unflatten(np.asarray(leaf) for leaf in leaves))
+    return self.placement.pad(treedef.unflatten(np.asarray(leaf) for leaf in leaves))
 
 
-def _fetch(seats, states, left):
-  """Returns the states of all lanes on the host: of the seated ones as they are, of the others as they left."""
-  seated = seats.unpad(states)
-  if left is None:
-    return seated
+def _fetch(placement: groups.Placement, states: Tree, host_states: Tree | None) -> Tree:
+  """Returns the states of all lanes on the host: current ones of placed lanes, the last ones of removed lanes."""
+  placed = placement.unpad(states)
+  if host_states is None:
+    return placed
 
-  def put(x, some):
+  def put(x: np.ndarray, some: np.ndarray) -> np.ndarray:
     x = x.copy()
-    x[seats.lanes] = some
+    x[placement.lanes] = some
     return x
 
-  return jax.tree.map(put, left, seated)
+  return jax.tree.map(put, host_states, placed)

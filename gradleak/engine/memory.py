@@ -1,10 +1,12 @@
-"""Memory of the devices: how much is free, and how to tell that it ran out."""
+"""Memory of the devices: how much is free, and which errors mean that it ran out."""
+
+from typing import Any
 
 import jax
 
 
-def free(device):
-  """Returns the bytes that `device` has free, None where it does not say; CPU devices share the machine's evenly."""
+def free(device: Any) -> int | None:
+  """Returns the free bytes of `device`, None if unknown; CPU devices share the machine's memory evenly."""
   if device.platform == 'cpu':
     try:
       with open('/proc/meminfo', encoding='ascii') as file:
@@ -16,6 +18,6 @@ def free(device):
   return stats['bytes_limit'] - stats['bytes_in_use'] if 'bytes_limit' in stats else None
 
 
-def ran_out(error):
-  """Whether a JaxRuntimeError says that memory ran out."""
+def ran_out(error: Exception) -> bool:
+  """Returns whether a JaxRuntimeError means that memory ran out."""
   return 'RESOURCE_EXHAUSTED' in str(error) or 'out of memory' in str(error).lower()

@@ -1,8 +1,19 @@
-"""Federated learning as the attacker sees it: clients, what they upload, what a server knows."""
+"""Federated learning: clients, their uploads, the server, and what an attacker is granted."""
 
 from gradleak.federated.client import Client, Upload
 from gradleak.federated.knowledge import Knowledge, Observation
 from gradleak.federated.losses import LOSSES, cross_entropy, squared_error
 from gradleak.federated.server import layer_average
+from gradleak.federated.settings import ClientSettings
 
-__all__ = ['LOSSES', 'Client', 'Knowledge', 'Observation', 'Upload', 'cross_entropy', 'layer_average', 'squared_error']
+__all__ = [
+  'LOSSES',
+  'Client',
+  'ClientSettings',
+  'Knowledge',
+  'Observation',
+  'Upload',
+  'cross_entropy',
+  'layer_average',
+  'squared_error',
+]

@@ -1,38 +1,38 @@
-"""What the rounds of a training cost in privacy: ε(δ) of all that has been published so far."""
+"""Privacy accounting of a training: ε(δ) of all models published so far."""
 
 import dataclasses
 import functools
 import math
 
 from gradleak import errors
-from gradleak.defenses import differential_privacy, guarantees
+from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
 
-_epsilon = functools.cache(differential_privacy.epsilon)  # a training asks for the same figures at every round
+_epsilon = functools.cache(differential_privacy.epsilon)  # a training needs the same values at every round
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
   """The noise that a training adds at each round, and how it is accounted for.
 
-  Noise at the client hides a contribution from everyone, the server included; noise at the server (Geyer et al. 2017)
-  hides a client in the published global models, while a curious server sees the uploads as they are. What Geyer's
-  median norm reveals, and BatchNorm's statistics, which the server averages without noise, are not counted.
+  Noise at the client protects a contribution from everyone, the server included. Noise at the server (Geyer et al.
+  2017) protects a client in the published global models, while a curious server sees the raw uploads. Geyer's median
+  norm, and BatchNorm's statistics, which the server averages without noise, are not counted.
 
   Attributes:
-    mechanisms: the `guarantees.Mechanism`s that each upload goes through.
+    mechanisms: the `Mechanism`s that each upload goes through.
     server_noise: Geyer's noise multiplier at the server (`differential_privacy.aggregate_client_dp`); 0 for none.
-    sampling_rate: clients drawn per round over all clients. It counts for `server_noise` alone.
+    sampling_rate: clients drawn per round over all clients; only `server_noise` uses it.
     delta: δ in (0, 1).
     accountant: 'rdp' or 'pld', see `differential_privacy.epsilon`.
   """
 
-  mechanisms: tuple[guarantees.Mechanism, ...]
+  mechanisms: tuple[Mechanism, ...]
   server_noise: float = 0.0
   sampling_rate: float = 1.0
   delta: float = 1e-5
   accountant: str = 'rdp'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     errors.check_number('server_noise', self.server_noise, low=0, finite=True)
     errors.check_number('sampling_rate', self.sampling_rate, low=1e-12, high=1)
     errors.check_number('delta', self.delta, low=1e-300, high=1 - 1e-12)
@@ -40,28 +40,28 @@ class Ledger:
       raise errors.unknown('accountant', self.accountant, differential_privacy.ACCOUNTANTS)
 
   @property
-  def unit(self):
-    """Whom ε protects: 'client' if any of the noise hides whole clients, as the server's does, else 'example'.
+  def unit(self) -> str:
+    """Whom ε protects: 'client' if any noise protects whole clients, as the server's does, else 'example'.
 
-    Figures of different units cannot be compared: noise that hides examples counts only where no other is there.
+    Values of different units cannot be compared: per-example noise counts only if there is no other.
     """
-    hides_examples = any(mechanism.unit == 'example' for mechanism in self.mechanisms)
-    hides_clients = self.server_noise > 0 or any(mechanism.unit == 'client' for mechanism in self.mechanisms)
-    return 'example' if hides_examples and not hides_clients else 'client'
+    per_example = any(mechanism.unit == 'example' for mechanism in self.mechanisms)
+    per_client = self.server_noise > 0 or any(mechanism.unit == 'client' for mechanism in self.mechanisms)
+    return 'example' if per_example and not per_client else 'client'
 
-  def epsilon(self, rounds, participations):
-    """Returns the ε, a float, of all models published so far: the least that holds; infinity where nothing does.
+  def epsilon(self, rounds: int, participations: int) -> float:
+    """Returns the ε of all models published so far: the least valid one; infinity without any noise.
 
-    Each mechanism of the ledger's unit holds by itself, and so does the server's noise:
-    - one at the client is released `releases · participations` times. Sampling amplifies nothing, as the server sees
-      who sends.
-    - the server's noise is released at each of the `rounds`, of which a client takes part in any with probability
-      `sampling_rate`, independently and unseen (Poisson sampling). Rounds of a fixed number of clients are customarily
-      accounted for like this, though their bound differs.
+    Each mechanism of the ledger's unit gives a valid ε by itself, and so does the server's noise:
+    - one at the client is released `releases · participations` times. Sampling gives no amplification, as the server
+      sees who sends.
+    - the server's noise is released at each of the `rounds`; a client takes part in each with probability
+      `sampling_rate`, independently and in secret (Poisson sampling). This is customary for rounds of a fixed number of
+      clients too, though their exact bound differs.
 
     Args:
-      rounds: how many have been done.
-      participations: the most rounds for which any one client was drawn, at most `rounds`.
+      rounds: rounds done so far, ≥ 0.
+      participations: the largest number of rounds for which any one client was drawn, at most `rounds`.
 
     Raises:
       UsageError: if either is no such integer.
@@ -79,17 +79,25 @@ class Ledger:
       found.append(self._spent(self.server_noise, int(rounds), self.sampling_rate))
     return min(found, default=math.inf)
 
-  def _spent(self, noise, steps, sampling_rate=1.0):
+  def _spent(self, noise: float, steps: int, sampling_rate: float = 1.0) -> float:
     if steps == 0:
       return 0.0
     return _epsilon(noise, steps=steps, sampling_rate=sampling_rate, delta=self.delta, accountant=self.accountant)
 
 
-def ledger(defense, *, epochs=1, server_noise=0.0, sampling_rate=1.0, delta=1e-5, accountant='rdp'):
-  """Returns the `Ledger` of a training under `defense`, or None where there is nothing to account for.
+def ledger(
+  defense: Defense | None,
+  *,
+  epochs: int = 1,
+  server_noise: float = 0.0,
+  sampling_rate: float = 1.0,
+  delta: float = 1e-5,
+  accountant: str = 'rdp',
+) -> Ledger | None:
+  """Returns the `Ledger` of a training under a defense, or None if there is nothing to account for.
 
   Args:
-    defense: a chain as a user writes it; see `guarantees.mechanisms` for what is covered.
+    defense: a `Defense`, or None for none; see `guarantees.mechanisms` for what is covered.
     epochs: a client's local epochs; 1 where it shares its gradient.
     server_noise, sampling_rate, delta, accountant: see `Ledger`.
 
@@ -100,7 +108,7 @@ def ledger(defense, *, epochs=1, server_noise=0.0, sampling_rate=1.0, delta=1e-5
   return made if made.mechanisms or made.server_noise > 0 else None
 
 
-def caption(ledger):
-  """Returns what a table's column of ε is about: 'per client' or 'per example', and what it does not protect."""
+def caption(ledger: Ledger) -> str:
+  """Returns the caption of a column of ε: 'per client' or 'per example', and what it does not protect."""
   limits = ', of the global models, not of the uploads' if ledger.server_noise > 0 else ''
   return f'per {ledger.unit}{limits}'

@@ -1,11 +1,12 @@
-"""A client: local training on private samples, and what leaves it.
+"""A client: local training on private samples, and what it uploads.
 
-The victim and the attacker's simulation of it are the same code, so that they differ in nothing that is not named here.
+The victim and the attacker's simulation of it run the same code; they differ only in the fields of `Client`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,31 +17,32 @@ from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
 from gradleak.models.model import per_example_loss
 from gradleak.strictness import lenient
+from gradleak.trees import Tree
 
-NO_DEFENSE = optax.identity()  # one, so that clients without a defense are equal
+NO_DEFENSE = optax.identity()  # one object, so that clients without a defense are equal
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Upload:
-  """What leaves a client.
+  """What a client sends.
 
   Attributes:
     update: the gradient, or the delta θ_T − θ_0, a tree shaped like the parameters.
-    sent: a tree of the same structure of boolean masks (scalars where a whole tensor is sent or withheld).
+    sent: boolean masks, a tree of the same structure; a scalar where a whole tensor is sent or withheld.
     num_samples: number of private samples behind it, an int32 scalar.
   """
 
-  update: object
-  sent: object
+  update: Tree
+  sent: Tree
   num_samples: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-  """How a client trains and what it shares.
+  """How a client trains and what it uploads.
 
-  The step chain is handed, beside gradient and parameters, `key=`, `batch=` (images, labels as probabilities),
+  The step chain receives, besides gradient and parameters, `key=`, `batch=` (images, labels as probabilities),
   `weights=` (of the examples: 0 for padding) and `variables=` (the current parameters and batch statistics).
 
   Attributes:
@@ -50,29 +52,29 @@ class Client:
     share: 'gradient' (FedSGD: the gradient of one step on all samples) or 'delta' (FedAvg: θ_T − θ_0).
     optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
     step: the defense on the gradient of each local step, before the local optimizer.
-    upload: the defense on what is about to be sent.
-    transform: the defense on the samples themselves, (key, images, labels as probabilities) -> the same of what is
-      trained on in their place; None leaves them.
+    upload: the defense on the update before it is sent.
+    transform: the defense on the samples, (key, images, labels as probabilities) -> those to train on instead; None for
+      none.
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
-    batch_norm: 'train' (batch statistics: what real clients do) or 'eval' (running ones: what older attacks assumed).
+    batch_norm: 'train' (batch statistics, as real clients do) or 'eval' (running ones, as older attacks assumed).
     remat: recompute local steps in the attacker's backward pass: less memory, more time, same function.
   """
 
   model: Model
   num_classes: int
-  loss: Callable = cross_entropy
+  loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
   share: str = 'gradient'
   optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
   step: optax.GradientTransformation = NO_DEFENSE
   upload: optax.GradientTransformation = NO_DEFENSE
-  transform: Callable | None = None
+  transform: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   epochs: int = 1
   batch_size: int | None = None
   batch_norm: str = 'train'
   remat: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.share not in ('gradient', 'delta'):
       raise errors.unknown('share', self.share, ('gradient', 'delta'))
     if self.batch_norm not in ('train', 'eval'):
@@ -85,16 +87,16 @@ class Client:
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
       )
 
-  def num_steps(self, num_samples):
+  def num_steps(self, num_samples: int) -> int:
     """Returns the number of local steps on `num_samples` samples."""
     return self.epochs * -(-num_samples // (self.batch_size or num_samples))
 
-  def undefended(self):
-    """Returns the same client without its defenses: what an attacker simulates who does not know them."""
+  def undefended(self) -> 'Client':
+    """Returns the same client without its defenses: what an unaware attacker simulates."""
     return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None)
 
-  def local_update(self, key, variables, images, labels):
-    """Trains on the samples and returns the `Upload`. Pure; `variables` stay as they are.
+  def local_update(self, key: jax.Array | None, variables: Mapping, images: jax.Array, labels: jax.Array) -> Upload:
+    """Trains on the samples and returns the `Upload`. Pure; `variables` are not changed.
 
     Args:
       key: drives dropout and the defenses' noise; None switches dropout off (and random defenses raise).
@@ -104,21 +106,33 @@ class Client:
     """
     return self.participate(key, variables, images, labels)[0]
 
-  def participate(self, key, variables, images, labels, weights=None, state=None):
-    """Trains like `local_update` in one of many rounds; returns (`Upload`, state, batch statistics afterwards).
+  def participate(
+    self,
+    key: jax.Array | None,
+    variables: Mapping,
+    images: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None = None,
+    state: Any = None,
+  ) -> tuple[Upload, Any, Tree]:
+    """Trains like `local_update` in one of many rounds; returns (`Upload`, state, new batch statistics).
 
     Args:
       key, variables, images, labels: see `local_update`.
-      weights: of the examples, 1 or, for padding, 0, float32 [N]; without it there is no padding. A batch of padding
-        alone is no step. In BatchNorm's statistics padding counts, so it should repeat real examples.
-      state: what the upload chain kept of this client's last participation; None at its first.
+      weights: of the examples, 1 or, for padding, 0, float32 [N]; None means no padding. A batch of only padding is no
+        step. BatchNorm's statistics include padding, so it should repeat real examples.
+      state: the upload chain's state after this client's last participation; None at its first.
+
+    Raises:
+      UsageError: if a shared gradient would take several steps, or BatchNorm's statistics would include zeros as
+        padding.
     """
     if jnp.issubdtype(labels.dtype, jnp.integer):
       labels = jax.nn.one_hot(labels, self.num_classes, dtype=images.dtype)
     if self.transform is not None:
       images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
     padded = weights is not None
-    if padded:
+    if weights is not None:
       count = jnp.sum(weights).astype(jnp.int32)
     else:
       count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], images.dtype)
@@ -137,15 +151,23 @@ class Client:
     upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
     return upload, state, batch_stats
 
-  def _init_step(self, variables):
+  def _init_step(self, variables: Mapping) -> Any:
     return optax.with_extra_args_support(self.step).init(variables['params'])
 
-  def _defended_gradient(self, key, variables, state, images, labels, weights):
+  def _defended_gradient(
+    self,
+    key: jax.Array | None,
+    variables: Mapping,
+    state: Any,
+    images: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+  ) -> tuple[Tree, Tree, Any]:
     """Returns the step chain's output, the new batch statistics and the chain's new state."""
     params = variables['params']
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
 
-    def mean_loss(params):
+    def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
       losses, batch_stats = per_example_loss(
         self.model, self.loss, {**variables, 'params': params}, images, labels, self.batch_norm == 'train', dropout
       )
@@ -158,7 +180,16 @@ class Client:
     )
     return gradient, batch_stats, state
 
-  def _train(self, key, variables, images, labels, weights, steps, padded):
+  def _train(
+    self,
+    key: jax.Array | None,
+    variables: Mapping,
+    images: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    steps: int,
+    padded: bool,
+  ) -> tuple[Tree, Tree, Any]:
     """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
     size = self.batch_size or images.shape[0]
     per_epoch = steps // self.epochs
@@ -169,14 +200,14 @@ class Client:
         'the padding: choose a batch size that divides them'
       )
 
-    def batched(x):
+    def batched(x: jax.Array) -> jax.Array:
       x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
     data = (batched(images), batched(labels), batched(weights))
     optimizer = lenient(self.optimizer)
 
-    def one_step(carry, index):
+    def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
       params, batch_stats, state, optimizer_state = carry
       step_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, 2), index)
       current = {**variables, 'params': params}
@@ -199,8 +230,18 @@ class Client:
     (trained, batch_stats, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
     return trees.subtract(trained, params), batch_stats, state
 
-  def _send(self, key, params, update, step_state, state, images, labels, count):
-    """Applies the upload chain, then withholds what any defense of either chain marked as not sent."""
+  def _send(
+    self,
+    key: jax.Array | None,
+    params: Tree,
+    update: Tree,
+    step_state: Any,
+    state: Any,
+    images: jax.Array,
+    labels: jax.Array,
+    count: jax.Array,
+  ) -> tuple[Upload, Any]:
+    """Applies the upload chain, then the masks `sent` in the states of both chains."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
     state = chain.init(params) if state is None else state

@@ -1,4 +1,4 @@
-"""What an attacker is granted, and all that it sees."""
+"""What an attacker is granted, and what it observes."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import math
 import jax
 
 from gradleak import errors
+from gradleak.trees import Tree
 
 LABELS = ('known', 'inferred', 'optimised')
 
@@ -13,7 +14,7 @@ _VALID = {
   'labels': ('label mode', (*LABELS, 'unused')),
   'share': ('share', ('gradient', 'delta')),
   'batch_norm': ('batch_norm mode', ('none', 'train', 'eval')),
-  'defense': ('defense knowledge', ('unknown', 'known')),
+  'defense': ('defense knowledge', ('unknown', 'known', 'either')),
   'model': ('model state', ('honest', 'modified')),
 }
 
@@ -31,16 +32,17 @@ TIERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Knowledge:
-  """What this attacker is granted; recorded with every result. Hashable: it is structure, not data.
+  """What an attacker is granted; recorded with every result. Hashable: it decides the compilation.
 
   Attributes:
     labels: 'known' (given), 'inferred' (from the update, before the attack), 'optimised' (with the images), or 'unused'
-      by closed forms that do without.
+      by closed forms that need none.
     label_inference: the rule of 'inferred', a name of `gradleak.attacks.labels.RULES`.
     local_steps: number of local steps behind the update.
     share: 'gradient' or 'delta'.
     batch_norm: 'train' or 'eval', how the client ran BatchNorm, if the model has any ('none').
-    defense: 'unknown' or 'known'.
+    defense: 'unknown', 'known', or 'either' where attackers of both kinds run in one program: they then differ in the
+      evidence only.
     model: 'honest' or 'modified'.
     auxiliary_data: whether the attacker holds data of the same kind.
   """
@@ -54,14 +56,14 @@ class Knowledge:
   model: str = 'honest'
   auxiliary_data: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for field, (kind, valid) in _VALID.items():
       if getattr(self, field) not in valid:
         raise errors.unknown(kind, getattr(self, field), valid)
 
   @property
-  def tier(self):
-    """The threat model of Carletti et al. (SoK, USENIX Security 2025), A–H, that this amounts to, as we read it."""
+  def tier(self) -> str:
+    """The corresponding threat model of Carletti et al. (SoK, USENIX Security 2025), A–H, as we read it."""
     if self.model == 'modified':
       return 'G' if self.auxiliary_data else 'F'
     if self.auxiliary_data:
@@ -70,7 +72,7 @@ class Knowledge:
       return 'C'
     return 'B' if self.labels == 'known' else 'A'
 
-  def in_words(self):
+  def in_words(self) -> list[str]:
     """Returns the threat model as a list of sentences."""
     label = {
       'known': 'It is given the true labels of the private samples.',
@@ -96,11 +98,12 @@ class Knowledge:
       ],
       'eval': ['The client runs BatchNorm on the running statistics of the global model, which the server knows.'],
     }[self.batch_norm]
-    defense = (
-      'It does not know which defense the client uses, and ignores it.'
-      if self.defense == 'unknown'
-      else 'It knows the defense and its settings.'
-    )
+    defense = {
+      'unknown': 'It does not know which defense the client uses, and ignores it.',
+      'known': 'It knows the defense and its settings.',
+      'either': 'One attacker does not know which defense the client uses, and ignores it. Another knows the defense '
+      'and its settings.',
+    }[self.defense]
     data = 'It holds auxiliary data of the same kind.' if self.auxiliary_data else 'It holds no auxiliary data.'
     count = (
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
@@ -112,28 +115,34 @@ class Knowledge:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Observation:
-  """All that an attack sees.
+  """Everything that an attack observes.
+
+  The fields from `weights` on are evidence: what an attacker who knows the defense derives from it. An attack names the
+  evidence that it reads (`attacks.base.EVIDENCE`).
 
   Attributes:
-    variables: the global model that the client was sent.
-    update: what it sent back: a gradient, or a delta; zeros where nothing was sent.
+    variables: the global model that the client received.
+    update: the upload that is compared: a gradient, or a delta; zeros where nothing was sent. An attacker of several
+      rounds may have averaged or summed their uploads.
     labels: probabilities [N, classes]; those of the private samples if the knowledge grants them, else zeros.
     knowledge: see `Knowledge`.
     image_shape: (N, H, W, C) of the private samples.
     num_classes: number of classes.
-    compared: boolean masks shaped like the update, of the entries that the attacker compares; None for all of them.
-    noise: expected squared norm of the noise that it knows to be in the entries compared; 0 if it knows of none.
-    clip: the norm that it knows the update was clipped to; infinity if it knows of none.
+    weights: float32, shaped like the update: how much each entry counts in the distance, 0 for not at all; None for 1.
+    noise: expected squared norm of the noise in the update, each entry's square times its weight; 0 if none is known.
+    clip: the L2 norm that the update was clipped to; infinity if none is known.
+    uploads: the updates of all rounds, every leaf [R, …], for attacks that read 'uploads'; else None.
     class_means: mean image of each class in the auxiliary data, [classes, H, W, C], or None without such data.
   """
 
-  variables: object
-  update: object
+  variables: Tree
+  update: Tree
   labels: jax.Array
   knowledge: Knowledge = dataclasses.field(metadata={'static': True})
   image_shape: tuple[int, ...] = dataclasses.field(metadata={'static': True})
   num_classes: int = dataclasses.field(metadata={'static': True})
-  compared: object = None
+  weights: Tree | None = None
   noise: jax.Array | float = 0.0
   clip: jax.Array | float = math.inf
-  class_means: object = None
+  uploads: Tree | None = None
+  class_means: jax.Array | None = None

@@ -1,11 +1,11 @@
 """Federated training: rounds in which chosen clients train and the server averages (McMahan et al. 2017).
 
-FedSGD is a federation of clients that share gradients, FedAvg one of clients that share deltas. They are the clients
-that the attacks invert.
+In FedSGD the clients upload gradients, in FedAvg deltas. The clients are those that attacks are run on.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,19 @@ from gradleak import errors, trees
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver, groups
-from gradleak.federated.client import NO_DEFENSE, Client
+from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import cross_entropy
 from gradleak.federated.server import layer_average
+from gradleak.models import Model
 from gradleak.strictness import lenient
+from gradleak.trees import Tree
 
 WEIGHTINGS = ('samples', 'equal')
 
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-  """Who trains, on what, and how the server averages.
+  """The clients, their data, and how the server averages.
 
   Attributes:
     client: how each client trains, its defenses included.
@@ -34,21 +36,21 @@ class Federation:
     labels: int32 [N].
     partition: an array of indices into them for each client.
     per_round: clients that are drawn for a round.
-    server: optax optimizer of the global model; it is given the mean gradient, or the mean delta's negative, so that
-      SGD of rate 1 makes FedAvg, and Adam FedAdam (Reddi et al. 2021).
-    chain: defenses at the server, on the mean upload before its optimizer; handed `key=` and `num_clients=`.
-    weighting: how much an upload counts: 'samples' (as many as are behind it) or 'equal'.
-    server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` makes the mean,
-      in which uploads count alike and what was not sent is 0.
-    drop_out: probability that a drawn client never answers.
-    defended: the clients that defend themselves, the others train without `client`'s defenses; None is all of them.
-    group_size: clients that share one pass; changes speed, and the last bits. None takes `default_group_size`.
+    server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
+      is FedAvg, Adam is FedAdam (Reddi et al. 2021).
+    chain: defenses at the server, on the mean upload before its optimizer; they receive `key=` and `num_clients=`.
+    weighting: the weight of an upload: 'samples' (the number behind it) or 'equal'.
+    server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` computes the
+      mean, with equal weights and 0 for what was not sent.
+    drop_out: probability that a drawn client does not answer.
+    defended: the clients under `client`'s defenses, the others train without; None means all of them.
+    group_size: clients per compiled pass; changes speed, and the last bits. None takes `default_group_size`.
   """
 
   client: Client
   images: np.ndarray
   labels: np.ndarray
-  partition: list
+  partition: Sequence[np.ndarray]
   per_round: int
   server: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(1.0))
   chain: optax.GradientTransformation = NO_DEFENSE
@@ -58,7 +60,7 @@ class Federation:
   defended: tuple[int, ...] | None = None
   group_size: int | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.group_size is not None:
       errors.check_number('group_size', self.group_size, low=1, integer=True)
@@ -73,28 +75,28 @@ class Federation:
       errors.check_number('defended client', client, low=0, high=len(self.partition) - 1, integer=True)
 
   @property
-  def at_once(self):
-    """The number of clients that share one pass."""
+  def at_once(self) -> int:
+    """The number of clients per compiled pass."""
     return self.group_size or default_group_size(self.per_round)
 
 
 class State(NamedTuple):
-  """Where a training stands; all of it on the host or on one device.
+  """The state of a training, on the host or on one device.
 
   Attributes:
     number: rounds done.
     variables: the global model's.
     server: the server optimizer's state.
     chain: the server chain's state.
-    kept: client -> what its upload chain kept of its last participation, if it keeps anything.
+    kept: client -> its upload chain's state after its last participation, if it has one.
     participations: how often each client has answered, int32 [clients].
   """
 
   number: int
-  variables: dict
-  server: object
-  chain: object
-  kept: dict
+  variables: Mapping
+  server: Any
+  chain: Any
+  kept: dict[int, Any]
   participations: np.ndarray
 
 
@@ -104,8 +106,8 @@ class Round(NamedTuple):
   Attributes:
     clients: those that answered, ascending.
     samples: how many samples each of them trained on.
-    bytes_up: what each of them sent, see `bytes_sent`.
-    bytes_down: what each client that was drawn was sent: the global model.
+    bytes_up: bytes that each of them sent, see `bytes_sent`.
+    bytes_down: bytes that each drawn client received: the global model.
     update_norm: L2 norm of the mean upload, before the server's chain.
   """
 
@@ -116,51 +118,60 @@ class Round(NamedTuple):
   update_norm: float
 
 
-def start(federation, variables):
+def start(federation: Federation, variables: Mapping) -> State:
   """Returns the `State` before the first round."""
   params = variables['params']
   server = lenient(federation.server).init(params)
   return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
 
 
-def default_group_size(per_round):
-  """Returns how many clients share one pass: on CPU each has its own (see docs/PERFORMANCE.md), else all."""
+def default_group_size(per_round: int) -> int:
+  """Returns the number of clients per compiled pass: 1 on CPU (see docs/PERFORMANCE.md), else all."""
   return 1 if jax.default_backend() == 'cpu' else per_round
 
 
-def draw(federation, number, key):
-  """Returns (the clients drawn for round `number`, ascending; which of them answer; the generator for the rest)."""
+def draw(federation: Federation, number: int, key: jax.Array) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+  """Returns the clients of round `number`.
+
+  Args:
+    federation: the `Federation`.
+    number: rounds done before it.
+    key: of the whole training.
+
+  Returns:
+    (clients drawn, ascending; whether each of them answers, bool; the generator for all further draws of the round).
+  """
   generator = generator_of(jax.random.fold_in(jax.random.fold_in(key, number), 0))
   drawn = np.sort(generator.choice(len(federation.partition), federation.per_round, replace=False))
   return drawn, generator.random(len(drawn)) >= federation.drop_out, generator
 
 
-def after(federation, state, key):
-  """Returns how often each client will have answered after the next round, int32 [clients]."""
+def after(federation: Federation, state: State, key: jax.Array) -> np.ndarray:
+  """Returns how often each client will have answered after the next round, int32 [clients]; see `run_round`."""
   drawn, answers, _ = draw(federation, state.number, key)
   return _counted(state, drawn[answers])
 
 
-def _counted(state, answered):
+def _counted(state: State, answered: np.ndarray) -> np.ndarray:
   counts = state.participations.copy()
   counts[answered] += 1
   return counts
 
 
-def run_round(federation, state, key):
+def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[State, Round]:
   """Returns (the next `State`, what the `Round` did); the same key gives the same round, bit for bit.
 
   Args:
     federation: the `Federation`.
     state: as `start` or an earlier round returned it.
-    key: of the whole training, the same at every round.
+    key: a typed JAX key, of the whole training: the same at every round.
   """
   drawn, answers, generator = draw(federation, state.number, key)
   key = jax.random.fold_in(key, state.number)
-  uploads, kept, batch_stats = _take_part(federation, state, drawn, generator, jax.random.fold_in(key, 1))
+  uploads, new, batch_stats = _take_part(federation, state, drawn, generator, jax.random.fold_in(key, 1))
   done = Round(
     drawn[answers],
-    uploads.num_samples[answers],
+    np.asarray(uploads.num_samples[answers]),
     bytes_sent(uploads)[answers],
     sum(x.nbytes for x in jax.tree.leaves(state.variables)),
     0.0,
@@ -179,8 +190,8 @@ def run_round(federation, state, key):
     jax.random.fold_in(key, 2),
     np.float32(answers.sum()),
   )
-  remembered = {**state.kept, **{client: kept[client] for client in drawn[answers].tolist() if client in kept}}
-  state = State(state.number + 1, variables, server, chain, remembered, _counted(state, drawn[answers]))
+  kept = {**state.kept, **{client: new[client] for client in drawn[answers].tolist() if client in new}}
+  state = State(state.number + 1, variables, server, chain, kept, _counted(state, drawn[answers]))
   return state, done._replace(update_norm=float(norm))
 
 
@@ -190,18 +201,21 @@ class _Participate:
 
   client: Client
 
-  def __call__(self, variables, lane):
+  def __call__(self, variables: Mapping, lane: Mapping) -> tuple[Upload, Any, Tree]:
     return self.client.participate(
       lane['key'], variables, lane['images'], lane['labels'], lane['weights'], lane['kept']
     )
 
 
-def _take_part(federation, state, drawn, generator, key):
-  """Returns (uploads, what each client keeps by its number, batch statistics) of the drawn clients, in their order."""
+def _take_part(
+  federation: Federation, state: State, drawn: np.ndarray, generator: np.random.Generator, key: jax.Array
+) -> tuple[Upload, dict[int, Any], Tree]:
+  """Returns (uploads, {client: state of its upload chain}, batch statistics) of the drawn clients, in their order."""
   shuffled = [generator.permutation(federation.partition[client]) for client in drawn]
   everyone = np.arange(len(federation.partition))
   defends = np.full(len(everyone), True) if federation.defended is None else np.isin(everyone, federation.defended)
-  places, results, kept = [], [], {}
+  places, results = [], []
+  kept: dict[int, Any] = {}
   for client, members in (federation.client, defends), (federation.client.undefended(), ~defends):
     chosen = np.flatnonzero(members[drawn])
     if not len(chosen):
@@ -226,8 +240,8 @@ def _take_part(federation, state, drawn, generator, key):
   return uploads, kept, batch_stats
 
 
-def _joined(parts):
-  """Returns arrays [K, …] one behind the other; a mask of whole tensors [K] is made one of entries, if another is."""
+def _joined(parts: Sequence[Any]) -> np.ndarray:
+  """Concatenates arrays [K, …]; masks of whole tensors [K] become masks of entries, if another part has those."""
   widest = max(parts, key=np.ndim)
   return np.concatenate(
     [
@@ -237,8 +251,8 @@ def _joined(parts):
   )
 
 
-def _padded(federation, parts, longest):
-  """Returns the samples of each part, padded to one length by samples of its own; its weights say which."""
+def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -> dict[str, np.ndarray]:
+  """Returns the samples of each part, padded to one length by its own samples, with weights: 0 for padding."""
   size = federation.client.batch_size or longest
   longest = -(-longest // size) * size
   chosen = np.stack([np.resize(part, longest) for part in parts])
@@ -249,8 +263,8 @@ def _padded(federation, parts, longest):
   }
 
 
-def _kept(client, state, drawn):
-  """Returns what the drawn clients' upload chains kept, stacked; of a new client, the chain's initial state."""
+def _kept(client: Client, state: State, drawn: np.ndarray) -> Any:
+  """Returns the states of the drawn clients' upload chains, stacked; of a new client, the chain's initial state."""
   initial = client.upload.init(state.variables['params'])
   if not jax.tree.leaves(initial):
     return initial
@@ -259,12 +273,23 @@ def _kept(client, state, drawn):
 
 
 @groups.reusable
-def _server(chain, server, share, noise):
-  """Returns the compiled step of the server; BatchNorm's statistics are averaged as the weights say."""
+def _server(
+  chain: optax.GradientTransformation, server: optax.GradientTransformation, share: str, noise: float
+) -> Callable[..., tuple]:
+  """Returns the compiled step of the server; BatchNorm's statistics are averaged with the same weights."""
   chain, server = optax.with_extra_args_support(chain), lenient(server)
 
   @jax.jit
-  def step(variables, server_state, chain_state, uploads, batch_stats, weights, key, num_clients):
+  def step(
+    variables: Mapping,
+    server_state: Any,
+    chain_state: Any,
+    uploads: Upload,
+    batch_stats: Tree,
+    weights: jax.Array,
+    key: jax.Array,
+    num_clients: jax.Array,
+  ) -> tuple[Mapping, Any, Any, jax.Array]:
     params = variables['params']
     if noise:
       mean, _ = aggregate_client_dp(jax.random.fold_in(key, 1), uploads.update, noise, present=weights > 0)
@@ -283,12 +308,12 @@ def _server(chain, server, share, noise):
   return step
 
 
-def bytes_sent(uploads):
-  """Returns the bytes that each upload takes, int64 [K], from what was sent of it.
+def bytes_sent(uploads: Upload) -> np.ndarray:
+  """Returns the bytes of each upload, int64 [K], counting only what was sent.
 
-  A tensor that is sent whole takes its values; one of which some entries are withheld takes their values and the
-  shorter of a 32-bit index for each and a bit for every entry. Where whole tensors are withheld, a bit says of each
-  whether it comes.
+  A tensor sent whole takes the bytes of its values. A tensor sent in part takes those of the values sent, and the
+  smaller of a 32-bit index for each of them and a bit for every entry. If whole tensors are withheld, there is a bit
+  for each tensor.
 
   Args:
     uploads: `Upload`s of K clients, stacked.
@@ -306,8 +331,17 @@ def bytes_sent(uploads):
   return total + np.where(withheld, -(-tensors // 8), 0)
 
 
-def accuracy(model, variables, images, labels, batch_size=100):
-  """Returns (accuracy, mean cross-entropy) of a model on samples; BatchNorm takes its running statistics."""
+def accuracy(
+  model: Model, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
+) -> tuple[float, float]:
+  """Returns (accuracy, mean cross-entropy) of a model on samples; BatchNorm uses its running statistics.
+
+  Args:
+    model, variables: the `Model` and its variables.
+    images: float32 [N, H, W, C] in [0, 1].
+    labels: integers [N].
+    batch_size: samples per compiled pass; changes speed, and the last bits.
+  """
   correct, loss, score = 0, 0.0, _score(model)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)
@@ -317,9 +351,9 @@ def accuracy(model, variables, images, labels, batch_size=100):
 
 
 @groups.reusable
-def _score(model):
+def _score(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
   @jax.jit
-  def score(variables, images, labels):
+  def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits, _ = model.apply(variables, images, False, None)
     hits = jnp.sum((jnp.argmax(logits, axis=-1) == labels).astype(jnp.int32))
     return hits, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))

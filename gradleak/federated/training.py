@@ -1,71 +1,69 @@
-"""A whole training: rounds, what they cost, how good the model is, and a folder that survives a kill."""
+"""A whole training: rounds, their cost, the accuracy of the model, and checkpoints to resume from."""
 
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from gradleak import errors
 from gradleak.federated import simulation
+from gradleak.federated.accounting import Ledger
+from gradleak.federated.simulation import Federation, Round, State
 from gradleak.storage import Workdir, json_lines, write_atomically
 
 
 def train(
-  key,
-  federation,
-  variables,
-  rounds,
+  key: jax.Array,
+  federation: Federation,
+  variables: Mapping,
+  rounds: int,
   *,
-  test=None,
-  evaluate_every=1,
-  workdir=None,
-  config=None,
-  privacy=None,
-  budget=None,
-  on_round=None,
-):
-  """Trains for a number of rounds; returns (the last `simulation.State`, a row per round).
+  test: tuple | None = None,
+  evaluate_every: int = 1,
+  workdir: str | os.PathLike | None = None,
+  config: dict | None = None,
+  privacy: Ledger | None = None,
+  budget: float | None = None,
+  on_round: Callable[[dict, State, float], None] | None = None,
+) -> tuple[State, list[dict]]:
+  """Trains for a number of rounds; returns (the last `State`, a row per round).
 
-  A row holds plain JSON values: 'round' (from 1 on), 'clients' (those that answered), 'samples' (that they trained on
+  A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
   together), 'bytes_up' and 'bytes_down' (of all of them together), 'update_norm', and at evaluated rounds 'accuracy'
-  and 'loss' on the test samples; with `privacy` also 'epsilon', of all rounds so far, None where nothing bounds it.
+  and 'loss' on the test samples; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
-    federation: the `simulation.Federation`.
+    federation: the `Federation`.
     variables: the initial model's.
-    rounds: how many.
+    rounds: how many, ≥ 1.
     test: (images, labels) that the model is measured on, or None.
     evaluate_every: rounds between two measurements; the last round is always measured.
-    workdir: a folder for `rounds.jsonl`, `timing.jsonl` and checkpoints; a run that was killed goes on from there.
+    workdir: a folder for `rounds.jsonl`, `timing.jsonl` and checkpoints; a run that was killed is resumed from it.
     config: what identifies the run there, plain JSON.
-    privacy: the `accounting.Ledger` of what the clients and the server do, or None.
+    privacy: the `Ledger` of the clients' and the server's noise, or None.
     budget: the ε that must not be exceeded: training stops before the round that would (Geyer et al. 2017, algorithm
       1). Needs `privacy`.
-    on_round: called with (row, `simulation.State`, seconds of the round) after each round.
+    on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for numbers out of range, a folder that belongs to another run, or a budget that nothing accounts for or
-      that the first round alone exceeds.
+    UsageError: for numbers out of range, a folder that belongs to another run, or a budget without `privacy` or that
+      the first round alone exceeds.
   """
-  errors.check_number('rounds', rounds, low=1, integer=True)
-  errors.check_number('evaluate_every', evaluate_every, low=1, integer=True)
-  if budget is not None:
-    errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
-    if privacy is None:
-      raise errors.UsageError(f'a budget of ε = {budget} needs a defense whose ε is known, such as client_dp')
+  _check(rounds, evaluate_every, budget, privacy)
 
-  def overdrawn(state):
-    if budget is None:
-      return False
-    return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())) > budget
+  def finished(state: State) -> bool:
+    return state.number == rounds or _overdrawn(federation, state, key, privacy, budget)
 
   state, rows = simulation.start(federation, variables), []
-  if overdrawn(state):
+  if privacy is not None and _overdrawn(federation, state, key, privacy, budget):
     spent = privacy.epsilon(1, 1)
     raise errors.UsageError(f'the first round alone costs ε = {spent:.3g}, more than the budget of {budget}')
   store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
@@ -73,23 +71,12 @@ def train(
     state = _unpacked(federation, state, *found)
     lines = (store.path / 'rounds.jsonl').read_text('utf-8').splitlines()
     rows = [json.loads(line) for line in lines[: state.number]]
-  last = state.number == rounds or overdrawn(state)
+  last = finished(state)
   while not last:
     started = time.monotonic()
     state, done = simulation.run_round(federation, state, key)
-    row = {
-      'round': state.number,
-      'clients': len(done.clients),
-      'samples': int(done.samples.sum()),
-      'bytes_up': int(done.bytes_up.sum()),
-      'bytes_down': done.bytes_down * federation.per_round,
-      'update_norm': done.update_norm,
-    }
-    seconds = time.monotonic() - started
-    if privacy is not None:
-      spent = privacy.epsilon(state.number, int(state.participations.max()))
-      row['epsilon'] = spent if math.isfinite(spent) else None
-    last = state.number == rounds or overdrawn(state)
+    row, seconds = _row(federation, state, done, privacy), time.monotonic() - started
+    last = finished(state)
     if test is not None and (state.number % evaluate_every == 0 or last):
       row['accuracy'], row['loss'] = simulation.accuracy(federation.client.model, state.variables, *test)
     rows.append(row)
@@ -100,29 +87,65 @@ def train(
   return state, rows
 
 
-def seconds_of_a_round(workdir):
-  """Returns the median seconds of a round in a work directory, of those behind the first, which compiles."""
+def _check(rounds: int, evaluate_every: int, budget: float | None, privacy: Ledger | None) -> None:
+  errors.check_number('rounds', rounds, low=1, integer=True)
+  errors.check_number('evaluate_every', evaluate_every, low=1, integer=True)
+  if budget is not None:
+    errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
+    if privacy is None:
+      raise errors.UsageError(f'a budget of ε = {budget} needs a defense whose ε is known, such as client_dp')
+
+
+def _overdrawn(
+  federation: Federation, state: State, key: jax.Array, privacy: Ledger | None, budget: float | None
+) -> bool:
+  """Returns whether the next round would exceed the budget."""
+  if privacy is None or budget is None:
+    return False
+  return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())) > budget
+
+
+def _row(federation: Federation, state: State, done: Round, privacy: Ledger | None) -> dict:
+  """Returns the row of a round, before its evaluation."""
+  row: dict[str, Any] = {
+    'round': state.number,
+    'clients': len(done.clients),
+    'samples': int(done.samples.sum()),
+    'bytes_up': int(done.bytes_up.sum()),
+    'bytes_down': done.bytes_down * federation.per_round,
+    'update_norm': done.update_norm,
+  }
+  if privacy is not None:
+    spent = privacy.epsilon(state.number, int(state.participations.max()))
+    row['epsilon'] = spent if math.isfinite(spent) else None
+  return row
+
+
+def seconds_of_a_round(workdir: str | os.PathLike) -> float:
+  """Returns the median seconds of a round in a work directory, without the first, which compiles."""
   lines = (pathlib.Path(workdir) / 'timing.jsonl').read_text('utf-8').splitlines()
   seconds = [json.loads(line)['seconds'] for line in lines]
   return float(np.median(seconds[1:] or seconds))
 
 
-def seconds_split(federation, variables, key, repeats=5, seconds=3.0):
-  """Returns (seconds of a round without the defenses, seconds that they add), medians of warm rounds in turn.
+def seconds_split(
+  federation: Federation, variables: Mapping, key: jax.Array, repeats: int = 5, seconds: float = 3.0
+) -> tuple[float, float]:
+  """Returns (seconds of a round without the defenses, seconds that they add), medians over alternating warm rounds.
 
-  What is added is the median of the differences of two rounds that follow each other; noise can make it negative.
+  The added time is the median difference of two consecutive rounds; measurement noise can make it negative.
 
   Args:
-    federation: the `simulation.Federation`.
+    federation: the `Federation`.
     variables: the initial model's; the first round is measured.
     key: of the training.
-    repeats: how often each is measured at least.
-    seconds: it goes on for so long.
+    repeats: the least number of measurements of each.
+    seconds: the least total time of the measurements.
   """
   bare = dataclasses.replace(
     federation, client=federation.client.undefended(), chain=simulation.NO_DEFENSE, server_noise=0.0
   )
-  pairs = []
+  pairs: list[list[float]] = []
   while len(pairs) <= repeats or sum(map(sum, pairs[1:])) < seconds:
     pair = []
     for one in (bare, federation):
@@ -135,10 +158,10 @@ def seconds_split(federation, variables, key, repeats=5, seconds=3.0):
   return float(np.median(without)), float(np.median(defended - without))
 
 
-def _save(store, rows, state, seconds, due):
-  """Writes the rows first: those beyond the checkpoint are forgotten on a resume."""
+def _save(store: Workdir, rows: list[dict], state: State, seconds: float, due: bool) -> None:
+  """Writes the rows first: a resume drops those beyond the checkpoint."""
 
-  def packed():
+  def packed() -> list:
     write_atomically(store.path / 'rounds.jsonl', json_lines(rows))
     return _packed(state)
 
@@ -147,19 +170,20 @@ def _save(store, rows, state, seconds, due):
   store.save_checkpoint('training', state.number, packed, due=due)
 
 
-def _packed(state):
-  """Returns the leaves of a state; what clients kept is stacked, behind their numbers."""
+def _packed(state: State) -> list:
+  """Returns the leaves of a state; then the numbers of the clients with a state of their own, and those, stacked."""
   clients = sorted(state.kept)
   kept = [np.stack(leaves) for leaves in zip(*(jax.tree.leaves(state.kept[c]) for c in clients), strict=True)]
   numbers = np.asarray([-1, *clients])  # Orbax saves no empty arrays
   return [*jax.tree.leaves((state.variables, state.server, state.chain, state.participations)), numbers, *kept]
 
 
-def _unpacked(federation, start, number, leaves):
-  """Returns the state that had these leaves; `start` is one of the same structure."""
-  structure = jax.tree.structure((start.variables, start.server, start.chain, start.participations))
-  main, (clients, *kept) = leaves[: structure.num_leaves], leaves[structure.num_leaves :]
+def _unpacked(federation: Federation, start: State, number: int, leaves: list) -> State:
+  """Returns the state with these leaves; `start` is one of the same structure."""
+  same = start.variables, start.server, start.chain, start.participations
+  structure, count = jax.tree.structure(same), len(jax.tree.leaves(same))
+  main, (clients, *kept) = leaves[:count], leaves[count:]
   of_client = jax.tree.structure(federation.client.upload.init(start.variables['params']))
-  each = {int(c): of_client.unflatten([leaf[i] for leaf in kept]) for i, c in enumerate(clients[1:])}
-  variables, server, chain, participations = structure.unflatten(main)
-  return simulation.State(number, variables, server, chain, each, np.asarray(participations))
+  each = {int(c): jax.tree.unflatten(of_client, [leaf[i] for leaf in kept]) for i, c in enumerate(clients[1:])}
+  variables, server, chain, participations = jax.tree.unflatten(structure, main)
+  return State(number, variables, server, chain, each, np.asarray(participations))

@@ -1,11 +1,14 @@
 """How close a reconstruction is to the private images: metrics, matching, and the statistics of many trials.
 
 The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), both float [N, H, W, C] with pixels in
-[0, 1]; they return float32 [N] and work under `jit` and `vmap`. The rest runs on the host.
+[0, 1]; they return float32 [N] and work under `jit` and `vmap`. The other functions, except `fully_revealed`, run on
+the host.
 """
 
 import collections
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +37,7 @@ __all__ = [
   'ssim',
 ]
 
-REGISTRY = {
+REGISTRY: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
   'mse': mse,
   'psnr': psnr,
   'ssim': ssim,
@@ -44,27 +47,25 @@ REGISTRY = {
 }
 
 
-def evaluate(reconstructions, truth, labels_hat, labels):
-  """Scores one reconstructed batch against the private one, after matching the two one-to-one (`match`).
+def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> dict[str, Any]:
+  """Returns the metrics of one reconstructed batch, after matching it one-to-one with the private one (`match`).
 
-  A host function that compiles once per shape.
+  Runs on the host and compiles once per shape.
 
   Args:
-    reconstructions: float [K, H, W, C], in any order, pixels in [0, 1] or beyond; an attack may return fewer or more
-      images than there are.
+    reconstructions: float [K, H, W, C], in any order, pixels may exceed [0, 1]; K may differ from N.
     truth: float [N, H, W, C], pixels in [0, 1].
-    labels_hat: int [K], the labels the attack gives its reconstructions, −1 where it gives none; [0] of an attack that
-      tells no labels.
+    labels_hat: int [K], the attack's labels of its reconstructions, −1 for unknown; [0] if the attack gives no labels.
     labels: int [N], the labels of `truth`.
 
   Returns:
-    A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any image of them
-    diverged. 'revealed': how many of the N images any of the reconstructions shows fully (`fully_revealed`), and
-    'revealed_psnr': the mean PSNR of the pairs that do, NaN if none does.
+    A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any of them diverged.
+    'revealed': the number of the N images that any reconstruction reveals fully (`fully_revealed`); 'revealed_psnr':
+    the mean PSNR of the fully revealed pairs, NaN if there are none.
     'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
-    share of the true labels recovered, counted with repetition but without regard to order; at least 'label_correct',
-    since an attack may know the labels of a batch without knowing which image bears which. Both are NaN of an attack
-    that tells no labels. 'permutation': list of N integers, the reconstruction matched to each image, or −1.
+    share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
+    batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
+    reconstruction matched to each image, or −1.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -75,23 +76,23 @@ def evaluate(reconstructions, truth, labels_hat, labels):
   permutation = match(reconstructions, truth)
   if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
     raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
-  told = np.shape(labels_hat) != (0,)
-  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions) if told else 0)
+  labelled = np.shape(labels_hat) != (0,)
+  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions) if labelled else 0)
   labels = _checked_labels('labels', labels, len(truth))
 
   matched = permutation >= 0
-  figures = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
-  fully = figures['pearson'] >= FULLY
+  values = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
+  fully = values['pearson'] >= FULLY
   correct = counts_correct = math.nan
-  if told:
+  if labelled:
     correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
     counts_correct = (collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())).total() / len(
       labels
     )
   return {
-    **{name: float(np.mean(figure, dtype=np.float64)) for name, figure in figures.items()},
+    **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
     'revealed': int(_revealed(reconstructions, truth)),
-    'revealed_psnr': float(np.mean(figures['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
+    'revealed_psnr': float(np.mean(values['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
     'label_correct': correct,
     'label_counts_correct': counts_correct,
     'permutation': permutation.tolist(),
@@ -99,16 +100,16 @@ def evaluate(reconstructions, truth, labels_hat, labels):
 
 
 @jax.jit
-def _revealed(reconstructions, truth):
+def _revealed(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   return fully_revealed(reconstructions, truth).count
 
 
 @jax.jit
-def _all_metrics(reconstructions, truth):
+def _all_metrics(reconstructions: jax.Array, truth: jax.Array) -> dict[str, jax.Array]:
   return {name: metric(reconstructions, truth) for name, metric in REGISTRY.items()}
 
 
-def _checked_labels(name, labels, num):
+def _checked_labels(name: str, labels: Any, num: int) -> np.ndarray:
   labels = np.asarray(labels)
   if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
     raise errors.UsageError(f'{name} are {labels.dtype} of shape {labels.shape}, expected integers of shape {(num,)}')

@@ -1,30 +1,31 @@
-"""Which reconstruction belongs to which private image, when an attack returns a batch in no particular order."""
+"""Matches reconstructions to private images: attacks return a batch in any order."""
+
+from typing import Any
 
 import numpy as np
 
 from gradleak import errors
 
-# Above 1, the most that two images in [0, 1] can differ by.
+# Above 1, the largest mean squared error of two images in [0, 1].
 _NON_FINITE_COST = 2.0
 _EXACT = 1e-4  # 40 dB
 
 
-def match(reconstructions, truth):
+def match(reconstructions: Any, truth: Any) -> np.ndarray:
   """Pairs the two batches one-to-one by least total mean squared error, on images clipped to [0, 1] (Hungarian method).
 
-  One-to-one, because letting two images share their best reconstruction counts a single success several times. As many
-  pairs as possible are all but exact (40 dB) first: closed forms leave fillers beside what they recover, and for the
-  least total alone a recovered image would go to another that no filler resembles. A host function: NumPy in, NumPy
-  out, for use outside `jit`.
+  If two images could share a reconstruction, one success would be counted twice. The number of nearly exact pairs
+  (40 dB) is maximised first: closed forms return placeholders beside the images they recover, and the least total error
+  alone could pair a recovered image with another one that resembles no placeholder. NumPy on the host, not for use
+  under `jit`.
 
   Args:
-    reconstructions: float [K, ...], pixels in [0, 1] or beyond. One with a NaN or infinite pixel costs more than any
-      other, whichever image it falls to, and so goes to the one that the others can best spare.
+    reconstructions: float [K, ...], pixels may exceed [0, 1]. One with a NaN or infinite pixel has the same cost, above
+      all others, with every image.
     truth: [N, ...] of the same pixels, in [0, 1].
 
   Returns:
-    int64 [N]: `reconstructions[permutation[i]]` is matched to `truth[i]`, and −1 says that none is left for it: an
-    attack may return fewer images than there are, or more.
+    int64 [N]: `reconstructions[permutation[i]]` is matched to `truth[i]`; −1 if there are too few reconstructions.
 
   Raises:
     UsageError: if the shapes do not fit or hold no image.
@@ -45,16 +46,16 @@ def match(reconstructions, truth):
   return permutation
 
 
-def _mean_squared_errors(truth, reconstructions):
+def _mean_squared_errors(truth: np.ndarray, reconstructions: np.ndarray) -> np.ndarray:
   """Returns float64 [N, K], the error between truth i and reconstruction j."""
   (x, x_finite), (y, y_finite) = _clipped_rows(truth), _clipped_rows(reconstructions)
-  # |x − y|² multiplied out: exact enough in float64, and the N·K differences of images need not fit in memory.
+  # |x − y|² expanded: accurate enough in float64, and needs no memory for N·K differences of images.
   squares = np.sum(x**2, axis=1)[:, np.newaxis] + np.sum(y**2, axis=1)[np.newaxis, :]
   error = (squares - 2 * x @ y.T) / x.shape[1]
   return np.where(x_finite[:, np.newaxis] & y_finite[np.newaxis, :], error, _NON_FINITE_COST)
 
 
-def _clipped_rows(images):
-  """Returns the images as float64 [N, pixels] in [0, 1], and which of them [N] are finite throughout."""
+def _clipped_rows(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the images as float64 [N, pixels] in [0, 1], and which of them [N] have finite pixels only."""
   rows = images.reshape(len(images), -1).astype(np.float64)
   return np.clip(np.nan_to_num(rows), 0, 1), np.isfinite(rows).all(axis=1)

@@ -1,24 +1,27 @@
-"""Pixel by pixel: mean squared error, PSNR and Pearson correlation, one figure per image.
+"""Pixel metrics: mean squared error, PSNR and Pearson correlation, one value per image.
 
-Two images are a pair by their place in the batch; `assignment.match` finds the pairs of an unordered batch first. In
-every metric here and in `structural`, a pair of which either image has a NaN or infinite pixel scores NaN: such a trial
-has diverged, and clipping an infinity to 1 would give it a figure that looks earned. Its neighbours are untouched.
+Images at the same index are a pair; `assignment.match` orders an unordered batch. In every metric here and in
+`structural`, a pair with a NaN or infinite pixel in either image has the value NaN: the trial has diverged, and the
+value after clipping an infinity to 1 would be misleading. Other pairs are not affected.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 
 from gradleak import errors
 
-# In dB. An exact image would score infinity and drag the mean of its whole batch along; 100 dB is an error of 1e-5 per
-# pixel, far below the step of 8-bit images (48 dB for an error of one level everywhere).
+# In dB. An exact image would have PSNR infinity, and so would the mean of its batch; 100 dB is an error of 1e-5 per
+# pixel, far below the resolution of 8-bit images (48 dB for an error of one level everywhere).
 MAX_PSNR = 100.0
 
 
-def mse(reconstructions, truth):
-  """Mean squared error of both images clipped to [0, 1].
+def mse(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
+  """Returns the mean squared error of both images clipped to [0, 1].
 
   Args:
-    reconstructions: float [N, H, W, C], pixels in [0, 1] or beyond.
+    reconstructions: float [N, H, W, C], pixels may exceed [0, 1].
     truth: the same shape, pixels in [0, 1].
 
   Returns:
@@ -30,36 +33,35 @@ def mse(reconstructions, truth):
   return _mean_square(*clipped_pair(reconstructions, truth))
 
 
-def psnr(reconstructions, truth):
-  """Peak signal-to-noise ratio in dB, −10·log₁₀(`mse`): peak 1, both images clipped to [0, 1], at most `MAX_PSNR`.
+def psnr(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
+  """Returns the peak signal-to-noise ratio in dB, −10·log₁₀(`mse`): peak 1, images clipped to [0, 1], ≤ `MAX_PSNR`.
 
   Arguments, NaNs and errors are those of `mse`; returns float32 [N].
   """
   return _decibels(mse(reconstructions, truth))
 
 
-def mse_unclipped(reconstructions, truth):
-  """Mean squared error of the images as they are, to stand beside FFL's and OUTPOST's figures; inf beyond float32.
+def mse_unclipped(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
+  """Returns the mean squared error without clipping, as FFL and OUTPOST report it; inf beyond float32.
 
   Arguments, NaNs and errors are those of `mse`; returns float32 [N].
   """
   return _mean_square(*float_pair(reconstructions, truth))
 
 
-def psnr_unclipped(reconstructions, truth):
-  """PSNR in dB of the images as they are (FFL, OUTPOST): negative for an error above 1, at most `MAX_PSNR`.
+def psnr_unclipped(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
+  """Returns the PSNR in dB without clipping (FFL, OUTPOST): negative for an error above 1, at most `MAX_PSNR`.
 
   Arguments, NaNs and errors are those of `mse`; returns float32 [N].
   """
   return _decibels(mse_unclipped(reconstructions, truth))
 
 
-def pearson(reconstructions, truth):
-  """Pearson correlation over all pixels and channels of an image, on images as they are: scale and offset do not count.
+def pearson(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
+  """Returns the Pearson correlation over all pixels and channels, without clipping; scale and offset have no effect.
 
-  Signed: a negative scores below 0 (where the sign cannot be known, as in Fidel without the bias gradient, take the
-  absolute value). Fidel counts a sample as fully revealed from 0.98. A constant image, whose correlation is undefined,
-  scores 0.
+  It is signed: an inverted image has a negative value (if an attack cannot determine the sign, as Fidel without the
+  bias gradient, use the absolute value). Fidel counts a sample as fully revealed from 0.98. A constant image has 0.
 
   Arguments, NaNs and errors are those of `mse`; returns float32 [N] in [−1, 1].
   """
@@ -67,8 +69,8 @@ def pearson(reconstructions, truth):
   return jnp.clip(jnp.sum(units[0] * units[1], axis=(1, 2, 3)), -1.0, 1.0)
 
 
-def float_pair(reconstructions, truth):
-  """Returns both as float32, with every image that has a non-finite pixel NaN throughout; raises as `mse` does."""
+def float_pair(reconstructions: Any, truth: Any) -> list[jax.Array]:
+  """Returns both as float32, images with a non-finite pixel entirely NaN; raises as `mse` does."""
   pair = [jnp.asarray(reconstructions), jnp.asarray(truth)]
   check_shapes(pair[0].shape, pair[1].shape)
   for name, images in zip(('reconstructions', 'truth'), pair, strict=True):
@@ -77,12 +79,12 @@ def float_pair(reconstructions, truth):
   return [_nan_if_not_finite(images.astype(jnp.float32)) for images in pair]
 
 
-def clipped_pair(reconstructions, truth):
-  """Returns `float_pair`, clipped to [0, 1]; NaNs stay."""
+def clipped_pair(reconstructions: Any, truth: Any) -> list[jax.Array]:
+  """Returns `float_pair` clipped to [0, 1]; NaNs remain."""
   return [jnp.clip(images, 0.0, 1.0) for images in float_pair(reconstructions, truth)]
 
 
-def check_shapes(reconstructions, truth):
+def check_shapes(reconstructions: tuple[int, ...], truth: tuple[int, ...]) -> None:
   """Raises `UsageError` unless the two shapes are equal and [N, H, W, C] with no side of length zero."""
   if len(truth) != 4 or 0 in truth:
     raise errors.UsageError(f'the truth has shape {truth}, expected [N, H, W, C] with at least one image')
@@ -90,25 +92,25 @@ def check_shapes(reconstructions, truth):
     raise errors.UsageError(f'reconstructions have shape {reconstructions}, expected that of the truth, {truth}')
 
 
-def _nan_if_not_finite(images):
+def _nan_if_not_finite(images: jax.Array) -> jax.Array:
   finite = jnp.isfinite(images).all(axis=(1, 2, 3), keepdims=True)
   return jnp.where(finite, images, jnp.nan)
 
 
-def _mean_square(reconstructions, truth):
+def _mean_square(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   return jnp.mean(jnp.square(reconstructions - truth), axis=(1, 2, 3))
 
 
-def _decibels(mean_square):
+def _decibels(mean_square: jax.Array) -> jax.Array:
   return jnp.minimum(-10.0 * jnp.log10(mean_square), MAX_PSNR)
 
 
-def _centred_unit(images):
-  """Returns each image less its mean, at Euclidean norm 1; zeros for a constant image, NaNs for a NaN one."""
+def _centred_unit(images: jax.Array) -> jax.Array:
+  """Returns each image minus its mean, scaled to norm 1; zeros for a constant image, NaNs for a NaN one."""
   low = images.min(axis=(1, 2, 3), keepdims=True)
   spread = images.max(axis=(1, 2, 3), keepdims=True) - low
-  # Brought to [0, 1] first: a constant image becomes exactly zero (its mean would differ from it by a rounding error,
-  # and correlate), and squares neither overflow nor underflow.
+  # Scaled to [0, 1] first: a constant image becomes exactly zero (minus its rounded mean, it would be a small constant
+  # with norm 1 after scaling), and squares neither overflow nor underflow.
   images = (images - low) / jnp.where(spread == 0, 1.0, spread)
   images = images - images.mean(axis=(1, 2, 3), keepdims=True)
   norm = jnp.sqrt(jnp.sum(jnp.square(images), axis=(1, 2, 3), keepdims=True))

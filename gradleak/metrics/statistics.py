@@ -1,23 +1,24 @@
-"""From figures of trials to statements about them: intervals of means and shares, thresholds from a control pool."""
+"""Statistics of trials: confidence intervals of means and proportions, thresholds from control runs."""
 
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 
 from gradleak import errors
 
 
-def mean_interval(values, confidence=0.95):
-  """Student's t interval for the mean of independent trials.
+def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, float]:
+  """Returns Student's t interval for the mean of independent trials.
 
   Args:
-    values: numbers, any shape. NaNs (diverged trials) are left out: report their number beside the mean.
+    values: numbers, any shape. NaNs (diverged trials) are ignored: report their number beside the mean.
     confidence: between 0 and 1, both excluded.
 
   Returns:
-    (mean, low, high), floats. Of a single value, (mean, nan, nan); of none, three NaNs; an infinite value leaves an
-    infinite mean, or NaN where infinities cancel, and no interval.
+    (mean, low, high), floats. The bounds are NaN for a single value; all are NaN for none. With an infinite value, the
+    mean is infinite (NaN for infinities of both signs) and the bounds are NaN.
 
   Raises:
     UsageError: if `confidence` is not between 0 and 1.
@@ -36,16 +37,16 @@ def mean_interval(values, confidence=0.95):
   return mean, mean - half, mean + half
 
 
-def proportion_interval(successes, n, confidence=0.95):
-  """Exact (Clopper–Pearson) interval for the share of successes in `n` independent trials.
+def proportion_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float, float]:
+  """Returns the exact (Clopper–Pearson) interval for the proportion of successes in `n` independent trials.
 
   Args:
     successes: integer in [0, n].
     n: integer ≥ 0.
-    confidence: between 0 and 1, both excluded; the interval covers the true share at least that often.
+    confidence: between 0 and 1, both excluded; the interval covers the true proportion at least this often.
 
   Returns:
-    (share, low, high), floats in [0, 1]; (nan, 0, 1) where n = 0.
+    (proportion, low, high), floats in [0, 1]; (nan, 0, 1) for n = 0.
 
   Raises:
     UsageError: if a number is out of range.
@@ -61,15 +62,15 @@ def proportion_interval(successes, n, confidence=0.95):
   return successes / n, float(interval.low), float(interval.high)
 
 
-def percentile_threshold(values, q=95):
-  """The bar that a trial must exceed to count as a success: the `q`-th percentile of a pool of control runs.
+def percentile_threshold(values: Any, q: float = 95) -> float:
+  """Returns the threshold that a successful trial exceeds: the `q`-th percentile of control runs.
 
   Args:
-    values: the controls' figures, of a metric of which more is better; any shape. NaNs (diverged runs) are left out.
-    q: in [0, 100]; between two runs the percentile is interpolated linearly, or is the higher where one is infinite.
+    values: the controls' values of a metric, larger is better; any shape. NaNs (diverged runs) are ignored.
+    q: in [0, 100]; percentiles between two runs are interpolated linearly, or the higher one if either is infinite.
 
   Returns:
-    A float; NaN, which nothing exceeds, if no control run ended with a figure.
+    A float; NaN, which nothing exceeds, if all control runs diverged.
 
   Raises:
     UsageError: if `q` is not in [0, 100].
@@ -80,15 +81,15 @@ def percentile_threshold(values, q=95):
     return math.nan
   with np.errstate(invalid='ignore'):
     threshold = np.percentile(values, q)
-  # Between −inf and a number every interpolation is −inf, a bar that any trial would clear.
+  # Interpolation between −inf and a number is −inf, a threshold that any trial would exceed.
   return float(threshold if np.isfinite(threshold) else np.percentile(values, q, method='higher'))
 
 
-def _without_nan(values):
+def _without_nan(values: Any) -> np.ndarray:
   values = np.asarray(values, np.float64).ravel()
   return values[~np.isnan(values)]
 
 
-def _check_confidence(confidence):
+def _check_confidence(confidence: Any) -> None:
   if not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
     raise errors.UsageError(f'confidence is {confidence!r}, expected a number between 0 and 1, such as 0.95')

@@ -1,12 +1,14 @@
 """Convolution in three formulations: the same function of the same parameters, at different speed.
 
-Gradient matching differentiates weight gradients that every trial has to itself. Under `vmap`, those of a native
-convolution are grouped convolutions, which XLA runs up to two orders of magnitude slower on CPU than the matrix
-products that `patches` makes of them. Where all trials share the weights, a native convolution saves the copies:
-`hybrid` takes each where it is faster.
+Gradient matching differentiates weight gradients, which differ between trials. Under `vmap`, the weight gradients of a
+native convolution become grouped convolutions; on CPU, XLA runs these up to two orders of magnitude slower than the
+matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of `patches`;
+`hybrid` uses the faster one for each operation.
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
-def native(images, kernel, size, stride, padding):
-  """Convolves by XLA's own operation; arguments are those of every formulation.
+def native(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+  """Convolves by XLA's own operation; all formulations have these arguments.
 
   Args:
     images: [N, H, W, C].
     kernel: [features, size·size·C], ordered (column, row, channel).
-    size, stride, padding: integers, the same for rows and columns.
+    size, stride, padding: in pixels, the same for rows and columns.
 
   Returns:
     [N, H', W', features].
@@ -29,10 +31,10 @@ def native(images, kernel, size, stride, padding):
   return _native(images, kernel, (stride, stride), [(padding, padding)] * 2)
 
 
-def patches(images, kernel, size, stride, padding):
+def patches(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
   """Convolves by copying out each pixel's neighbourhood (im2col), and one matrix product.
 
-  Rows are cut first, then columns, at half the copies of a single stage.
+  Rows are copied first, then columns: half the copies of a single stage.
   """
   images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
   height = (images.shape[1] - size) // stride + 1
@@ -43,12 +45,12 @@ def patches(images, kernel, size, stride, padding):
   return jnp.einsum('nhwk,fk->nhwf', jnp.concatenate(columns, axis=-1), kernel)
 
 
-def hybrid(images, kernel, size, stride, padding):
-  """Convolves natively with a kernel that the lanes of a `vmap` share, and by `patches` with one for each lane.
+def hybrid(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+  """Convolves natively with a kernel that all lanes of a `vmap` share, and by `patches` with a kernel per lane.
 
-  A convolution and its two gradients are bilinear, and each one's derivatives are the other two: one rule for each
-  holds at every order. A weight gradient belongs to its lane, and so does whatever is convolved with its cotangent.
-  With fewer than 16 channels, as in LeNet, the copies are cheap, and it is `patches` altogether.
+  A convolution and its two gradients are bilinear, and the derivatives of each are the other two: one rule per
+  operation holds at every order of differentiation. Weight gradients differ between lanes, and so does whatever is
+  convolved with their cotangents. With fewer than 16 channels, as in LeNet, the copies are cheap: always `patches`.
   """
   if images.shape[-1] < 16:
     return patches(images, kernel, size, stride, padding)
@@ -56,27 +58,35 @@ def hybrid(images, kernel, size, stride, padding):
   return _convolve.bind(images, kernel, **geometry)
 
 
-FORMULATIONS = {'native': native, 'patches': patches, 'hybrid': hybrid}
+FORMULATIONS: dict[str, Callable[..., jax.Array]] = {'native': native, 'patches': patches, 'hybrid': hybrid}
 
 
-def default_formulation():
+def default_formulation() -> str:
   """Returns the formulation that is fast for per-trial weight gradients on the default backend."""
   return 'hybrid' if jax.default_backend() == 'cpu' else 'native'
 
 
-def _native(images, kernel, strides, padding, **dilation):
+def _native(
+  images: jax.Array,
+  kernel: jax.Array,
+  strides: tuple[int, int],
+  padding: Sequence[tuple[int, int]],
+  **dilation: tuple[int, int],
+) -> jax.Array:
   return jax.lax.conv_general_dilated(
     images, kernel, strides, padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC'), **dilation
   )
 
 
-def _outputs(formulation, images, kernel, *, side, **geometry):
+def _outputs(
+  formulation: Callable[..., jax.Array], images: jax.Array, kernel: jax.Array, *, side: Any, **geometry: int
+) -> jax.Array:
   del side
   return formulation(images, kernel, **geometry)
 
 
-def _images_gradient(cotangent, kernel, *, side, **geometry):
-  """The transpose of `patches` in its images."""
+def _images_gradient(cotangent: jax.Array, kernel: jax.Array, *, side: tuple[int, int], **geometry: int) -> jax.Array:
+  """Applies the transpose of `patches` with respect to its images."""
   shape = (cotangent.shape[0], *side, kernel.shape[1] // geometry['size'] ** 2)
   transpose = jax.linear_transpose(
     lambda images: patches(images, kernel, **geometry), jax.ShapeDtypeStruct(shape, cotangent.dtype)
@@ -84,8 +94,10 @@ def _images_gradient(cotangent, kernel, *, side, **geometry):
   return transpose(cotangent)[0]
 
 
-def _native_images_gradient(cotangent, kernel, *, side, size, stride, padding):
-  """The transpose of `native` in its images: a convolution with the kernel turned round."""
+def _native_images_gradient(
+  cotangent: jax.Array, kernel: jax.Array, *, side: tuple[int, int], size: int, stride: int, padding: int
+) -> jax.Array:
+  """Applies the transpose of `native` with respect to its images: a convolution with the flipped kernel."""
   channels = kernel.shape[1] // size**2
   kernel = kernel.reshape(kernel.shape[0], size, size, channels)[:, ::-1, ::-1].transpose(2, 1, 0, 3)
   low = size - 1 - padding
@@ -93,8 +105,8 @@ def _native_images_gradient(cotangent, kernel, *, side, size, stride, padding):
   return _native(cotangent, kernel, (1, 1), pads, lhs_dilation=(stride, stride))
 
 
-def _kernel_gradient(images, cotangent, *, side, **geometry):
-  """The transpose of `patches` in its kernel."""
+def _kernel_gradient(images: jax.Array, cotangent: jax.Array, *, side: tuple[int, int], **geometry: int) -> jax.Array:
+  """Applies the transpose of `patches` with respect to its kernel."""
   del side
   shape = (cotangent.shape[-1], geometry['size'] ** 2 * images.shape[-1])
   transpose = jax.linear_transpose(
@@ -103,23 +115,30 @@ def _kernel_gradient(images, cotangent, *, side, **geometry):
   return transpose(cotangent)[0]
 
 
-def _primitive(name, shared, own, has_kernel=True):
-  """Returns the bilinear primitive that is computed as `own`, or as `shared` while the kernel has no lanes."""
+def _primitive(
+  name: str, shared: Callable[..., jax.Array], per_lane: Callable[..., jax.Array], has_kernel: bool = True
+) -> Primitive:
+  """Returns a bilinear primitive, computed by `per_lane` if the kernel is batched, else by `shared`.
 
+  Args:
+    name: of the primitive.
+    shared, per_lane: (two arrays, **geometry) -> their product.
+    has_kernel: whether the second array is a kernel; otherwise `per_lane` is used under every `vmap`.
+  """
   primitive = Primitive(name)
   primitive.def_impl(lambda *arrays, **geometry: jax.jit(functools.partial(shared, **geometry))(*arrays))
 
-  def result(*arrays, **geometry):
+  def result(*arrays: Any, **geometry: Any) -> Any:
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     found = jax.eval_shape(functools.partial(shared, **geometry), *shapes)
     return arrays[0].update(shape=found.shape)
 
-  def batch(arrays, axes, **geometry):
-    if has_kernel and axes[1] is None:  # the lanes are more images
+  def batch(arrays: Sequence[jax.Array], axes: Sequence[int | None], **geometry: Any) -> tuple[jax.Array, int]:
+    if has_kernel and axes[1] is None:  # fold the lanes into the batch of images
       lanes = jnp.moveaxis(arrays[0], axes[0], 0)
       found = primitive.bind(lanes.reshape(-1, *lanes.shape[2:]), arrays[1], **geometry)
       return found.reshape(*lanes.shape[:2], *found.shape[1:]), 0
-    return jax.vmap(functools.partial(own, **geometry), in_axes=axes)(*arrays), 0
+    return jax.vmap(functools.partial(per_lane, **geometry), in_axes=axes)(*arrays), 0
 
   primitive.def_abstract_eval(result)
   batching.primitive_batchers[primitive] = batch

@@ -1,6 +1,8 @@
 """Building blocks: layers, pooling, initialisations, activations."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ from flax import linen as nn
 from gradleak import errors
 from gradleak.models import convolution
 
-ACTIVATIONS = {
+Initialiser = Callable[..., jax.Array]  # (key, shape, dtype=float32) -> values
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'sigmoid': jax.nn.sigmoid,
   'relu': jax.nn.relu,
   'tanh': jnp.tanh,
@@ -19,37 +23,41 @@ ACTIVATIONS = {
 }
 
 
-def activation(name):
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
   """Returns the activation called `name`. Raises `UsageError` for an unknown one."""
   if name not in ACTIVATIONS:
     raise errors.unknown('activation', name, ACTIVATIONS)
   return ACTIVATIONS[name]
 
 
-def _uniform(bound):
-  def initialise(key, shape, dtype=jnp.float32):
+def _uniform(bound: float) -> Initialiser:
+  def initialise(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
     return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
 
   return initialise
 
 
-def _explicit(fan_in):
-  del fan_in  # DLG's weights are U(−0.5, 0.5) whatever the layer's size
+def _explicit(fan_in: int) -> Initialiser:
+  del fan_in  # DLG draws from U(−0.5, 0.5) in layers of any size
   return _uniform(0.5)
 
 
-def _default(fan_in):
+def _default(fan_in: int) -> Initialiser:
   return _uniform(1 / math.sqrt(fan_in))
 
 
-INITS = {'explicit': _explicit, 'default': _default}
+INITS: dict[str, Callable[[int], Initialiser]] = {'explicit': _explicit, 'default': _default}
 
 
-def initialiser(name):
+def initialiser(name: str) -> Callable[[int], Initialiser]:
   """Returns fan_in -> initialiser of weights and biases.
 
-  `explicit` is U(−0.5, 0.5) on both, as in DLG's published code (Zhu et al. 2019); `default` is U(±1/√fan_in) on both,
-  as PyTorch's layers start.
+  Args:
+    name: 'explicit' draws both from U(−0.5, 0.5), as DLG's published code (Zhu et al. 2019); 'default' from
+      U(±1/√fan_in), as PyTorch's layers.
+
+  Raises:
+    UsageError: for an unknown name.
   """
   if name not in INITS:
     raise errors.unknown('init', name, INITS)
@@ -71,7 +79,7 @@ class Conv(nn.Module):
   bias: bool = True
 
   @nn.compact
-  def __call__(self, images):
+  def __call__(self, images: jax.Array) -> jax.Array:
     fan_in = self.size * self.size * images.shape[-1]
     initialise = initialiser(self.initial)(fan_in)
     kernel = self.param('kernel', initialise, (self.features, fan_in))
@@ -83,24 +91,24 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-  """A dense layer with kernel [in, out], as Flax's, under this project's initialisations."""
+  """A dense layer with kernel [in, out], like Flax's, with an initialisation of `INITS`."""
 
   features: int
   initial: str
 
   @nn.compact
-  def __call__(self, inputs):
+  def __call__(self, inputs: jax.Array) -> jax.Array:
     initialise = initialiser(self.initial)(inputs.shape[-1])
     kernel = self.param('kernel', initialise, (inputs.shape[-1], self.features))
     bias = self.param('bias', initialise, (self.features,))
     return inputs @ kernel + bias.reshape(1, -1)
 
 
-def max_pool(images, size):
-  """Non-overlapping max pooling; a remainder at the right and lower border is dropped.
+def max_pool(images: jax.Array, size: int) -> jax.Array:
+  """Returns non-overlapping max pooling [N, H // size, W // size, C]; remaining rows and columns are dropped.
 
-  The winner of each window is marked first, and takes the whole gradient. That of `max` compares the pixels with
-  the maximum once more; where XLA has computed them anew with other rounding, none wins, and the gradient is 0/0.
+  The first maximum of each window gets the whole gradient. The gradient of `jnp.max` would compare the pixels with the
+  maximum again; if XLA recomputes them with different rounding, none equals it, and the gradient is 0/0.
   """
   batch, height, width, channels = images.shape
   height, width = height // size, width // size
@@ -111,6 +119,6 @@ def max_pool(images, size):
   return jnp.sum(windows * winner, axis=-1)
 
 
-def flatten(images):
-  """Returns [N, H·W·C]. PyTorch flattens C·H·W: dense weights are a permutation of theirs."""
+def flatten(images: jax.Array) -> jax.Array:
+  """Returns [N, H·W·C]. PyTorch flattens C·H·W, so dense weights are a permutation of PyTorch's."""
   return images.reshape(images.shape[0], -1)

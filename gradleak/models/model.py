@@ -1,15 +1,25 @@
-"""What a model is to an attack or a defense: a NamedTuple of pure functions."""
+"""The model that attacks and defenses use: a NamedTuple of pure functions, and how to make one of a user's network."""
 
+import functools
 import inspect
-from collections.abc import Callable
-from typing import NamedTuple
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from gradleak import errors
-from gradleak.trees import Layer
+from gradleak.trees import Layer, Tree
+
+ImageShape = tuple[int, int, int]
+
+_EQUINOX = (
+  'for an Equinox module, params, static = eqx.partition(module, eqx.is_array): let init return params and apply '
+  'return jax.vmap(eqx.combine(params, static))(images)'
+)
 
 
 class Model(NamedTuple):
@@ -19,29 +29,39 @@ class Model(NamedTuple):
     name: how results call it.
     init: (key, image_shape) -> variables, a dict with 'params' and, with BatchNorm, 'batch_stats'. image_shape is
       (H, W, C).
-    apply: (variables, images, train, key) -> (logits [N, classes], new batch_stats). `train` has BatchNorm use the
-      batch's statistics; dropout is on only where a `key` is given, so that nobody has it silently.
+    apply: (variables, images, train, key) -> (logits [N, classes], new batch_stats). With `train`, BatchNorm uses the
+      batch's statistics; dropout is active only if a `key` is given.
     features: (variables, images) -> the input of the last dense layer [N, features], or None if unknown.
     layers: image_shape -> the layers in forward order, a tuple of `Layer`, or None if unknown.
-    penalised: as `apply`, with a third output: what the model itself adds to the loss of each example [N]. None where
-      it adds nothing.
+    penalised: like `apply`, with a third output: what the model itself adds to the loss of each example [N]. None if it
+      adds nothing.
+    citations: its sources.
   """
 
   name: str
-  init: Callable
-  apply: Callable
-  features: Callable | None = None
-  layers: Callable | None = None
-  penalised: Callable | None = None
+  init: Callable[[jax.Array, ImageShape], Tree]
+  apply: Callable[..., tuple[jax.Array, Tree]]
+  features: Callable[[Tree, jax.Array], jax.Array] | None = None
+  layers: Callable[[ImageShape], tuple[Layer, ...]] | None = None
+  penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
+  citations: tuple[str, ...] = ()
 
 
-def per_example_loss(model, loss, variables, images, labels, train=False, key=None):
-  """Returns (loss of each example [N], with what the model adds to it, new batch_stats).
+def per_example_loss(
+  model: Model,
+  loss: Callable[[jax.Array, jax.Array], jax.Array],
+  variables: Tree,
+  images: jax.Array,
+  labels: jax.Array,
+  train: bool = False,
+  key: jax.Array | None = None,
+) -> tuple[jax.Array, Tree]:
+  """Returns (loss of each example [N], including what the model adds to it, new batch_stats).
 
   Args:
     model: a `Model`.
     loss: (logits, label probabilities) -> loss per example.
-    variables, images, train, key: as `Model.apply` takes them.
+    variables, images, train, key: arguments of `Model.apply`.
     labels: probabilities [N, classes].
   """
   if model.penalised is None:
@@ -51,18 +71,114 @@ def per_example_loss(model, loss, variables, images, labels, train=False, key=No
   return loss(logits, labels) + penalty, batch_stats
 
 
-def require(model, what):
-  """Returns the model's function `what` ('features' or 'layers'), or raises `UsageError` naming what lacks."""
+def require(model: Model, what: str) -> Callable[..., Any]:
+  """Returns the model's function `what` ('features' or 'layers'); raises `UsageError` if the model lacks it."""
   function = getattr(model, what)
   if function is None:
     raise errors.UsageError(
       f'the model {model.name!r} does not offer {what!r}, which this method needs: '
-      f'give {what}=… to gradleak.models.from_functions'
+      f'give {what}=… to gradleak.models.from_functions or from_nnx'
     )
   return function
 
 
-def from_flax(module, name=None, *, mean=None, std=None):
+def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) -> None:
+  """Checks that `variables` have the names and shapes that `model.init` gives, and floats where it gives floats.
+
+  Args:
+    model: a `Model`.
+    variables: what is checked.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: if they differ; names the first difference.
+  """
+  image_shape = tuple(image_shape)
+  expected = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  if isinstance(variables, Mapping) and 'params' in variables:
+    difference = _difference(variables, expected)
+    if difference:
+      raise errors.UsageError(
+        f'the variables do not fit the model {model.name!r} for images of shape {image_shape}: {difference}'
+      )
+  elif not _difference(variables, expected['params']):
+    wanted = ', '.join(f'{name!r}: …' for name in sorted(expected, key=lambda name: name != 'params'))
+    raise errors.UsageError(f'the variables are the parameters of {model.name!r} alone: pass {{{wanted}}}')
+  else:
+    found = f'have the keys {sorted(variables)}' if isinstance(variables, Mapping) else f'are {_what(variables)}'
+    raise errors.UsageError(
+      f"the variables {found}, expected a dict with 'params', as the init of {model.name!r} returns"
+    )
+
+
+def _difference(found: Tree, expected: Tree) -> str:
+  """Returns the first difference of `found` from a tree of shapes, '' if there is none."""
+  leaves, shapes = (
+    {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)} for tree in (found, expected)
+  )
+  for path, wanted in shapes.items():
+    if path not in leaves:
+      return f'variables{path} is missing, expected shape {wanted.shape}'
+    leaf = leaves[path] if hasattr(leaves[path], 'dtype') else np.asarray(leaves[path])
+    if leaf.shape != wanted.shape:
+      return f'variables{path} has shape {leaf.shape}, expected {wanted.shape}'
+    if jnp.issubdtype(wanted.dtype, jnp.floating) and not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return f'variables{path} is {leaf.dtype}, expected {wanted.dtype}'
+  return next((f"variables{path} is not one of the model's" for path in leaves if path not in shapes), '')
+
+
+def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> None:
+  """Checks, by tracing two images, that `model.apply` returns logits [N, classes].
+
+  Args:
+    model: a `Model`.
+    variables: its variables, see `check_variables`.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: if it returns anything else, or fails.
+  """
+  images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))  # float64 if that is enabled
+
+  def trace(variables: Tree, images: jax.Array) -> None:
+    result = model.apply(variables, images, False, None)
+    expected = f'[N, classes] floats for {images.shape[0]} images'
+    if not (isinstance(result, tuple) and len(result) == 2):
+      raise errors.UsageError(
+        f'the model {model.name!r} returns {_what(result)}, expected (logits, batch_stats) with logits {expected}'
+      )
+    logits = result[0]
+    if not (
+      getattr(logits, 'ndim', 0) == 2 and len(logits) == len(images) and jnp.issubdtype(logits.dtype, jnp.floating)
+    ):
+      raise errors.UsageError(f'the model {model.name!r} returns {_what(logits)}, expected logits alone: {expected}')
+
+  try:
+    jax.eval_shape(trace, variables, images)
+  except errors.UsageError:
+    raise
+  except Exception as error:  # whatever a user's network raises
+    reason = textwrap.shorten(f'{type(error).__name__}: {error}', 200, placeholder=' …')
+    raise errors.UsageError(
+      f'the model {model.name!r} fails on a batch of shape {images.shape} ({reason}); a function of one image must be '
+      'mapped over the batch by jax.vmap'
+    ) from error
+
+
+def _what(value: Any) -> str:
+  """Returns a description of a value that may be traced."""
+  if hasattr(value, 'dtype'):
+    return f'{value.dtype} of shape {value.shape}'
+  return f'a {type(value).__name__} of {len(value)}' if isinstance(value, tuple | list) else errors.shown(value)
+
+
+def from_flax(
+  module: nn.Module,
+  name: str | None = None,
+  *,
+  mean: Sequence[float] | None = None,
+  std: Sequence[float] | None = None,
+) -> Model:
   """Returns the `Model` of a Flax Linen module.
 
   Args:
@@ -72,102 +188,179 @@ def from_flax(module, name=None, *, mean=None, std=None):
 
   Layers are found by calling the module once on shapes alone: every submodule that owns a parameter of two or more
   dimensions starts a layer, and those with vectors only (norms) belong to the layer before.
-  """
-  parameters = inspect.signature(module.__call__).parameters
-  takes_train = 'train' in parameters
 
-  def normalise(images):
+  Raises:
+    UsageError: if it is not an instance of a Linen module, or only one of `mean` and `std` is given.
+  """
+  _check_linen(module)
+  if (mean is None) != (std is None):
+    raise errors.UsageError('from_flax takes mean and std together: give both or neither')
+  name = name or type(module).__name__.lower()
+  call, normalise = _linen_caller(module, mean, std)
+
+  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+    images = jnp.zeros((1, *image_shape), jnp.float32)
+    return dict(module.init(key, normalise(images), **({'train': False} if _takes_train(module) else {})))
+
+  def apply(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
+    logits, changed = call(variables, images, train, key)
+    return logits, changed.get('batch_stats', variables.get('batch_stats', {}))
+
+  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
+    found = {}
+
+    def watch(called: nn.Module, args: tuple) -> None:
+      own = {key: value.ndim for key, value in called.variables.get('params', {}).items() if hasattr(value, 'ndim')}
+      if own:
+        found.setdefault(called.path, own)
+
+    def trace(key: jax.Array) -> Any:
+      return call(init(key, image_shape), jnp.zeros((1, *image_shape), jnp.float32), False, None, watch)
+
+    jax.eval_shape(trace, jax.random.key(0))
+    return _grouped(found)
+
+  def features(variables: Tree, images: jax.Array) -> jax.Array:
+    inputs = []
+
+    def watch(called: nn.Module, args: tuple) -> None:
+      kernel = called.variables.get('params', {}).get('kernel')
+      if args and getattr(kernel, 'ndim', 0) == 2 and args[0].ndim == 2:
+        inputs.append(args[0])
+
+    call(variables, images, False, None, watch)
+    if not inputs:
+      raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
+    return inputs[-1]
+
+  return Model(name, init, apply, features, layers)
+
+
+def _takes_train(module: nn.Module) -> bool:
+  return 'train' in inspect.signature(module.__call__).parameters
+
+
+def _linen_caller(
+  module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[Callable[..., tuple[jax.Array, Tree]], Callable[[jax.Array], jax.Array]]:
+  """Returns two functions: one that applies the module, and the normalisation of images by `mean` and `std`.
+
+  The first takes (variables, images, train, key, watch) and returns (logits, changed variables). Dropout is skipped if
+  `key` is None. `watch(module, args)`, if given, is called before each submodule.
+  """
+
+  def normalise(images: jax.Array) -> jax.Array:
     if mean is None:
       return images
     centre, scale = (jnp.asarray(values, images.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
     return (images - centre) / scale
 
-  def call(variables, images, train, key, watch=None):
-    def intercept(next_function, args, kwargs, context):
+  def call(
+    variables: Tree,
+    images: jax.Array,
+    train: bool,
+    key: jax.Array | None,
+    watch: Callable[[nn.Module, tuple], None] | None = None,
+  ) -> tuple[jax.Array, Tree]:
+    def intercept(next_function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
       if key is None and isinstance(context.module, nn.Dropout):
         return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
       return next_function(*args, **kwargs)
 
-    options = {'train': train} if takes_train else {}
+    options = {'train': train} if _takes_train(module) else {}
     rngs = {} if key is None else {'dropout': key}
     with nn.intercept_methods(intercept):
       return module.apply(variables, normalise(images), rngs=rngs, mutable=['batch_stats'], **options)
 
-  def init(key, image_shape):
-    images = jnp.zeros((1, *image_shape), jnp.float32)
-    options = {'train': False} if takes_train else {}
-    return dict(module.init(key, normalise(images), **options))
-
-  def apply(variables, images, train=False, key=None):
-    logits, changed = call(variables, images, train, key)
-    return logits, changed.get('batch_stats', variables.get('batch_stats', {}))
-
-  def modules_called(image_shape):
-    """Paths of the modules that own parameters, in forward order, with their parameter names and dimensions."""
-    found = {}
-
-    def watch(called, args):
-      del args
-      own = called.variables.get('params', {})
-      own = {key: value for key, value in own.items() if hasattr(value, 'ndim')}
-      if own:
-        found.setdefault(called.path, {key: value.ndim for key, value in own.items()})
-
-    def trace(key):
-      variables = init(key, image_shape)
-      return call(variables, jnp.zeros((1, *image_shape), jnp.float32), False, None, watch)
-
-    jax.eval_shape(trace, jax.random.key(0))
-    return found
-
-  def layers(image_shape):
-    grouped = []
-    for path, own in modules_called(image_shape).items():
-      names = sorted(own, key=lambda parameter: (-own[parameter], parameter))
-      paths = tuple((*path, parameter) for parameter in names)
-      if max(own.values()) > 1 or not grouped:
-        grouped.append(['/'.join(path) or 'root', paths])
-      else:
-        grouped[-1][1] += paths
-    return tuple(Layer(*layer) for layer in grouped)
-
-  def features(variables, images):
-    inputs = []
-
-    def watch(called, args):
-      own = called.variables.get('params', {})
-      kernel = own.get('kernel')
-      if args and getattr(kernel, 'ndim', 0) == 2 and args[0].ndim == 2:
-        inputs.append(args[0])
-
-    call(variables, images, False, None, watch)
-    if not inputs:
-      raise errors.UsageError(f'the model {name or type(module).__name__!r} has no dense layer to take features from')
-    return inputs[-1]
-
-  return Model(name or type(module).__name__.lower(), init, apply, features, layers)
+  return call, normalise
 
 
-def from_functions(init, apply, name='custom', *, features=None, layers=None):
-  """Returns the `Model` of plain functions (plain JAX, Haiku, Equinox or NNX through split and merge).
+def _check_linen(module: Any) -> None:
+  """Raises `UsageError` for anything but an instance of a Linen module; says what to call instead."""
+  if isinstance(module, nn.Module):
+    return
+  from flax import nnx
+
+  kind = module if isinstance(module, type) else type(module)
+  if issubclass(kind, nnx.Module):
+    raise errors.UsageError(f'{kind.__name__} is a Flax NNX module: call gradleak.models.from_nnx({kind.__name__}(…))')
+  if issubclass(kind, nn.Module):
+    raise errors.UsageError(f'from_flax takes an instance of a Linen module: call from_flax({kind.__name__}(…))')
+  raise errors.UsageError(
+    f'from_flax takes an instance of a Linen module, got {errors.shown(module)}; wrap functions by '
+    'gradleak.models.from_functions'
+  )
+
+
+def _grouped(found: Mapping[tuple[str, ...], Mapping[str, int]]) -> tuple[Layer, ...]:
+  """Returns the layers of modules in forward order, given as {path: {parameter: its number of dimensions}}."""
+  grouped = []
+  for path, own in found.items():
+    names = sorted(own, key=lambda parameter: (-own[parameter], parameter))
+    paths = tuple((*path, parameter) for parameter in names)
+    if max(own.values()) > 1 or not grouped:
+      grouped.append(['/'.join(path) or 'root', paths])
+    else:
+      grouped[-1][1] += paths
+  return tuple(Layer(*layer) for layer in grouped)
+
+
+def from_functions(
+  init: Callable[[jax.Array, ImageShape], Tree],
+  apply: Callable[[Tree, jax.Array], jax.Array],
+  name: str = 'custom',
+  *,
+  features: Callable[[Tree, jax.Array], jax.Array] | None = None,
+  layers: Sequence[Layer] | None = None,
+) -> Model:
+  """Returns the `Model` of plain functions (plain JAX, Haiku, or an Equinox module partitioned into arrays and rest).
 
   Args:
-    init: (key, image_shape) -> params, any pytree.
+    init: (key, image_shape) -> params, any pytree of arrays.
     apply: (params, images) -> logits [N, classes].
     name: how results call it.
     features: optional, (params, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.trees.Layer` in forward order.
+
+  Raises:
+    UsageError: for anything but two functions; when `init` is called, for leaves that are not arrays.
   """
+  for role, function in (('init', init), ('apply', apply)):
+    if not _is_function(function):
+      raise errors.UsageError(
+        f'from_functions takes two functions, init(key, image_shape) and apply(params, images), and {role} is '
+        f'{errors.shown(function)}; wrap Flax modules by from_flax or from_nnx; {_EQUINOX}'
+      )
 
-  def init_variables(key, image_shape):
-    return {'params': init(key, image_shape)}
+  def init_variables(key: jax.Array, image_shape: ImageShape) -> Tree:
+    params = init(key, image_shape)
+    leaves = [None] if params is None else jax.tree.leaves(params)
+    wrong = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int)]
+    if wrong:
+      raise errors.UsageError(
+        f'init of the model {name!r} returns {errors.shown(wrong[0])} among its parameters, expected a pytree of '
+        f'arrays; {_EQUINOX}'
+      )
+    return {'params': params}
 
-  def apply_variables(variables, images, train=False, key=None):
+  def apply_variables(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
     del train, key
     return apply(variables['params'], images), {}
 
   features_of = None if features is None else lambda variables, images: features(variables['params'], images)
   layers_of = None if layers is None else lambda image_shape: tuple(layers)
   return Model(name, init_variables, apply_variables, features_of, layers_of)
+
+
+def _is_function(value: Any) -> bool:
+  """Returns whether it is callable and not a module; modules of Equinox and NNX are pytrees of arrays."""
+  if isinstance(value, functools.partial):  # jax.tree_util.Partial may hold arrays
+    return True
+  arrays = any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
+  return callable(value) and not isinstance(value, nn.Module) and not arrays

@@ -2,34 +2,36 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak import errors
 from gradleak.models import layers
-from gradleak.models.model import from_flax
+from gradleak.models.builtin import builtin, check_width
+from gradleak.models.model import Model, from_flax
 
 NORMS = ('batch', 'group')
 PIXELS = {'unit': (None, None), 'imagenet': ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 
 
-def _norm(kind, train, name):
-  """Returns BatchNorm or GroupNorm with PyTorch's constants: the running average's pace, and what is added to σ²."""
+def _norm(kind: str, train: bool, name: str) -> nn.Module:
+  """Returns BatchNorm or GroupNorm with PyTorch's constants: the running averages' momentum, and ε added to σ²."""
   if kind == 'batch':
     return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, name=name)
   return nn.GroupNorm(num_groups=2, epsilon=1e-5, name=name)
 
 
-def pad_shortcut(x, features, stride):
-  """Returns x [N, H, W, C] at every `stride`-th pixel, with zeros for the channels it lacks, half on either side."""
-  lacking = features - x.shape[-1]
-  return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (lacking // 2, lacking - lacking // 2)))
+def pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
+  """Returns x [N, H, W, C] at every `stride`-th pixel, its channels padded with zeros to `features`, evenly."""
+  missing = features - x.shape[-1]
+  return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
 
 
 class BasicBlock(nn.Module):
   """Two 3×3 convolutions with norms, the first with the block's stride, and the shortcut around both.
 
-  Where the shapes differ, the shortcut is a 1×1 convolution with a norm (`project`, option B of the paper) or has no
+  If the shapes differ, the shortcut is a 1×1 convolution with a norm (`project`, option B of the paper) or has no
   parameters (option A, `pad_shortcut`).
   """
 
@@ -41,7 +43,7 @@ class BasicBlock(nn.Module):
   project: bool
 
   @nn.compact
-  def __call__(self, x, train):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     conv = functools.partial(layers.Conv, self.features, initial=self.initial, formulation=self.conv, bias=False)
     y = conv(size=3, stride=self.stride, padding=1, name='conv1')(x)
     y = nn.relu(_norm(self.norm, train, 'norm1')(y))
@@ -70,7 +72,7 @@ class ResNet(nn.Module):
   project: bool
 
   @nn.compact
-  def __call__(self, images, train=False):
+  def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
     x = layers.Conv(self.width, 3, self.initial, padding=1, formulation=self.conv, bias=False, name='conv1')(images)
     x = nn.relu(_norm(self.norm, train, 'norm1')(x))
     for stage, blocks in enumerate(self.blocks):
@@ -88,44 +90,70 @@ class ResNet(nn.Module):
     return layers.Dense(self.num_classes, self.initial, name='linear')(jnp.mean(x, axis=(1, 2)))
 
 
-def _resnet(name, num_classes, init, conv, width, norm, pixels, blocks, project):
-  errors.check_number(f'{name}(width)', width, low=1, high=1024, integer=True)
+def _resnet(
+  name: str,
+  num_classes: int,
+  init: str,
+  conv: str,
+  width: int,
+  norm: str,
+  pixels: str,
+  blocks: tuple[int, ...],
+  project: bool,
+) -> Model:
+  width = check_width(f'{name}(width)', width, 1024)
   if norm not in NORMS:
     raise errors.unknown('norm', norm, NORMS)
   if norm == 'group' and width % 2:
-    raise errors.UsageError(
-      f'{name}(width) is {width}, and group normalisation halves the channels: take an even width'
-    )
+    raise errors.UsageError(f'{name}(width) is {width}, expected an even number for the two groups of norm=group')
   if pixels not in PIXELS:
     raise errors.unknown('scale of the pixels', pixels, PIXELS)
   mean, std = PIXELS[pixels]
   return from_flax(ResNet(num_classes, init, conv, width, norm, blocks, project), mean=mean, std=std)
 
 
-def resnet20(num_classes, init, conv, *, width: int = 16, norm: str = 'batch', pixels: str = 'unit'):
+@builtin
+def resnet20(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 16,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+) -> Model:
   """Returns ResNet-20 for CIFAR (He et al. 2016, section 4.2): three stages of three blocks, shortcuts of option A.
 
-  269,722 parameters with ten classes and colour.
+  269,722 parameters with ten classes and colour images.
 
   Args:
-    num_classes, init, conv: as every model takes them. Norms start at scale 1 and shift 0.
-    width: channels of the first stage; 16 in the paper.
-    norm: 'batch', or 'group' with two groups in each layer, as federated learning often has it in BatchNorm's place
+    num_classes, init, conv: as for `gradleak.models.cnn`. Norms start at scale 1 and shift 0.
+    width: channels of the first stage, an integer in [1, 1024]; 16 in the paper.
+    norm: 'batch', or 'group' with two groups in each layer, often used in place of BatchNorm in federated learning
       (Reddi et al. 2021).
-    pixels: 'unit' takes them as they are in [0, 1]; 'imagenet' standardises each channel by ImageNet's mean and
+    pixels: 'unit' uses them as they are, in [0, 1]; 'imagenet' standardises each channel by ImageNet's mean and
       standard deviation, as the published weights of this network expect. A grey image then counts as three equal
       channels.
 
   Raises:
-    UsageError: for a width out of range, one that is odd with `norm='group'`, or an unknown word.
+    UsageError: for a width out of range, an odd one with `norm='group'`, or an unknown word.
   """
   return _resnet('resnet20', num_classes, init, conv, width, norm, pixels, (3, 3, 3), project=False)
 
 
-def resnet18(num_classes, init, conv, *, width: int = 64, norm: str = 'batch', pixels: str = 'unit'):
-  """Returns ResNet-18 with the stem for CIFAR: 3×3 at stride 1 and no pooling in front of four stages of two blocks.
+@builtin
+def resnet18(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 64,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+) -> Model:
+  """Returns ResNet-18 with the stem for CIFAR: 3×3 at stride 1 and no pooling before four stages of two blocks.
 
   Shortcuts are of option B, as in the paper's networks for ImageNet; 11,173,962 parameters with ten classes and
-  colour, and FFL's second network. Settings are those of `resnet20`.
+  colour images; it is FFL's second network. Settings are those of `resnet20`.
   """
   return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, (2, 2, 2, 2), project=True)

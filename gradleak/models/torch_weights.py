@@ -1,22 +1,26 @@
-"""PyTorch's weight files as variables of our residual networks, without PyTorch and without running what they hold.
+"""Reads PyTorch's weight files as variables of our residual networks, without PyTorch and without running their code.
 
-A file of `torch.save` is a pickle, and a pickle may call anything. The unpickler here knows dictionaries and tensors,
-and refuses the rest.
+A file of `torch.save` is a pickle, and loading a pickle can call any function. The unpickler here accepts dictionaries
+and tensors only.
 """
 
 import collections
 import json
 import math
+import pathlib
 import pickle
 import re
 import zipfile
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
+from gradleak.models.model import Model
+from gradleak.trees import Tree
 
 _STORAGES = {
   'DoubleStorage': np.float64,
@@ -45,33 +49,32 @@ _SAFETENSORS = {
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how files of PyTorch before 1.6 begin
 
 
-def load(path, model, image_shape):
+def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int]) -> Tree:
   """Returns the variables of `model`, a `resnet18` or `resnet20` of any width, with the weights in a file.
 
-  The file's names are those that the published networks share: `conv1`, `bn1`, `layer1.0.conv1`, …,
-  `layer2.0.shortcut.0` or `layer2.0.downsample.0`, `linear` or `fc`; a common prefix `module.` and
-  `num_batches_tracked` are left out. Convolutions [out, in, row, column] become [out, column·row·in], and dense weights
-  are transposed.
+  The entries are named as in the published networks: `conv1`, `bn1`, `layer1.0.conv1`, …, `layer2.0.shortcut.0` or
+  `layer2.0.downsample.0`, `linear` or `fc`; a common prefix `module.` and entries `num_batches_tracked` are ignored.
+  Convolutions [out, in, row, column] become [out, column·row·in], and dense weights are transposed.
 
   Args:
-    path: a file as `read` takes it.
-    model: a `Model` made by `gradleak.models.create`. Its normalisation is the caller's to choose: weights work only
-      with that of their training.
+    path: a file in a format of `read`.
+    model: a `Model` made by `gradleak.models.create`, with the normalisation (`pixels`) that the weights were trained
+      with.
     image_shape: (H, W, C).
 
   Raises:
-    UsageError: for what `read` refuses, for another model, and for entries that are missing, left over or of another
-      shape; all of them are named.
+    UsageError: for what `read` refuses, for another model, and for entries that are missing, superfluous or of another
+      shape; lists them.
   """
   shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
   if 'layer1_0' not in shapes['params']:
-    raise errors.UsageError(f'weights of PyTorch go into resnet18 and resnet20, and the model is {model.name!r}')
+    raise errors.UsageError(f'PyTorch weights are for resnet18 and resnet20, and the model is {model.name!r}')
   entries = _common_names(read(path))
   places = {_torch_name(trees.path_names(place)[1:]): leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   ours = {name: _our_layout(values) for name, values in entries.items()}
   faults = {
     'missing': [name for name in places if name not in entries],
-    'without a place in the model': [name for name in entries if name not in places],
+    'not in the model': [name for name in entries if name not in places],
     'of another shape': [
       f'{name} {entries[name].shape} where the model has {leaf.shape}'
       for name, leaf in places.items()
@@ -86,15 +89,15 @@ def load(path, model, image_shape):
   )
 
 
-def read(path):
+def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays in a weight file by name, in PyTorch's layout.
 
   Args:
-    path: a file of `torch.save` (either format) that holds a `state_dict`, alone or as the one entry of its kind in a
-      dictionary; a `.safetensors` file; or an `.npz`. The content decides, not the suffix.
+    path: a file of `torch.save` (either format) with a `state_dict`, alone or as the only one in a dictionary; a
+      `.safetensors` file; or an `.npz`. The format is recognised by the content, not by the suffix.
 
   Raises:
-    UsageError: for a file that cannot be read, is none of these, or holds anything but tensors and plain values.
+    UsageError: for a file that cannot be read, has another format, or holds anything but tensors and plain values.
   """
   try:
     with open(path, 'rb') as file:
@@ -109,28 +112,28 @@ def read(path):
       else:
         raise errors.UsageError('it is no file of torch.save, no .safetensors and no .npz')
     return _state_dict(content)
-  except Exception as error:  # a damaged pickle raises whatever its bytes happen to spell
+  except Exception as error:  # a damaged pickle can raise anything
     reason = str(error) if isinstance(error, errors.UsageError) else f'{type(error).__name__}: {error}'
     raise errors.UsageError(f'cannot read the weights in {str(path)!r}: {reason}') from error
 
 
 class _Storage:
-  """The flat values that tensors are views of; they stand behind the pickle that names them."""
+  """The flat values that tensors are views of; files hold them after the pickle that refers to them."""
 
-  def __init__(self, dtype, count):
+  def __init__(self, dtype: Any, count: int) -> None:
     self.dtype, self.count, self.values = np.dtype(dtype), count, None
 
-  def fill(self, data):
+  def fill(self, data: bytes) -> None:
     self.values = np.frombuffer(data, self.dtype, self.count)
 
 
 class _Tensor(NamedTuple):
   storage: _Storage
   offset: int
-  shape: tuple
-  stride: tuple
+  shape: tuple[int, ...]
+  stride: tuple[int, ...]
 
-  def array(self):
+  def array(self) -> np.ndarray:
     values, offset = self.storage.values, self.offset
     last = offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
     if min((offset, *self.stride)) < 0 or (math.prod(self.shape) and last >= values.size):
@@ -139,8 +142,10 @@ class _Tensor(NamedTuple):
     return np.lib.stride_tricks.as_strided(values[offset:], self.shape, steps).copy()
 
 
-def _rebuild_tensor(storage, offset, shape, stride, *rest):
-  del rest  # whether it asks for a gradient, and hooks
+def _rebuild_tensor(
+  storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *rest: Any
+) -> _Tensor:
+  del rest  # requires_grad and hooks
   return _Tensor(storage, offset, shape, stride)
 
 
@@ -156,23 +161,23 @@ _KNOWN = {
 class _Unpickler(pickle.Unpickler):
   """Builds dictionaries and tensors, and collects the storages to fill, by key."""
 
-  def __init__(self, file):
+  def __init__(self, file: BinaryIO) -> None:
     super().__init__(file, encoding='latin1')
     self.storages = {}
 
-  def find_class(self, module, name):
+  def find_class(self, module: str, name: str) -> Any:
     if (module, name) not in _KNOWN:
       raise errors.UsageError(
         f'it holds an object {module}.{name}, and only tensors are read: save the state_dict() of the network'
       )
     return _KNOWN[module, name]
 
-  def persistent_load(self, entry):
+  def persistent_load(self, entry: tuple) -> _Storage:
     _, dtype, key, _, count, *_ = entry
     return self.storages.setdefault(key, _Storage(dtype, count))
 
 
-def _read_zip(file):
+def _read_zip(file: BinaryIO) -> Any:
   with zipfile.ZipFile(file) as archive:
     pickles = [name for name in archive.namelist() if name.endswith('/data.pkl')]
     if not pickles:
@@ -186,33 +191,33 @@ def _read_zip(file):
   return content
 
 
-def _read_legacy(file):
-  for _ in range(3):  # the magic number, the version, the machine
+def _read_legacy(file: BinaryIO) -> Any:
+  for _ in range(3):  # magic number, version, platform
     _Unpickler(file).load()
   unpickler = _Unpickler(file)
   content = unpickler.load()
   for key in _Unpickler(file).load():
     storage = unpickler.storages[key]
-    file.seek(8, 1)  # the count once more
+    file.seek(8, 1)  # skip the count, which the pickle holds too
     storage.fill(file.read(storage.count * storage.dtype.itemsize))
   return content
 
 
-def _read_safetensors(file):
+def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
   header = json.loads(file.read(int.from_bytes(file.read(8), 'little')))
   header.pop('__metadata__', None)
   data = file.read()
 
-  def array(dtype, shape, data_offsets):
+  def array(dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
     return np.frombuffer(data[slice(*data_offsets)], _SAFETENSORS[dtype]).reshape(shape)
 
   return {name: array(**entry) for name, entry in header.items()}
 
 
-def _state_dict(content):
-  """Returns the arrays of `content`, or of the one dictionary in it that holds nothing but arrays."""
+def _state_dict(content: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of `content`, or of the only dictionary in it that holds nothing but arrays."""
 
-  def is_one(value):
+  def is_one(value: Any) -> bool:
     return isinstance(value, dict) and value and all(isinstance(each, (_Tensor, np.ndarray)) for each in value.values())
 
   if not is_one(content):
@@ -224,8 +229,8 @@ def _state_dict(content):
   return {name: value.array() if isinstance(value, _Tensor) else value for name, value in content.items()}
 
 
-def _common_names(entries):
-  """Returns the entries under the names that `_torch_name` gives."""
+def _common_names(entries: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the entries under the names of `_torch_name`."""
   prefix = 'module.' if all(name.startswith('module.') for name in entries) else ''
   names = {name: name.removeprefix(prefix).replace('.downsample.', '.shortcut.') for name in entries}
   return {
@@ -235,13 +240,13 @@ def _common_names(entries):
   }
 
 
-def _some(names):
+def _some(names: list[str]) -> str:
   more = f' and {len(names) - 4} more' if len(names) > 4 else ''
   return ', '.join(names[:4]) + more
 
 
-def _torch_name(path):
-  """Returns what published code calls the variable at `path` of a residual network."""
+def _torch_name(path: Sequence[str]) -> str:
+  """Returns the name in published code of the variable at `path` of a residual network."""
   *modules, leaf = path
   name = re.sub(r'^layer(\d)_(\d)', r'layer\1.\2', '.'.join(modules))
   name = (
@@ -251,6 +256,6 @@ def _torch_name(path):
   return f'{name}.{leaves[leaf]}'
 
 
-def _our_layout(values):
-  """Returns [out, in, row, column] as [out, column·row·in], [out, in] as [in, out], and the rest as it is."""
+def _our_layout(values: np.ndarray) -> np.ndarray:
+  """Returns [out, in, row, column] as [out, column·row·in], [out, in] as [in, out], and other shapes unchanged."""
   return values.transpose(0, 3, 2, 1).reshape(len(values), -1) if values.ndim == 4 else values.T

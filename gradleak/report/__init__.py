@@ -1,16 +1,21 @@
-"""Audit results for people: summaries, a terminal table, a picture grid, curves, one self-contained HTML page."""
+"""Results for people: summaries, a terminal table, a picture grid, curves, one self-contained HTML page."""
 
+import os
+from typing import Any
+
+from gradleak import errors
+from gradleak.audit import AuditResult, load
+from gradleak.frontier import Frontier
 from gradleak.report.descent import curves
-from gradleak.report.frontier import Trained, entries, frontier, frontier_csv, frontier_table, worst_case_of
-from gradleak.report.page import render, write
+from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table, worst_case_of
+from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
 from gradleak.report.pictures import data_uri, grid
 from gradleak.report.strengths import strengths, sweep_csv, sweep_summaries
 from gradleak.report.tables import summarise, summary_csv, terminal_table, worst_case
-from gradleak.report.training import write_training
+from gradleak.report.training import write_frontier, write_training
 
 __all__ = [
-  'Trained',
   'curves',
   'data_uri',
   'entries',
@@ -31,3 +36,24 @@ __all__ = [
   'write',
   'write_training',
 ]
+
+
+def write(result: AuditResult | Frontier | str | os.PathLike, folder: Any = None) -> None:
+  """Writes the page, pictures and tables of an audit or a frontier, each file whole or not at all.
+
+  Args:
+    result: an `AuditResult` or a `Frontier`; or the work directory of a finished audit, see `gradleak.load`.
+    folder: a path, made if it does not exist; by default the work directory.
+
+  Raises:
+    UsageError: if a result is given without a folder, or a path that holds no finished audit.
+  """
+  if isinstance(result, str | os.PathLike):
+    folder = result if folder is None else folder
+    result = load(result)
+  if folder is None:
+    raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
+  if isinstance(result, Frontier):
+    write_frontier(result, folder)
+  else:
+    write_audit(result, folder)

@@ -1,49 +1,64 @@
-"""How the attacks descended: the objective against the step, as SVG that takes its colours from the page around it."""
+"""How the attacks converged: the objective against the step, as SVG in the text colour of the page around it."""
 
 import io
 import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
+from gradleak.audit.result import AuditResult
 from gradleak.report import figures, tables
 
-_THEME_INK = figures.LINE  # stands for the colour of the page's text, whatever it is
+_THEME_INK = figures.LINE  # replaced by the text colour of the page
 _AT_TRUTH = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
 _MAX_POINTS = 160
 _MAX_LINES = 24
 
 
-def curves(result):
-  """Returns {title: SVG}: the objective against the step, on log axes, a colour per defense.
+class Descent(NamedTuple):
+  """The curves of one case.
 
-  A title is the attack's name, followed by '· aware' where the attackers know the defense; of these the strongest
-  counter-measure to each defense is drawn.
-
-  Thin lines are trials (the first 24), the thick one is their median, the dashed one the objective at the truth
-  (median) where it is above zero. Text and axes take the colour of the surrounding text. What has no descent (closed
-  forms, runs that all diverged at once) is left out.
+  Attributes:
+    defense: its label.
+    label: how the legend calls it.
+    steps: int [K].
+    objective: float [T, K].
+    at_truth: the objective at the private images of each trial that has one.
   """
-  by_attacker = tables.by_attacker(result.rows)
-  shown = [
-    tables.attacker(summary) for pair in tables.paired(tables.summarise(result.rows)).values() for summary in pair
-  ]
-  panels = {}
-  for attacker in shown:
-    attack, defense, *counter = attacker
-    steps, objective = (np.asarray(values) for values in result.curves.get(attacker, ((), ())))
+
+  defense: str
+  label: str
+  steps: np.ndarray
+  objective: np.ndarray
+  at_truth: list[float]
+
+
+def curves(result: AuditResult) -> dict[str, str]:
+  """Returns {title: SVG}: the objective against the step on log axes, one colour per defense.
+
+  A title is the label of the attack; '· aware' follows where the attackers know the defense, and of these the strongest
+  per defense is drawn. Thin lines are trials (the first 24), the thick one is their median, the dashed one the median
+  objective at the private images where it is positive. Cases without steps (closed forms) or without a finite objective
+  are left out.
+  """
+  by_case = tables.by_case(result.rows)
+  cases = [tables.case(summary) for pair in tables.paired(tables.summarise(result.rows)).values() for summary in pair]
+  panels: dict[str, list[Descent]] = {}
+  for case in cases:
+    attack, defense, *counter = case
+    steps, objective = (np.asarray(values) for values in result.curves.get(case, ((), ())))
     if np.size(steps) > 1 and np.isfinite(_positive(objective)).any():
-      at_truth = [
-        row['objective_at_truth'] for row in by_attacker[attacker] if row.get('objective_at_truth') is not None
-      ]
+      at_truth = [row['objective_at_truth'] for row in by_case[case] if row.get('objective_at_truth') is not None]
       title, label = (f'{attack} · aware', f'{defense} · {counter[0]}') if counter else (attack, defense)
-      panels.setdefault(title, []).append((defense, label, steps, objective.astype(np.float64), at_truth))
+      panels.setdefault(title, []).append(Descent(defense, label, steps, objective.astype(np.float64), at_truth))
   defenses = list(dict.fromkeys(row['defense'] for row in result.rows))
   return {title: _panel(title, descents, defenses) for title, descents in panels.items()}
 
 
-def _panel(title, descents, defenses):
-  """Returns the SVG of the descents [(defense, label, steps [K], objective [T, K], objective at the truth [T])]."""
+def _panel(title: str, descents: Sequence[Descent], defenses: Sequence[str]) -> str:
+  """Returns the SVG of one attack."""
   from matplotlib import rc_context
   from matplotlib.backends.backend_svg import FigureCanvasSVG
   from matplotlib.figure import Figure
@@ -66,20 +81,20 @@ def _panel(title, descents, defenses):
       truth = np.median(at_truth) if at_truth else 0.0
       if truth > 0:
         axes.axhline(truth, color=colour, **_AT_TRUTH)
-    handles.append(Line2D([], [], color=_THEME_INK, label='objective at the truth', **_AT_TRUTH))
+    handles.append(Line2D([], [], color=_THEME_INK, label='objective at the private images', **_AT_TRUTH))
     axes.set_xscale('symlog', linthresh=1)
-    axes.set_xlim(min(steps[0] for _, _, steps, *_ in descents), max(steps[-1] for _, _, steps, *_ in descents))
+    axes.set_xlim(min(each.steps[0] for each in descents), max(each.steps[-1] for each in descents))
     axes.set_yscale('log', nonpositive='mask')
     axes.grid(color=_THEME_INK, alpha=0.12, linewidth=0.6)
     axes.spines[['top', 'right']].set_visible(False)
     figure.legend(handles=handles, loc='outside lower left', frameon=False, handlelength=3, labelspacing=0.35)
     buffer = io.StringIO()
     FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(('Date', 'Creator', 'Format', 'Type')))
-  return _embeddable(buffer.getvalue(), f'The objective of {title} against its step, a line per trial and defense.')
+  return _embeddable(buffer.getvalue(), f'The objective of {title} against the step, a line per trial and defense.')
 
 
-def _embeddable(svg, label):
-  """Returns matplotlib's SVG fit to stand in a page beside others: own ids only, no style for the whole page."""
+def _embeddable(svg: str, label: str) -> str:
+  """Returns Matplotlib's SVG for a page with several: without ids that repeat and without style for the whole page."""
   svg = svg[svg.index('<svg') :].replace(_THEME_INK, 'currentColor')
   svg = re.sub(r'<style.*?</style>', '', svg, count=1, flags=re.DOTALL)
   svg = re.sub(r'<g id="[^"]*"', '<g', svg)
@@ -87,26 +102,26 @@ def _embeddable(svg, label):
   return svg.replace('<svg', opening, 1)
 
 
-def _plain(name):
-  """Returns `name` so that matplotlib reads no mathematics into it."""
+def _plain(name: str) -> str:
+  """Returns `name` with its dollar signs escaped, which Matplotlib would read as mathematics."""
   return name.replace('$', r'\$')
 
 
-def _log_spaced(steps):
-  """Returns at most `_MAX_POINTS` indices into `steps`, evenly spaced on a log axis, the ends among them."""
+def _log_spaced(steps: np.ndarray) -> np.ndarray:
+  """Returns at most `_MAX_POINTS` indices into `steps`, evenly spaced on a log axis, both ends included."""
   if len(steps) <= _MAX_POINTS:
     return np.arange(len(steps))
   return np.unique(np.round(np.geomspace(1, len(steps), _MAX_POINTS)).astype(int) - 1)
 
 
-def _median(objective):
-  """Returns the median over trials [T, K] -> [K] of what is finite; NaN where nothing is."""
+def _median(objective: np.ndarray) -> np.ndarray:
+  """Returns the median over the trials that are finite, [T, K] -> [K]; NaN where none is."""
   median = np.full(objective.shape[1], np.nan)
   some = np.isfinite(objective).any(axis=0)
   median[some] = np.nanmedian(np.where(np.isfinite(objective), objective, np.nan)[:, some], axis=0)
   return median
 
 
-def _positive(values):
-  """Returns `values` with NaN for what a log axis cannot show."""
+def _positive(values: Any) -> np.ndarray:
+  """Returns `values` with NaN in place of those that a log axis cannot show."""
   return np.where(np.isfinite(values) & (values > 0), values, np.nan)

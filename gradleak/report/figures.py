@@ -1,27 +1,37 @@
-"""How our figures look, and their PNG."""
+"""The style of the figures, and their PNG."""
 
+import base64
 import contextlib
 import io
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 INK, SOFT = '#1d2126', '#5c6168'
-LINE = '#0a0b0c'  # of the undefended run
-# Okabe and Ito's colour-blind-safe palette, without the two that vanish on white; orange darkened and blue lightened,
-# so that all of them stand out from white and from near-black.
+LINE = '#0a0b0c'  # of uploads without a defense
+DPI = 160
+# Okabe and Ito's colour-blind-safe palette without the two that are too light on white; orange is darkened and blue
+# lightened, so that all contrast with white and with near-black.
 _PALETTE = ('#2f86c9', '#d55e00', '#009e73', '#cc79a7', '#b87f00')
 _DASHES = ('-', (0, (7, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1.2, 1)))
 
 
 @contextlib.contextmanager
-def figure(width, height, **options):
-  """Yields a Matplotlib figure of so many inches, in our style, and the function that returns it as a PNG."""
+def figure(width: float, height: float, **options: Any) -> Iterator[tuple[Any, Callable[[], bytes]]]:
+  """Yields a Matplotlib figure in our style, and the function that returns it as a PNG.
+
+  Args:
+    width, height: in inches.
+    **options: of `matplotlib.figure.Figure`.
+  """
   from matplotlib import rc_context
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': INK, 'text.parse_math': False}):
-    made = Figure(figsize=(width, height), dpi=160, facecolor='white', **options)
+    made = Figure(figsize=(width, height), dpi=DPI, facecolor='white', **options)
 
-    def png():
+    def png() -> bytes:
       buffer = io.BytesIO()
       FigureCanvasAgg(made).print_png(buffer, metadata={'Software': None})
       return buffer.getvalue()
@@ -29,9 +39,19 @@ def figure(width, height, **options):
     yield made, png
 
 
-def line_style(defense, defenses):
-  """Returns (colour, dashes): the undefended run in near-black, the others in the palette's colours, then dashed."""
+def line_style(defense: str, defenses: Iterable[str]) -> tuple[str, Any]:
+  """Returns (colour, dashes): 'none' in near-black, defenses in the colours of the palette, then also dashed."""
   if defense == 'none':
     return LINE, '-'
   place = [name for name in defenses if name != 'none'].index(defense)
   return _PALETTE[place % len(_PALETTE)], _DASHES[place // len(_PALETTE) % len(_DASHES)]
+
+
+def embedded(png: bytes) -> str:
+  """Returns a PNG as a data URI."""
+  return f'data:image/png;base64,{base64.b64encode(png).decode()}'
+
+
+def width(png: bytes) -> int:
+  """Returns the width of a PNG in pixels."""
+  return struct.unpack('>I', png[16:20])[0]

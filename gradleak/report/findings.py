@@ -1,52 +1,56 @@
-"""What the numbers of an audit mean, in sentences that claim no more than the numbers do; names stand in backticks."""
+"""What the figures of an audit show, in sentences that claim no more than the figures do; names stand in backticks."""
 
-import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range
 
 MIN_CONTROLS = 64
-_TRANSFORMS = r'\b(ats|instahide)\b'
 _FAILED = ('not_solved', 'diverged')
 
+Entry = dict[str, Any]  # of `tables.worst_case`
+Summary = dict[str, Any]  # of `tables.summarise`
+Config = Mapping[str, Any]  # of the audit; only `batch_size` is read
 
-def sentences(summaries, worst, config):
-  """Returns the sentences that open the report: the undefended setting, each defense, and how far that reaches.
+
+def sentences(summaries: Sequence[Summary], worst: Sequence[Entry], config: Config) -> list[str]:
+  """Returns the sentences that open the page: without a defense, with each defense, and what they do not show.
 
   Args:
     summaries: from `tables.summarise`.
     worst: from `tables.worst_case`.
-    config: the audit's settings, of which only `batch_size` is read.
+    config: the audit's settings.
   """
   return [undefended(summaries, worst, config), *defended(worst, config), caution(worst)]
 
 
-def undefended(summaries, worst, config):
-  """Returns the sentence about the runs without a defense: does this setting leak at all?"""
+def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Config) -> str:
+  """Returns what the attacks recover without a defense; the arguments are those of `sentences`."""
   entry = next((entry for entry in worst if entry['defense'] == 'none'), None)
   if entry is None:
-    return 'No undefended run was made, so nothing here shows that an attack works in this setting at all.'
+    return 'No undefended upload was attacked, so nothing here shows that the attacks work in this setting.'
   if not entry['recovered']:
     return (
       f'Even without a defense {_none_of(entry, config)} recovered: this setting proves nothing about any defense, '
-      'for where the attacks fail anyway a defense cannot show its worth.'
+      'because the attacks fail without one, too.'
     )
   best = max(
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
     key=lambda summary: (summary['recovered'], summary['psnr']),
   )
   average = ' on average' if best['n'] > 1 else ''
-  weak = ' That is less than half of them: a low figure under a defense means little here.'
+  weak = ' That is less than half of them, so a low number under a defense means little here.'
   return (
-    f'Without a defense, the server recovers {entry["recovered"]} of {entry["n"]} {_unit(entry["n"], config)} '
-    f'(95 % interval {percent_range(entry)}); `{best["attack"]}` reaches {number(best["psnr"])} dB{average}, where an '
-    f'upload of mere noise gives it at most {number(best["control_psnr"])} dB in 95 of 100 cases (the null-gradient '
-    'control).' + (weak if 2 * entry['recovered'] < entry['n'] else '')
+    f'Without a defense, the attacks recover {entry["recovered"]} of {entry["n"]} {_unit(entry["n"], config)} '
+    f'(95 % interval {percent_range(entry)}); `{best["attack"]}` reaches {number(best["psnr"])} dB{average}. On noise '
+    f'in place of an upload (the null-gradient control) it reaches at most {number(best["control_psnr"])} dB in 95 of '
+    '100 runs.' + (weak if 2 * entry['recovered'] < entry['n'] else '')
   )
 
 
-def defended(worst, config):
-  """Returns a few sentences about the defenses, grouped by the worst that any of the attackers did to them."""
+def defended(worst: Sequence[Entry], config: Config) -> list[str]:
+  """Returns a few sentences on the defenses, grouped by their worst case; the arguments are those of `sentences`."""
   entries = [entry for entry in worst if entry['defense'] != 'none']
   idle = [entry for entry in entries if 'defense changed nothing' in entry['flags']]
   active = [entry for entry in entries if entry not in idle]
@@ -54,162 +58,202 @@ def defended(worst, config):
   silent = [entry for entry in active if not entry['recovered']]
   unsolved = [entry for entry in silent if entry['not_solved'] or entry['diverged']]
   withstood = [entry for entry in silent if entry not in unsolved]
-  found = broken(worst, config)
-  if leaking:
-    shares = [f'{k} of {n} under {_names(group)} ({percent_range(group[0])})' for k, n, group in _by_count(leaking)]
-    found.append(f'With a defense, it still recovers {"; ".join(shares)}.')
-  helped = [entry for entry in leaking if entry['unaware'] is not None and entry['unaware'] < entry['recovered']]
-  if helped:
-    shares = [f'{k} of {n} under {_names(group)}' for k, n, group in _by_count(helped, 'unaware')]
-    found.append(f'An attacker who takes the upload for a gradient gets no more than {listed(shares)}.')
+  found = [*broken(worst, config), *_leaking(leaking)]
   if withstood and _setting_works(worst):
-    untried = [entry for entry in withstood if entry['aware'] is None]
-    tried = [entry for entry in withstood if entry['aware'] is not None]
-    found.append(
-      f'Under {_names(withstood)} {_none_of(withstood[0], config)} recovered ({percent_range(withstood[0])}), although '
-      'the attacks reached at least as good an objective as the truth has: for them, what was sent no longer singles '
-      f'out the private data.{_tried(tried, untried)}'
-    )
-    if untried:
-      where = f' of {_names(untried)}' if tried else ''
-      found.append(f'An attacker who knows the defense{where} may do better.')
+    found += _withstood(withstood, config)
   if unsolved:
-    failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (_FAILED, ('runs',)))
-    tried = [entry for entry in unsolved if entry['aware'] is not None]
-    untried = [entry for entry in unsolved if entry['aware'] is None]
-    found.append(
-      f'Under {_names(unsolved)} {_none_of(unsolved[0], config)} recovered, but {failed} of {runs} runs failed as an '
-      'optimisation (“not solved” or diverged): this does not show that '
-      f'{"it protects" if len(unsolved) == 1 else "they protect"}.{_tried(tried, untried)}'
-    )
+    found.append(_unsolved(unsolved, config))
   if idle:
     found.append(f'{_names(idle)} changed nothing in the upload: the figures are those of no defense.')
   return found
 
 
-def broken(worst, config):
-  """Returns at most one sentence, in a list: the defenses that stop only an attacker who does not know them."""
+def broken(worst: Sequence[Entry], config: Config) -> list[str]:
+  """Returns at most one sentence: the defenses that work only against attackers who are unaware of them."""
   entries = _broken(worst)
   if not entries:
     return []
-  hidden = f'{_all_of(entries[0], config)} from an attacker who takes the upload for a gradient'
+  hidden = _all_of(entries[0], config)
   if len(entries) == 1:
     (entry,) = entries
     verb = 'is' if entry['recovered'] == 1 else 'are'
     recovered = f'{entry["recovered"]} of {entry["n"]} ({percent_range(entry)}) {verb}'
-    return [f'{_names(entries)} hides {hidden}, and {recovered} recovered by one who knows it ({_means(entry)}).']
-  groups = {}
+    return [
+      f'{_names(entries)} hides {hidden} from an attacker who is unaware of it, but {recovered} recovered by one who '
+      f'knows it ({_means(entry)}).'
+    ]
+  groups: dict[tuple, list[Entry]] = {}
   for entry in entries:
     groups.setdefault((-entry['recovered'], _means(entry)), []).append(entry)
-  shares = [
+  counts = [
     f'{group[0]["recovered"]} of {group[0]["n"]} under {_names(group)} ({percent_range(group[0])}; {means})'
     for (_, means), group in sorted(groups.items(), key=lambda item: item[0][0])
   ]
-  return [f'{len(entries)} defenses hide {hidden}, but one who knows them recovers {listed(shares)}.']
+  return [
+    f'{len(entries)} defenses hide {hidden} from an attacker who is unaware of them, but one who knows them recovers '
+    f'{listed(counts)}.'
+  ]
 
 
-def caution(worst):
-  """Returns the sentence that says how far the result reaches."""
-  reach = 'What is recovered leaks; what is not was safe only from these attacks with this budget'
+def caution(worst: Sequence[Entry]) -> str:
+  """Returns the sentence on what the result does not show; `worst` is from `tables.worst_case`."""
+  reach = 'Images that were not recovered may be recovered by other attacks, or by these with more steps or starts'
   unsolved = any(entry['not_solved'] for entry in worst)
-  return f'{reach}, and runs “not solved” show no protection at all.' if unsolved else f'{reach}.'
+  return f'{reach}; runs that are “not solved” show no protection at all.' if unsolved else f'{reach}.'
 
 
-def guarantees(config):
-  """Returns what `privacy.statements` says, defenses of which it says the same together."""
-  together = {}
-  for statement in privacy.statements(config):
-    defense, said = statement.split(': ', 1)
-    together.setdefault(said, []).append(defense)
-  return [f'{listed(defenses)}: {said}' for said, defenses in together.items()]
+def guarantees(methods: Mapping[str, Any]) -> list[str]:
+  """Returns `privacy.statements`, defenses with the same statement in one; `methods` is `AuditResult.methods`."""
+  together: dict[str, list[str]] = {}
+  for defense, statement in privacy.statements(methods).items():
+    together.setdefault(statement, []).append(f'`{defense}`')
+  return [f'{listed(defenses)}: {statement}.' for statement, defenses in together.items()]
 
 
-def cautions(summaries, worst, controls):
+def cautions(
+  summaries: Sequence[Summary], worst: Sequence[Entry], controls: Iterable[dict], methods: Mapping[str, Any]
+) -> list[str]:
   """Returns the reasons to read the figures with care, one sentence each.
 
   Args:
     summaries: from `tables.summarise`.
     worst: from `tables.worst_case`.
     controls: the rows of the null-gradient control runs.
+    methods: `AuditResult.methods`.
   """
   attacks = list(dict.fromkeys(summary['attack'] for summary in summaries))
   # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
-  sizes = {attack: len({row['trial'] for row in controls if row['attack'] == attack}) for attack in attacks}
+  numbers = {(row['attack'], row['trial']) for row in controls}
+  sizes = {attack: sum(of == attack for of, _ in numbers) for attack in attacks}
   bare = [f'`{attack}`' for attack in attacks if not sizes[attack]]
   few = [f'{sizes[attack]} runs for `{attack}`' for attack in attacks if 0 < sizes[attack] < MIN_CONTROLS]
   failing = [f'`{s["attack"]}`' for s in summaries if s['defense'] == 'none' and not s['recovered']]
   unfinished, diverged = (sum(summary[key] for summary in summaries) for key in ('unfinished', 'diverged'))
   notes = []
   if failing and _setting_works(worst):
-    notes.append(f'Nothing is recovered even without a defense by {listed(failing)}: no evidence about defenses there.')
+    notes.append(
+      f'Even without a defense, nothing is recovered by {listed(failing)}: such figures show nothing about defenses.'
+    )
   if bare:
-    notes.append(f'Without a null-gradient control, hence without a threshold for “recovered”: {listed(bare)}.')
+    notes.append(f'No null-gradient control was run for {listed(bare)}: without its threshold no run is “recovered”.')
   if few:
-    notes.append(f'The control is small, {listed(few)}; below {MIN_CONTROLS} the threshold itself is uncertain.')
+    notes.append(
+      f'The null-gradient control is small ({listed(few)}): with fewer than {MIN_CONTROLS} the threshold is uncertain.'
+    )
   if unfinished:
-    runs = _runs(unfinished)
-    notes.append(f'In {unfinished} recovered {runs} the descent had not finished: the leak is at least this.')
+    notes.append(
+      f'In {unfinished} recovered {_runs(unfinished)} the attack had not converged: more steps may recover more.'
+    )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
-  transformed = [entry for entry in worst if re.search(_TRANSFORMS, entry['defense'])]
-  if transformed:
-    notes.append(
-      f'Under {_names(transformed)} the client trains on transformed images, which an attack then finds: figures '
-      'against the originals do not see a face that was moved or mixed. Look at the pictures. The attacks published '
-      'against these (a policy guessed from early rounds; InstaHide’s decoding from many encodings) are not tried here.'
-    )
-  return notes
+  return notes + _transformed(worst, methods)
 
 
-def _runs(count):
+def _leaking(leaking: Sequence[Entry]) -> list[str]:
+  """Returns the sentences on defenses under which something is recovered, whoever attacks."""
+  if not leaking:
+    return []
+  counts = [f'{k} of {n} under {_names(group)} ({percent_range(group[0])})' for k, n, group in _by_count(leaking)]
+  found = [f'With a defense, they still recover {"; ".join(counts)}.']
+  helped = [entry for entry in leaking if entry['unaware'] is not None and entry['unaware'] < entry['recovered']]
+  if helped:
+    counts = [f'{k} of {n} under {_names(group)}' for k, n, group in _by_count(helped, 'unaware')]
+    found.append(f'An attacker who is unaware of the defense recovers no more than {listed(counts)}.')
+  return found
+
+
+def _withstood(withstood: Sequence[Entry], config: Config) -> list[str]:
+  """Returns the sentences on defenses under which all attacks solved their problem and recovered nothing."""
+  untried = [entry for entry in withstood if entry['aware'] is None]
+  tried = [entry for entry in withstood if entry['aware'] is not None]
+  found = [
+    f'Under {_names(withstood)} {_none_of(withstood[0], config)} recovered ({percent_range(withstood[0])}), although '
+    'the attacks reached an objective at least as low as that of the private images: for them, the upload no longer '
+    f'singles out these images.{_tried(tried, untried)}'
+  ]
+  if untried:
+    where = f' of {_names(untried)}' if tried else ''
+    found.append(f'An attacker who knows the defense{where} may do better.')
+  return found
+
+
+def _unsolved(unsolved: Sequence[Entry], config: Config) -> str:
+  """Returns the sentence on defenses under which nothing is recovered, but some attacks failed as an optimisation."""
+  failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (_FAILED, ('runs',)))
+  tried = [entry for entry in unsolved if entry['aware'] is not None]
+  untried = [entry for entry in unsolved if entry['aware'] is None]
+  return (
+    f'Under {_names(unsolved)} {_none_of(unsolved[0], config)} recovered, but {failed} of {runs} runs failed as an '
+    'optimisation (“not solved” or diverged): this does not show that '
+    f'{"it protects" if len(unsolved) == 1 else "they protect"}.{_tried(tried, untried)}'
+  )
+
+
+def _transformed(worst: Sequence[Entry], methods: Mapping[str, Any]) -> list[str]:
+  """Returns at most one sentence: the defenses on the samples, which metrics against the originals underrate."""
+  known = methods.get('defenses', {})
+  transformed = [entry for entry in worst if 'data' in known.get(entry['defense'], {}).get('places', [])]
+  if not transformed:
+    return []
+  return [
+    f'Under {_names(transformed)} the client trains on transformed images, and these are what an attack reconstructs: '
+    'metrics against the originals are low even where a moved or mixed image can be recognised, so look at the '
+    'pictures. No attack here undoes the transformation (by a policy guessed from early rounds, or by decoding many '
+    'encodings of InstaHide).'
+  ]
+
+
+def _runs(count: int) -> str:
   return 'run' if count == 1 else 'runs'
 
 
-def _setting_works(worst):
+def _setting_works(worst: Iterable[Entry]) -> bool:
   return any(entry['defense'] == 'none' and entry['recovered'] for entry in worst)
 
 
-def _broken(worst):
-  """Returns the entries of which only an attacker who knows the defense recovers anything, in a setting that works."""
+def _broken(worst: Sequence[Entry]) -> list[Entry]:
+  """Returns the defenses under which only aware attackers recover anything, in a setting that works."""
   return [entry for entry in worst if entry['unaware'] == 0 and entry['recovered'] and _setting_works(worst)]
 
 
-def _by_count(entries, key='recovered'):
-  """Returns [(count, n, entries)], those of the same count together, the largest count first."""
-  counts = sorted({entry[key] for entry in entries}, reverse=True)
-  groups = [[entry for entry in entries if entry[key] == count] for count in counts]
-  return [(group[0][key], group[0]['n'], group) for group in groups]
+def _by_count(entries: Iterable[Entry], key: str = 'recovered') -> list[tuple[int, int, list[Entry]]]:
+  """Returns [(count, n, entries with that count)], the largest count first."""
+  groups: dict[int, list[Entry]] = {}
+  for entry in sorted(entries, key=lambda entry: -entry[key]):
+    groups.setdefault(entry[key], []).append(entry)
+  return [(count, group[0]['n'], group) for count, group in groups.items()]
 
 
-def _means(entry):
-  """Returns by which counter-measures a defense was broken: the strongest, and whether others did, too."""
+def _means(entry: Entry) -> str:
+  """Returns the counter-measure that recovers most, and whether others recover something, too."""
   strongest, *others = entry['counters']
-  return f'above all `{strongest}`' if others else f'`{strongest}`'
+  return f'most by `{strongest}`' if others else f'`{strongest}`'
 
 
-def _tried(tried, untried):
-  """Returns what is to be said of the aware attackers that failed at the defenses `tried`, but at none of `untried`."""
+def _tried(tried: Sequence[Entry], untried: Sequence[Entry]) -> str:
+  """Returns the sentence on aware attackers that failed: run against `tried`, but not against `untried`."""
   if not tried:
     return ''
   where = f' of {_names(tried)}' if untried else ''
   return f' Attackers who know the defense{where} were tried and failed, too.'
 
 
-def _unit(n, config):
+def _unit(n: int, config: Config) -> str:
   size = config.get('batch_size', 1)
-  noun, rest = ('image', '') if size == 1 else ('batch', f' of {size} images')
-  return {'image': 'images', 'batch': 'batches'}[noun] + rest if n > 1 else noun + rest
+  if size == 1:
+    return 'image' if n == 1 else 'images'
+  return f'{"batch" if n == 1 else "batches"} of {size} images'
 
 
-def _none_of(entry, config):
+def _none_of(entry: Entry, config: Config) -> str:
   unit = _unit(entry['n'], config)
   return f'the one {unit} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {unit} is'
 
 
-def _all_of(entry, config):
+def _all_of(entry: Entry, config: Config) -> str:
   unit = _unit(entry['n'], config)
   return f'the one {unit}' if entry['n'] == 1 else f'all {entry["n"]} {unit}'
 
 
-def _names(entries):
+def _names(entries: Iterable[Entry]) -> str:
   return listed([f'`{entry["defense"]}`' for entry in entries])

@@ -2,16 +2,18 @@
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
-def number(value, digits=1):
+def number(value: float | None, digits: int = 1) -> str:
   """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
   if value is None or math.isnan(value):
     return '–'
   return '∞' if math.isinf(value) else f'{round(value, digits) + 0.0:.{digits}f}'  # no “-0.0”
 
 
-def significant(value, digits=2):
+def significant(value: float | None, digits: int = 2) -> str:
   """Returns `value` with `digits` significant digits, as number × power of ten where it is small or large."""
   if value is None or math.isnan(value):
     return '–'
@@ -21,40 +23,41 @@ def significant(value, digits=2):
   return f'{mantissa} × 10{power}' if exponent else text
 
 
-def plus_minus(summary, name, digits=1):
-  """Returns 'mean ± half the width of the 95 % interval', or the mean alone where there is no interval."""
+def plus_minus(summary: Mapping[str, Any], name: str, digits: int = 1) -> str:
+  """Returns 'mean ± distance to the farther end of its 95 % interval', the mean alone where there is no interval."""
   mean, low, high = (summary[key] for key in (name, f'{name}_low', f'{name}_high'))
-  return number(mean, digits) if low is None else f'{number(mean, digits)} ± {number((high - low) / 2, digits)}'
+  half = '' if low is None else f' ± {number(max(high - mean, mean - low), digits)}'
+  return f'{number(mean, digits)}{half}'
 
 
-def interval(summary, name, digits=1):
+def interval(summary: Mapping[str, Any], name: str, digits: int = 1) -> str:
   """Returns 'low – high' of the 95 % interval of the mean; empty where there is none."""
   low, high = summary[f'{name}_low'], summary[f'{name}_high']
   return '' if low is None else f'{number(low, digits)} – {number(high, digits)}'
 
 
-def percent_range(summary):
-  """Returns the exact interval of a share in whole per cent, rounded outwards so that it never looks narrower."""
+def percent_range(summary: Mapping[str, Any]) -> str:
+  """Returns the exact interval of the fraction recovered, in whole per cent, rounded outwards."""
   low, high = (round(100 * summary[f'success_{end}'], 6) for end in ('low', 'high'))
   return f'{math.floor(low)}–{math.ceil(high)} %'
 
 
-def listed(parts):
+def listed(parts: Sequence[str]) -> str:
   """Returns 'a, b and c'."""
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} and {parts[-1]}'
 
 
-def aligned(lines):
-  """Returns the lines of a table, a tuple of cells each, as texts of aligned columns with a rule below the first."""
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the lines of a table, each a sequence of cells, as aligned texts; a rule follows the first."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   texts = ['  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
   return [texts[0], '-' * (sum(widths) + 2 * (len(widths) - 1)), *texts[1:]]
 
 
-def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
-  """Returns `text` as lines of at most `width` characters, broken after `+`, `,`, else `(` where that is possible."""
+def wrap(text: str, width: int) -> list[str]:
+  """Returns `text` as lines of at most `width` characters, broken after `+` or `,`, else after `(`, else anywhere."""
   lines = ['']
-  for token in re.findall(tokens, text):
+  for token in re.findall(r'[^+,]+[+,]?|[+,]', text):
     if len(lines[-1]) + len(token.rstrip()) > width and lines[-1].strip():
       lines.append('')
     while len(token.rstrip()) > width:
@@ -65,7 +68,7 @@ def wrap(text, width, tokens=r'[^+,]+[+,]?|[+,]'):
   return [line.rstrip() for line in lines if line] or ['']
 
 
-def upwards(value):
-  """Returns a positive `value` with two significant digits or none after the point, rounded up: it is a bound."""
+def upwards(value: float) -> str:
+  """Returns a positive upper bound, rounded up to two significant digits, or to an integer from 10 on."""
   digits = max(0, 1 - math.floor(math.log10(value)))
   return f'{math.ceil(value * 10**digits) / 10**digits:.{digits}f}'

@@ -4,10 +4,12 @@ import csv
 import io
 import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from gradleak.frontier import Trained
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import aligned, number, upwards
@@ -17,54 +19,38 @@ COLUMNS = (
   'seconds_defense', 'epsilon', 'protects',
 )  # fmt: skip
 _COLOUR = '#0f6674'
+Entry = dict[str, Any]  # with COLUMNS as keys
 _WIDTH, _LEFT, _RIGHT, _TALL, _BELOW, _ABOVE, _LINE = 7.2, 0.62, 0.15, 3.4, 0.5, 0.3, 0.17  # inches
-_LONGEST = 34  # characters of a name that may stand in the picture
-PERFECT = 100.0  # dB at which a reconstruction without error is drawn
-_AROUND = (  # where a name may stand: to the right, left, above, below, and between
+_LONGEST = 34  # characters: longer names get a number in the picture
+PERFECT = 100.0  # dB: where a reconstruction without error is drawn
+_AROUND = (  # places of a name beside its point: right, left, above, below, and the corners
   (6, 0, 'left', 'center'), (-6, 0, 'right', 'center'), (0, 6, 'center', 'bottom'), (0, -6, 'center', 'top'),
   (4, 4, 'left', 'bottom'), (4, -4, 'left', 'top'), (-4, 4, 'right', 'bottom'), (-4, -4, 'right', 'top'),
 )  # fmt: skip
 
 
-class Trained(NamedTuple):
-  """One training, under one defense.
-
-  Attributes:
-    rows: of `federated.training.train`.
-    seconds: the median of a warm round.
-    seconds_defense: of these the defense's, None where they were not measured.
-    stopped: whether the ε budget ended the training.
-    protects: whom its ε protects, from `federated.accounting.caption`; None where none is counted.
-  """
-
-  rows: list
-  seconds: float
-  seconds_defense: float | None = None
-  stopped: bool = False
-  protects: str | None = None
-
-
-def entries(trained, rows=()):
-  """Returns one dict per defense, with `COLUMNS` as keys; what is not known is None.
+def entries(trained: Mapping[str, Trained], rows: Iterable[tables.Row] = ()) -> list[Entry]:
+  """Returns one dict per defense, with `COLUMNS` as keys; None for what is not known.
 
   Args:
-    trained: defense -> `Trained`; 'accuracy' and 'loss' are those of the last row that has them. 'epsilon' is the last
-      row's, infinite where the row has None, and None where no row has any.
-    rows: of an audit of the same defenses, or none; they give what `worst_case_of` returns.
+    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them; 'epsilon' is that of
+      the last round, infinite if no ε is bounded, and None if none is counted.
+    rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
   """
   worst = worst_case_of(rows)
   return [_entry(defense, one, worst.get(defense, {})) for defense, one in trained.items()]
 
 
-def worst_case_of(rows):
-  """Returns {defense: dict}: of how many trials 'n' any attacker, aware or not, has 'recovered' the private images.
+def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
+  """Returns {defense: dict}: of 'n' trials, any attacker, unaware or aware, has 'recovered' the images of so many.
 
-  'psnr' (dB) and 'ssim' are means under the strongest single attacker (most recovered, then highest PSNR); 'by' names
-  it.
+  'psnr' (dB) and 'ssim' are the means of the strongest single attacker (most recovered, then highest PSNR), which 'by'
+  names.
 
   Args:
     rows: of an audit.
   """
+  rows = list(rows)
   groups = tables.grouped(tables.summarise(rows), 'defense')
   found = {}
   for entry in tables.worst_case(rows):
@@ -79,7 +65,7 @@ def worst_case_of(rows):
   return found
 
 
-def _entry(defense, trained, worst):
+def _entry(defense: str, trained: Trained, worst: Mapping[str, Any]) -> Entry:
   rounds = trained.rows
   measured = next((row for row in reversed(rounds) if 'accuracy' in row), {})
   answered = sum(row['clients'] for row in rounds)
@@ -100,8 +86,8 @@ def _entry(defense, trained, worst):
   }
 
 
-def frontier_csv(found):
-  """Returns the `entries` as CSV text; bytes are per upload, seconds of a round, an empty cell is not known."""
+def frontier_csv(found: Iterable[Entry]) -> str:
+  """Returns `entries` as CSV text; bytes are per upload, seconds per round; an empty cell is not known."""
   text = io.StringIO()
   writer = csv.DictWriter(text, fieldnames=COLUMNS)
   writer.writeheader()
@@ -109,9 +95,9 @@ def frontier_csv(found):
   return text.getvalue()
 
 
-def frontier_table(found):
-  """Returns the `entries` as an aligned table; KiB up are per client and round, 'defense' its share of the seconds."""
-  head = ('defense', 'accuracy', 'KiB up', 's/round', 'of it defense', 'ε', 'PSNR dB', 'recovered', 'by')
+def frontier_table(found: Iterable[Entry]) -> str:
+  """Returns `entries` as an aligned table; KiB up are per upload, 'defense' is the time that it adds to a round."""
+  head = ('defense', 'accuracy', 'KiB up', 's/round', 'defense adds', 'ε', 'PSNR dB', 'recovered', 'by')
   lines = [
     (
       one['defense'],
@@ -129,33 +115,33 @@ def frontier_table(found):
   return '\n'.join(aligned([head, *lines]))
 
 
-def percent(share):
-  """Returns a share in per cent with one decimal, '–' for none."""
-  return '–' if share is None else f'{100 * share:.1f} %'
+def percent(fraction: float | None) -> str:
+  """Returns a fraction in per cent with one decimal, '–' for None."""
+  return '–' if fraction is None else f'{100 * fraction:.1f} %'
 
 
-def kib(size):
-  """Returns bytes as KiB, '–' for none."""
+def kib(size: float | None) -> str:
+  """Returns bytes as KiB, '–' for None."""
   return '–' if size is None else f'{size / 1024:,.1f}'
 
 
-def milliseconds(seconds, unit=''):
-  """Returns seconds as milliseconds, '–' for none."""
+def milliseconds(seconds: float | None, unit: str = '') -> str:
+  """Returns seconds as milliseconds, '–' for None."""
   return '–' if seconds is None else f'{1000 * seconds:,.{0 if seconds >= 0.1 else 1}f}{unit}'
 
 
-def epsilon(value):
-  """Returns an ε as text, rounded up, for it is a bound; '∞' where nothing bounds it, '–' where none was counted."""
+def epsilon(value: float | None) -> str:
+  """Returns an upper bound on ε as text, rounded up; '∞' without a bound, '–' where none was counted."""
   if value is None or math.isinf(value):
     return number(value)
   return upwards(value) if value > 0 else '0'
 
 
-def best(found):
-  """Returns those `entries` of which no other hides as much and trains as well, by descending accuracy."""
+def best(found: Iterable[Entry]) -> list[Entry]:
+  """Returns the Pareto-optimal `entries` (low PSNR, high accuracy), by descending accuracy."""
   measured = _measured(found)
 
-  def beaten(one):
+  def dominated(one: Entry) -> bool:
     return any(
       other['psnr'] <= one['psnr']
       and other['accuracy'] >= one['accuracy']
@@ -163,14 +149,14 @@ def best(found):
       for other in measured
     )
 
-  return sorted((one for one in measured if not beaten(one)), key=lambda one: (-one['accuracy'], one['psnr']))
+  return sorted((one for one in measured if not dominated(one)), key=lambda one: (-one['accuracy'], one['psnr']))
 
 
-def frontier(found):
-  """Returns a PNG: accuracy against what the worst attacker gets back (PSNR, dB), a point per defense; None without.
+def frontier(found: Iterable[Entry]) -> bytes | None:
+  """Returns a PNG: accuracy against the PSNR of the strongest attacker (dB), a point per defense; None without any.
 
-  Up and left is better. Filled points are recovered from, hollow ones are not; a line joins those that none beats. A
-  defense is named beside its point where there is room, else by a number.
+  Up and left is better. Under filled points images are recovered, under hollow ones none; a line joins the
+  Pareto-optimal points. A name stands beside its point where there is room, else a number.
   """
   measured = _measured(found)
   if not measured:
@@ -184,12 +170,10 @@ def frontier(found):
       face = _COLOUR if one['recovered'] else 'white'
       axes.scatter(*_point(one), s=30, facecolors=face, edgecolors=_COLOUR, linewidths=1.3, zorder=2)
     axes.margins(0.1, 0.14)
-    axes.set_xlabel('PSNR of what the worst attacker gets back, in dB (left: hidden)')
+    axes.set_xlabel('PSNR of the strongest attacker, in dB')
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
-    axes.set_title(
-      'filled: images recovered · hollow: none · line: what no other defense beats', fontsize=8, color=SOFT
-    )
+    axes.set_title('filled: images recovered · hollow: none · line: best trade-offs', fontsize=8, color=SOFT)
     numbered = _name(figure, axes, measured)
     below = _BELOW + _LINE * (len(numbered) + 0.5 * bool(numbered))
     figure.set_size_inches(_WIDTH, _TALL + below + _ABOVE)
@@ -199,22 +183,22 @@ def frontier(found):
     return png()
 
 
-def _measured(found):
+def _measured(found: Iterable[Entry]) -> list[Entry]:
   return [one for one in found if one['psnr'] is not None and one['accuracy'] is not None]
 
 
-def _point(one):
+def _point(one: Entry) -> tuple[float, float]:
   return min(one['psnr'], PERFECT), 100 * one['accuracy']
 
 
-def _place(figure, axes, below):
-  """Gives the axes their inches, whatever stands below them: names that have room keep it."""
+def _place(figure: Any, axes: Any, below: float) -> None:
+  """Gives the axes the same inches whatever is `below` them, so that names keep their room."""
   height = figure.get_figheight()
   axes.set_position((_LEFT / _WIDTH, below / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, _TALL / height))
 
 
-def _name(figure, axes, measured):
-  """Writes names beside the points where there is room, else numbers; returns the texts that explain the numbers."""
+def _name(figure: Any, axes: Any, measured: Sequence[Entry]) -> list[str]:
+  """Writes names beside the points where there is room, else numbers; returns the legend of the numbers."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.transforms import Bbox
 
@@ -233,7 +217,7 @@ def _name(figure, axes, measured):
     others = [*taken[:i], *taken[i + 1 :]]
     inside = [box.x0 >= room.x0 and box.x1 <= room.x1 and box.y0 >= room.y0 for box in boxes]
     free = [j for j, box in enumerate(boxes) if inside[j] and not box.count_overlaps(others)]
-    # A name across the line is better than a number beside it.
+    # Prefer a name that crosses the line to a number.
     free.sort(key=lambda j: (tried[j].get_text() == mark, boxes[j].count_overlaps(line) > 0))
     chosen = free[0] if free else len(tried) - len(_AROUND)
     for j, text in enumerate(tried):
@@ -245,7 +229,7 @@ def _name(figure, axes, measured):
   return numbered
 
 
-def _beside(axes, one, text, x, y, across, up):
+def _beside(axes: Any, one: Entry, text: str, x: float, y: float, across: str, up: str) -> Any:
   from matplotlib.patheffects import withStroke
 
   style = {'fontsize': 8, 'ha': across, 'va': up, 'textcoords': 'offset points'}

@@ -1,29 +1,28 @@
-"""One self-contained HTML page: what an audit found, what it means, and on what terms."""
+"""One self-contained HTML page of an audit: what it found, what that shows, and with what settings."""
 
 import json
 import math
 import pathlib
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradleak import storage
+from gradleak.audit.result import AuditResult, Case
 from gradleak.report import descent, findings, formatting, pictures, tables, wording
-from gradleak.verdict import CONTROL
+from gradleak.report.pictures import Picture
 
-_STRIP_WIDTH = 150  # of the drawing of PSNRs per trial, in its own units
+_STRIP_WIDTH = 150  # of the drawing of the PSNR of every run, in its own units
 _STAGGER = (0, -4, 4, -2, 2, -5, 5)
 
 
-def render(result):
-  """Returns the report as one HTML page that loads nothing from anywhere; the same result gives the same text.
-
-  Args:
-    result: an `AuditResult`.
-  """
+def render(result: AuditResult) -> str:
+  """Returns the report as one HTML page that loads nothing; the same result gives the same text."""
   return environment().get_template('page.html.j2').render(_context(result))
 
 
-def environment():
-  """Returns the Jinja environment of our pages: their templates, the style that they share, and how numbers look."""
+def environment() -> Any:
+  """Returns the Jinja environment of the pages: templates, filters for numbers and names."""
   import importlib.resources
 
   import jinja2
@@ -47,8 +46,8 @@ def environment():
   return made
 
 
-def write(result, folder):
-  """Writes report.html, grid.png and summary.csv into `folder`, each whole or not at all.
+def write_audit(result: AuditResult, folder: Any) -> None:
+  """Writes report.html, grid.png and summary.csv, each whole or not at all.
 
   Args:
     result: an `AuditResult`.
@@ -61,15 +60,15 @@ def write(result, folder):
   storage.write_atomically(folder / 'report.html', render(result))
 
 
-def _context(result):
-  """Returns all that the template shows."""
+def _context(result: AuditResult) -> dict[str, Any]:
+  """Returns the variables of the template."""
   summaries, worst = tables.summarise(result.rows), tables.worst_case(result.rows)
   truth, shown = pictures.select(result)
   return {
     'config': result.config,
     'shape': wording.shape(result.config),
     'findings': findings.sentences(summaries, worst, result.config),
-    'cautions': findings.cautions(summaries, worst, result.controls),
+    'cautions': findings.cautions(summaries, worst, result.controls, result.methods),
     'symbols': pictures.SYMBOLS,
     'columns': _columns(truth),
     'truth': _cells(truth),
@@ -78,48 +77,48 @@ def _context(result):
     'num_trials': len({row['trial'] for row in result.rows}),
     'attacks': _attacks(result, summaries),
     'worst': worst,
-    'both_kinds': any(entry['aware'] is not None for entry in worst),
+    'aware_run': any(entry['aware'] is not None for entry in worst),
     'curves': descent.curves(result),
     'granted': _together(result.threat_models),
     'inspections': _together(result.inspections),
-    'knowing': _knowing(result.counters),
-    'helpless': _helpless(result),
+    'counters': _counters(result.counters),
+    'uncountered': [label for label, found in result.counters.items() if not found and label != 'none'],
     'rounds': result.config.get('rounds', 1),
     'settings': wording.settings(result.config),
-    'privacy': findings.guarantees(result.config),
-    'citations': wording.citations(result.config),
+    'privacy': findings.guarantees(result.methods),
+    'citations': wording.citations(result.methods),
     'min_controls': findings.MIN_CONTROLS,
     'versions': result.versions,
     'duration': _duration(result.seconds),
   }
 
 
-def _shown(pictures_of):
+def _shown(pictures_of: Mapping[Case, Sequence[Picture]]) -> dict[str, list]:
   """Returns {attack: [(defense, [(counter-measure or None, cells), …]), …]} of `pictures.select`."""
-  shown = {}
+  shown: dict[str, dict[str, list]] = {}
   for (attack, defense, *counter), row in pictures_of.items():
     rows = shown.setdefault(attack, {}).setdefault(defense, [])
     rows.append((counter[0] if counter else None, _cells(row)))
   return {attack: list(defenses.items()) for attack, defenses in shown.items()}
 
 
-def _attacks(result, summaries):
-  """Returns the table of figures: per attack its summaries, its control, and a drawing of the PSNR of every run.
+def _attacks(result: AuditResult, summaries: Sequence[tables.Summary]) -> dict[str, Any]:
+  """Returns the table of figures: per attack its summaries and its controls, each with the PSNR of every run.
 
-  A counter-measure that changes the attack has control runs and a threshold of its own: `beyond` says it where it is
-  not that of the attack.
+  A counter-measure that changes the attack has control runs and a threshold of its own; `own_threshold` is that in
+  words, where it differs from the attack's.
   """
   scored = [*result.rows, *result.controls]
   finite = [row['psnr'] for row in scored if row['psnr'] is not None and math.isfinite(row['psnr'])]
   low, high = min([0.0, *finite]), max([10.0, *finite]) * 1.04
-  runs = tables.by_attacker(result.rows)
+  runs = tables.by_case(result.rows)
   pools = tables.grouped(result.controls, 'attack', 'control_psnr')
 
-  def entry(summary, rows, usual):
+  def entry(summary: tables.Summary, rows: Sequence[tables.Row], usual: float | None) -> dict[str, Any]:
     threshold = summary['control_psnr']
-    beyond = '' if formatting.number(threshold) == formatting.number(usual) else formatting.number(threshold)
+    own = '' if formatting.number(threshold) == formatting.number(usual) else formatting.number(threshold)
     x = None if threshold is None else _position(threshold, low, high)
-    return {**summary, 'dots': _dots(rows, low, high), 'threshold_x': x, 'beyond': beyond}
+    return {**summary, 'dots': _dots(rows, low, high), 'threshold_x': x, 'own_threshold': own}
 
   attacks = []
   for (attack,), group in tables.grouped(summaries, 'attack').items():
@@ -138,7 +137,7 @@ def _attacks(result, summaries):
         'tier': group[0]['tier'],
         'threshold': usual,
         'defenses': [
-          [entry(summary, runs[tables.attacker(summary)], usual) for summary in of_defense]
+          [entry(summary, runs[tables.case(summary)], usual) for summary in of_defense]
           for of_defense in tables.grouped(group, 'defense').values()
         ],
         'controls': sorted(controls, key=lambda control: bool(control['of'])),
@@ -147,35 +146,30 @@ def _attacks(result, summaries):
   return {'list': attacks, 'low': low, 'high': high}
 
 
-def _close(a, b):
-  """Returns whether two thresholds, None for none, are the same one."""
+def _close(a: float | None, b: float | None) -> bool:
+  """Returns whether two thresholds are equal; None is none."""
   return a == b if a is None or b is None else math.isclose(a, b)
 
 
-def _together(told):
-  """Returns [(attacks, sentences)], attacks of which the same is told together; None for no sentences at all."""
-  together = {}
+def _together(told: Mapping[str, list[str] | None]) -> list[tuple[list[str], tuple[str, ...] | None]]:
+  """Returns [(attacks, sentences)], attacks with the same sentences together."""
+  together: dict[tuple[str, ...] | None, list[str]] = {}
   for attack, sentences in told.items():
     together.setdefault(None if sentences is None else tuple(sentences), []).append(attack)
   return [(attacks, sentences) for sentences, attacks in together.items()]
 
 
-def _knowing(counters):
-  """Returns [(defenses, {counter-measure: what it does})], defenses that are met alike together."""
-  together = {}
+def _counters(counters: Mapping[str, Mapping[str, str]]) -> list[tuple[list[str], dict[str, str]]]:
+  """Returns [(defenses, {counter-measure: what it does})], defenses with the same counter-measures together."""
+  together: dict[tuple, list[str]] = {}
   for defense, sentences in counters.items():
     if sentences:
       together.setdefault(tuple(sentences.items()), []).append(defense)
   return [(defenses, dict(sentences)) for sentences, defenses in together.items()]
 
 
-def _helpless(result):
-  """Returns the defenses to which no counter-measure is known, though attackers who know defenses were run."""
-  return [defense for defense, found in result.counters.items() if not found and defense not in ('none', CONTROL)]
-
-
-def _dots(rows, low, high):
-  """Returns (x, y, class) of every run that has a PSNR, staggered in height so that equal ones are told apart."""
+def _dots(rows: Sequence[tables.Row], low: float, high: float) -> list[tuple[float, int, str]]:
+  """Returns (x, y, class) of every run that has a PSNR, at varying heights so that equal values stay visible."""
   return [
     (_position(row['psnr'], low, high), 10 + _STAGGER[i % len(_STAGGER)], row['verdict'].replace(' ', '-'))
     for i, row in enumerate(rows)
@@ -183,38 +177,38 @@ def _dots(rows, low, high):
   ]
 
 
-def _position(psnr, low, high):
-  """Returns where `psnr` lies in the drawing, ends left free for half a dot."""
-  share = (min(max(psnr, low), high) - low) / (high - low)
-  return round(5 + share * (_STRIP_WIDTH - 10), 1)
+def _position(psnr: float, low: float, high: float) -> float:
+  """Returns the place of a PSNR in the drawing, with room for half a dot at the ends."""
+  fraction = (min(max(psnr, low), high) - low) / (high - low)
+  return round(5 + fraction * (_STRIP_WIDTH - 10), 1)
 
 
-def _columns(truth):
+def _columns(truth: Sequence[Picture]) -> list[tuple[str, int]]:
   """Returns (heading, number of pictures) per trial."""
-  counts = {}
+  counts: dict[int, int] = {}
   for picture in truth:
     counts[picture.trial] = counts.get(picture.trial, 0) + 1
   return [(f'trial {trial}', count) for trial, count in counts.items()]
 
 
-def _cells(row):
-  """Returns what the template shows of a row of pictures; `new` marks where the next batch begins."""
+def _cells(row: Sequence[Picture]) -> list[dict[str, Any]]:
+  """Returns what the template shows of a row of pictures; `new` marks the first picture of the next batch."""
   batched = any(picture.index for picture in row)
   return [{**_cell(picture), 'new': batched and c > 0 and picture.index == 0} for c, picture in enumerate(row)]
 
 
-def _cell(picture):
+def _cell(picture: Picture) -> dict[str, Any]:
   """Returns what the template shows of one picture."""
   which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
   cell = {'uri': pictures.data_uri(picture.pixels)}
   if picture.row is None:
     return {**cell, 'alt': f'Private image of {which}.'}
   row = picture.row
-  value = 'no figure' if picture.psnr is None else f'{formatting.number(picture.psnr)} dB'
+  value = 'no PSNR' if picture.psnr is None else f'{formatting.number(picture.psnr)} dB'
   step = row.get('diverged_step')
   at = f' at step {step}' if row['verdict'] == 'diverged' and step is not None else ''
   unfinished = row['verdict'] == 'recovered' and not row['solved']
-  more = ', descent not finished' if unfinished else ''
+  more = ', not converged' if unfinished else ''
   found = f'{row["verdict"]}{at}{more}, {value}'
   knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
   return {
@@ -226,7 +220,7 @@ def _cell(picture):
   }
 
 
-def _duration(seconds):
+def _duration(seconds: float) -> str:
   """Returns a wall time in words."""
   if seconds < 120:
     return f'{seconds:.1f} seconds'
@@ -234,19 +228,19 @@ def _duration(seconds):
   return f'{minutes:.0f} minutes' if minutes < 120 else f'{minutes / 60:.1f} hours'
 
 
-def _ticks(text):
-  """Returns `text` escaped, with what stands in backticks set as code."""
+def _ticks(text: str) -> Any:
+  """Returns `text` escaped, with the parts in backticks as code."""
   import markupsafe
 
   return markupsafe.Markup(re.sub(r'`([^`]*)`', r'<code>\1</code>', _break(str(markupsafe.escape(text)))))
 
 
-def _breakable(text):
-  """Returns `text` escaped, with places where a long specification may be broken."""
+def _breakable(text: str) -> Any:
+  """Returns `text` escaped, with places where a long label may be broken."""
   import markupsafe
 
   return markupsafe.Markup(_break(str(markupsafe.escape(text))))
 
 
-def _break(escaped):
-  return re.sub(r'([+,]|\w{15,}\()(?=\S)', r'\1<wbr>', escaped)
+def _break(escaped: str) -> str:
+  return re.sub(r'([+,|/]|\w{15,}\()(?=\S)', r'\1<wbr>', escaped)

@@ -1,4 +1,6 @@
-"""Which client holds how many samples of which class, in one picture."""
+"""How many samples of each class each client holds, as one picture."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -6,14 +8,14 @@ from gradleak.report import figures
 from gradleak.report.figures import INK, SOFT
 
 _COLOURS = ('#d3e6e8', '#0f6674', '#082f36')
-_MAX_NUMBERED = 20  # clients of which the counts have room in the cells
-_MAX_BARS = 50  # clients whose bars stand apart
-_MAX_UNSORTED = 200  # clients that are told apart by their place
-_MAX_NAMES = 26  # classes that have room for their names
-_MOST_DIGITS = 3  # of a count that has room in its cell
+_MAX_NUMBERED = 20  # clients: with more, counts do not fit into the cells
+_MAX_BARS = 50  # clients: with more, the bars touch
+_MAX_UNSORTED = 200  # clients: more are sorted by their number of samples
+_MAX_NAMES = 26  # classes: with more, names are left out
+_MOST_DIGITS = 3  # of a count that fits into a cell
 
 
-def summary(parts, labels):
+def summary(parts: Sequence[np.ndarray], labels: np.ndarray) -> str:
   """Returns the partition in words, such as '100 clients, 12 to 600 samples, of 2 classes each'.
 
   Args:
@@ -28,10 +30,10 @@ def summary(parts, labels):
   return f'{clients}, {samples} sample{plural}, {classes}'
 
 
-def partition_picture(parts, labels, class_names):
-  """Returns a PNG: a column per client, with its samples of each class in colour and all of them as a bar above.
+def partition_picture(parts: Sequence[np.ndarray], labels: np.ndarray, class_names: Sequence[str]) -> bytes:
+  """Returns a PNG: a column per client, its samples of each class in colour, their total as a bar above.
 
-  More than 200 clients stand in the order of their samples.
+  More than 200 clients are sorted by their number of samples.
 
   Args:
     parts: an array of indices into `labels` for each client.
@@ -57,7 +59,7 @@ def partition_picture(parts, labels, class_names):
     bars.spines[['top', 'right']].set_visible(False)
     bars.tick_params(bottom=False, labelbottom=False)
     bars.set_title(summary(parts, labels), loc='left', fontsize=9, color=INK)
-    # The root tells small counts apart; what holds nothing stays white.
+    # A root scale keeps small counts apart; zero stays white.
     drawn = cells.imshow(
       np.ma.masked_equal(counts, 0),
       cmap=LinearSegmentedColormap.from_list('held', _COLOURS),
@@ -76,7 +78,7 @@ def partition_picture(parts, labels, class_names):
       cells.set_ylabel('class')
     if clients <= _MAX_NUMBERED:
       cells.set_xticks(np.arange(clients))
-    cells.set_xlabel('client, in the order of their samples' if ordered else 'client')
+    cells.set_xlabel('client, sorted by number of samples' if ordered else 'client')
     cells.spines[:].set_color('#b9bcc1')
     figure.colorbar(
       drawn, ax=cells, label='samples of a class', pad=0.01, aspect=max(8, 5 * tall), ticks=_ticks(largest)
@@ -84,16 +86,16 @@ def partition_picture(parts, labels, class_names):
     return png()
 
 
-def _range(values):
+def _range(values: Sequence[int]) -> str:
   low, high = min(values), max(values)
   return f'{low:,}' if low == high else f'{low:,} to {high:,}'
 
 
-def _short(name):
+def _short(name: str) -> str:
   name = str(name)
   return name if len(name) <= 16 else f'{name[:15]}…'
 
 
-def _ticks(largest):
-  """Returns a few whole numbers up to `largest` that a root's scale keeps apart."""
-  return sorted({round(share * largest) for share in (0, 0.04, 0.25, 0.56, 1)})
+def _ticks(largest: int) -> list[int]:
+  """Returns a few integers up to `largest`, evenly spaced on a root scale."""
+  return sorted({round(fraction * largest) for fraction in (0, 0.04, 0.25, 0.56, 1)})

@@ -1,12 +1,13 @@
-"""The pictures of an audit: truth and reconstructions in a grid, and single images as data URIs."""
+"""The pictures of an audit: private images and reconstructions in a grid, and single images as data URIs."""
 
-import base64
 import io
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradleak import metrics
+from gradleak.audit.result import AuditResult, Case
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
@@ -21,11 +22,11 @@ class Picture(NamedTuple):
   """One image of the grid.
 
   Attributes:
-    trial: the trial that it belongs to, as its row names it.
-    index: its place in the trial's batch.
-    pixels: [H, W, C], pixels in [0, 1]; may hold NaN.
-    psnr: dB against the truth, None for the truth itself and where there is none.
-    row: the row of its trial, attack, defense and counter-measure; None for the truth.
+    trial: the trial that it belongs to, as in its row.
+    index: its place in the batch of the trial.
+    pixels: [H, W, C] in [0, 1]; may hold NaN.
+    psnr: dB; None for a private image, and where it is NaN.
+    row: the row of its trial and case; None for a private image.
   """
 
   trial: int
@@ -35,44 +36,44 @@ class Picture(NamedTuple):
   row: dict | None
 
 
-def select(result, columns=MAX_COLUMNS):
-  """Returns the pictures to show: the truth's, and {`tables.attacker`: pictures}, in the same order of columns.
+def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Picture], dict[Case, list[Picture]]]:
+  """Returns the pictures to show: the private images, and {case: reconstructions} in the same order.
 
-  Of the attackers who know a defense the strongest is shown, after the one who does not. The first trials are shown,
-  never the best; of a batch the first images.
+  Of the aware attackers the strongest is shown, after the unaware one. Shown are the first trials, not the best, and
+  the first images of a batch.
   """
-  rows = tables.by_attacker(result.rows)
+  rows = tables.by_case(result.rows)
   pairs = tables.paired(tables.summarise(result.rows)).values()
   trials = list(dict.fromkeys(row['trial'] for row in result.rows))
   truth = np.asarray(result.truth)
   images = min(truth.shape[1], columns)
   places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
   shown = {}
-  for attacker in (tables.attacker(summary) for pair in pairs for summary in pair):
-    by_trial = {row['trial']: row for row in rows[attacker]}
-    pixels = np.asarray(result.reconstructions[attacker])
+  for case in (tables.case(summary) for pair in pairs for summary in pair):
+    by_trial = {row['trial']: row for row in rows[case]}
+    pixels = np.asarray(result.reconstructions[case])
     chosen = np.stack([pixels[place] for place in places]).astype(np.float32)
     decibels = np.asarray(metrics.psnr(chosen, np.stack([truth[place] for place in places]).astype(np.float32)))
-    shown[attacker] = [
-      Picture(trials[t], b, pixels[t, b], None if np.isnan(figure) else float(figure), by_trial[trials[t]])
-      for (t, b), figure in zip(places, decibels, strict=True)
+    shown[case] = [
+      Picture(trials[t], b, pixels[t, b], None if np.isnan(psnr) else float(psnr), by_trial[trials[t]])
+      for (t, b), psnr in zip(places, decibels, strict=True)
     ]
   return [Picture(trials[t], b, truth[t, b], None, None) for t, b in places], shown
 
 
-def grid(result):
-  """Returns a PNG: the truth above one row per attack and defense, at most 8 columns, the PSNR in dB under each.
+def grid(result: AuditResult) -> bytes:
+  """Returns a PNG: the private images above one row per attack and defense, at most 8 columns, with PSNR in dB.
 
-  Where attackers who know a defense were run, the row of the strongest follows, joined to the other one by a bar.
+  The row of the strongest aware attacker follows that of the unaware one; a bar joins the two.
   """
   truth, shown = select(result)
-  labels = [_label('private images', 'truth'), *(_label(*attacker, shown=shown) for attacker in shown)]
-  second = [False, *(len(attacker) == 3 and attacker[:2] in shown for attacker in shown)]
+  labels = [[('private images', {})], *(_label(*case, shown=shown) for case in shown)]
+  second = [False, *(len(case) == 3 and case[:2] in shown for case in shown)]
   longest = max(len(line) for label in labels for line, _ in label)
   height, width = truth[0].pixels.shape[:2]
-  cell, caption, margin, head, foot = 0.95, 0.22, 0.1, 0.28, 0.5  # all lengths in inches
+  cell, caption, margin, head, foot = 0.95, 0.22, 0.1, 0.28, 0.5  # inches, as are all lengths
   start, tall = 4 * margin + 0.075 * longest, cell * height / width
-  apart = 2 * margin * any(second)  # between pairs, so that one is told from the next
+  apart = 2 * margin * any(second)  # between pairs
   tops = [head]
   for is_second in second[1:]:
     above = caption if len(tops) > 1 else 0
@@ -95,12 +96,12 @@ def grid(result):
     return png()
 
 
-def data_uri(image, largest=192):
-  """Returns `image` as a PNG data URI.
+def data_uri(image: np.ndarray, largest: int = 192) -> str:
+  """Returns an image as a PNG data URI.
 
   Args:
-    image: [H, W, C] with pixels in [0, 1], clipped; NaN pixels are shown as a checkerboard.
-    largest: images with a longer side are reduced to it, so that a page of photographs stays small.
+    image: [H, W, C], clipped to [0, 1]; NaN pixels become a checkerboard.
+    largest: images with a longer side are scaled down to it, which keeps pages of photographs small.
   """
   from PIL import Image
 
@@ -108,11 +109,11 @@ def data_uri(image, largest=192):
   picture.thumbnail((largest, largest))
   buffer = io.BytesIO()
   picture.save(buffer, format='PNG', optimize=True)
-  return f'data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'
+  return figures.embedded(buffer.getvalue())
 
 
-def _bytes(image):
-  """Returns [H, W] or [H, W, 3] bytes; pixels that are not finite as a checkerboard, unusual channels averaged."""
+def _bytes(image: np.ndarray) -> np.ndarray:
+  """Returns uint8 [H, W] or [H, W, 3]; pixels that are not finite as a checkerboard; other channels averaged."""
   image = np.asarray(image, np.float64)
   image = image if image.shape[-1] == 3 else np.mean(image, axis=-1, keepdims=True)
   rows, columns = np.indices(image.shape[:2])
@@ -122,25 +123,25 @@ def _bytes(image):
   return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
 
-def _label(attack, defense, counter=None, shown=()):
-  """Returns the lines that name a row, each with its style; the second row of a pair does not repeat the first."""
+def _label(attack: str, defense: str, counter: str = '', shown: Collection[Case] = ()) -> list[tuple[str, dict]]:
+  """Returns the lines that name a row, each with its style; the second row of a pair names the counter-measure only."""
   named = [(line, {'color': SOFT}) for line in wrap(attack, 34)]
   named += [(line, {'weight': 'bold'}) for line in wrap(defense, 30)]
-  if counter is None:
-    paired = any(attacker[:2] == (attack, defense) and len(attacker) == 3 for attacker in shown)
+  if not counter:
+    paired = any(case[:2] == (attack, defense) and len(case) == 3 for case in shown)
     return [*named, ('unaware', {})] if paired else named
-  knowing = [(line, {}) for line in wrap(f'aware: {counter}', 30)]
-  return knowing if (attack, defense) in shown else [*named, *knowing]
+  aware = [(line, {}) for line in wrap(f'aware: {counter}', 30)]
+  return aware if (attack, defense) in shown else [*named, *aware]
 
 
-def _draw_label(axes, label, x, y):
+def _draw_label(axes: Any, label: Sequence[tuple[str, dict]], x: float, y: float) -> None:
   """Writes the lines of a label, centred on height `y`."""
   for i, (line, style) in enumerate(label):
     axes.text(x, y + 0.17 * (i - (len(label) - 1) / 2), line, va='center', **style)
 
 
-def _draw_picture(axes, picture, left, top, width, height):
-  """Draws a picture in a frame of its verdict's colour, the PSNR below; above the truth its trial."""
+def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: float, height: float) -> None:
+  """Draws a picture in the colour of its verdict, with its PSNR below; the trial stands above a private image."""
   from matplotlib.patches import Rectangle
 
   extent = (left, left + width, top + height, top)

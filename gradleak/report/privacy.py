@@ -1,6 +1,9 @@
-"""The differential privacy that a defense really gives, in words: the ε of one upload."""
+"""The differential privacy that a defense guarantees for one upload, in words."""
 
-from gradleak.defenses import differential_privacy, guarantees
+from collections.abc import Mapping
+from typing import Any
+
+from gradleak.defenses import Mechanism, differential_privacy
 from gradleak.report.formatting import upwards
 
 DELTA = 1e-5
@@ -10,39 +13,38 @@ _MISSING = {
 }
 
 
-def guarantee(defense, epochs=1):
-  """Returns what `defense` guarantees for one upload, or None if it has no noise, or noise that is not covered.
+def guarantee(facts: Mapping[str, Any]) -> str | None:
+  """Returns what a defense guarantees for one upload, or None if it has no noise, or noise that is not covered.
 
-  `guarantees.mechanisms` says what is covered. Noise without a bound on what it hides guarantees nothing. No
-  amplification by sampling is claimed: the server sees who sends.
-
-  Args:
-    defense, epochs: as for `guarantees.mechanisms`.
-  """
-  found = [_spent(mechanism) for mechanism in guarantees.mechanisms(defense, epochs)]
-  return '; '.join(found) or _MISSING.get(guarantees.missing_bound(defense))
-
-
-def statements(config):
-  """Returns a sentence on each defense in `config['defenses']` of which `guarantee` says something, names in backticks.
+  Noise without a bound on the sensitivity guarantees nothing. Sampling of clients amplifies nothing: the server knows
+  which client sent an upload.
 
   Args:
-    config: the audit's settings, of which 'defenses', 'share' and 'local_epochs' are read.
+    facts: of the defense, from `AuditResult.methods`; `defenses.guarantees` says what is covered.
   """
-  epochs = (config.get('local_epochs') or 1) if config.get('share') == 'delta' else 1
-  found = {defense: guarantee(defense, epochs) for defense in config.get('defenses', [])}
-  return [f'`{defense}`: {statement}.' for defense, statement in found.items() if statement]
+  found = [_spent(Mechanism(**mechanism)) for mechanism in facts['mechanisms']]
+  return '; '.join(found) or _MISSING.get(facts['missing_bound'])
 
 
-def _unit(mechanism):
+def statements(methods: Mapping[str, Any]) -> dict[str, str]:
+  """Returns {label: `guarantee`} of the defenses that have one.
+
+  Args:
+    methods: `AuditResult.methods`.
+  """
+  found = {label: guarantee(facts) for label, facts in methods.get('defenses', {}).items()}
+  return {label: statement for label, statement in found.items() if statement}
+
+
+def _unit(mechanism: Mechanism) -> str:
   if mechanism.unit == 'client':
     return 'one upload, per client (against zeros in its place)'
   times = '' if mechanism.releases == 1 else f' of {mechanism.releases} local epochs'
   return f'one upload{times}, per example (the batch with or without it)'
 
 
-def _spent(mechanism):
-  """Returns the sentence on the ε that one upload through `mechanism` spends."""
+def _spent(mechanism: Mechanism) -> str:
+  """Returns the ε that one upload through a mechanism spends, in words."""
   rdp, pld = (
     differential_privacy.epsilon(mechanism.noise, steps=mechanism.releases, delta=DELTA, accountant=accountant)
     for accountant in differential_privacy.ACCOUNTANTS

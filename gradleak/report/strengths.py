@@ -1,13 +1,14 @@
-"""A sweep for people: one table of all models, and a picture of what comes back at each strength of a defense."""
+"""Tables and a picture of a sweep: PSNR against the strength of each defense."""
 
 import csv
 import io
 import re
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.tables import grouped, paired, summarise
+from gradleak.report.tables import Row, Summary, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
@@ -16,33 +17,33 @@ _COLOURS = ('#0f6674', '#b03a10', '#735a00', '#5a3d8a', '#2d6a2f', '#8a1d52')
 
 
 class Line(NamedTuple):
-  """Texts that differ in one number.
+  """Labels that differ in one number.
 
   Attributes:
-    label: the text with … in that number's place.
-    points: (number, text), in ascending order.
+    label: the label with … in place of the number.
+    points: (number, label), in ascending order.
   """
 
   label: str
-  points: list
+  points: list[tuple[float, str]]
 
 
-def lines(texts):
-  """Returns the `Line`s among texts: of those alike but for their numbers, the most varied number runs along the line.
+def lines(texts: Iterable[str]) -> list[Line]:
+  """Returns the `Line`s among labels that are equal but for numbers; the number with most values varies along a line.
 
-  A text that is alone is on no line.
+  A label that equals no other is on no line.
   """
-  shapes = {}
+  shapes: dict[str, list[tuple[list[str], str]]] = {}
   for text in texts:
     shapes.setdefault(_NUMBER.sub('…', text), []).append((_NUMBER.findall(text), text))
   found = []
-  for shape, members in shapes.items():
-    distinct = [len(set(map(float, column))) for column in zip(*(numbers for numbers, _ in members), strict=True)]
+  for shape, alike in shapes.items():
+    distinct = [len(set(map(float, column))) for column in zip(*(numbers for numbers, _ in alike), strict=True)]
     if max(distinct, default=1) == 1:
       continue
     along = distinct.index(max(distinct))
-    of_line = {}
-    for numbers, text in members:
+    of_line: dict[str, list[tuple[float, str]]] = {}
+    for numbers, text in alike:
       rest = [*numbers[:along], '…', *numbers[along + 1 :]]
       parts = shape.split('…')
       label = ''.join(part + value for part, value in zip(parts, [*rest, ''], strict=True))
@@ -51,18 +52,18 @@ def lines(texts):
   return found
 
 
-def sweep_summaries(rows):
+def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
   """Returns the summaries (`tables.summarise`) of each model, its seeds together: {model: list of summaries}."""
   return {' '.join(map(str, model)): summarise(group) for model, group in grouped(_by_upload(rows), 'model').items()}
 
 
-def _by_upload(rows):
-  """Returns the rows with trials that are told apart by the audit, too: trial 3 of two seeds are two uploads."""
+def _by_upload(rows: Iterable[Row]) -> list[Row]:
+  """Returns the rows with trials numbered (audit, trial): trial 3 of two seeds are two uploads."""
   return [{**row, 'trial': (row['audit'], row['trial'])} for row in rows]
 
 
-def sweep_csv(rows):
-  """Returns the summaries of all models as CSV text; a missing value is an empty cell."""
+def sweep_csv(rows: Iterable[Row]) -> str:
+  """Returns the summaries of all models as CSV text; None is an empty cell."""
   text = io.StringIO()
   flat = [{'model': model, **summary} for model, group in sweep_summaries(rows).items() for summary in group]
   writer = csv.DictWriter(text, fieldnames=list(flat[0]))
@@ -71,11 +72,11 @@ def sweep_csv(rows):
   return text.getvalue()
 
 
-def strengths(rows):
-  """Returns a PNG: PSNR (dB) against the strength of each defense of which several strengths were run, or None.
+def strengths(rows: Iterable[Row]) -> bytes | None:
+  """Returns a PNG: PSNR (dB) against the strength of each defense that was run with several strengths, else None.
 
-  One row per model, one panel per defense, one colour per attack; attackers who know the defense, the strongest
-  counter-measure at each strength, dashed; bands are 95 % intervals of the mean; dotted, the undefended uploads.
+  One row per model, one panel per defense, one colour per attack. Solid lines are unaware attackers, dashed ones the
+  strongest aware attacker at each strength, dotted ones uploads without a defense. Bands: 95 % intervals of the mean.
   """
   rows_of_panels = []
   for model, summaries in sweep_summaries(rows).items():
@@ -100,7 +101,7 @@ def strengths(rows):
     return png()
 
 
-def _draw(axes, model, line, pairs):
+def _draw(axes: Any, model: str, line: Line, pairs: Mapping[tuple[str, str], Sequence[Summary]]) -> None:
   """Draws the attacks on one defense of a model over its strength."""
   attacks = list(dict.fromkeys(attack for attack, _ in pairs))
   for attack, colour in zip(attacks, _COLOURS * len(attacks), strict=False):
@@ -122,7 +123,7 @@ def _draw(axes, model, line, pairs):
       if summary['psnr'] is not None:
         axes.axhline(summary['psnr'], color=colour, linestyle=':', linewidth=1, label=f'{attack}, no defense')
   positive = [strength for strength, _ in line.points if strength > 0]
-  if len(positive) > 1 and max(positive) / min(positive) >= 20:  # decades, with a place for zero
+  if len(positive) > 1 and max(positive) / min(positive) >= 20:  # a log axis that includes zero
     axes.set_xscale('symlog', linthresh=min(positive), linscale=0.5)
   axes.set_title(model, fontsize=8.5, color=SOFT)
   axes.set_xlabel(line.label)

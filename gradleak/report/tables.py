@@ -4,45 +4,49 @@ import csv
 import io
 import math
 import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from gradleak.audit.result import AuditResult, Case
 from gradleak.metrics import statistics
 from gradleak.report import findings
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
 
 VERDICTS = ('recovered', 'protected', 'not solved', 'diverged')
-METRICS = ('psnr', 'ssim', 'mse', 'pearson')
+# Metrics whose means are summarised, and the range that each lies in by definition.
+METRICS = {'psnr': (0.0, math.inf), 'ssim': (-1.0, 1.0), 'mse': (0.0, 1.0), 'pearson': (-1.0, 1.0)}
+
+Row = dict[str, Any]
+Summary = dict[str, Any]
 
 
-def summarise(rows):
+def summarise(rows: Iterable[Row]) -> list[Summary]:
   """Returns one summary per attack, defense and counter-measure, in order of appearance.
 
-  Runs that diverged have no metrics: they are left out of the means, and count as not recovered in the share.
+  Runs that diverged have no metrics: the means leave them out, and they count as not recovered.
 
   Args:
-    rows: the audit's rows, one dict per trial × attack × defense × counter-measure.
+    rows: of an audit, one dict per run.
 
   Returns:
-    A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the name of
-    an aware attacker's counter-measure, else None), `tier`, `n`; of `psnr` (dB), `ssim`, `mse`, `pearson` the mean with
-    `_low` and `_high`, its 95 % interval; `success` (the share of runs beyond the control) with its exact 95 %
+    A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
+    counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson` the
+    mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of runs recovered) with its exact 95 %
     interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and `unfinished` (recovered before the
-    descent had finished); the means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (of
-    these, dB), `oracle_psnr` (dB), `label_correct`, `change` and `sent` (share of the entries sent); `control_psnr`
-    (dB); and `verdict`, the word for all of them. What cannot be computed is None.
+    attack had converged); the means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (dB, of
+    these), `oracle_psnr` (dB), `control_psnr` (dB), `label_correct`, `change` and `sent` (fraction of the entries
+    sent); and `verdict`, one word for all runs. What cannot be computed is None.
   """
-  return [_summary(group) for group in by_attacker(rows).values()]
+  return [_summary(group) for group in by_case(rows).values()]
 
 
-def strongest(summaries):
-  """Returns the summary of the most runs recovered, among equals that of the highest mean PSNR."""
+def strongest(summaries: Iterable[Summary]) -> Summary:
+  """Returns the summary with the most runs recovered; among equals, that with the highest mean PSNR."""
   return max(summaries, key=_strength)
 
 
-def paired(summaries):
-  """Returns what is shown where every counter-measure would be too much: {(attack, defense): [summary, …]}.
-
-  The summary of the unaware attacker comes first, then the strongest of the aware ones; of either where there is one.
-  """
+def paired(summaries: Iterable[Summary]) -> dict[tuple[str, str], list[Summary]]:
+  """Returns {(attack, defense): summaries} of at most two: the unaware attacker's and the strongest aware one's."""
   pairs = {}
   for pair, group in grouped(summaries, 'attack', 'defense').items():
     unaware = [summary for summary in group if summary['counter'] is None]
@@ -51,18 +55,18 @@ def paired(summaries):
   return pairs
 
 
-def worst_case(rows):
-  """Returns one entry per defense: the share of trials that any of the attackers recovers, aware of it or not.
+def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
+  """Returns one entry per defense: of how many trials any attacker, unaware or aware, recovers the images.
 
   Args:
-    rows: the audit's rows.
+    rows: of an audit.
 
   Returns:
-    A list of dicts: `defense`; `recovered` of `n` trials; their share `success` with the exact 95 % interval
-    `success_low`, `success_high`; of the trials those that `unaware` and `aware` attackers recover, None where there
-    were none; `by`, the attacks that recover something, each with its counter-measure; `counters`, the counter-measures
-    that recover something, the strongest first; `runs` (one attack on one trial each) and of these the counts
-    `protected`, `not_solved`, `diverged`; and `flags`, the reasons to be careful, their counts over runs.
+    A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
+    `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
+    `by`, the attacks that recover a trial, each with its counter-measure; `counters`, the counter-measures that recover
+    one, the strongest first; `runs` and of these the counts `protected`, `not_solved`, `diverged`; and `flags`, reasons
+    for care, their counts over runs.
   """
   groups = grouped(rows, 'defense')
   undefended = groups.get(('none',))
@@ -74,8 +78,8 @@ def worst_case(rows):
   return [_worst(defense, group, setting) for (defense,), group in groups.items()]
 
 
-def summary_csv(rows):
-  """Returns the summaries of `rows` as CSV text, one line each; a missing value is an empty cell."""
+def summary_csv(rows: Iterable[Row]) -> str:
+  """Returns the summaries of rows as CSV text, one line each; None is an empty cell."""
   summaries = summarise(rows)
   text = io.StringIO()
   writer = csv.DictWriter(text, fieldnames=list(summaries[0]) if summaries else ['attack', 'defense'])
@@ -84,8 +88,8 @@ def summary_csv(rows):
   return text.getvalue()
 
 
-def terminal_table(result, width=110):
-  """Returns the result as an aligned table of at most `width` columns, closed by what it means in a few sentences."""
+def terminal_table(result: AuditResult, width: int = 110) -> str:
+  """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(result.rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
   head = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
@@ -104,39 +108,39 @@ def terminal_table(result, width=110):
   widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(head) - 1))
   table = [text for line in [head, *lines] for text in _aligned(line, widths)]
   table.insert(1, '-' * (sum(widths) + 2 * (len(head) - 1)))
-  means = [
+  found = [
     findings.undefended(summaries, worst, result.config),
     *findings.broken(worst, result.config),
     findings.caution(worst),
   ]
-  closing = [' '.join(means), *findings.guarantees(result.config)]
+  closing = [' '.join(found), *findings.guarantees(result.methods)]
   wrapped = [line for text in closing for line in textwrap.wrap(text.replace('`', ''), width)]
   return '\n'.join([*table, '', *wrapped]) + '\n'
 
 
-def grouped(rows, *keys):
-  """Returns the rows by the values of `keys`, None where one is missing: {(value, …): rows}, in order of appearance."""
-  groups = {}
+def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:
+  """Returns {values of the keys: rows} in order of appearance; the value of a missing key is None."""
+  groups: dict[tuple, list[dict]] = {}
   for row in rows:
     groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
   return groups
 
 
-def attacker(row):
-  """Returns whose a row or summary is: (attack, defense) or, who knows the defense, (attack, defense, counter)."""
+def case(row: dict) -> Case:
+  """Returns the `Case` of a row or summary, as in an audit's reconstructions and curves."""
   return row['attack'], row['defense'], *filter(None, [row.get('counter')])
 
 
-def by_attacker(rows):
-  """Returns {`attacker`: rows}, in order of appearance; the keys are those of an audit's reconstructions and curves."""
-  groups = {}
+def by_case(rows: Iterable[dict]) -> dict[Case, list[dict]]:
+  """Returns {`case`: rows} in order of appearance."""
+  groups: dict[Case, list[dict]] = {}
   for row in rows:
-    groups.setdefault(attacker(row), []).append(row)
+    groups.setdefault(case(row), []).append(row)
   return groups
 
 
-def _line(summary, size):
-  """Returns the cells of one line of the terminal's table; an aware attacker stands further in, below its defense."""
+def _line(summary: Summary, size: int) -> tuple[str, ...]:
+  """Returns the cells of one line of the terminal's table; aware attackers are indented below their defense."""
   counter = summary['counter']
   return (
     f'  {summary["defense"]}' if counter is None else f'    aware: {counter}',
@@ -149,53 +153,58 @@ def _line(summary, size):
   )
 
 
-def _thresholds(summaries):
-  """Returns the threshold of an attack, or the range of those of its counter-measures."""
+def _thresholds(summaries: Iterable[Summary]) -> str:
+  """Returns the threshold of an attack in words; a range where counter-measures have others."""
   found = sorted(summary['control_psnr'] for summary in summaries if summary['control_psnr'] is not None)
   if not found:
     return 'no control'
   return 'control ' + '–'.join(dict.fromkeys(number(threshold) for threshold in (found[0], found[-1])))
 
 
-def _numbers(rows, key):
-  """Returns the values of `key` that are there, as floats."""
+def _numbers(rows: Iterable[Row], key: str) -> list[float]:
+  """Returns the values of a column that are neither missing, None nor NaN."""
   values = [row.get(key) for row in rows]
   return [float(value) for value in values if value is not None and not math.isnan(value)]
 
 
-def _mean(rows, key):
+def _mean(rows: Iterable[Row], key: str) -> float | None:
   values = _numbers(rows, key)
   return math.fsum(values) / len(values) if values else None
 
 
-def _mean_interval(rows, key):
-  """Returns {key: mean, key_low, key_high} over the runs that have it; None where they cannot be computed."""
+def _mean_interval(rows: Iterable[Row], key: str) -> dict[str, float | None]:
+  """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range; None if not computable."""
   values = _numbers(rows, key)
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
   mean, low, high = (float(value) for value in statistics.mean_interval(values))
   bounded = math.isfinite(low) and math.isfinite(high)
-  return {key: mean, f'{key}_low': low if bounded else None, f'{key}_high': high if bounded else None}
+  least, most = METRICS[key]
+  return {
+    key: mean,
+    f'{key}_low': max(low, least) if bounded else None,
+    f'{key}_high': min(high, most) if bounded else None,
+  }
 
 
-def _share(successes, n):
-  share, low, high = (float(value) for value in statistics.proportion_interval(successes, n))
-  return {'success': share, 'success_low': low, 'success_high': high}
+def _fraction(successes: int, n: int) -> dict[str, float]:
+  names = ('success', 'success_low', 'success_high')
+  return dict(zip(names, map(float, statistics.proportion_interval(successes, n)), strict=True))
 
 
-def _counts(rows):
+def _counts(rows: Sequence[Row]) -> dict[str, int]:
   return {verdict.replace(' ', '_'): sum(row['verdict'] == verdict for row in rows) for verdict in VERDICTS}
 
 
-def _verdict(counts, n):
-  """Returns the word for a group of runs: the verdict that all share, else no more than the mixture shows."""
+def _verdict(counts: dict[str, int], n: int) -> str:
+  """Returns one word for n runs: their verdict if it is the same, else 'partly recovered' or 'undecided'."""
   for verdict in VERDICTS:
     if counts[verdict.replace(' ', '_')] == n:
       return verdict
   return 'partly recovered' if counts['recovered'] else 'undecided'
 
 
-def _summary(rows):
+def _summary(rows: Sequence[Row]) -> Summary:
   first, counts = rows[0], _counts(rows)
   return {
     'attack': first['attack'],
@@ -205,7 +214,7 @@ def _summary(rows):
     'tier': first.get('tier'),
     'n': len(rows),
     **{key: value for name in METRICS for key, value in _mean_interval(rows, name).items()},
-    **_share(sum(bool(row['success']) for row in rows), len(rows)),
+    **_fraction(sum(bool(row['success']) for row in rows), len(rows)),
     **counts,
     'unfinished': sum(row['verdict'] == 'recovered' and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
@@ -219,7 +228,8 @@ def _summary(rows):
   }
 
 
-def _worst(defense, rows, setting):
+def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[str, Any]:
+  """Returns one entry of `worst_case`; `setting` are the flags that all defenses have."""
   trials = {row['trial'] for row in rows}
   recovered = _recovered(rows)
   unaware = [row for row in rows if row.get('counter') is None]
@@ -240,7 +250,7 @@ def _worst(defense, rows, setting):
     'n': len(trials),
     **counts,
     'recovered': recovered,
-    **_share(recovered, len(trials)),
+    **_fraction(recovered, len(trials)),
     'runs': runs,
     'unaware': _recovered(unaware) if unaware else None,
     'aware': _recovered(aware) if aware else None,
@@ -250,17 +260,17 @@ def _worst(defense, rows, setting):
   }
 
 
-def _recovered(rows):
+def _recovered(rows: Iterable[Row]) -> int:
   """Returns the number of trials with a success among their rows."""
   return len({row['trial'] for row in rows if row['success']})
 
 
-def _strength(summary):
+def _strength(summary: Summary) -> tuple[int, float]:
   return summary['recovered'], -math.inf if summary['psnr'] is None else summary['psnr']
 
 
-def _aligned(line, widths):
-  """Returns the text lines of one table line, whose first cell may take several."""
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+  """Returns the text lines of one table line, whose first cell is wrapped."""
   indent = len(line[0]) - len(line[0].lstrip())
   first = [' ' * indent + part for part in wrap(line[0].strip(), widths[0] - indent)]
   rest = [f'{cell:<{width}}' for cell, width in zip(line[1:], widths[1:], strict=True)]

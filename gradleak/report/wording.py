@@ -1,67 +1,35 @@
-"""The settings of an audit in sentences, and where its methods come from."""
+"""The settings of an audit in sentences, and the sources of its methods."""
 
-import re
+from collections.abc import Mapping
+from typing import Any
 
 from gradleak.report.formatting import listed
 
-# Only what is beyond doubt: a wrong citation is worse than none.
-CITATIONS = {
-  'dlg': 'Zhu, Liu, Han: Deep Leakage from Gradients. NeurIPS 2019.',
-  'idlg': 'Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020.',
-  'csdlg': 'Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients – How Easy Is It to Break Privacy in Federated '
-  'Learning? NeurIPS 2020.',
-  'fidel': 'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates. 2021.',
-  'imprint': 'Fowl, Geiping, Czaja, Goldblum, Goldstein: Robbing the Fed. ICLR 2022.',
-  'fishing': 'Wen, Geiping, Fowl, Goldblum, Goldstein: Fishing for User Data. ICML 2022.',
-  'soteria': 'Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning. CVPR 2021.',
-  'graddefense': 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack. INFOCOM 2022.',
-  'outpost': 'Wang, Hugh, Li: More Than Enough Is Too Much. IEEE/ACM Transactions on Networking, 2024.',
-  'concealment': 'Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage. AAAI 2024.',
-  'fragmentation': 'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning '
-  'from a Privacy Standpoint. ACSAC 2022.',
-  'client_dp': 'Geyer, Klein, Nabi: Differentially Private Federated Learning: A Client Level Perspective. 2017.',
-  'dpsgd': 'Abadi et al.: Deep Learning with Differential Privacy. CCS 2016.',
-  'precode': 'Scheliga, Mäder, Seeland: PRECODE – A Generic Model Extension to Prevent Deep Gradient Leakage. '
-  'WACV 2022.',
-  'ats': 'Gao, Guo, Zhang, Qiu, Wen, Liu: Privacy-preserving Collaborative Learning with Automatic Transformation '
-  'Search. CVPR 2021.',
-  'instahide': 'Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning. '
-  'ICML 2020.',
-  'dgc': 'Lin, Han, Mao, Wang, Dally: Deep Gradient Compression. ICLR 2018.',
-}
-_SYNONYMS = {
-  'dga': 'dlg',
-  'gia': 'csdlg',
-  'gs': 'csdlg',
-  'csdlg_fast': 'csdlg',
-  'csdlg_lbfgs': 'csdlg',
-  'ffl': 'fragmentation',
-  'fragmentation_random': 'fragmentation',
-  'graddefense_step': 'graddefense',
-  'dcs2': 'concealment',
-}
 _LABELS = {
+  'auto': 'Each attack takes the labels as in its publication.',
   'known': 'The labels are granted to the attacker.',
   'inferred': 'The attacker infers the labels from the update.',
   'optimised': 'The attacker optimises the labels together with the images.',
 }
 
 
-def settings(config):
-  """Returns the audit's settings as sentences; a key that `config` lacks is left out."""
+def settings(config: Mapping[str, Any]) -> list[str]:
+  """Returns the settings of an audit as sentences; missing ones are left out."""
   parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config), _knowledge(config)]
   return [part for part in parts if part]
 
 
-def citations(config):
-  """Returns the citations of the attacks, defenses and model of `config`, in order of appearance, each once."""
-  specs = [*config.get('attacks', []), *config.get('defenses', []), str(config.get('model', ''))]
-  names = re.findall(r'[A-Za-z_][A-Za-z_0-9]*(?=\(|\+|$)', '+'.join(re.sub(r'\(.*?\)', '', spec) for spec in specs))
-  found = [CITATIONS.get(_SYNONYMS.get(name, name)) for name in names]
-  return list(dict.fromkeys(citation for citation in found if citation))
+def citations(methods: Mapping[str, Any]) -> list[str]:
+  """Returns the citations of attacks, defenses and model, each once.
+
+  Args:
+    methods: `AuditResult.methods`.
+  """
+  facts = [*methods.get('attacks', {}).values(), *methods.get('defenses', {}).values(), methods.get('model', {})]
+  return list(dict.fromkeys(citation for each in facts for citation in each.get('citations', [])))
 
 
-def shape(config):
+def shape(config: Mapping[str, Any]) -> str:
   """Returns the image shape in words, such as '28 × 28 pixels, grey'; empty if unknown."""
   if not config.get('image_shape'):
     return ''
@@ -70,7 +38,7 @@ def shape(config):
   return f'{height} × {width} pixels, {colours}'
 
 
-def _data(config):
+def _data(config: Mapping[str, Any]) -> str:
   if 'dataset' not in config:
     return ''
   split = f' ({config["split"]})' if config.get('split') else ''
@@ -78,7 +46,7 @@ def _data(config):
   return f'The private images are from {config["dataset"]}{split}: ' + '; '.join(filter(None, details)) + '.'
 
 
-def _network(config):
+def _network(config: Mapping[str, Any]) -> str:
   if 'model' not in config:
     return ''
   start = f', initialised as “{config["init"]}”' if config.get('init') else ''
@@ -86,46 +54,46 @@ def _network(config):
   return f'The network is {config["model"]}{start}{norm}.'
 
 
-def _client(config):
+def _client(config: Mapping[str, Any]) -> str:
   size = config.get('batch_size', 1)
   batch = 'one image' if size == 1 else f'a batch of {size} images'
   if config.get('share') == 'delta':
     epochs = config.get('local_epochs') or 1
     return (
       f'Each client trains on {batch} for {epochs} local epoch{"s" if epochs > 1 else ""} '
-      'and shares the change of its weights (FedAvg).'
+      'and sends the change of its weights (FedAvg).'
     )
-  return f'Each client shares the gradient of {batch} (FedSGD).' if config.get('share') == 'gradient' else ''
+  return f'Each client sends the gradient of {batch} (FedSGD).' if config.get('share') == 'gradient' else ''
 
 
-def _attacker(config):
+def _attacker(config: Mapping[str, Any]) -> str:
   effort = []
   if config.get('steps'):
     effort.append(f'takes {config["steps"]} steps')
   if config.get('restarts'):
-    several = 's, and keeps the result that matches the update best' if config['restarts'] > 1 else ''
+    several = 's, of which it keeps the best match' if config['restarts'] > 1 else ''
     effort.append(f'has {config["restarts"]} start{several}')
-  sentences = [f'Each attack {listed(effort)}; it never sees the truth.'] if effort else []
+  sentences = [f'Each attack {listed(effort)}.'] if effort else []
   if config.get('labels'):
-    sentences.append(_LABELS.get(config['labels'], f'Labels: {config["labels"]}.'))
+    sentences.append(_LABELS.get(config['labels'], f'The attacker infers the labels by the rule {config["labels"]}.'))
   return ' '.join(sentences)
 
 
-def _size(config):
+def _size(config: Mapping[str, Any]) -> str:
   if 'trials' not in config:
     return ''
   seed = f' from seed {config["seed"]}' if 'seed' in config else ''
   size = config.get('controls')
-  controls = f'; {size} control runs with a null gradient set the threshold' if size else ''
+  controls = f'; {size} control runs set the threshold for success' if size else ''
   count = config['trials']
-  return f'Every attack meets every defense in {count} trial{"s" if count != 1 else ""}{seed}{controls}.'
+  return f'Every attack is run against every defense in {count} trial{"s" if count != 1 else ""}{seed}{controls}.'
 
 
-def _knowledge(config):
+def _knowledge(config: Mapping[str, Any]) -> str:
   averaged = f', and may average {config["rounds"]} uploads of the same samples' if config.get('rounds', 1) > 1 else ''
-  knowing = f'attackers who know it and its settings{averaged}'
+  knowing = f'know the defense and its settings{averaged}'
   return {
-    'unaware': 'No attacker knows the defense.',
-    'aware': f'Every defense meets {knowing}, as far as they can make use of that.',
-    'both': f'Every defense meets attackers who take what was sent for a gradient, and {knowing}.',
+    'unaware': 'All attackers are unaware of the defense.',
+    'aware': f'All attackers {knowing}.',
+    'both': f'Each attack is run by an attacker who is unaware of the defense, and by attackers who {knowing}.',
   }.get(config.get('knowledge'), '')

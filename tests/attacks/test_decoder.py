@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors, models
+from gradleak import errors, models, specs
 from gradleak.attacks import decoder
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -87,8 +87,8 @@ def naive_windows(features, images, others, context):
   return np.array(found)
 
 
-def fitted(text, features, images):
-  made = decoder.parse(text, images.shape[1:])
+def fitted(factory, features, images, **settings):
+  made = factory(images.shape[1:], **settings)
   weights = made.fit(jax.random.key(0), features, images)
   return functools.partial(jax.jit(made.decode), weights)
 
@@ -100,13 +100,13 @@ def test_windows_are_least_squares(digits):
   kernel = rng.normal(size=(25, 6))
   windows = [[images[:, 4 * i : 4 * i + 5, 4 * j : 4 * j + 5].reshape(120, -1) for j in range(3)] for i in range(3)]
   features = np.maximum(np.stack([np.stack(row, 1) for row in windows], 1) @ kernel, 0).astype(np.float32)
-  decode = fitted('windows(hidden=0)', features[:100], images[:100])
+  decode = fitted(decoder.windows, features[:100], images[:100], hidden=0)
   expected = naive_windows(features[:100], images[:100], features[100:], context=1)
   np.testing.assert_allclose(decode(features[100:]), expected, atol=2e-3)
 
 
 def test_windows_take_unseen_digits_back(digits, features):
-  decode = fitted('windows(hidden=0)', features[:100], digits[:100])
+  decode = fitted(decoder.windows, features[:100], digits[:100], hidden=0)
   found = np.asarray(decode(features[100:]))
   assert np.mean((found - digits[100:]) ** 2) < 0.25 * np.mean((digits[:100].mean(0) - digits[100:]) ** 2)
   mixture = 0.75 * features[100] + 0.5 * features[101] - 0.25 * features[102]
@@ -131,22 +131,21 @@ def test_a_hidden_layer_knows_more_than_the_linear_part(digits):
   """Pixels are the features' absolute values: nothing that is linear in them."""
   features = (digits[:, ::2, ::2] - digits[:, 1::2, 1::2])[..., [0, 0]] + np.float32([0, 0.1])
   images = np.kron(np.abs(features[..., :1]), np.ones((1, 2, 2, 1), np.float32))
-  squares = {}
-  for text in ('windows(context=0,hidden=0)', 'windows(context=0,hidden=16,steps=400)'):
-    found = fitted(text, features[:100], images[:100])(features[100:])
-    squares[text] = np.mean((np.asarray(found) - images[100:]) ** 2)
-  linear, hidden = squares.values()
-  assert hidden < 0.5 * linear
+  squares = []
+  for hidden in (0, 16):
+    decode = fitted(decoder.windows, features[:100], images[:100], context=0, hidden=hidden, steps=400)
+    squares.append(np.mean((np.asarray(decode(features[100:])) - images[100:]) ** 2))
+  assert squares[1] < 0.5 * squares[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('text', 'share'), [('table_iii(steps=600)', 0.4), ('table_iv(steps=100)', 0.6)])
-def test_the_networks_learn(digits, victim, text, share):
+@pytest.mark.parametrize(('factory', 'steps', 'share'), [(decoder.table_iii, 600, 0.4), (decoder.table_iv, 100, 0.6)])
+def test_the_networks_learn(digits, victim, factory, steps, share):
   images = np.kron(digits, np.ones((1, 2, 2, 1), np.float32))[:, :12, :12]
   variables = jax.jit(victim[0].init, static_argnums=1)(jax.random.key(1), images.shape[1:])
   inputs = jax.jit(functools.partial(decoder.dense_inputs, victim[0]))(variables, images)
   features = decoder.feature_maps(inputs, 32)
-  decode = fitted(text, features[:100], images[:100])
+  decode = fitted(factory, features[:100], images[:100], steps=steps)
   found = np.asarray(decode(features[100:]))
   assert found.min() >= 0 and found.max() <= 1
   assert np.mean((found - images[100:]) ** 2) < share * np.mean((images[:100].mean(0) - images[100:]) ** 2)
@@ -154,16 +153,24 @@ def test_the_networks_learn(digits, victim, text, share):
   np.testing.assert_allclose(one[0], found[0], atol=1e-5)  # running statistics: alone or among others
 
 
+def parsed(text):
+  """Returns the `Method` of a decoder, as experiments make it of a text."""
+  return specs.method(specs.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
+
+
 @pytest.mark.parametrize(
   ('call', 'message'),
   [
-    (lambda f, x: decoder.parse('window', SHAPE), "unknown decoder 'window'; did you mean 'windows'"),
-    (lambda f, x: decoder.parse('windows(context=-1)', SHAPE), r'windows\(context\) is -1'),
-    (lambda f, x: decoder.parse('windows(hidden=-1)', SHAPE), r'windows\(hidden\) is -1'),
-    (lambda f, x: decoder.parse('table_iv(steps=0)', SHAPE), r'table_iv\(steps\) is 0'),
-    (lambda f, x: fitted('table_iii', f, x), 'table_iii decodes features of at least 4×4 .* got 3×3'),
-    (lambda f, x: fitted('table_iv', f, x[:, :6]), 'table_iv decodes features of 2×2 .* got 3×3'),
-    (lambda f, x: fitted('windows', f, x[:, :2]), '3 features see no windows of 2 pixels'),
+    (lambda f, x: parsed('window'), "unknown decoder 'window'; did you mean 'windows'"),
+    (lambda f, x: parsed('windows(hiden=1)'), "unknown setting of the decoder windows: 'hiden'; did you mean 'hidden'"),
+    (lambda f, x: parsed('windows(context=-1)').build((), SHAPE), r'windows\(context\) is -1'),
+    (lambda f, x: decoder.windows(SHAPE, hidden=-1), r'windows\(hidden\) is -1'),
+    (lambda f, x: decoder.windows(SHAPE, steps=0), r'windows\(steps\) is 0'),
+    (lambda f, x: decoder.table_iii(SHAPE, batch_size=0), r'table_iii\(batch_size\) is 0'),
+    (lambda f, x: decoder.table_iv(SHAPE, steps=0), r'table_iv\(steps\) is 0'),
+    (lambda f, x: fitted(decoder.table_iii, f, x), 'table_iii decodes features of at least 4×4 .* got 3×3'),
+    (lambda f, x: fitted(decoder.table_iv, f, x[:, :6]), 'table_iv decodes features of 2×2 .* got 3×3'),
+    (lambda f, x: fitted(decoder.windows, f, x[:, :2]), '3 features see no windows of 2 pixels'),
     (lambda f, x: decoder.feature_maps(f.reshape(len(f), -1)[:, :-1], 32), '287 features are no square maps'),
   ],
 )

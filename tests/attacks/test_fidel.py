@@ -8,7 +8,8 @@ import optax
 import pytest
 
 from gradleak import Client, errors, models, trees
-from gradleak.attacks import closed_form, fidel
+from gradleak.attacks.dense import first_dense_input
+from gradleak.attacks.fidel import combined, from_update, partial_reconstructions, up_to_scale
 from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -33,7 +34,7 @@ def send(network, images, labels, **settings):
 
 
 def parts(network, update, **settings):
-  return fidel.from_update(network[0].layers((8, 8, 1)), update, **settings)
+  return from_update(network[0].layers((8, 8, 1)), update, **settings)
 
 
 @pytest.mark.parametrize('share', ['gradient', pytest.param('delta', marks=pytest.mark.slow)])
@@ -104,7 +105,7 @@ def test_all_neurons_together_withstand_noise_and_omission(dense, small_images):
   images, labels = small_images
   gradient = send(dense, images[:1], labels[:1])['Dense_0']
   kernel, bias = (np.asarray(gradient[name]) for name in ('kernel', 'bias'))
-  combined = jax.jit(fidel.combined)
+  together = jax.jit(combined)
   rng = np.random.default_rng(0)
   sent = rng.uniform(size=kernel.shape) < 0.3
   sent[5] = False
@@ -116,9 +117,9 @@ def test_all_neurons_together_withstand_noise_and_omission(dense, small_images):
       if used:
         products = sum(float(observed[i, j]) * float(bias[j]) for j in used)
         expected[i] = products / sum(float(bias[j]) ** 2 for j in used)
-    found = np.asarray(combined(observed, bias, mask))
+    found = np.asarray(together(observed, bias, mask))
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    one = closed_form.first_dense_input(observed, bias)
+    one = first_dense_input(observed, bias)
     truth = np.delete(images[0].reshape(64), 5)
     if observed is kernel:
       np.testing.assert_allclose(found, images[0].reshape(64), atol=1e-5)
@@ -141,10 +142,10 @@ def test_finite_in_finite_out(scale):
 @jax.jit
 @jax.vmap
 def all_readings(kernel, bias):
-  return fidel.partial_reconstructions(kernel, bias), fidel.up_to_scale(kernel), fidel.combined(kernel, bias)
+  return partial_reconstructions(kernel, bias), up_to_scale(kernel), combined(kernel, bias)
 
 
 def test_a_model_without_a_dense_layer_is_a_usage_error():
   update = {'conv': {'kernel': np.zeros((12, 25)), 'bias': np.zeros(12)}}
   with pytest.raises(errors.UsageError, match='no dense layer'):
-    fidel.from_update([trees.Layer('conv', (('conv', 'kernel'), ('conv', 'bias')))], update)
+    from_update([trees.Layer('conv', (('conv', 'kernel'), ('conv', 'bias')))], update)

@@ -1,6 +1,7 @@
 """Peeling against JAX's own gradients of digits in dense networks: what it certifies is there, exactly."""
 
 import functools
+import importlib
 import itertools
 import math
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from gradleak import Client, errors, models, trees
-from gradleak.attacks import peeling
+from gradleak.attacks.peeling import _sensitivity, dense_layers, implied_gradients, peel
+
+peeling = importlib.import_module('gradleak.attacks.peeling')  # attacks.peeling is the attack
 
 
 @pytest.fixture(scope='module')
@@ -66,7 +69,7 @@ def check_certified(found, images, labels, decibels=60):
 def test_a_batch_comes_apart_completely(digits, sizes, dtype, decibels):
   images, labels = digits[0][:32], digits[1][:32]
   layers = dense(0, *sizes)
-  found = peeling.peel(layers, gradient(layers, images, labels, dtype), 32)
+  found = peel(layers, gradient(layers, images, labels, dtype), 32)
   assert sorted(check_certified(found, images, labels, decibels)) == list(range(32))
   assert found.unexplained < 1e-5 and np.all(found.mismatch <= 1e-4)
   assert np.all(found.neurons.any(axis=1)) and not np.any(found.neurons[0] & found.neurons[1])
@@ -75,7 +78,7 @@ def test_a_batch_comes_apart_completely(digits, sizes, dtype, decibels):
 def test_implied_gradients_are_those_of_every_label(digits):
   layers = dense(1, 64, 20, 12, 10)
   z = digits[0][0] @ layers[0][0]
-  first, second = peeling.implied_gradients(layers[1:], np.tile(z, (10, 1)), np.arange(10))
+  first, second = implied_gradients(layers[1:], np.tile(z, (10, 1)), np.arange(10))
   (middle, bias), last = layers[1:]
 
   def of_first(z, label):
@@ -107,12 +110,12 @@ def test_what_the_network_is_sure_of_may_be_as_far_off_as_anything_else(digits, 
 
   z = images[sure] @ layers[0][0]
   slope = np.log(probability_of_others(1 + 1e-4) / probability_of_others(1 - 1e-4)) / -2e-4
-  np.testing.assert_allclose(peeling._sensitivity(layers[1:], z, right), slope, rtol=1e-4)
-  assert slope > 5 and peeling._sensitivity(layers[1:], z, wrong) == 1
+  np.testing.assert_allclose(_sensitivity(layers[1:], z, right), slope, rtol=1e-4)
+  assert slope > 5 and _sensitivity(layers[1:], z, wrong) == 1
 
   def certified(label):
     (kernel, bias), last = gradient(layers, images[sure], label)
-    return len(peeling.peel(layers, [(kernel * (1 + 3e-5), bias), last], 1).labels)
+    return len(peel(layers, [(kernel * (1 + 3e-5), bias), last], 1).labels)
 
   assert certified(right) == certified(wrong) == 1
   monkeypatch.setattr(peeling, '_sensitivity', lambda rest, z, labels: np.ones(len(z)))
@@ -128,7 +131,7 @@ def test_a_model_and_a_client_of_this_package(digits):
   send = jax.jit(functools.partial(Client(model, 10).local_update, None))
   upload = send(variables, images.reshape(6, 8, 8, 1).astype(np.float32), labels.astype(np.int32))
   layers = model.layers((8, 8, 1))
-  found = peeling.peel(*(peeling.dense_layers(layers, tree) for tree in (variables['params'], upload.update)), 6)
+  found = peel(*(dense_layers(layers, tree) for tree in (variables['params'], upload.update)), 6)
   assert len(check_certified(found, images, labels)) >= 3
 
 
@@ -143,26 +146,26 @@ def victim(digits):
 def test_mixtures_are_not_certified(digits):
   images, labels = digits[0][:8], digits[1][:8]
   layers = dense(3, 64, 256, 10, bias=50.0)  # every neuron active on every image
-  found = peeling.peel(layers, gradient(layers, images, labels), 8, tolerance=1e-2)
+  found = peel(layers, gradient(layers, images, labels), 8, tolerance=1e-2)
   assert found.images.shape == (0, 64) and found.labels.shape == (0,) and found.neurons.shape == (0, 256)
   assert found.unexplained == 1
 
 
 def test_the_certificate_is_the_implied_gradient(victim):
   layers, update, _, _ = victim
-  assert len(peeling.peel(layers, update, 8).labels) == 8
-  assert not len(peeling.peel(layers, update, 9).labels)  # shares of another mean
+  assert len(peel(layers, update, 8).labels) == 8
+  assert not len(peel(layers, update, 9).labels)  # shares of another mean
   other = [layers[0], (np.roll(layers[1][0], 1, axis=1), layers[1][1])]
-  assert not len(peeling.peel(other, update, 8).labels)  # other weights
+  assert not len(peel(other, update, 8).labels)  # other weights
   rows = [update[0], (update[1][0] * 1.01, update[1][1])]
-  assert not len(peeling.peel(layers, rows, 8).labels)  # the second layer's rows speak, too
-  assert not len(peeling.peel(layers, update, 8, box=(0.0, 0.4)).labels)  # no image is as dark
+  assert not len(peel(layers, rows, 8).labels)  # the second layer's rows speak, too
+  assert not len(peel(layers, update, 8, box=(0.0, 0.4)).labels)  # no image is as dark
 
 
 def test_an_image_that_is_there_twice_is_left_and_others_are_not(digits):
   images, labels = digits[0][[0, 1, 2, 3, 4, 5, 6, 6]], digits[1][[0, 1, 2, 3, 4, 5, 6, 6]]
   layers = dense(2, 64, 256, 10)
-  found = peeling.peel(layers, gradient(layers, images, labels), 8)
+  found = peel(layers, gradient(layers, images, labels), 8)
   nearest = check_certified(found, images, labels)
   assert 6 not in nearest and 7 not in nearest and len(nearest) >= 3
 
@@ -173,7 +176,7 @@ def test_noise_silences_it_and_never_has_it_lie(victim, level, least):
   rng = np.random.default_rng(0)
   scale = level * np.median(np.abs(update[0][0][update[0][0] != 0]))
   noisy = [tuple(x + rng.normal(0, scale, x.shape) for x in layer) for layer in update]
-  found = peeling.peel(layers, noisy, 8)
+  found = peel(layers, noisy, 8)
   assert len(check_certified(found, images, labels)) >= least
   if not least:
     assert not len(found.labels)
@@ -183,18 +186,18 @@ def test_pruning_and_a_second_local_step_silence_it(victim):
   layers, update, images, labels = victim
   bar = np.quantile(np.abs(np.concatenate([x.ravel() for layer in update for x in layer])), 0.9)
   pruned = [tuple(np.where(np.abs(x) < bar, 0, x) for x in layer) for layer in update]
-  assert not len(peeling.peel(layers, pruned, 8).labels)
+  assert not len(peel(layers, pruned, 8).labels)
   stepped = [tuple(x - 0.1 * d for x, d in zip(*pair, strict=True)) for pair in zip(layers, update, strict=True)]
   second = gradient(stepped, images, labels)
   both = [tuple((a + b) / 2 for a, b in zip(*pair, strict=True)) for pair in zip(update, second, strict=True)]
-  check_certified(peeling.peel(layers, both, 8), images, labels)
-  assert len(peeling.peel(layers, both, 8).labels) < 8
+  check_certified(peel(layers, both, 8), images, labels)
+  assert len(peel(layers, both, 8).labels) < 8
 
 
 @pytest.mark.parametrize('bad', [0.0, np.nan])
 def test_a_gradient_that_says_nothing(victim, bad):
   layers, update, _, _ = victim
-  found = peeling.peel(layers, [tuple(np.full_like(x, bad) for x in layer) for layer in update], 8)
+  found = peel(layers, [tuple(np.full_like(x, bad) for x in layer) for layer in update], 8)
   assert not len(found.labels)
 
 
@@ -203,24 +206,24 @@ def test_a_neuron_that_is_not_finite_spoils_no_other(victim):
   (kernel, bias), (rows, last) = update
   spoilt = np.arange(256) == np.abs(bias).argmax()
   update = [(np.where(spoilt, np.inf, kernel), np.where(spoilt, np.nan, bias)), (rows, last)]
-  assert len(check_certified(peeling.peel(layers, update, 8), images, labels)) == 8
+  assert len(check_certified(peel(layers, update, 8), images, labels)) == 8
 
 
 def test_usage_errors(victim):
   layers, update, _, _ = victim
   with pytest.raises(errors.UsageError, match='batch_size is 0'):
-    peeling.peel(layers, update, 0)
+    peel(layers, update, 0)
   with pytest.raises(errors.UsageError, match='tolerance is 2'):
-    peeling.peel(layers, update, 8, tolerance=2)
+    peel(layers, update, 8, tolerance=2)
   params = {'conv': {'kernel': np.zeros((12, 25)), 'bias': np.zeros(12)}, 'last': {'kernel': np.zeros((9, 2))}}
   params['last']['bias'] = np.zeros(2)
   conv, last = (trees.Layer(name, ((name, 'kernel'), (name, 'bias'))) for name in params)
   with pytest.raises(errors.UsageError, match="'conv' is none"):
-    peeling.dense_layers([conv, last], params)
+    dense_layers([conv, last], params)
   with pytest.raises(errors.UsageError, match="'last' is none"):
-    peeling.dense_layers([last._replace(paths=last.paths[:1])], params)
+    dense_layers([last._replace(paths=last.paths[:1])], params)
   with pytest.raises(errors.UsageError, match='1 layer'):
-    peeling.dense_layers([last], params)
+    dense_layers([last], params)
 
 
 @pytest.mark.slow
@@ -230,7 +233,7 @@ def test_a_thousand_neurons_take_large_batches_apart(digits, seed, dtype, sizes)
   layers = dense(seed, 64, 1000, 10)
   for size in sizes:
     images, labels = digits[0][seed * 128 :][:size], digits[1][seed * 128 :][:size]
-    found = peeling.peel(layers, gradient(layers, images, labels, dtype), size)
+    found = peel(layers, gradient(layers, images, labels, dtype), size)
     assert len(check_certified(found, images, labels)) == size
 
 
@@ -239,9 +242,9 @@ def test_taking_certified_images_again_finds_others(digits, monkeypatch):
   layers = dense(4, 64, 1000, 10)
   images, labels = digits[0][512:608], digits[1][512:608]
   update = gradient(layers, images, labels, np.float32)
-  again = peeling.peel(layers, update, 96)
+  again = peel(layers, update, 96)
   monkeypatch.setattr(
     peeling, '_take_again', lambda layers, observed, images, labels, mismatch, size: (images, mismatch)
   )
-  once = peeling.peel(layers, update, 96)
+  once = peel(layers, update, 96)
   assert len(check_certified(again, images, labels)) > len(check_certified(once, images, labels))

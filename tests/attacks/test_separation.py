@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gradleak import Client, errors, models
-from gradleak.attacks import fidel, separation
+from gradleak.attacks import separation
+from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import bias_corrected, last_layer
 from gradleak.metrics import revealed
 
@@ -110,7 +111,7 @@ def alternate(victim):
 
 def test_alternating_reveals_what_no_neuron_holds_alone(victim, alternate):
   client, _, update, images, labels = victim
-  alone = fidel.from_update(client.model.layers((8, 8, 1)), update)
+  alone = from_update(client.model.layers((8, 8, 1)), update)
   held = np.asarray(revealed.fully_revealed(alone.inputs, images).correlation)
   found = alternate(jax.random.split(jax.random.key(1), 2), update, jax.nn.one_hot(np.sort(labels), 10))
   for start in found:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradleak import errors
-from gradleak.attacks import spear
+from gradleak.attacks.spear import spear
 
 
 def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):
@@ -44,7 +44,7 @@ def furthest(found, inputs):
 @pytest.mark.parametrize('dtype, error', [(np.float64, 1e-9), (np.float32, 1e-3)])
 def test_a_batch_comes_apart(dtype, error):
   inputs, layer = victim(6, dtype=dtype)
-  found = spear.spear(*layer, np.random.default_rng(0))
+  found = spear(*layer, np.random.default_rng(0))
   assert found.rank == 6 and found.inputs.shape == inputs.shape and found.directions >= 6
   assert furthest(found, inputs) < error
   assert found.agreement == 1 if dtype == np.float64 else found.agreement > 0.99
@@ -53,7 +53,7 @@ def test_a_batch_comes_apart(dtype, error):
 @pytest.mark.parametrize('batch, dead, sparsity', [(4, 100, 0.5), (1, 0, 0.3)])
 def test_neurons_that_no_sample_activates_count_as_zeros(batch, dead, sparsity):
   inputs, layer = victim(batch, dead=dead)
-  found = spear.spear(*layer, np.random.default_rng(0), submatrices=10_000, sparsity=sparsity)
+  found = spear(*layer, np.random.default_rng(0), submatrices=10_000, sparsity=sparsity)
   assert len(found.inputs) == batch and furthest(found, inputs) < 1e-9
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_separated_is_not(what):
     gradient, shares = np.zeros_like(gradient), np.zeros_like(shares)
   if what == 'noise':
     gradient = gradient + np.random.default_rng(1).normal(scale=1e-3 * np.abs(gradient).max(), size=gradient.shape)
-  found = spear.spear(gradient, shares, kernel, bias, np.random.default_rng(0), submatrices=10_000)
+  found = spear(gradient, shares, kernel, bias, np.random.default_rng(0), submatrices=10_000)
   assert found.inputs.shape == (0, inputs.shape[1]) and found.agreement == 0 and found.directions == 0
   assert found.rank == {'nothing': 0, 'noise': 60, 'too many': 60}[what]
 
@@ -72,14 +72,14 @@ def test_what_cannot_be_separated_is_not(what):
 def test_a_known_batch_size_stands_a_little_noise():
   inputs, (gradient, *rest) = victim(4)
   noise = np.random.default_rng(1).normal(scale=1e-7 * np.median(np.abs(gradient)), size=gradient.shape)
-  found = spear.spear(gradient + noise, *rest, np.random.default_rng(0), rank=4, tolerance=1e-4)
+  found = spear(gradient + noise, *rest, np.random.default_rng(0), rank=4, tolerance=1e-4)
   assert found.rank == 4 and 0 < furthest(found, inputs) < 1e-3
-  assert not len(spear.spear(gradient + noise, *rest, np.random.default_rng(0)).inputs)  # its own rank is full
+  assert not len(spear(gradient + noise, *rest, np.random.default_rng(0)).inputs)  # its own rank is full
 
 
 def test_weights_that_are_not_the_victims_do_not_agree():
   _, (gradient, shares, kernel, bias) = victim(4)
-  found = spear.spear(gradient, shares, np.roll(kernel, 1, axis=1), bias, np.random.default_rng(0), submatrices=10_000)
+  found = spear(gradient, shares, np.roll(kernel, 1, axis=1), bias, np.random.default_rng(0), submatrices=10_000)
   assert found.agreement < 0.9
 
 
@@ -87,7 +87,7 @@ def test_usage_errors():
   _, layer = victim(2)
   for name, value in (('submatrices', 0), ('sparsity', 2.0), ('tolerance', -1.0), ('rank', 0), ('rank', 61)):
     with pytest.raises(errors.UsageError, match=name):
-      spear.spear(*layer, np.random.default_rng(0), **{name: value})
+      spear(*layer, np.random.default_rng(0), **{name: value})
 
 
 @pytest.mark.slow
@@ -95,5 +95,5 @@ def test_usage_errors():
 @pytest.mark.parametrize('batch', [10, 12, 14])
 def test_batches_of_the_published_size(batch, seed):
   inputs, layer = victim(batch, seed, neurons=400, size=200)
-  found = spear.spear(*layer, np.random.default_rng(seed))
+  found = spear(*layer, np.random.default_rng(seed))
   assert furthest(found, inputs) < 1e-6 and found.agreement == 1

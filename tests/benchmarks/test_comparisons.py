@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import pytorch, setting
-from gradleak import data
+from gradleak import data, specs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -62,7 +62,7 @@ def test_the_first_objective_and_step_are_ours(torch, spec):
 
 def test_it_recovers_as_ours_does(torch):
   ours, network, trial = make('lenet', steps=60)
-  found = pytorch.attack(network, trial, pytorch.settings(ours.template, 60), 'cpu')
+  found = pytorch.attack(network, trial, pytorch.settings(ours.method, 60), 'cpu')
   mine = setting.run(ours, 1, 1, jax.local_devices()[:1], compared=1)
   assert ours.psnr(found.image[np.newaxis]) == pytest.approx(ours.psnr(mine.images), abs=1)
 
@@ -76,7 +76,7 @@ def test_breaching_attacks_the_same(torch):
   except pytorch.Unavailable as error:
     pytest.skip(str(error))
   ours, network, trial = make('lenet')
-  settings = pytorch.settings(ours.template, 8)
+  settings = pytorch.settings(ours.method, 8)
   theirs, mine = (module.attack(network, trial, settings, 'cpu') for module in (breaching, pytorch))
   assert theirs.objective == pytest.approx(mine.objective, rel=2e-3)  # its total variation sees zeros beyond the border
   assert ours.psnr(theirs.image[np.newaxis]) == pytest.approx(ours.psnr(mine.image[np.newaxis]), abs=0.5)
@@ -91,4 +91,4 @@ def test_what_the_loop_does_not_have_is_said(torch, spec):
 @pytest.mark.parametrize('attack', ['dlg', 'csdlg(optimizer=sgd)'])
 def test_an_attack_that_the_loop_is_not_is_said(attack):
   with pytest.raises(pytorch.Unavailable, match='the loop is csdlg'):
-    pytorch.settings(setting.attacks.parse(attack, 10), 10)
+    pytorch.settings(specs.attack(attack), 10)

@@ -1,4 +1,4 @@
-"""Real data, where there are some."""
+"""Real data, if available."""
 
 import os
 import pathlib

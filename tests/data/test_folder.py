@@ -70,7 +70,7 @@ def test_palette_becomes_rgb(tmp_path):
   np.testing.assert_array_equal(load(tmp_path).images[0] * 255, flag)
 
 
-def test_transparent_pixels_lie_over_white(tmp_path):
+def test_transparent_pixels_are_put_on_white(tmp_path):
   pixels = np.zeros((1, 3, 4), np.uint8)
   pixels[..., 0], pixels[..., 3] = 255, [0, 255, 51]  # red: invisible, solid, a fifth
   write(tmp_path, 'test/a/1.png', pixels)
@@ -93,7 +93,7 @@ def test_one_bit_and_cmyk_convert(tmp_path):
 
 def test_photographs_are_turned_upright(tmp_path):
   exif = PIL.Image.Exif()
-  exif[0x0112] = 6  # the camera was turned by a quarter
+  exif[0x0112] = 6  # the camera was rotated by 90 degrees
   write(tmp_path, 'test/a/1.png', GREY, exif=exif)
   np.testing.assert_array_equal(np.rint(load(tmp_path).images[0, ..., 0] * 255), np.rot90(GREY, -1))
 

@@ -72,13 +72,13 @@ def test_resizing_keeps_the_range():
     assert resized.max() <= 1
 
 
-def test_the_own_size_changes_nothing():
+def test_the_same_size_changes_nothing():
   image = rng().random((5, 5, 1)).astype(np.float32)
   np.testing.assert_array_equal(images.convert(image, 'it', image_size=5), image)
 
 
 @pytest.mark.parametrize('axis', [0, 1])
-def test_oblong_images_lose_the_ends_of_their_longer_side(axis):
+def test_oblong_images_are_cropped_to_their_central_square(axis):
   square = rng().random((6, 6, 1))
   padding = [(0, 0)] * 3
   padding[axis] = (2, 2)

@@ -1,4 +1,4 @@
-"""Partitions: what each promises of its clients, and that no sample belongs to two."""
+"""Partitions: the properties of each, and that no sample belongs to two clients."""
 
 import jax
 import numpy as np
@@ -82,6 +82,6 @@ def test_by_user():
     ('iid', 0, 'number of clients is 0'),
   ],
 )
-def test_what_cannot_be_is_named(text, clients, words):
+def test_impossible_partitions_are_named(text, clients, words):
   with pytest.raises(errors.UsageError, match=words):
     partition.parse(text, KEY, LABELS, clients)

@@ -54,7 +54,7 @@ def write(root, path, features, splits):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A data_dir with `mnist` (whose code TFDS has), `shapes/rgb` (whose code it has not) and `captions` (no classes)."""
+  """A data_dir with `mnist` (known to TFDS), `shapes/rgb` (unknown to it) and `captions` (no classes)."""
   from tensorflow_datasets import features as kinds
 
   root = tmp_path_factory.mktemp('tfds')

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradleak as gl
 from gradleak import Client, defenses, models, trees
 from gradleak.defenses.compression import largest, portion
 
@@ -256,8 +257,9 @@ def test_dgc_at_the_first_participation(gradients):
 @pytest.mark.parametrize('text', ['topk(ratio=0.1)', 'dgc(ratio=0.1)'])
 def test_noise_does_not_fill_what_is_withheld(gradients, text):
   (updates, *_), client, given = gradients
-  chain = defenses.parse(f'{text}+gaussian(stddev=1)')
-  upload = jax.jit(chain.build(chain.numbers, client).local_update)(jax.random.key(0), *given)
+  context = defenses.Context(client, given[0], given[1].shape[1:])
+  defended = defenses.place(gl.parse(f'{text}+gaussian(stddev=1)'), context).client(client)
+  upload = jax.jit(defended.local_update)(jax.random.key(0), *given)
   for mask, sent, u in zip(*map(jax.tree.leaves, (upload.sent, upload.update, updates)), strict=True):
     assert mask.shape == u.shape and mask.sum() == exactly(0.1, u.size)
     np.testing.assert_array_equal(np.asarray(sent) != 0, mask)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import gradleak as gl
 from gradleak import Client, defenses, errors, models
 from gradleak.defenses.concealment import mixed_gradient, objective, project, start_point, view
-from gradleak.defenses.registry import Context
+from gradleak.defenses.defense import Context
 
 STEPS = 8
 WEIGHTS = (1.0, 0.0, 2.0)  # the second sample is padding
@@ -305,9 +306,9 @@ def test_in_local_training_from_public_samples(small_images, linear):
   public = small_images[0][3:], small_images[1][3:]
   client = Client(linear.client.model, 10, share='delta', batch_size=2)
   context = Context(client, linear.variables, (8, 8, 1), public)
-  defense = defenses.parse('concealment(start=proxy,steps=2)+clip(norm=0.1)', context)
-  assert defense.members[0].arguments == (client, public)
-  protected = defense.build(defense.numbers, client)
+  placed = defenses.place(gl.parse('concealment(start=proxy,steps=2)+clip(norm=0.1)'), context)
+  assert placed.arguments == ((client, public), ())
+  protected = placed.client(client)
   upload = jax.jit(protected.local_update)(jax.random.key(1), linear.variables, images, labels)
   plain = jax.jit(client.local_update)(None, linear.variables, images, labels)
   assert np.isfinite(flat(upload.update)).all()

@@ -1,6 +1,6 @@
-"""What every defense of the registry keeps to.
+"""What every defense keeps to, and its traits against its behaviour.
 
-A new defense needs an entry in `CASES`; the first test fails without it.
+A new defense needs an entry in `CASES` (on updates), or in `OTHERS`; the first test fails without it.
 """
 
 import dataclasses
@@ -18,7 +18,9 @@ import pytest
 import scipy.stats
 from flax import linen as nn
 
-from gradleak import Client, defenses, errors, models, specs, trees
+import gradleak as gl
+from gradleak import Client, defenses, errors, models, trees
+from gradleak.defenses.defense import bound
 from gradleak.defenses.graddefense import slice_gradients
 
 
@@ -42,6 +44,7 @@ class Case(NamedTuple):
     bad: (settings, words of the error) beyond NaN and −1, which every number refuses.
     arguments: sample -> positional arguments of its factory, for one that is made for a model or a client.
     maskable: whether it makes sense on some of the tensors alone, by `optax.masked`.
+    quiet: the settings that switch its noise off; empty for one without noise.
   """
 
   identity: dict | None
@@ -50,6 +53,7 @@ class Case(NamedTuple):
   bad: tuple[tuple[dict, str], ...] = ()
   arguments: Callable = lambda sample: ()
   maskable: bool = True
+  quiet: dict = {}  # noqa: RUF012
 
 
 def single_tensors(sample):
@@ -70,8 +74,8 @@ def with_fixed_statistics(sample):
 
 
 CASES = {
-  'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), (({'stddev': math.inf}, 'inf'),)),
-  'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), (({'scale': math.inf}, 'inf'),)),
+  'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), (({'stddev': math.inf}, 'inf'),), quiet={'stddev': 0.0}),
+  'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), (({'scale': math.inf}, 'inf'),), quiet={'scale': 0.0}),
   'prune': Case({'rate': 0.0}, {'rate': 0.7}, (), (({'rate': 1.1}, 'nearest valid value is 1'),)),
   'topk': Case({'ratio': 1.0}, {'ratio': 0.3}, (), (({'ratio': 1.1}, 'nearest valid value is 1'),)),
   'dgc': Case(
@@ -103,6 +107,7 @@ CASES = {
     (({'stddev': math.inf}, 'inf'), ({'ratio': 1.1}, 'nearest valid value is 1')),
     lambda sample: (sliced(sample.params),),
     maskable=False,
+    quiet={'stddev': 0.0},
   ),
   'graddefense_step': Case(
     {'stddev': 0.0, 'clip': math.inf},
@@ -111,6 +116,7 @@ CASES = {
     (({'ratio': 1.1}, 'nearest valid value is 1'), ({'clip': 0.0}, 'nearest valid value is 1e-12')),
     lambda sample: (sample.client,),
     maskable=False,
+    quiet={'stddev': 0.0},
   ),
   'client_dp': Case(
     {'norm': math.inf, 'noise': 0.0},
@@ -121,6 +127,7 @@ CASES = {
       ({'norm': math.inf}, 'expected a finite number'),
       ({'noise': math.inf}, 'inf'),
     ),
+    quiet={'noise': 0.0},
   ),
   'clip_samples': Case(
     {'norm': math.inf},
@@ -141,6 +148,7 @@ CASES = {
     ),
     with_fixed_statistics,
     maskable=False,
+    quiet={'noise': 0.0},
   ),
   'concealment': Case(
     None,
@@ -164,6 +172,7 @@ CASES = {
       ({'prune': 1.5}, 'nearest valid value is 1'),
       ({'variant': 'kode'}, 'valid: code, paper'),
     ),
+    quiet={'noise': 0.0},
   ),
   'soteria': Case(
     {'rate': 0.0},
@@ -173,6 +182,10 @@ CASES = {
     lambda sample: (sample.client.model,),
   ),
 }
+# As published: on the gradient of each local step; the other cases on what is sent.
+PER_STEP = {'outpost', 'soteria', 'concealment', 'dpsgd', 'clip_samples', 'graddefense_step'}
+# On the samples, and at the server: tests of their own say what they do.
+OTHERS = {'ats': 'data', 'instahide': 'data', 'compensation': 'round'}
 WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not None]
 KEY = jax.random.key(11)
 
@@ -219,8 +232,8 @@ def text(name, settings):
   return f'{name}({",".join(f"{key}={value}" for key, value in settings.items())})'
 
 
-def template(name, settings):
-  return specs.template(specs.parse(text(name, settings), 'defense'), defenses.REGISTRY, 'defense')
+def member(name, settings):
+  return defenses.REGISTRY[name](**settings).members[0]
 
 
 def make(name, sample, settings=None):
@@ -241,13 +254,13 @@ class Compiled:
   """A defense compiled with its numbers traced; `traces` counts its tracings by the number of tensors."""
 
   def __init__(self, name):
-    structure = template(name, CASES[name].strong)
-    self.numbers = structure.numbers
+    method = member(name, CASES[name].strong)
+    self.numbers = method.numbers
     self.traces = []
 
     def run(numbers, key, sample, updates):
       self.traces.append(len(jax.tree.leaves(updates)))
-      return apply(structure.build(numbers, *CASES[name].arguments(sample)), sample, key, updates)
+      return apply(method.build(numbers, *CASES[name].arguments(sample)), sample, key, updates)
 
     self.run = run
     self.jitted = {}
@@ -285,9 +298,15 @@ def assert_finite(tree):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
-def test_the_table_covers_the_registry():
-  transformations = {name for name, entry in defenses.registry.ENTRIES.items() if entry.place != 'data'}
-  assert set(CASES) == transformations, 'every defense needs a Case here, and nothing else has one'
+def test_the_tables_cover_the_registry():
+  places = OTHERS | {name: 'step' if name in PER_STEP else 'upload' for name in CASES}
+  assert set(places) == set(defenses.REGISTRY), 'every defense needs an entry in a table here'
+  assert places == {name: maker.traits.place for name, maker in defenses.REGISTRY.items()}
+
+
+def test_every_defense_is_exported_by_its_name():
+  for name, maker in defenses.REGISTRY.items():
+    assert maker.__name__ == name and getattr(defenses, name) is maker and name in defenses.__all__
 
 
 @pytest.mark.slow  # operation by operation, some compile for a minute; other tests here run defenses eagerly, too
@@ -308,7 +327,7 @@ def test_a_strong_setting_really_changes_the_update(name, network, samples, comp
 def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled):
   sample = samples[network]
   identity = {**CASES[name].strong, **CASES[name].identity}
-  assert_equal(compiled(name)(sample, template(name, identity).numbers), sample.updates)
+  assert_equal(compiled(name)(sample, member(name, identity).numbers), sample.updates)
   if network == 'normed' and 'batch' not in CASES[name].needs:  # operation by operation, a client's gradient is slow
     assert_equal(apply(make(name, sample, identity), sample), sample.updates)
 
@@ -449,7 +468,7 @@ def test_numbers_out_of_range_are_named(name, samples):
   bad = [({setting: value}, str(value)) for setting in numeric for value in (math.nan, -1.0)]
   for changed, words in [*bad, *case.bad]:
     settings = {**case.strong, **changed}
-    for attempt in (lambda s: make(name, samples['normed'], s), lambda s: defenses.parse(text(name, s))):
+    for attempt in (lambda s: make(name, samples['normed'], s), lambda s: gl.parse(text(name, s))):
       with pytest.raises(errors.UsageError) as caught:
         attempt(settings)
       assert f'{name}({next(iter(changed))})' in str(caught.value) and words in str(caught.value)
@@ -474,3 +493,299 @@ def test_different_defenses_draw_different_noise_from_one_key(samples):
   ranks = [scipy.stats.rankdata(apply(noise, sample)['w']) for noise in noises]
   correlations = np.corrcoef(ranks)[np.triu_indices(len(ranks), 1)]
   assert np.abs(correlations).max() < 0.08  # five standard deviations
+
+
+# ---- traits against behaviour, on a network of two dense layers without activation
+
+COUNT = 256  # keys per call
+KURTOSIS = {'gaussian': 3, 'laplace': 6}  # the mean of x⁴, in units of the squared variance of x
+
+
+def trait(name, what):
+  return getattr(defenses.REGISTRY[name].traits, what)
+
+
+def two_layers():
+  """The model, and the samples that its updates come from."""
+
+  def features(params, images):
+    return images.reshape(images.shape[0], -1) @ params['first']['kernel'] + params['first']['bias'][None]
+
+  def init(key, image_shape):
+    shapes = {'first': (math.prod(image_shape), 6), 'last': (6, 10)}
+    keys = dict(zip(shapes, jax.random.split(key), strict=True))
+    return {
+      layer: {'kernel': 0.3 * jax.random.normal(keys[layer], shape), 'bias': jnp.full(shape[1], 0.1)}
+      for layer, shape in shapes.items()
+    }
+
+  def logits(params, images):
+    return features(params, images) @ params['last']['kernel'] + params['last']['bias'][None]
+
+  layers = [trees.Layer(name, ((name, 'kernel'), (name, 'bias'))) for name in ('first', 'last')]
+  return models.from_functions(init, logits, features=features, layers=layers)
+
+
+class Given(NamedTuple):
+  """What a defense may depend on."""
+
+  updates: dict
+  params: dict
+  images: jax.Array
+  labels: jax.Array
+  state: object
+
+
+class Behaviour:
+  """A defense on `COUNT` keys at once, compiled once for all its numbers and inputs."""
+
+  def __init__(self, name, arguments=None):
+    self.case, self.method = CASES[name], member(name, CASES[name].strong)
+    client = Client(two_layers(), 10)
+    variables = client.model.init(jax.random.key(0), (8, 8, 1))
+    self.context = defenses.Context(client, variables, (8, 8, 1))
+    draw = functools.partial(jax.random.uniform, minval=0.1, maxval=1.0)
+    updates, others = (self.random_updates(variables['params'], seed) for seed in (1, 2))
+    images = draw(jax.random.key(3), (2, 8, 8, 1))
+    sample = Sample(updates, variables['params'], (images, None), client, variables)
+    self.arguments = arguments or self.case.arguments(sample)
+    initial = self.transformation(self.method.numbers).init(variables['params'])
+    self.given = Given(updates, variables['params'], images, jax.nn.one_hot(jnp.asarray([3, 3]), 10), initial)
+    self.other = Given(
+      others,
+      jax.tree.map(lambda p: 1.5 * p + 0.1, variables['params']),
+      draw(jax.random.key(4), (2, 8, 8, 1)),
+      jax.nn.one_hot(jnp.asarray([1, 5]), 10),
+      None,
+    )
+    self.run = jax.jit(self.defended)
+    self.keys = jax.random.split(jax.random.key(5), COUNT)
+
+  @staticmethod
+  def random_updates(params, seed):
+    keys = trees.fold_in_leaves(jax.random.key(seed), params)
+    return jax.tree.map(lambda p, key: jax.random.normal(key, p.shape), params, keys)
+
+  def transformation(self, numbers):
+    return self.method.build(numbers, *self.arguments)
+
+  def defended(self, numbers, keys, given):
+    def one(key):
+      return self.transformation(numbers).update(
+        given.updates,
+        given.state,
+        given.params,
+        key=key,
+        batch=(given.images, given.labels),
+        variables={'params': given.params},
+      )
+
+    return jax.vmap(one)(keys)
+
+  def __call__(self, settings=None, **changes):
+    """Returns the updates [COUNT, …] and the states, under changed settings and inputs."""
+    numbers = self.method.changed(**(settings or {})).numbers
+    return jax.device_get(self.run(numbers, jax.random.clone(self.keys), self.given._replace(**changes)))
+
+  @property
+  def quiet(self):
+    """The output without noise, under the first key."""
+    return trees.take(self(self.case.quiet)[0], 0)
+
+  @property
+  def masks(self):
+    """What is sent, as the first state says; None without a mask."""
+    found = optax.tree.get_all_with_path(trees.take(self()[1], 0), 'sent')
+    return found[0][1] if found else None
+
+  @property
+  def kept(self):
+    """(update, whether it was kept) of each tensor, without noise."""
+    sent = jax.tree.map(lambda u: u != 0, self.quiet) if self.masks is None else self.masks
+    pairs = zip(jax.tree.leaves(self.given.updates), jax.tree.leaves(sent), strict=True)
+    return [(np.abs(np.asarray(u)), np.broadcast_to(mask, u.shape)) for u, mask in pairs]
+
+  @property
+  def loud(self):
+    """The norm of the output, relative to before, where updates and images are 1000 times as large."""
+    inputs = {'updates': jax.tree.map(lambda u: 1e3 * u, self.given.updates), 'images': 1e3 * self.given.images}
+    loud = trees.take(self(self.case.quiet, **inputs)[0], 0)
+    return float(trees.norm(loud) / trees.norm(self.quiet))
+
+
+@pytest.fixture(scope='module')
+def behaviour():
+  return functools.cache(Behaviour)
+
+
+def differs(a, b):
+  return any(np.any(x != y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@every_defense
+def test_random_is_what_depends_on_the_key(name, behaviour):
+  # With a previous model, fragmentation draws nothing: what it may do is declared.
+  defended = behaviour(name) if name != 'fragmentation' else Behaviour(name, (None, 'gradient', None))
+  outputs = defended()[0]
+  assert trait(name, 'random') == differs(trees.take(outputs, 0), trees.take(outputs, 1))
+
+
+@every_defense
+def test_noise_is_what_is_added_to_a_gradient_of_zero(name, behaviour):
+  """Without labels the loss is zero, and with it the gradient of every sample."""
+  defended = behaviour(name)
+  concealed = {'mixing': 0.0} if name == 'concealment' else None  # else its own samples have labels
+  zero = {'updates': trees.zeros_like(defended.given.updates), 'labels': jnp.zeros((2, 10))}
+  added = any(np.any(x) for x in jax.tree.leaves(defended(concealed, **zero)[0]))
+  assert added == (trait(name, 'noise') is not None) == bool(CASES[name].quiet)
+
+
+@pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.quiet])
+def test_the_noise_has_the_declared_variance_on_the_declared_fraction_of_entries(name, behaviour):
+  defended, noise = behaviour(name), trait(name, 'noise')
+  settings = defended.method.settings
+  added = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), defended()[0], defended(CASES[name].quiet)[0])
+  variance = noise.variance(settings, defended.context, 2)
+  tensors = [x.ravel() for x in jax.tree.leaves(added)]
+  everything = np.concatenate(tensors)
+  assert np.mean(everything != 0) == pytest.approx(noise.share(settings), abs=0.03)
+  whole = isinstance(variance, float)
+  for x, declared in zip([everything] if whole else tensors, jax.tree.leaves(variance), strict=True):
+    drawn = x[x != 0]
+    error = 5 * math.sqrt((KURTOSIS[noise.distribution] - 1) / drawn.size)
+    assert error < 1 / 3  # so that two thirds and three halves of the variance are rejected
+    assert np.mean(drawn**2) == pytest.approx(declared, rel=error)
+    assert np.mean(drawn**4) / np.mean(drawn**2) ** 2 == pytest.approx(KURTOSIS[noise.distribution], rel=1 / 3)
+
+
+@every_defense
+def test_withheld_entries_are_zeros_or_in_the_mask(name, behaviour):
+  defended = behaviour(name)
+  dropped = any(not kept.all() for _, kept in defended.kept)
+  found = '' if not dropped else 'zeros' if defended.masks is None else 'mask'
+  assert trait(name, 'withholds') == found
+  if found == 'mask':
+    sent = trees.take(defended()[0], 0)
+    assert not differs(sent, trees.withhold(sent, defended.masks))
+
+
+@every_defense
+def test_what_is_withheld_by_magnitude_is_smallest(name, behaviour):
+  mixed = [(u, kept) for u, kept in behaviour(name).kept if kept.any() and not kept.all()]
+  ordered = bool(mixed) and all(u[~kept].max() <= u[kept].min() for u, kept in mixed)
+  assert trait(name, 'by_magnitude') == ordered
+
+
+@every_defense
+def test_selects_is_a_mask_that_depends_on_the_update(name, behaviour):
+  defended = behaviour(name)
+  states = [
+    trees.take(defended(updates=defended.random_updates(defended.given.updates, seed))[1], 0) for seed in range(6, 12)
+  ]
+  masks = [mask for state in states for _, mask in optax.tree.get_all_with_path(state, 'sent')]
+  assert trait(name, 'selects') == any(differs(mask, masks[0]) for mask in masks)
+
+
+@every_defense
+def test_the_norm_is_clipped_or_bounded_as_declared(name, behaviour):
+  defended = behaviour(name)
+  clips, bounds = trait(name, 'clips'), trait(name, 'bounds')
+  assert (clips is not None or bounds is not None) == (defended.loud < 10)
+  if clips is None and bounds is None:
+    return
+  assert clips is None or bounds is None  # what clips is bounded, as `bound` knows
+  declared, norm = (clips or bounds)(defended.method.settings), float(trees.norm(defended.quiet))
+  assert declared == bound(defended.method)
+  parallel = float(trees.cosine(defended.quiet, defended.given.updates)) > 1 - 1e-5
+  assert parallel == (clips is not None)
+  assert (1 - 1e-5 if parallel else 0.6) * declared < norm < (1 + 1e-5) * declared
+
+
+@every_defense
+def test_a_mechanism_is_gaussian_noise_on_what_is_bounded(name, behaviour):
+  defended, noise, mechanism = behaviour(name), trait(name, 'noise'), trait(name, 'mechanism')
+  settings, own = defended.method.settings, bound(defended.method)
+  found = [mechanism and mechanism(settings, *before) for before in ((None, 0), (2.0, 1))]
+  everywhere = noise is not None and noise.distribution == 'gaussian' and noise.share(settings) == 1
+  if not everywhere:
+    assert found == [None, None]
+    return
+  stddev = math.sqrt(noise.variance(settings, defended.context, 2))
+  if trait(name, 'place') == 'step':  # of the mean of two samples; behind another member it is no mean of clipped ones
+    assert found == [defenses.Mechanism(pytest.approx(2 * stddev / own), 'example'), None]
+  else:
+    alone = None if math.isinf(own) else defenses.Mechanism(pytest.approx(stddev / own), 'client')
+    assert found == [alone, defenses.Mechanism(pytest.approx(stddev / min(own, 2.0)), 'client')]
+
+
+@every_defense
+def test_post_processing_depends_on_the_update_and_the_key_alone(name, behaviour):
+  defended, other = behaviour(name), behaviour(name).other
+  later = trees.take(defended(updates=other.updates)[1], 0)  # the state after another update
+  outputs = [
+    defended(**changes)[0]
+    for changes in ({'params': other.params}, {'images': other.images, 'labels': other.labels}, {'state': later})
+  ]
+  assert trait(name, 'post_processing') == (not any(differs(output, defended()[0]) for output in outputs))
+
+
+@every_defense
+def test_idle_is_the_identity(name, behaviour):
+  case, idle = CASES[name], trait(name, 'idle')
+  defended = behaviour(name)
+  assert not idle(defended.method.settings)
+  if case.identity is not None:
+    settings = {**case.strong, **case.identity}
+    assert idle(member(name, settings).settings)
+    assert not differs(trees.take(defended(settings)[0], 0), defended.given.updates)
+  if name == 'concealment':
+    assert idle(member(name, {'sensitive': 0}).settings)
+  if name == 'outpost':
+    assert not idle(member(name, {'noise': 0.0}).settings) and not idle(member(name, {'prune': 0.0}).settings)
+
+
+@every_defense
+def test_a_defense_is_placed_where_it_acts(name, behaviour):
+  defended = behaviour(name)
+  made = make(name, Sample(defended.given.updates, defended.given.params, None, defended.context.client))
+  assert isinstance(made, optax.GradientTransformationExtraArgs)
+  placed = defenses.place(made, defended.context).client(defended.context.client)
+  changed = [
+    field
+    for field, place in (('transform', 'data'), ('step', 'step'), ('upload', 'upload'))
+    if getattr(placed, field) != getattr(defended.context.client, field)
+  ]
+  assert changed == [trait(name, 'place')]
+
+
+@pytest.mark.parametrize('name', [name for name, place in OTHERS.items() if place == 'data'])
+def test_on_the_samples_no_other_trait_holds(name, small_images):
+  declared = defenses.REGISTRY[name].traits
+  kept = {field: getattr(declared, field) for field in ('random', 'citation', 'arguments')}
+  assert declared == defenses.Traits(place='data', idle=defenses.Traits().idle, **kept)
+  defense = defenses.REGISTRY[name]()
+  assert callable(defense.transform) and not declared.idle(defense.members[0].settings)
+  with pytest.raises(errors.UsageError, match='acts on the samples'):
+    defense.update({}, defense.init({}))
+  client = Client(two_layers(), 10)
+  context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
+  placed = defenses.place(defense, context).client(client)
+  assert callable(placed.transform) and (placed.step, placed.upload) == (client.step, client.upload)
+
+
+def test_at_the_server_the_update_is_post_processed():
+  settings, traits = {'stddev': 0.1, 'ratio': 0.3}, defenses.compensation.traits
+  noisy = {'w': 0.03 * jax.random.normal(jax.random.key(3), (40, 30))}
+  server = defenses.compensation(**settings)
+  outputs = [
+    jax.jit(lambda u, p, k: server.update(u, server.init(u), p, key=k, num_clients=4)[0])(noisy, params, key)
+    for params, key in ((noisy, jax.random.key(1)), (trees.zeros_like(noisy), jax.random.key(2)))
+  ]
+  assert differs(outputs[0], noisy) and not differs(*outputs) and traits.post_processing and not traits.random
+  idle = defenses.compensation(**{**settings, 'stddev': 0.0})
+  assert not differs(idle.update(noisy, idle.init(noisy), num_clients=4)[0], noisy)
+  assert traits.idle(idle.members[0].settings) and not traits.idle(server.members[0].settings)
+  assert (traits.withholds, traits.noise, traits.clips, traits.bounds, traits.mechanism) == ('', None, None, None, None)
+  client = Client(two_layers(), 10)
+  context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
+  assert defenses.place(server, context).client(client) == client

@@ -11,6 +11,7 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
+import gradleak as gl
 from gradleak import Client, defenses, errors, models
 from gradleak.defenses import differential_privacy as dp
 
@@ -343,10 +344,9 @@ def test_bad_accounting_is_named(changed, words):
 
 
 def test_it_is_known_by_name(lenet):
-  context = defenses.registry.Context(lenet.client, lenet.variables, (8, 8, 1))
+  context = defenses.Context(lenet.client, lenet.variables, (8, 8, 1))
   for text, place in (('client_dp(norm=0.1,noise=1)', 'upload'), ('dpsgd(norm=0.1,noise=1)', 'step')):
-    defense = defenses.parse(text, context)
-    client = defense.build(defense.numbers, lenet.client)
+    client = defenses.place(gl.parse(text), context).client(lenet.client)
     assert getattr(client, place) is not getattr(lenet.client, place)
     update = jax.jit(client.local_update)(KEY, lenet.variables, lenet.images, lenet.labels).update
     assert np.linalg.norm(flat(update) - lenet.gradients.mean(0)) > 1

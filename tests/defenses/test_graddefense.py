@@ -12,9 +12,9 @@ import pytest
 import scipy.special
 import scipy.stats
 
+import gradleak as gl
 from gradleak import Client, defenses, errors, models, trees
 from gradleak.defenses.graddefense import num_perturbed, select_slices, sensitivity, slice_gradients
-from gradleak.defenses.registry import Context
 
 KEY = jax.random.key(5)
 
@@ -357,23 +357,23 @@ def test_bad_settings_are_named():
 
 def test_by_name_it_is_sliced_by_the_risk_on_public_images(small_images, linear_params):
   client, variables = linear_client(), {'params': jax.tree.map(jnp.asarray, linear_params)}
-  context = Context(client, variables, (8, 8, 1), small_images)
+  context = defenses.Context(client, variables, (8, 8, 1), small_images)
   text = 'graddefense(stddev=0.1,ratio=0.5,num_slices=4,estimate=exact,root=3)'
-  defense = defenses.parse(text, context)
-  (slicing,) = defense.members[0].arguments
+  placed = defenses.place(gl.parse(text), context)
+  ((slicing,),) = placed.arguments
   images, labels = map(jnp.asarray, small_images)
   risk = sensitivity(client, variables, images[:3], labels[:3])
   expected = slice_gradients(linear_params, risk, 4)
   jax.tree.map(np.testing.assert_array_equal, slicing, expected)
-  defended = defense.build(defense.numbers, client)
+  defended = placed.client(client)
   update, gradient = (jax.jit(c.local_update)(KEY, variables, images, labels).update for c in (defended, client))
   noise = [np.abs(a - b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True)]
   moved = [s[n > 1e-5] for n, s in zip(noise, jax.tree.leaves(slicing.slices), strict=True)]
   assert np.unique(np.concatenate(moved)).size == 2
-  probed = [defenses.parse('graddefense(stddev=0.1)', context).members[0].arguments for _ in range(2)]
+  probed = [defenses.place(gl.parse('graddefense(stddev=0.1)'), context).arguments for _ in range(2)]
   jax.tree.map(np.testing.assert_array_equal, *probed)
   with pytest.raises(errors.UsageError, match='public='):
-    defenses.parse(text, Context(client, variables, (8, 8, 1)))
+    defenses.place(gl.parse(text), defenses.Context(client, variables, (8, 8, 1)))
 
 
 # The form that runs in each step
@@ -416,9 +416,8 @@ def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
   slices = step_slices(name, 10)
   assert np.unique(slices).size == 10
   before = np.concatenate(in_forward_order(gradient, name))
-  client = defenses.parse('graddefense_step(stddev=0.1)', Context(client, variables, (9, 9, 1))).build(
-    (0.1, 0.5, math.inf), client
-  )
+  context = defenses.Context(client, variables, (9, 9, 1))
+  client = defenses.place(defenses.graddefense_step(stddev=0.1), context).build((0.1, 0.5, math.inf), client)
   update = jax.jit(lambda key: client.local_update(key, variables, images, labels).update)
   seen = []
   for seed in range(6):

@@ -1,9 +1,11 @@
-"""Chains of defenses, read as Gaussian mechanisms: which noise, whom it hides, and where nothing may be claimed."""
+"""The Gaussian mechanisms of a defense: which noise, whom it protects, and where nothing may be claimed."""
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import gradleak as gl
 from gradleak import defenses, errors
 from gradleak.defenses.guarantees import Mechanism, mechanisms, missing_bound
 
@@ -21,28 +23,51 @@ from gradleak.defenses.guarantees import Mechanism, mechanisms, missing_bound
     ('gaussian(stddev=1)', []),
     ('clip(norm=inf)+gaussian(stddev=1)', []),
     ('gaussian(stddev=1)+clip(norm=1)', []),
+    ('client_dp(norm=1,noise=3)+graddefense(stddev=1)', [Mechanism(3.0, 'client', 1)]),
+    ('client_dp(norm=1,noise=3)+fragmentation_random(ratio=0.5)', [Mechanism(3.0, 'client', 1)]),
+    ('client_dp(norm=1,noise=3)+compensation(stddev=1)', [Mechanism(3.0, 'client', 1)]),
+    ('topk(ratio=1)+client_dp(norm=1,noise=3)', [Mechanism(3.0, 'client', 1)]),
+    ('soteria(rate=0)+dpsgd(norm=7,noise=2)', [Mechanism(2.0, 'example', 5)]),
+    ('soteria(rate=0.1)+dpsgd(norm=7,noise=2)', []),
     ('client_dp(norm=1,noise=3)+dgc(ratio=0.5)', []),
+    ('client_dp(norm=1,noise=3)+fragmentation(ratio=0.5)', []),
+    ('client_dp(norm=1,noise=0)', []),
+    ('graddefense(stddev=1)', []),
     ('dpsgd(norm=1,noise=2)+clip_samples(norm=1)', []),
     ('none', []),
-    ('mine', []),
   ],
 )
 def test_what_a_chain_amounts_to(defense, expected):
-  assert mechanisms(defense, 5) == tuple(expected)
+  assert mechanisms(gl.parse(defense), 5) == tuple(expected)
+
+
+def test_of_a_transformation_of_a_users_own_the_traits_count_and_not_the_label():
+  def own(**traits):
+    return defenses.own(optax.identity(), 'upload', label='client_dp(norm=1,noise=3)', **traits)
+
+  assert mechanisms(None) == mechanisms(own()) == ()
+  mechanism = Mechanism(2.0, 'client')
+  clipped = own(clips=lambda settings: 4.0, post_processing=True)
+  assert mechanisms(own(mechanism=lambda settings, clipped_to, position: mechanism)) == (mechanism,)
+  assert mechanisms(defenses.chain(clipped, defenses.gaussian(stddev=2.0))) == (Mechanism(0.5, 'client'),)
+  assert mechanisms(defenses.chain(defenses.client_dp(norm=1.0, noise=2.0), own(post_processing=True))) == (mechanism,)
+  assert mechanisms(defenses.chain(defenses.client_dp(norm=1.0, noise=2.0), own())) == ()
 
 
 @pytest.mark.parametrize('choosing', ['topk(ratio=0.2)', 'dgc(ratio=0.2)', 'fragmentation(ratio=0.5)'])
 @pytest.mark.parametrize('noise', ['client_dp(norm=1,noise=3)', 'clip(norm=1)+gaussian(stddev=3)'])
 def test_noise_does_not_hide_what_was_chosen_before_it(choosing, noise):
-  assert mechanisms(f'{choosing}+{noise}') == ()
-  assert missing_bound(f'{choosing}+{noise}') is None
+  assert mechanisms(gl.parse(f'{choosing}+{noise}')) == ()
+  assert missing_bound(gl.parse(f'{choosing}+{noise}')) is None
 
 
 def test_the_choice_made_before_the_noise_is_what_the_server_sees(linear):
   """The masks of top-k are those of the bare update, however strong the noise."""
+  topk = defenses.topk(ratio=0.2)
+  context = defenses.Context(linear.client, linear.variables, (8, 8, 1))
   bare, noisy = (
-    defense.build(defense.numbers, linear.client)
-    for defense in map(defenses.parse, ('topk(ratio=0.2)', 'topk(ratio=0.2)+client_dp(norm=1,noise=100)'))
+    defenses.place(defense, context).client(linear.client)
+    for defense in (topk, defenses.chain(topk, defenses.client_dp(norm=1.0, noise=100.0)))
   )
   one, other = (
     client.local_update(jax.random.key(1), linear.variables, linear.images[:2], linear.labels[:2])
@@ -62,14 +87,24 @@ def test_the_choice_made_before_the_noise_is_what_the_server_sees(linear):
     ('topk(ratio=0.5)+client_dp(norm=1,noise=1)+gaussian(stddev=1)', None),
     ('gaussian(stddev=1)+dgc(ratio=0.5)', None),
     ('clip(norm=1)', None),
-    ('mine', None),
+    ('clip(norm=1)+laplace(scale=1)+graddefense(stddev=1)', 'L1'),
+    ('client_dp(norm=1,noise=0)+laplace(scale=1)', 'L1'),
+    ('client_dp(norm=1,noise=1)+laplace(scale=1)', None),
+    ('gaussian(stddev=0)+prune(rate=0.5)', None),
+    ('graddefense(stddev=1)', None),
+    ('graddefense(stddev=1,ratio=1)', 'L2'),
+    ('none', None),
   ],
 )
 def test_which_bound_is_missing(defense, norm):
-  assert missing_bound(defense) == norm
+  assert missing_bound(gl.parse(defense)) == norm
+
+
+def test_of_a_transformation_without_traits_no_bound_is_missing():
+  assert missing_bound(None) is missing_bound(defenses.own(optax.identity(), 'upload')) is None
 
 
 @pytest.mark.parametrize('epochs', [0, 1.5])
 def test_epochs_are_checked(epochs):
   with pytest.raises(errors.UsageError, match=f'epochs is {epochs}'):
-    mechanisms('dpsgd(norm=1,noise=1)', epochs)
+    mechanisms(gl.parse('dpsgd(norm=1,noise=1)'), epochs)

@@ -11,7 +11,7 @@ import optax
 import pytest
 import scipy.stats
 
-import gradleak
+import gradleak as gl
 from gradleak import Client, defenses, errors, models, trees
 from gradleak.defenses.outpost import OutpostState, outpost
 
@@ -220,8 +220,8 @@ def test_the_count_runs_within_a_round_and_starts_anew_in_the_next(linear, small
   images, labels = jnp.asarray(small_images[0][:3]), jnp.asarray(small_images[1][:3])
   variables = linear.client.model.init(jax.random.key(0), (8, 8, 1))
   plain = Client(linear.client.model, 10, share='delta', optimizer=optax.sgd(0.5), batch_size=1)
-  defense = defenses.parse(f'outpost(noise=0,prune=1,decay={math.inf})', _context(plain, variables))
-  client = defense.build(defense.numbers, plain)
+  defense = gl.parse(f'outpost(noise=0,prune=1,decay={math.inf})')
+  client = defenses.place(defense, _context(plain, variables)).client(plain)
   protected, undefended = jax.jit(client.local_update), jax.jit(plain.local_update)
   for _ in range(2):
     delta = protected(KEY, variables, images, labels).update
@@ -233,7 +233,7 @@ def test_the_count_runs_within_a_round_and_starts_anew_in_the_next(linear, small
 
 
 def _context(client, variables):
-  return defenses.registry.Context(client, variables, (8, 8, 1))
+  return defenses.Context(client, variables, (8, 8, 1))
 
 
 def test_by_name_it_knows_the_models_layers(small_images):
@@ -241,9 +241,9 @@ def test_by_name_it_knows_the_models_layers(small_images):
   model = models.create('lenet', 10)
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   client = Client(model, 10)
-  defense = defenses.parse('outpost', _context(client, variables))
-  assert defense.members[0].arguments[0] == model.layers((8, 8, 1))
-  protected = jax.jit(defense.build(defense.numbers, client).local_update)
+  placed = defenses.place(outpost(), _context(client, variables))
+  assert placed.arguments == ((model.layers((8, 8, 1)),),)
+  protected = jax.jit(placed.client(client).local_update)
   upload, again = (protected(jax.random.key(seed), variables, images, labels) for seed in (5, 6))
   size = sum(leaf.size for leaf in jax.tree.leaves(upload.update))
   for update in (upload.update, again.update):
@@ -258,4 +258,4 @@ def test_what_is_refused():
       outpost(**settings)
   with pytest.raises(errors.UsageError, match="'kode'; did you mean 'code'"):
     outpost(variant='kode')
-  assert gradleak.defenses.outpost is outpost
+  assert gl.defenses.outpost is outpost

@@ -13,8 +13,9 @@ import PIL.ImageOps
 import pytest
 import scipy.stats
 
+import gradleak as gl
 from gradleak import Client, defenses, errors, models
-from gradleak.defenses import registry, samples
+from gradleak.defenses import samples
 
 KEY = jax.random.key(3)
 CASES = {  # the positional arguments of each, whether it is random, and what is refused beyond NaN and −1
@@ -55,7 +56,7 @@ def make(name, public, **settings):
   return defenses.REGISTRY[name](*CASES[name][0](public), **settings)
 
 
-compiled = functools.cache(jax.jit)
+compiled = functools.cache(lambda defense: jax.jit(defense.transform))
 
 
 def run(function, batch, seed=1):
@@ -63,7 +64,7 @@ def run(function, batch, seed=1):
 
 
 def test_the_table_covers_the_registry():
-  assert set(CASES) == {name for name, entry in registry.ENTRIES.items() if entry.place == 'data'}
+  assert set(CASES) == {name for name, make in defenses.REGISTRY.items() if make.traits.place == 'data'}
 
 
 @every_defense
@@ -77,7 +78,7 @@ def test_shapes_dtypes_and_the_range_stay(name, batch, public):
   for shape in ((1, 5, 9, 3), (4, 8, 8, 2)):  # shapes alone: any size, any channels
     others = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((shape[0], 10), jnp.float32)
     strangers = jnp.zeros((6, *shape[1:])), jnp.zeros(6, jnp.int32)
-    out = jax.eval_shape(make(name, strangers), jax.random.clone(KEY), *others)
+    out = jax.eval_shape(make(name, strangers).transform, jax.random.clone(KEY), *others)
     assert [x.shape for x in out] == [x.shape for x in others]
 
 
@@ -86,7 +87,7 @@ def test_draws_follow_the_key_and_differ_between_images(name, batch, public):
   function = make(name, public)
   first, again, other = (run(function, batch, seed)[0] for seed in (1, 1, 2))
   np.testing.assert_array_equal(first, again)
-  assert np.abs(first - other).max() > 0.05
+  assert np.abs(first - other).max() > 0.05 and defenses.REGISTRY[name].traits.random == CASES[name][1]
   alike = jnp.stack([batch[0][0]] * 8), jnp.stack([batch[1][0]] * 8)
   copies = run(function, alike)[0]
   assert np.abs(copies - copies[:1]).max() > 0.05
@@ -135,7 +136,7 @@ def test_bad_settings_are_named(name, public):
     bad += [({'largest': value}, str(value)) for value in (math.nan, -1.0)]
   for settings, words in bad:
     written = ','.join(f'{key}={value}' for key, value in settings.items())
-    for attempt in (lambda s: make(name, public, **s), lambda s, w=written: defenses.parse(f'{name}({w})')):
+    for attempt in (lambda s: make(name, public, **s), lambda s, w=written: gl.parse(f'{name}({w})')):
       with pytest.raises(errors.UsageError) as caught:
         attempt(settings)
       assert f'{name}({next(iter(settings))})' in str(caught.value) and words in str(caught.value)
@@ -155,17 +156,15 @@ def test_a_client_trains_on_what_comes_out(name, batch, public):
   model = tiny()
   client = Client(model, 10)
   variables = model.init(jax.random.key(0), (8, 8, 1))
-  context = registry.Context(client, variables, (8, 8, 1), public)
-  defense = defenses.parse(f'{name}+clip(norm=1000)', context)
-  defended = defense.build(defense.numbers, client)
+  context = defenses.Context(client, variables, (8, 8, 1), public)
+  defended = defenses.place(gl.parse(f'{name}+clip(norm=1000)'), context).client(client)
   update = jax.jit(defended.local_update)(KEY, variables, *batch).update
-  seen = jax.jit(make(name, public))(jax.random.fold_in(KEY, 4), *batch)
+  seen = compiled(make(name, public))(jax.random.fold_in(KEY, 4), *batch)
   expected = jax.jit(client.local_update)(None, variables, *seen).update
   np.testing.assert_allclose(update['w'], expected['w'], rtol=1e-4, atol=1e-6)
   assert defended.undefended().transform is None
   with pytest.raises(errors.UsageError, match='transforms the samples twice'):
-    twice = defenses.parse(f'{name}+ats', context)
-    twice.build(twice.numbers, client)
+    defenses.place(gl.parse(f'{name}+ats'), context)
 
 
 # ATS
@@ -360,10 +359,11 @@ def test_bad_policies_are_named(policy, words):
 
 
 def test_policies_are_structure_and_may_be_written_down():
-  text = 'ats(policy=translate_x:0.3|contrast:0.4/rotate:-15)'
-  defense = defenses.parse(f'{text}+gaussian(stddev=0.1)')
-  assert defense.name == f'{text}+gaussian(stddev=0.1)' and defense.numbers == (0.1,)
-  assert defense.members[0].settings == {'policy': 'translate_x:0.3|contrast:0.4/rotate:-15'}
+  policy = 'translate_x:0.3|contrast:0.4/rotate:-15'
+  defense = gl.parse(f"ats(policy='{policy}')+gaussian(stddev=0.1)")
+  assert defense == defenses.chain(samples.ats(policy=policy), defenses.gaussian(stddev=0.1))
+  assert defense.numbers == (0.1,) and defense.members[0].settings == {'policy': policy}
+  assert defense.structure != gl.parse('ats+gaussian(stddev=0.1)').structure
 
 
 @pytest.fixture(scope='module')
@@ -498,11 +498,8 @@ def test_the_bound_is_traced(batch, public):
 def test_public_images_are_needed_and_enough_of_them(batch, public):
   with pytest.raises(errors.UsageError, match=r'instahide.*public='):
     samples.instahide()(jax.random.key(0), *batch)
-  context = registry.Context(Client(models.create('lenet', 10), 10), {}, (8, 8, 1))
+  context = defenses.Context(Client(models.create('lenet', 10), 10), {}, (8, 8, 1))
   with pytest.raises(errors.UsageError, match=r'instahide.*public='):
-    defenses.parse('instahide', context)
-  defenses.parse('instahide')  # without a context, its settings alone are checked
+    defenses.place(samples.instahide(), context)
   with pytest.raises(errors.UsageError, match='up to 6 public images, and public holds 5'):
-    defenses.parse('instahide(mixed=7,largest=0.5)', dataclasses.replace(context, public=public)).build(
-      (0.5,), context.client
-    )
+    defenses.place(samples.instahide(mixed=7, largest=0.5), dataclasses.replace(context, public=public))

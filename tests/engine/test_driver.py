@@ -20,7 +20,7 @@ TRACED = []
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-  """csDLG on one digit; a lane's numbers are its rate and its tolerance."""
+  """csDLG on one digit; each lane has its rate and tolerance."""
 
   client: Client
   shift: float = 0.0
@@ -124,7 +124,7 @@ def test_resumed_is_uninterrupted(table, reference):
 
 
 def test_numbers_are_traced(table):
-  """Eight learning rates in one table: nothing is traced anew."""
+  """Eight learning rates in one table cause no new trace."""
   run(table)
   TRACED.clear()
   found = run(table, {**table[2], 'rate': jnp.linspace(0.01, 0.2, 8, dtype=jnp.float32)})
@@ -146,7 +146,7 @@ def test_equal_builds_compile_once(table):
   same(found, run((other, halved, lanes)))
 
 
-def test_what_cannot_be_hashed_is_compiled_anew(table):
+def test_unhashable_functions_are_compiled_again(table):
   _, shared, lanes = table
 
   @dataclasses.dataclass(frozen=True)
@@ -177,7 +177,7 @@ def test_group_sizes_agree_at_the_first_step(table, reference):
 # ---- lanes that finish
 
 
-def test_a_lane_that_is_not_finite_leaves_its_neighbours_alone(table, reference):
+def test_a_lane_that_is_not_finite_does_not_affect_others(table, reference):
   found = run(table, change(table[2], rate={2: jnp.nan}))
   others = np.asarray([0, 1, 3, 4, 5, 6, 7])
   same(jax.tree.map(lambda x: x[others], found), jax.tree.map(lambda x: x[others], reference))
@@ -192,7 +192,7 @@ def test_all_diverged_stops_early(table):
   assert seen[-1].done and (found.diverged_step >= 0).all()
 
 
-def test_uploads_that_are_not_finite_diverge_alone_as_in_company(table):
+def test_uploads_that_are_not_finite_diverge(table):
   build, (variables, updates, labels), lanes = table
   broken = jax.tree.map(lambda x: x.at[2].set(jnp.nan), updates)
   found = run((build, (variables, broken, labels), choose(lanes, [2])), num_steps=8)
@@ -200,59 +200,61 @@ def test_uploads_that_are_not_finite_diverge_alone_as_in_company(table):
 
 
 @pytest.fixture(scope='module')
-def leaving(table):
-  """Sixteen lanes of which ten arrive at 0.3 early, two diverge, and four take all steps."""
+def finishing(table):
+  """Sixteen lanes of which ten reach 0.3 early, two diverge, and four take all steps."""
   lanes = choose(table[2], np.arange(16) % 8)
   early = [0, 1, 2, 5, 6, 7, 9, 11, 12, 14]
   return change(lanes, tolerance=dict.fromkeys(early, 0.3), rate=dict.fromkeys([3, 10], jnp.nan)), early
 
 
 @pytest.fixture(scope='module')
-def stayed(table, leaving):
-  """Progress and reconstructions of the same, of whom nobody leaves."""
+def all_kept(table, finishing):
+  """Progress and reconstructions of the same lanes, none of them removed."""
   seen = []
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(groups.Seats, 'holds_fewer', lambda self, lanes: False)
-    found = run(table, leaving[0], chunk_steps=2, on_chunk=seen.append)
+    patch.setattr(groups.Placement, 'needs_fewer_groups', lambda self, num_lanes: False)
+    found = run(table, finishing[0], chunk_steps=2, on_chunk=seen.append)
   return seen, found
 
 
 @pytest.mark.parametrize(('devices', 'lanes'), [(1, 8), (2, 16)])
-def test_who_leaves_changes_no_bits(table, leaving, stayed, devices, lanes, monkeypatch):
-  moved, seen, reseat = [], [], groups.Seats.reseat
-  monkeypatch.setattr(groups.Seats, 'reseat', lambda self, lanes: moved.append(len(lanes)) or reseat(self, lanes))
+def test_removing_finished_lanes_changes_no_bits(table, finishing, all_kept, devices, lanes, monkeypatch):
+  moved, seen, with_lanes = [], [], groups.Placement.with_lanes
+  monkeypatch.setattr(
+    groups.Placement, 'with_lanes', lambda self, lanes: moved.append(len(lanes)) or with_lanes(self, lanes)
+  )
   found = run(
-    table, choose(leaving[0], np.arange(lanes)), chunk_steps=2, on_chunk=seen.append,
+    table, choose(finishing[0], np.arange(lanes)), chunk_steps=2, on_chunk=seen.append,
     devices=jax.local_devices()[:devices],
   )  # fmt: skip
-  same(found, jax.tree.map(lambda x: x[:lanes], stayed[1]))
+  same(found, jax.tree.map(lambda x: x[:lanes], all_kept[1]))
   assert len(moved) == 2 and 0 < moved[0] <= lanes // 2 and moved[1] == lanes  # at the end, all are reconstructed
-  early = [lane for lane in leaving[1] if lane < lanes]
+  early = [lane for lane in finishing[1] if lane < lanes]
   assert seen[0].active == lanes and seen[-1].active == np.isfinite(seen[-1].objective).sum() - len(early)
-  for progress, other in zip(seen, stayed[0], strict=True):
+  for progress, other in zip(seen, all_kept[0], strict=True):
     same(progress.objective, other.objective[:lanes])
   assert (found.distance[early] <= 0.3).all()
-  np.testing.assert_array_equal(seen[-1].objective[early], found.objective[early])  # the curve ends where they left
+  np.testing.assert_array_equal(seen[-1].objective[early], found.objective[early])  # the last values of removed lanes
 
 
 @pytest.mark.parametrize('at', [4, 16])
-def test_resumed_after_lanes_have_left(table, leaving, stayed, at):
+def test_resumed_after_lanes_were_removed(table, finishing, all_kept, at):
   seen = []
-  run(table, leaving[0], chunk_steps=2, on_chunk=seen.append)
+  run(table, finishing[0], chunk_steps=2, on_chunk=seen.append)
   progress = seen[at // 2]
   assert progress.step == at and progress.active < 16
   after = []
   found = run(
-    table, leaving[0], chunk_steps=2, on_chunk=after.append, resume=(at, jax.tree.leaves(progress.states))
+    table, finishing[0], chunk_steps=2, on_chunk=after.append, resume=(at, jax.tree.leaves(progress.states))
   )  # fmt: skip
-  same(found, stayed[1])
+  same(found, all_kept[1])
   same([p.objective for p in after], [p.objective for p in seen[at // 2 + 1 :]])
-  half = jax.tree.map(lambda x: x[:8], (leaving[0], progress.states, stayed[1]))
+  half = jax.tree.map(lambda x: x[:8], (finishing[0], progress.states, all_kept[1]))
   leaves, device = jax.tree.leaves(half[1]), jax.local_devices()[:1]
   same(run(table, half[0], chunk_steps=2, resume=(at, leaves), devices=device), half[2])
 
 
-def test_all_arrived_stops_early(table, reference):
+def test_all_finished_stops_early(table, reference):
   seen = []
   found = run(table, {**table[2], 'tolerance': jnp.full(8, 0.5)}, chunk_steps=2, on_chunk=seen.append)
   assert seen[-1].step < STEPS and seen[-1].done
@@ -263,7 +265,7 @@ def test_all_arrived_stops_early(table, reference):
 
 
 def fail(monkeypatch, when, words):
-  """Makes the compiled chunk fail at the calls (their numbers, group sizes) that `when` says."""
+  """Makes the compiled chunk fail at the calls for which when(number of the call, group size) is true."""
   call, calls = driver._Table._call, []
 
   def faulty(self, function, *states, **options):
@@ -287,7 +289,7 @@ def test_without_memory_the_groups_are_halved(table, monkeypatch):
   assert calls == [4, 4, 2, 2]
   assert [progress.step for progress in seen] == [0, 8, 16, 24]
   assert [progress.group_size for progress in seen] == [4, 4, 2, 2]
-  assert [progress.notice for progress in seen] == ['', '', 'out of memory, going on with groups of 2', '']
+  assert [progress.notice for progress in seen] == ['', '', 'out of memory, continuing with groups of 2', '']
   monkeypatch.undo()
   leaves = jax.tree.leaves(seen[1].states)
   same(found, run(table, chunk_steps=8, group_size=2, resume=(8, leaves)))
@@ -311,7 +313,7 @@ def test_a_device_that_fails_is_reported_and_its_last_states_are_kept(table, ref
   same(run(table, resume=(saved[0].step, jax.tree.leaves(saved[0].states))), reference)
 
 
-def test_a_device_that_does_not_even_give_its_states_is_reported(table, monkeypatch):
+def test_a_device_whose_states_are_lost_is_reported(table, monkeypatch):
   fail(monkeypatch, lambda number, size: number == 2, 'INTERNAL: the device fell off')
   get = jax.device_get
 
@@ -328,7 +330,7 @@ def test_a_device_that_does_not_even_give_its_states_is_reported(table, monkeypa
 
 
 def test_evaluation_without_memory_halves_the_groups(table, monkeypatch):
-  call, sizes = groups.Seats.call, []
+  call, sizes = groups.Placement.call, []
 
   def faulty(self, *arguments, **options):
     sizes.append(self.table.shape[1])
@@ -336,7 +338,7 @@ def test_evaluation_without_memory_halves_the_groups(table, monkeypatch):
       raise jax.errors.JaxRuntimeError(EXHAUSTED)
     return call(self, *arguments, **options)
 
-  monkeypatch.setattr(groups.Seats, 'call', faulty)
+  monkeypatch.setattr(groups.Placement, 'call', faulty)
   found = driver.evaluate(lambda shared, lane: lane['sample'], table[1], table[2], group_size=8)
   assert found.tolist() == [*range(8)] and sizes == [8, 4, 2]
 
@@ -350,12 +352,12 @@ def test_the_group_size_is_fitted_to_the_memory(table, monkeypatch):
   states = sum(x[:4].nbytes for x in jax.tree.leaves(states_of(table)))  # of one of two devices
   assert 2 * states < needed[2] < needed[4]
   assert fitted(None) == fitted(2 * needed[4]) == 4
-  assert fitted(needed[4]) == 2  # some of it is kept free
+  assert fitted(needed[4]) == 2  # a fifth is kept free
   assert fitted(needed[2]) == 1
   TRACED.clear()
   run(table, group_size=2)
   assert driver.fitting_group_size(table[0], *jax.eval_shape(lambda *x: x, *table[1:]), 4) == 1
-  assert not TRACED  # what was compiled to find out, is run; shapes suffice
+  assert not TRACED  # `run` reuses what was compiled; shapes suffice
 
 
 def states_of(table):
@@ -388,8 +390,8 @@ np.savez(sys.argv[2], **found._asdict())
 
 
 @pytest.mark.slow
-def test_eight_devices_give_the_bits_of_two(table, leaving, stayed, small_images, tmp_path):
-  lanes, found = leaving[0], stayed[1]
+def test_eight_devices_give_the_bits_of_two(table, finishing, all_kept, small_images, tmp_path):
+  lanes, found = finishing[0], all_kept[1]
   order = np.random.default_rng(1).permutation(np.arange(48) % 16)
   np.savez(
     tmp_path / 'given.npz', images=small_images[0], labels=small_images[1], index=order % 8,
@@ -429,7 +431,7 @@ np.savez(sys.argv[4], **found._asdict(), flops=t.flops(batch, jax.devices(), 4))
 
 @dataclasses.dataclass(frozen=True)
 class Batch(Build):
-  """The same on four digits behind one update."""
+  """The same on one update of four digits."""
 
   def __call__(self, shared, lane):
     variables, update, labels = shared
@@ -448,7 +450,7 @@ def flops(batch, devices, split):
   """Returns the arithmetic operations of one device in one evaluation."""
   table = driver._Table(*batch, 1, devices, split)
   table.states = table._call(table.attack.init)
-  finish, arguments = table.seats.bind(table.attack.finish, table.shared, table.padded, table.states)
+  finish, arguments = table.placement.bind(table.attack.finish, table.shared, table.padded, table.states)
   return finish.lower(*arguments).compile().cost_analysis()['flops']
 
 

@@ -12,7 +12,7 @@ import experiments
 import gradleak as gl
 from experiments import experiment as machinery
 from experiments import utility
-from gradleak import defenses, errors, specs
+from gradleak import errors, specs
 from gradleak.data import partition
 from tests import programs
 
@@ -47,7 +47,7 @@ def test_cells_stand_on_runs_and_each_once(name):
     assert cell.metric in machinery.HEADINGS
     assert cell.defense in experiment.runs[cell.run].defenses
     assert (cell.metric in utility.METRICS) == (name in TRAININGS)
-    assert cell.counter is None or experiment.runs[cell.run].knowledge != 'unaware'
+    assert cell.counter is None or experiment.runs[cell.run].settings.knowledge != 'unaware'
   assert {cell.run for cell in experiment.cells} == set(experiment.runs)
   used = {(cell.run, cell.defense) for cell in experiment.cells}
   unused = {(name, label) for name, run in experiment.runs.items() for label in run.defenses} - used
@@ -59,14 +59,13 @@ def test_cells_stand_on_runs_and_each_once(name):
 def test_every_text_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)
-    texts = [defenses.parse(text).name for text in run.texts().values()]
-    assert len(set(texts)) == len(texts)
-    gl.attacks.parse(machinery.attack_text(run))
+    made = [specs.defense(text) for text in run.texts().values()]
+    assert len(set(made)) == len(made) and list(map(str, made)) == list(run.texts().values())
+    assert str(run.method()) == run.attack_text()
     gl.models.create(run.model, 10, init=run.init)
     if run.training:
-      defenses.parse(run.training.defense)
-    roots = [dict(spec.settings).get('root', 0) for text in texts for spec in specs.parse_chain(text, 'defense')]
-    assert max(roots) <= run.public
+      specs.defense(run.training.defense)
+    assert all(member.settings.get('root', 0) <= run.public for one in made for member in one.members)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -106,7 +105,7 @@ def test_no_number_is_forgotten(name, count):
 
 def test_noise_has_the_variance_that_the_papers_state():
   def setting(name, run, label):
-    return dict(specs.parse(experiments.get(name).runs[run].defenses[label], 'defense').settings)
+    return dict(specs.spec(experiments.get(name).runs[run].defenses[label], 'defense').settings)
 
   for name in ('graddefense_2a', 'graddefense_2b'):
     assert setting(name, 'cifar10', 'DP-G')['stddev'] ** 2 == pytest.approx(0.01)
@@ -114,8 +113,9 @@ def test_noise_has_the_variance_that_the_papers_state():
     assert setting(name, 'cifar10', 'Ours')['stddev'] ** 2 == pytest.approx(0.01)
   for name, steps in (('outpost_3_1', 1), ('outpost_3_2', 2), ('outpost_3_3', 1), ('outpost_3_4', 1)):
     run = experiments.get(name).runs['dlg']
-    assert 2 * setting(name, 'dlg', 'DP')['scale'] ** 2 == pytest.approx(0.1 * run.learning_rate**2 * steps, rel=1e-5)
-    assert run.batch_size // run.local_batch_size == steps
+    variance = 0.1 * run.client.learning_rate**2 * steps
+    assert 2 * setting(name, 'dlg', 'DP')['scale'] ** 2 == pytest.approx(variance, rel=1e-5)
+    assert run.settings.batch_size // run.client.local_batch_size == steps
 
 
 @pytest.mark.parametrize('name', AUDITS)
@@ -127,7 +127,7 @@ def test_a_scale_says_what_it_changes(name):
       now, said = run.scaled(scale), run.changes(scale)
       assert all(' instead of ' in text for text in said)
       assert (f'trials {now.trials} instead of {run.trials}' in said) == (now.trials != run.trials)
-      attack, published = (specs.parse(machinery.attack_text(r), 'attack') for r in (now, run))
+      attack, published = (r.method() for r in (now, run))
       assert any(text.startswith(f'{attack.name} steps ') for text in said) == (attack != published)
 
 
@@ -144,8 +144,7 @@ def test_every_training_is_understood(name, scale):
     run = run.scaled(scale)
     assert len(set(run.texts().values())) == len(run.defenses) and utility.UNDEFENDED in run.defenses.values()
     for method in run.defenses.values():
-      named = [spec.name for spec in specs.parse_chain(method.clients, 'defense')]
-      defenses.parse(method.clients)
+      named = [member.name for member in specs.defense(method.clients).members]
       assert method.q is None or 'graddefense' in named
     gl.models.create(run.model, 10, init=run.init)
     assert set(run.extrapolated) <= set(run.defenses)
@@ -177,5 +176,6 @@ def test_no_accuracy_is_forgotten(name, count):
 def test_presets_have_the_programs_names():
   fields = {field.name for field in dataclasses.fields(utility.Protocol)}
   source = (programs.ROOT / 'launch' / 'train.py').read_text('utf-8')
-  assert fields <= set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
+  flags = {field.name for given in (gl.ClientSettings, gl.FrontierSettings) for field in dataclasses.fields(given)}
+  assert fields <= flags | set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
   assert {'ffl', 'graddefense', 'outpost'} <= set(utility.PROTOCOLS)

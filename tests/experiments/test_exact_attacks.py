@@ -9,7 +9,9 @@ import pytest
 import experiments
 from experiments import experiment as machinery
 from experiments import peeling, separation, spear
-from gradleak import attacks, errors
+from gradleak import errors
+from gradleak.attacks.peeling import Peeled
+from gradleak.attacks.spear import Separated
 
 NAMES = [one.name for module in (separation, peeling, spear) for one in module.EXPERIMENTS]
 
@@ -71,7 +73,7 @@ def test_only_what_is_exact_and_labelled_counts(digits):
   images, truth = digits
   flat = np.float64(images.reshape(6, 64))
   found = np.stack([flat[0], flat[1], flat[2] + 0.01, flat[3], flat[0]])
-  peeled = attacks.peeling.Peeled(found, np.array([0, 1, 2, 9, 0]), np.zeros(5), np.zeros((5, 1), bool), 0.0)
+  peeled = Peeled(found, np.array([0, 1, 2, 9, 0]), np.zeros(5), np.zeros((5, 1), bool), 0.0)
   assert peeling.judged(peeled, images, truth) == (2, 3, pytest.approx(40))  # one twice, one at 40 dB, one mislabelled
   none = peeled._replace(images=np.zeros((0, 64)), labels=np.zeros(0, int))
   assert peeling.judged(none, images, truth)[:2] == (0, 0)
@@ -107,8 +109,7 @@ def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
   run_name = list(experiment.runs)[-1]
   run = dataclasses.replace(experiment.runs[run_name].scaled('smoke'), repeats=1)
   if name == 'spear_exact':
-    nothing = attacks.spear.Separated
-    monkeypatch.setattr(attacks.spear, 'spear', lambda *layer, **_: nothing(np.zeros((0, len(layer[0]))), 0.0, 3, 0))
+    monkeypatch.setattr(spear, 'spear', lambda *layer, **_: Separated(np.zeros((0, len(layer[0]))), 0.0, 3, 0))
   data, folder = run.load(None), str(tmp_path / 'run')
   rows = run.execute(data, 0, workdir=folder, progress='none')
   assert [row['defense'] for row in rows] == list(run.defenses)

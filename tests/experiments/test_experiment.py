@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +18,8 @@ from gradleak import errors
 
 RUN = Run(
   'cifar10', 'convnet(width=64)', 'csdlg(tv=1e-4)', {'none': 'none', 'GC': 'prune(rate=0.8)'}, trials=100,
-  settings={'prune': {'rate': lambda rate: rate / 2}},
-  mini={'model': 'convnet(width=8)', 'trials': 4, 'settings': {'csdlg': {'steps': 200}}},
+  changed={'prune': {'rate': lambda rate: rate / 2}},
+  mini={'model': 'convnet(width=8)', 'trials': 4, 'batch_norm': 'eval', 'changed': {'csdlg': {'steps': 200}}},
 )  # fmt: skip
 CELLS = (
   Cell('CIFAR-10', 'none', 'psnr', 'run', 'none', 20.41, 3.15),
@@ -41,11 +40,14 @@ def row(defense, psnr, success=False, **others):
 def test_scales():
   mini, smoke = RUN.scaled('mini'), RUN.scaled('smoke')
   assert RUN.scaled('paper') is RUN
-  assert (mini.trials, mini.model, machinery.attack_text(mini)) == (4, 'convnet(width=8)', 'csdlg(tv=0.0001,steps=200)')
-  assert (smoke.dataset, smoke.trials, machinery.attack_text(smoke)) == ('digits', 2, 'csdlg(tv=0.0001,steps=3)')
-  assert 'trials 4 instead of 100' in RUN.changes('mini')
-  assert 'csdlg steps 200 instead of the published' in RUN.changes('mini')
-  assert 'prune rate 0.8 instead of 0.4' in RUN.changes('mini')
+  assert (mini.trials, mini.model, mini.attack_text()) == (4, 'convnet(width=8)', 'csdlg(tv=0.0001,steps=200)')
+  assert mini.client == dataclasses.replace(RUN.client, batch_norm='eval') and mini.settings == RUN.settings
+  assert (smoke.dataset, smoke.trials, smoke.attack_text()) == ('digits', 2, 'csdlg(tv=0.0001,steps=3)')
+  assert smoke.settings == dataclasses.replace(RUN.settings, controls=2) and smoke.client == RUN.client
+  assert RUN.changes('mini') == [
+    'model convnet(width=8) instead of convnet(width=64)', 'trials 4 instead of 100',
+    'batch_norm eval instead of train', 'csdlg steps 200 instead of the published', 'prune rate 0.8 instead of 0.4',
+  ]  # fmt: skip
   with pytest.raises(
     errors.UsageError, match=r"unknown scale 'mni'; did you mean 'mini'\? \(valid: mini, paper, smoke"
   ):
@@ -56,7 +58,7 @@ def test_settings_take_the_place_of_those_in_the_text():
   run = dataclasses.replace(
     RUN,
     defenses={'both': 'prune(rate=0.8)+gaussian(stddev=0.1)'},
-    settings={'gaussian': {'stddev': 2.0}, 'prune': {'other': lambda value: value}},
+    changed={'gaussian': {'stddev': 2.0}, 'prune': {'other': lambda value: value}},
   )
   assert run.texts() == {'both': 'prune(rate=0.8)+gaussian(stddev=2.0)'}
 
@@ -125,9 +127,9 @@ def test_training_is_federated_averaging(linear, small_images, share, defense):
 def test_the_model_before_is_the_scenarios_previous_one():
   run = dataclasses.replace(RUN.scaled('smoke'), training=Training(2, 2, 4))
   data = run.load(None)
-  made = machinery.scenario(run, data, jax.random.key(0))
-  once = machinery.scenario(dataclasses.replace(run, training=Training(1, 2, 4)), data, jax.random.key(0))
-  untrained = machinery.scenario(dataclasses.replace(run, training=None), data, jax.random.key(0))
+  made = run.scenario(data, 0)
+  once = dataclasses.replace(run, training=Training(1, 2, 4)).scenario(data, 0)
+  untrained = dataclasses.replace(run, training=None).scenario(data, 0)
   for name, (a, b) in {
     'previous': (made.previous, once.variables),
     'start': (once.previous, untrained.variables),
@@ -198,16 +200,13 @@ def test_csv_reads_back():
   assert (last['mean'], last['paper'], last['diverged']) == ('', '', '4')
 
 
-class Called(NamedTuple):
-  rows: list
-
-
-@pytest.mark.parametrize('given', [{'knowledge': 'unaware'}, {'knowledge': 'both', 'counters': ('muted',)}])
-def test_the_audit_is_handed_the_run(monkeypatch, given):
-  run = dataclasses.replace(RUN.scaled('smoke'), **given)
-  monkeypatch.setattr(gl, 'audit', lambda *handed, **named: (handed, named))
-  (_, scenario, texts, attacks, trials), named = run.audit(run.load(None), 0, workdir='there')
-  assert (scenario.settings['dataset'], texts, attacks) == ('digits', ['none', 'prune(rate=0.8)'], [
-    'csdlg(tv=0.0001,steps=3)'
-  ])  # fmt: skip
-  assert trials == 2 and {'restarts': 1, 'controls': 2, 'workdir': 'there', **given}.items() <= named.items()
+@pytest.mark.parametrize('given', [{}, {'knowledge': 'both', 'counters': ('muted',), 'share': 'delta'}])
+def test_the_audit_is_given_the_run(monkeypatch, given):
+  run = RUN.scaled('smoke').replaced(**given)
+  monkeypatch.setattr(gl, 'audit', lambda *positional, **named: (positional, named))
+  (_, scenario, defenses, attacks, trials), named = run.audit(run.load(None), 0, workdir='there')
+  assert (scenario.settings['dataset'], scenario.settings['share']) == ('digits', given.get('share', 'gradient'))
+  assert (defenses, attacks) == ([gl.parse('none'), gl.parse('prune(rate=0.8)')], [gl.parse('csdlg(tv=1e-4,steps=3)')])
+  assert trials == 2 and named['workdir'] == 'there'
+  audited = {name: value for name, value in given.items() if name != 'share'}
+  assert named['settings'] == dataclasses.replace(machinery.UNAWARE, controls=2, **audited)

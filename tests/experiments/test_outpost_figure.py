@@ -1,4 +1,4 @@
-"""OUTPOST's figure 5: what is drawn, isolated and said."""
+"""OUTPOST's figure 5: what is drawn, isolated and stated."""
 
 import dataclasses
 
@@ -14,70 +14,135 @@ from gradleak import errors
 from tests import programs
 
 FIGURE = experiments.get('outpost_figure_5')
-RUN = FIGURE.runs['fishing']
+TRAINED = FIGURE.runs['class_fishing_trained_eval']
+RUN = TRAINED.scaled('smoke')
 
 
 def test_every_picture_of_the_paper_is_there():
-  rows = {(one.strategy, one.row) for one in RUN.conditions.values()}
+  rows = {(cell.column, cell.row) for cell in FIGURE.cells}
   for strategy in ('class fishing', 'feature fishing'):
     for row in ('untrained, eval', 'untrained, train', 'trained, eval', 'trained, train'):
       assert (strategy, row) in rows
     assert {(strategy, f'trained, eval, {name}') for name in ('unmodified', 'GC', 'DP', 'OUTPOST')} <= rows
-  assert len(FIGURE.cells) == 4 * len(RUN.conditions) == 4 * len(rows)
-  assert (RUN.batch, RUN.target, RUN.steps, RUN.dataset) == (128, 1, 24_000, 'cifar10')
+  assert len(FIGURE.cells) == 5 * len(rows) == 125
+  for cell in FIGURE.cells:
+    run = FIGURE.runs[cell.run]
+    assert run.method().settings['target'] == 1 and run.method().settings['steps'] == 24_000
+    assert (run.settings.batch_size, run.dataset, run.count) == (128, 'cifar10', 1 if 'class' in cell.column else 2)
+    assert bool(run.trained) == cell.row.startswith('trained') == (run.method().settings['tv'] == 0.05)
+    assert f', {run.client.batch_norm}' in cell.row and run.modified == ('unmodified' not in cell.row)
+    assert (run.method().server is None) == ('unmodified' in cell.row)
+    assert run.method().settings.get('method') == (
+      None if run.count == 1 else 'difference' if 'ours' in cell.column else 'published'
+    )
 
 
-def test_a_batch_holds_as_many_of_the_class_as_the_strategy_is_for():
+@pytest.mark.parametrize('count', [1, 2])
+def test_a_batch_holds_as_many_of_the_class_as_are_asked_for(count):
   labels = np.arange(40) % 10
-  for strategy, (count, *_) in fishing.STRATEGIES.items():
-    chosen = fishing.drawn(np.random.default_rng(0), labels, 1, fishing.Condition(strategy), 12)
-    assert len(set(chosen.tolist())) == 12
-    assert (labels[chosen] == 1).tolist() == [True] * count + [False] * (12 - count)
+  chosen = fishing.drawn(np.random.default_rng(0), labels, 1, count, 12)
+  assert len(set(chosen.tolist())) == 12
+  assert (labels[chosen] == 1).tolist() == [True] * count + [False] * (12 - count)
+
+
+def test_each_trial_has_a_batch_of_its_own():
+  data = RUN.load(None)
+  made = RUN.scenario(data, 0)
+  batches = made.labels.reshape(2, 6)
+  assert (batches[:, 0] == 1).all() and (batches[:, 1:] != 1).all()
+  first, second = made.images.reshape(2, 6, 8, 8, 1)
+  assert not any(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+  assert not np.array_equal(RUN.scenario(data, 1).images, made.images)
+  untrained = dataclasses.replace(RUN, trained=0).scenario(data._replace(others=None), 0)
+  moved = jax.tree.map(lambda a, b: bool((a != b).any()), made.variables, untrained.variables)
+  assert all(jax.tree.leaves(moved)) and made.public[0].shape == (40, 8, 8, 1)
 
 
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_changed_layer_isolates_and_an_unchanged_one_does_not(small_images):
   images, labels = small_images
-  model = gl.models.create('mlp', 10, init='default')
-  honest = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   order = np.r_[1, 0, np.arange(2, 8)]  # the sample of class 1 in front
-  batch = images[order], labels[order]
+  model = gl.models.create('mlp', 10, init='default')
+  scenario = gl.scenario(model, images[order], labels[order], key=jax.random.key(0))
+  attack = gl.servers.class_fishing(target=1)
 
-  def cosine(**settings):
-    condition = fishing.Condition('class fishing', **settings)
-    found = fishing.caught(condition, model, honest, batch, 1, None, jax.random.key(0))
-    return found, fishing.isolation(model, found, images[1:2], 1)
+  def cosine(attack=attack, defense=None):
+    found = fishing.caught(attack, scenario, defense, jax.random.key(0))
+    return found, fishing.isolation(scenario.client, found, images[1:2], 1)
 
   found, alone = cosine()
   assert found.alone and found.queries == 1 and alone > 0.9999
-  assert fishing.isolation(model, found, images[2:3], 1) < 0.99  # another image is not what was isolated
-  found, mixed = cosine(modified=False)
+  assert fishing.isolation(scenario.client, found, images[2:3], 1) < 0.99  # another image is not what was isolated
+  found, mixed = cosine(dataclasses.replace(attack, server=None))
   assert not found.alone and mixed < 0.9
-  assert 0.5 < cosine(defense='GC')[1] < alone
+  assert 0.5 < cosine(defense=gl.defenses.prune(rate=0.8))[1] < alone
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_every_query_draws_noise_of_its_own(small_images, monkeypatch):
+  images, _ = small_images
+  model, keys, sender = gl.models.create('mlp', 10, init='default'), [], fishing.sender
+
+  def recorded(*given):
+    def send(key, *rest):
+      keys.append(tuple(jax.random.key_data(key).tolist()))
+      return sender(*given)(key, *rest)
+
+    return send
+
+  monkeypatch.setattr(fishing, 'sender', recorded)
+  scenario = gl.scenario(model, images, [1, 1, 0, 2, 3, 4, 5, 6], key=jax.random.key(0), num_classes=10)
+  found = fishing.caught(gl.servers.feature_fishing(target=1), scenario, None, jax.random.key(0))
+  assert len(set(keys)) == len(keys) == found.queries > 1
 
 
 def test_weights_take_the_place_of_training():
-  run = machinery.with_weights(FIGURE, 'folder/net.pt').runs['fishing']
+  run = machinery.with_weights(FIGURE, 'folder/net.pt').runs['class_fishing_trained_eval']
   assert run.weights == 'folder/net.pt'
   said = run.changes('mini')
-  assert 'the trained model is net.pt, not trained here' in said and not any(s.startswith('training') for s in said)
-  assert any(s.startswith('training') for s in RUN.changes('mini'))
+  assert 'the trained model is net.pt, not trained here' in said and not any(s.startswith('train') for s in said)
+  assert {'trained 10000 instead of 50000', 'training_steps 500 instead of 8000'} <= set(TRAINED.changes('mini'))
+  untrained = machinery.with_weights(FIGURE, 'net.pt').runs['class_fishing_untrained_eval']
+  assert not any('net.pt' in s for s in untrained.changes('mini'))
   with pytest.raises(errors.UsageError, match='fidel_13 attacks no model whose weights'):
     machinery.with_weights(experiments.get('fidel_13'), 'net.pt')
   with pytest.raises(errors.UsageError, match='fishing needs two private images of class 1'):
-    dataclasses.replace(RUN.at_smoke(), pool=3).load(None)
+    dataclasses.replace(RUN, pool=3).load(None)
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_the_rows_say_what_was_isolated(tmp_path):
+  run = dataclasses.replace(RUN, defenses={'none': 'none', 'DP': 'laplace(scale=0.223607)'})
+  data, folder = run.load(None), str(tmp_path / 'run')
+  rows = run.execute(data, 0, workdir=folder, progress='none')
+  assert [(row['defense'], row['trial']) for row in rows] == [
+    (text, trial) for text in run.texts().values() for trial in range(2)
+  ]
+  for row in rows:
+    assert row['queries'] == 1 and row['alone'] == (row['cosine'] > 0.999) == (row['defense'] == 'none')
+  scenario = run.scenario(data, 0)
+  second = scenario._replace(images=scenario.images[6:], labels=scenario.labels[6:])
+  key = jax.random.fold_in(jax.random.key(0), 1)
+  found = fishing.caught(run.method(), second, gl.defenses.laplace(scale=0.223607), key)
+  assert rows[-1]['cosine'] == fishing.isolation(scenario.client, found, second.images[:1], 1)
+  assert (tmp_path / 'run' / 'isolated.png').read_bytes().startswith(b'\x89PNG')
+  outcome = run.outcome(machinery.Cell('', '', 'alone', 'run', 'none'), rows)
+  assert (outcome.mean, outcome.n) == (1, 2)
+
+  before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').iterdir()}
+  assert run.execute(data, 0, workdir=folder, progress='none') == rows
+  assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('fast_compilation')
 def test_the_figure_is_drawn_and_read_back(tmp_path):
   workdir = tmp_path / 'new'
   (first, lines), (again, _) = (programs.reproduce(FIGURE, workdir, progress='lines') for _ in range(2))
-  assert again.out == first.out and 'cosines' in first.err and not again.err
+  assert again.out == first.out and 'class_fishing' in first.err and not again.err
   assert [(line['row'], line['metric']) for line in lines] == [(cell.row, cell.metric) for cell in FIGURE.cells]
   assert all(float(line['mean']) >= 0.999 for line in lines if line['metric'] == 'cosine' and line['row'][-4:] == 'eval'
              and line['column'] == 'class fishing')  # fmt: skip
-  for name in (RUN.page, 'images.png'):
-    assert (workdir / 'fishing' / name).read_bytes().startswith(b'\x89PNG')
   refused = programs.start('reproduce', '--experiment=fidel_5', '--weights=net.pt')
   assert refused.status == 2 and 'fidel_5 attacks no model whose weights could be given' in refused.err
 

@@ -4,15 +4,22 @@ import itertools
 import math
 
 import dp_accounting
+import optax
 import pytest
 from dp_accounting import pld, rdp
 
+import gradleak as gl
 from gradleak import errors
 from gradleak.defenses import differential_privacy
 from gradleak.defenses.guarantees import Mechanism
 from gradleak.federated import accounting
 
 ACCOUNTANTS = {'rdp': rdp.RdpAccountant, 'pld': pld.PLDAccountant}
+
+
+def ledger(text, **settings):
+  """Returns the ledger of the defense that a text describes."""
+  return accounting.ledger(gl.parse(text), **settings)
 
 
 def direct(event, count, delta, accountant):
@@ -39,76 +46,87 @@ def direct(event, count, delta, accountant):
   ],
 )
 def test_epsilon_is_that_of_the_events(defense, settings, event, count, accountant):
-  ledger = accounting.ledger(defense, **settings, accountant=accountant)
+  found = ledger(defense, **settings, accountant=accountant)
   expected = direct(event, count, settings.get('delta', 1e-5), accountant)
-  assert ledger.epsilon(30, 7) == pytest.approx(expected, rel=1e-9)
+  assert found.epsilon(30, 7) == pytest.approx(expected, rel=1e-9)
   assert 0.1 < expected < 50
   for wrong in (count - 1, count + 1):
-    assert ledger.epsilon(30, 7) != pytest.approx(direct(event, wrong, ledger.delta, accountant), rel=1e-3)
+    assert found.epsilon(30, 7) != pytest.approx(direct(event, wrong, found.delta, accountant), rel=1e-3)
 
 
 def test_the_least_that_holds():
-  both = accounting.ledger('client_dp(norm=1,noise=4)', server_noise=2.0, sampling_rate=0.1)
-  client = accounting.ledger('client_dp(norm=1,noise=4)')
-  server = accounting.ledger('none', server_noise=2.0, sampling_rate=0.1)
+  both = ledger('client_dp(norm=1,noise=4)', server_noise=2.0, sampling_rate=0.1)
+  client = ledger('client_dp(norm=1,noise=4)')
+  server = ledger('none', server_noise=2.0, sampling_rate=0.1)
   assert both.epsilon(50, 1) == client.epsilon(50, 1) < server.epsilon(50, 1)
   assert both.epsilon(50, 50) == server.epsilon(50, 50) < client.epsilon(50, 50)
-  twice = accounting.ledger('client_dp(norm=1,noise=4)+client_dp(norm=1,noise=2)')
+  twice = ledger('client_dp(norm=1,noise=4)+client_dp(norm=1,noise=2)')
   assert twice.epsilon(9, 3) == client.epsilon(9, 3)
 
 
 def test_units_are_not_mixed():
   """Noise that hides examples, however strong, is no bound on what is learnt of a client."""
   dpsgd = 'dpsgd(norm=1,noise=50)'
-  example, client = accounting.ledger(dpsgd), accounting.ledger('client_dp(norm=1,noise=4)')
-  together = accounting.ledger(f'{dpsgd}+client_dp(norm=1,noise=4)')
-  server = accounting.ledger(dpsgd, server_noise=1.0, sampling_rate=0.5)
+  example, client = ledger(dpsgd), ledger('client_dp(norm=1,noise=4)')
+  together = ledger(f'{dpsgd}+client_dp(norm=1,noise=4)')
+  server = ledger(dpsgd, server_noise=1.0, sampling_rate=0.5)
   assert [each.unit for each in (example, client, together, server)] == ['example', 'client', 'client', 'client']
   assert example.epsilon(5, 5) < client.epsilon(5, 5) == together.epsilon(5, 5)
-  assert server.epsilon(5, 5) == accounting.ledger('none', server_noise=1.0, sampling_rate=0.5).epsilon(5, 5)
+  assert server.epsilon(5, 5) == ledger('none', server_noise=1.0, sampling_rate=0.5).epsilon(5, 5)
 
 
 def test_captions():
-  assert accounting.caption(accounting.ledger('dpsgd(norm=1,noise=1)')) == 'per example'
-  assert accounting.caption(accounting.ledger('client_dp(norm=1,noise=1)')) == 'per client'
-  server = accounting.ledger('client_dp(norm=1,noise=1)', server_noise=1.0)
+  assert accounting.caption(ledger('dpsgd(norm=1,noise=1)')) == 'per example'
+  assert accounting.caption(ledger('client_dp(norm=1,noise=1)')) == 'per client'
+  server = ledger('client_dp(norm=1,noise=1)', server_noise=1.0)
   assert accounting.caption(server) == 'per client, of the global models, not of the uploads'
 
 
 def test_before_anything_is_published_nothing_is_spent():
-  for ledger in (
-    accounting.ledger('client_dp(norm=1,noise=1e-3)'),
-    accounting.ledger('none', server_noise=1e-3),
+  for each in (
+    ledger('client_dp(norm=1,noise=1e-3)'),
+    ledger('none', server_noise=1e-3),
     accounting.Ledger(()),
   ):
-    assert ledger.epsilon(0, 0) == 0
-  assert accounting.ledger('client_dp(norm=1,noise=1)').epsilon(3, 0) == 0
+    assert each.epsilon(0, 0) == 0
+  assert ledger('client_dp(norm=1,noise=1)').epsilon(3, 0) == 0
   # The server's noise is accounted for as if nobody knew who took part.
-  server = accounting.ledger('none', server_noise=1.0, sampling_rate=0.5)
+  server = ledger('none', server_noise=1.0, sampling_rate=0.5)
   assert server.epsilon(3, 0) == server.epsilon(3, 3) > 1
 
 
 def test_where_nothing_covers_it():
   assert accounting.Ledger(()).epsilon(1, 1) == math.inf
   assert accounting.Ledger((Mechanism(1e-200, 'client', 1),)).epsilon(1, 1) == math.inf
-  for defense in ('none', 'gaussian(stddev=1)', 'topk(ratio=0.1)+client_dp(norm=1,noise=1)', 'mine'):
+  texts = 'none', 'gaussian(stddev=1)', 'topk(ratio=0.1)+client_dp(norm=1,noise=1)'
+  for defense in (None, gl.defenses.own(optax.scale(0.5), 'upload'), *map(gl.parse, texts)):
     assert accounting.ledger(defense) is None
     assert accounting.ledger(defense, server_noise=1.0) is not None
 
 
+def test_epsilon_follows_the_object():
+  """Equal objects have equal ε, whatever they are called; another noise is another ε."""
+  given = gl.defenses.client_dp(norm=1.0, noise=4.0)
+  wrapped = gl.defenses.own(
+    optax.identity(), 'upload', label='client_dp(norm=1,noise=4)', mechanism=lambda *_: Mechanism(2.0, 'client')
+  )
+  assert str(wrapped) == str(gl.parse('client_dp(norm=1,noise=4)'))
+  assert accounting.ledger(given) == ledger('client_dp(norm=1,noise=4)')
+  assert accounting.ledger(wrapped) == ledger('client_dp(norm=1,noise=2)') != accounting.ledger(given)
+
+
 @pytest.mark.parametrize(('noise', 'rate', 'budget'), [(1.5, 0.1, 2.0), (4.0, 1.0, 3.0)])
 def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
-  ledger = accounting.ledger('none', server_noise=noise, sampling_rate=rate)
-  within = next(n for n in itertools.count() if ledger.epsilon(n + 1, 1) > budget)
+  server = ledger('none', server_noise=noise, sampling_rate=rate)
+  within = next(n for n in itertools.count() if server.epsilon(n + 1, 1) > budget)
   assert within == differential_privacy.rounds_within(budget, 1e-5, noise=noise, sampling_rate=rate)
   assert 5 < within < 30
 
 
 def test_the_same_figure_is_computed_once():
-  ledger = accounting.ledger('client_dp(norm=1,noise=3.21)', server_noise=4.32)
-  found = ledger.epsilon(20, 2)
+  found = ledger('client_dp(norm=1,noise=3.21)', server_noise=4.32).epsilon(20, 2)
   misses = accounting._epsilon.cache_info().misses
-  again = accounting.ledger('client_dp(norm=9,noise=3.21)', server_noise=4.32)
+  again = ledger('client_dp(norm=9,noise=3.21)', server_noise=4.32)
   assert again.epsilon(20, 2) == found
   assert accounting._epsilon.cache_info().misses == misses
   assert again.epsilon(21, 2) == found  # the client's, which is the less, is spent as it was
@@ -128,7 +146,7 @@ def test_the_same_figure_is_computed_once():
 )
 def test_bad_settings_are_named(settings, words):
   with pytest.raises(errors.UsageError) as caught:
-    accounting.ledger('dpsgd(norm=1,noise=1)', **settings)
+    ledger('dpsgd(norm=1,noise=1)', **settings)
   assert words in str(caught.value)
 
 
@@ -138,5 +156,5 @@ def test_bad_settings_are_named(settings, words):
 )
 def test_bad_counts_are_named(rounds, participations, words):
   with pytest.raises(errors.UsageError) as caught:
-    accounting.ledger('client_dp(norm=1,noise=1)').epsilon(rounds, participations)
+    ledger('client_dp(norm=1,noise=1)').epsilon(rounds, participations)
   assert words in str(caught.value)

@@ -50,6 +50,7 @@ def words(**granted):
     ({'batch_norm': 'none'}, '.', 'BatchNorm'),
     ({'defense': 'unknown'}, 'does not know which defense', 'knows the defense and'),
     ({'defense': 'known'}, 'knows the defense and its settings', 'does not know which'),
+    ({'defense': 'either'}, 'One attacker does not know which', 'It knows the defense'),
     ({'model': 'honest'}, 'honest but curious', 'malicious'),
     ({'model': 'modified'}, 'malicious', 'honest but curious'),
     ({'auxiliary_data': True}, 'holds auxiliary data', 'holds no auxiliary data'),
@@ -85,8 +86,8 @@ def test_knowledge_is_frozen_and_hashable():
 
 
 def observation(**granted):
-  tree, sent = {'w': jnp.ones((2, 3))}, {'w': jnp.ones((), bool)}
-  return Observation({'params': tree}, tree, jnp.zeros((1, 3)), Knowledge(**granted), (1, 8, 8, 1), 3, sent)
+  tree, weights = {'w': jnp.ones((2, 3))}, {'w': jnp.ones(())}
+  return Observation({'params': tree}, tree, jnp.zeros((1, 3)), Knowledge(**granted), (1, 8, 8, 1), 3, weights)
 
 
 def test_observation_is_a_pytree_of_arrays_with_static_knowledge():

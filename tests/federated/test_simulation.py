@@ -246,8 +246,8 @@ def test_participations_count_who_answered(setting):
 
 def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting, tmp_path):
   """Three clients, all of them in every round: after r rounds each has sent r times."""
-  ledger = accounting.ledger('client_dp(norm=1,noise=5)')
   chain = defenses.client_dp(norm=1, noise=5)
+  ledger = accounting.ledger(chain)
   federation, variables = setting({'upload': chain})
   budget = ledger.epsilon(4, 4) + 1e-6
   given = {'test': (federation.images, federation.labels), 'evaluate_every': 3, 'privacy': ledger}

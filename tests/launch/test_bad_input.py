@@ -39,13 +39,13 @@ CASES = [
   ('--model=cnn --image_size=3', 'at least 4×4 pixels, got 3×3'),
   ('--init=xavier', "unknown init 'xavier'", 'default, explicit'),
   ('--loss=hinge', "unknown loss 'hinge'", 'cross_entropy, squared_error'),
-  ('--batch_norm=evl', "unknown batch_norm mode 'evl'", "did you mean 'eval'"),
+  ('--batch_norm=evl', "unknown batch_norm 'evl'", "did you mean 'eval'"),
   # client
   ('--share=gradients', "unknown share 'gradients'", "did you mean 'gradient'", 'delta'),
-  ('--local_epochs=2', 'shares its gradient takes one step', 'epochs=2', "share='delta'"),
-  ('--local_batch_size=1 --batch_size=2', 'one step', '2 samples in batches of 1 make 2'),
+  ('--local_epochs=2', 'local_epochs is 2', 'that shares its gradient takes one step', "share='delta'"),
+  ('--local_batch_size=1 --batch_size=2', 'one step', 'local_batch_size is 1, and a client that shares its gradient'),
   ('--share=delta --local_epochs=0', 'epochs is 0', 'in [1, inf]'),
-  ('--share=delta --local_batch_size=0', 'batch size is 0', 'in [1, inf]'),
+  ('--share=delta --local_batch_size=0', 'local_batch_size is 0', 'in [1, inf]'),
   ('--share=delta --learning_rate=0', 'learning_rate is 0.0', 'expected a finite number'),
   ('--share=delta --learning_rate=inf', 'learning_rate is inf', 'expected a finite number'),
   ('--share=delta --learning_rate=nan', 'learning_rate is nan', 'expected a finite number'),
@@ -70,7 +70,7 @@ CASES = [
   ('--attacks=csdlg;;dlg', "'csdlg;;dlg'", 'empty entry'),
   ('--attacks=csdlg;csdlg', "the attack 'csdlg' is listed twice"),
   ('--attacks=csdlg(tv=1e-4);csdlg(tv=0.0001)', "the attack 'csdlg(tv=0.0001)' is listed twice"),
-  ('--attacks=csdlg(tv=1e-4', "cannot read the attack 'csdlg(tv=1e-4'"),
+  ('--attacks=csdlg(tv=1e-4', "unbalanced parentheses in the attack 'csdlg(tv=1e-4'"),
   ('--attacks=csdlg+dlg', "cannot read the attack 'csdlg+dlg'"),
   ('--attacks=csdlg(tvv=1)', "setting of the attack csdlg: 'tvv'", "did you mean 'tv'"),
   ('--attacks=csdlg(tv=1,tv=2)', "'csdlg(tv=1,tv=2)' sets 'tv' twice"),
@@ -112,7 +112,7 @@ CASES = [
   ('--defenses=gaussian(stddev=-0.1)', 'gaussian(stddev) is -0.1', 'in [0, inf]'),
   ('--defenses=gaussian(stddev=inf)', 'gaussian(stddev) is inf', 'expected a finite number'),
   ('--defenses=laplace(scale=-0.1)', 'laplace(scale) is -0.1', 'in [0, inf]'),
-  ('--defenses=clip(norm=0)', 'clip(norm) is 0.0', 'in [1e-12, inf]'),
+  ('--defenses=clip(norm=0)', 'clip(norm) is 0,', 'in [1e-12, inf]'),
   # how much, and how
   ('--trials=0', 'trials is 0', 'in [1, 1000000]'),
   ('--trials=many', 'flag --trials=many'),
@@ -122,8 +122,8 @@ CASES = [
   ('--trials=251 --batch_size=2', '502 images are asked for', '500'),
   ('--restarts=-1', 'restarts is -1', 'in [1, 1000000]'),
   ('--controls=0', 'controls is 0', 'in [1, 1000000]'),
-  ('--steps=-1', 'steps is -1', 'in [1, inf]'),
-  ('--labels=guessed', "unknown label mode 'guessed'", 'auto', 'known'),
+  ('--steps=-1', 'steps is -1', 'in [1, 1000000]'),
+  ('--labels=guessed', "unknown labels 'guessed'", 'auto', 'known'),
   ('--labels=yin --batch_size=11', "'yin' assumes no class twice", '11 samples of 10 classes'),
   ('--seed=-1', 'seed is -1', 'in [0, 4294967295]'),
   ('--seed=4294967296', 'seed is 4294967296', 'the nearest valid value is 4294967295'),
@@ -141,7 +141,15 @@ CASES = [
   ('--workdir={here}/alike', '{here}/alike holds other files', 'choose an empty or new one'),
   ('--workdir={here}/damaged', '{here}/damaged/config.json is damaged', 'remove the folder to start anew'),
 ]  # fmt: skip
-BASE = ('--dataset=digits', '--model=mlp', '--trials=2', '--steps=2', '--controls=2', '--defenses=none')
+BASE = (  # --progress comes first: a case may set its own
+  '--progress=none',
+  '--dataset=digits',
+  '--model=mlp',
+  '--trials=2',
+  '--steps=2',
+  '--controls=2',
+  '--defenses=none',
+)
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

@@ -74,7 +74,7 @@ def test_a_full_disk(whole, tmp_path, monkeypatch):
 def test_a_device_that_fails(whole, tmp_path, monkeypatch):
   """Its last good states are saved at once, whenever the last checkpoint was."""
   with monkeypatch.context() as patch:
-    call, calls = groups.Seats.call, []
+    call, calls = groups.Placement.call, []
 
     def lost(self, function, *arguments, extra=()):
       if extra:  # a chunk
@@ -83,7 +83,7 @@ def test_a_device_that_fails(whole, tmp_path, monkeypatch):
           raise jax.errors.JaxRuntimeError('INTERNAL: the device is gone')
       return call(self, function, *arguments, extra=extra)
 
-    patch.setattr(groups.Seats, 'call', lost)
+    patch.setattr(groups.Placement, 'call', lost)
     fails(tmp_path / 'new', 'the device failed at step 3 of 10', 'the device is gone', 'same command again')
   assert goes_on(tmp_path / 'new', whole).endswith('from step 4')  # as of the chunk after the third step
 

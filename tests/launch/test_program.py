@@ -1,8 +1,11 @@
-"""How a program ends when a device fails or the disk is full, and what a person sees of memory that ran out."""
+"""What all programs share: `--help`, feedback, and how they end on errors and signals."""
 
 import contextlib
 import errno
 import io
+import signal
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -12,6 +15,65 @@ from absl import flags
 from gradleak import errors, progress
 from gradleak.engine.driver import Progress
 from launch import _program
+from tests import programs
+
+NAMES = sorted(path.stem for path in (programs.ROOT / 'launch').glob('[a-z]*.py'))
+TOY = '''r"""Waits.
+
+    python toy.py \\
+      --seconds=9
+"""
+
+import logging
+import time
+
+from absl import flags
+from launch import _program
+
+with _program.group('how long'):
+  _SECONDS = flags.DEFINE_float('seconds', 60, 'How long it waits.')
+with _program.group('run'):
+  flags.DEFINE_string('workdir', '', 'Folder.')
+  flags.DEFINE_integer('seed', None, 'Seed.')
+  flags.DEFINE_string('steps', 'a;b;none', 17 * 'word ' + 'on-off' + 13 * ' word')
+with _program.group('how long'):
+  flags.DEFINE_boolean('library', False, 'Waits in a library that hides interruptions.')
+flags.DEFINE_string('progress', 'auto', 'Without a heading.')
+
+
+def main(argv):
+  _program.say('waiting …')
+  print('started', flush=True)
+  try:
+    time.sleep(_SECONDS.value)
+  except KeyboardInterrupt as interruption:
+    if not flags.FLAGS.library:
+      raise
+    logging.getLogger('library').error('a callback failed')
+    raise RuntimeError('INTERNAL') from interruption
+
+
+if __name__ == '__main__':
+  _program.run(main)
+'''
+
+
+@pytest.fixture(scope='module')
+def toy(tmp_path_factory):
+  path = tmp_path_factory.mktemp('toy') / 'toy.py'
+  path.write_text(TOY)
+  return [sys.executable, str(path)]
+
+
+def start(command):
+  environment = {**programs.environment(), 'PYTHONIOENCODING': 'utf-8'}
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+  return subprocess.Popen(command, env=environment, cwd=programs.ROOT, text=True, encoding='utf-8', **pipes)
+
+
+def finish(process):
+  out, err = process.communicate(timeout=60)
+  return programs.Done(process.returncode, out, err)
 
 
 def end(error):
@@ -22,6 +84,91 @@ def end(error):
   with mock.patch.object(flags, 'FLAGS', own), contextlib.redirect_stderr(printed), pytest.raises(SystemExit) as ended:
     _program._guarded(mock.Mock(side_effect=error), ['program'])
   return ended.value.code, printed.getvalue()
+
+
+def test_help_lists_flags_by_heading_in_order_of_definition(toy):
+  done = finish(start([*toy, '--help']))
+  first, second = 17 * ' word', 13 * ' word'
+  assert (done.status, done.err) == (0, '')
+  assert done.out == (
+    'Waits.\n\n    python toy.py \\\n      --seconds=9\n\n'
+    'how long:\n  --seconds: How long it waits. (default: 60.0)\n'
+    '  --[no]library: Waits in a library that hides interruptions. (default: False)\n\n'
+    'run:\n  --workdir: Folder.\n  --seed: Seed.\n'
+    f'  --steps:{first}\n      on-off{second} (default: a; b; none)\n\n'
+    "flags:\n  --progress: Without a heading. (default: auto)\n\n--helpfull also lists absl's own flags.\n"
+  )
+
+
+def test_helpfull_adds_the_flags_of_absl(toy):
+  done = finish(start([*toy, '--helpfull']))
+  _, listed = done.out.split('\n\nabsl:\n')
+  assert done.status == 0 and listed.count('  --verbosity: ') == 1 and '--seconds' not in listed
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_help_of_each_program_lists_all_its_flags_under_headings(name):
+  _, own = programs._load(name)
+  done = programs.start(name, '--help')
+  assert (done.status, done.err) == (0, '')
+  lines = done.out.splitlines()
+  listed = {line.split(':')[0].removeprefix('  --').removeprefix('[no]') for line in lines if line.startswith('  --')}
+  assert listed and listed == set(own) - {'verbosity', 'v'}
+  assert 'flags:' not in lines  # the heading of those that have none
+  assert max(len(line) for line in lines if not line.startswith(4 * ' ')) <= 100
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('--second=1', "Unknown command line flag 'second'. Did you mean: seconds"),
+    ('--seconds=soon', 'flag --seconds=soon'),
+    ('now', "unexpected argument 'now', settings are written --flag=value"),
+  ],
+)
+def test_a_mistyped_argument_ends_on_one_line(toy, argument, message):
+  done = finish(start([*toy, argument]))
+  assert (done.status, done.out) == (2, '')
+  assert done.err.startswith(f'error: {message}') and done.err.count('\n') == 1
+
+
+def test_jax_is_not_imported_before_it_is_needed():
+  check = "import sys, launch._program; sys.exit('jax' in sys.modules)"
+  assert finish(start([sys.executable, '-c', check])).status == 0
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'printed'),
+  [
+    (['--progress=lines'], 'waiting …\ninterrupted\n'),
+    (['--progress=none'], 'interrupted\n'),
+    (
+      ['--progress=none', '--workdir=results/mine', '--library'],
+      'interrupted: give the same command again to go on from the last checkpoint in results/mine\n',
+    ),
+  ],
+)
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_on_one_line(toy, number, arguments, printed):
+  process = start([*toy, *arguments])
+  process.stdout.readline()
+  process.send_signal(number)
+  assert finish(process) == (128 + number, '', printed)
+
+
+def test_an_ignored_interruption_stays_ignored(toy):
+  # A shell starts the background jobs of a script like this.
+  process = start(['sh', '-c', 'trap "" INT; exec "$@"', 'sh', *toy, '--seconds=0.3'])
+  process.stdout.readline()
+  process.send_signal(signal.SIGINT)
+  assert finish(process) == (0, '', 'waiting …\n')
+
+
+def test_programs_without_progress_speak():
+  printed = io.StringIO()
+  with mock.patch.object(flags, 'FLAGS', flags.FlagValues()), contextlib.redirect_stderr(printed):
+    _program.say('reading faces …')
+  assert printed.getvalue() == 'reading faces …\n'
 
 
 def test_a_device_that_failed():

@@ -36,7 +36,7 @@ def test_every_table_is_rerun(name, tmp_path):
     assert int(line['n']) == len(rows) == 2
     if cell.metric == 'lpips':
       assert line['mean'] == ''
-    else:
+    elif cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
       values = [row[cell.metric] for row in rows]
       assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
       assert float(line['low']) <= float(line['mean']) <= float(line['high'])
@@ -81,6 +81,7 @@ def test_bad_input(flags, messages, tmp_path):
   workdir = tmp_path / 'results'
   done = programs.start('reproduce', *(flag.format(new=new) for flag in flags), f'--workdir={workdir}')
   assert done.status == 2 and done.out == '' and not workdir.exists()
-  assert done.err.startswith('error: ') and done.err.count('\n') == 1
+  *before, last = done.err.splitlines()
+  assert last.startswith('error: ') and all(line.startswith('reading the data of ') for line in before)
   for message in messages:
-    assert message.format(new=new) in done.err
+    assert message.format(new=new) in last

@@ -103,6 +103,6 @@ def test_what_none_beats_is_the_frontier():
   ],
 )
 def test_one_line_and_status_two(tmp_path, flags, words):
-  done = programs.start('train', *SMALL, flags, f'--workdir={tmp_path}/new')
+  done = programs.start('train', *SMALL, '--progress=none', flags, f'--workdir={tmp_path}/new')
   assert done.status == 2 and done.err.startswith('error: ') and words in done.err, done.err
   assert not (tmp_path / 'new').exists()

@@ -60,7 +60,7 @@ def test_clips_first():
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
-def test_a_non_finite_reconstruction_takes_what_the_others_can_spare(bad):
+def test_a_non_finite_reconstruction_is_matched_last(bad):
   truth, reconstructions = levels(0.1, 0.5, 0.9), levels(0.9, 0.5, 0.1)
   reconstructions[1, 0, 1, 0] = bad
   assert metrics.match(reconstructions, truth).tolist() == [2, 1, 0]
@@ -86,12 +86,12 @@ def test_fewer_or_more_reconstructions_than_images():
   assert metrics.match(many, truth).tolist() == [10, 9, 8, 7, 6]
 
 
-def test_an_exact_image_is_not_given_away():
+def test_an_exact_pair_is_kept():
   truth, reconstructions = levels(0.9, 1.0, 0.2), levels(0.85, 0.9, 0.5)
   crossed, straight = (total_error(reconstructions, truth, order) for order in ([0, 1, 2], [1, 0, 2]))
   assert crossed < straight
   assert metrics.match(reconstructions, truth).tolist() == [1, 0, 2]
-  assert metrics.match(reconstructions + np.float32(0.02), truth).tolist() == [0, 1, 2]  # nothing is exact any more
+  assert metrics.match(reconstructions + np.float32(0.02), truth).tolist() == [0, 1, 2]  # no pair is exact
 
 
 @pytest.mark.parametrize('shapes', [((0, 4), (3, 4)), ((2, 4), (2, 5)), ((0, 4), (0, 4)), ((3,), (3,))])

@@ -1,4 +1,4 @@
-"""One batch scored end to end."""
+"""Metrics of one batch, end to end."""
 
 import json
 
@@ -32,6 +32,15 @@ def test_means_over_the_batch_are_those_of_the_matched_pairs():
     one_by_one = [metric(reconstructions[[j]], truth[[i]])[0] for i, j in enumerate(row['permutation'])]
     assert row[name] == pytest.approx(np.mean(one_by_one), rel=1e-5)
   assert row['mse_unclipped'] > row['mse']
+
+
+@pytest.mark.parametrize('shape', [(1, 1, 1), (1, 7, 3), (7, 1, 1), (2, 1, 1)])
+def test_images_one_pixel_wide_or_high_have_finite_metrics(shape):
+  truth, other = np.random.default_rng(0).uniform(0, 1, (2, 4, *shape)).astype(np.float32)
+  for reconstructions in (truth, other, np.zeros_like(truth)):
+    row = metrics.evaluate(reconstructions, truth, LABELS, LABELS)
+    assert all(np.isfinite(row[name]) for name in metrics.REGISTRY), row
+  assert metrics.evaluate(truth, truth, LABELS, LABELS)['ssim'] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +77,14 @@ def test_fewer_or_more_images_than_there_are():
   assert many['permutation'] == [4, 5, 6, 7] and many['psnr'] == metrics.MAX_PSNR and many['revealed'] == 4
 
 
-def test_labels_that_nobody_told_are_not_wrong():
+def test_labels_are_not_wrong_if_none_are_given():
   untold, wrong = (metrics.evaluate(batch(), batch(), labels, LABELS) for labels in (LABELS[:0], np.full(4, -1)))
   assert np.isnan([untold['label_correct'], untold['label_counts_correct']]).all()
   assert wrong['label_correct'] == wrong['label_counts_correct'] == 0
   assert untold['psnr'] == wrong['psnr'] == metrics.MAX_PSNR
 
 
-def test_revealed_needs_neither_scale_nor_place():
+def test_revealed_does_not_depend_on_scale_or_order():
   truth = batch()
   shown = 0.3 * truth[[1]] + 0.1
   row = metrics.evaluate(np.concatenate([shown, batch(7, n=3)]), truth, LABELS, LABELS)

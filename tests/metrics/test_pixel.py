@@ -27,7 +27,7 @@ def test_closed_forms():
   np.testing.assert_allclose(metrics.psnr(reconstructions, truth), [20, metrics.MAX_PSNR, 0], atol=1e-4)
 
 
-def test_one_wrong_pixel_and_one_figure_per_image():
+def test_one_wrong_pixel_and_one_value_per_image():
   truth = np.zeros((2, 10, 10, 1), np.float32)
   reconstructions = truth.copy()
   reconstructions[1, 3, 4, 0] = 1.0
@@ -154,7 +154,7 @@ def test_jit_is_eager_and_vmap_is_a_loop(name):
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, np.float16, np.float64])
-def test_figures_are_float32_whatever_the_float(name, dtype):
+def test_values_are_float32_for_any_float(name, dtype):
   reconstructions, truth = (images.astype(dtype) for images in pair(9))
   figures = metrics.REGISTRY[name](reconstructions, truth)
   assert figures.dtype == jnp.float32

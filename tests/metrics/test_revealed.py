@@ -23,7 +23,7 @@ def naive(reconstructions, truth, signed=True):
 
 @pytest.fixture(scope='module')
 def mixtures():
-  """Five images, and 150 mixtures of them with noise, some nearly pure, some negative, on many scales."""
+  """Five images, and 150 noisy mixtures of them, some nearly pure, some inverted, on many scales."""
   rng = np.random.default_rng(0)
   truth = rng.uniform(size=(5, 4, 6, 3)).astype(np.float32)
   weights = rng.dirichlet(np.full(5, 0.1), 150) * rng.choice([-1, 1], (150, 1))
@@ -62,7 +62,7 @@ def test_scales_at_the_end_of_float32(mixtures, scale):
 
 
 @pytest.mark.parametrize('bad', [0.0, 0.3, np.nan, np.inf])
-def test_what_is_constant_or_not_finite_reveals_nothing(mixtures, bad):
+def test_constant_and_non_finite_images_reveal_nothing(mixtures, bad):
   reconstructions, truth = mixtures
   spoilt = reconstructions.copy()
   spoilt[:, 0, 0, 0] = bad
@@ -82,8 +82,8 @@ def test_under_vmap(mixtures):
   assert counts.tolist() == [int(fully_revealed(reconstructions, truth).count)] * 2
 
 
-def test_no_pair_of_images_is_held():
-  """1,000 neurons, 200 samples, 3,072 pixels: a few times the 12 MB that come in, not 2.5 GB."""
+def test_memory_does_not_grow_with_pairs_of_images():
+  """1,000 neurons, 200 samples, 3,072 pixels: a few times the 12 MB of the arguments, not 2.5 GB."""
   shapes = [jax.ShapeDtypeStruct((n, 3072), np.float32) for n in (1000, 200)]
   compiled = jax.jit(revealed.fully_revealed).lower(*shapes).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < 3 * 4 * (1000 + 200) * 3072

@@ -15,7 +15,7 @@ def test_mean_interval_by_the_table():
   np.testing.assert_allclose(metrics.mean_interval([1, 2, 3], 0.9)[2], 2 + 2.92 / 3**0.5, rtol=1e-4)
 
 
-def test_mean_interval_leaves_nans_out():
+def test_mean_interval_ignores_nans():
   assert metrics.mean_interval([1, np.nan, 2, 3, np.nan]) == metrics.mean_interval([1, 2, 3])
 
 
@@ -29,7 +29,7 @@ def test_mean_interval_without_spread_or_without_values():
   assert all(math.isnan(value) for value in metrics.mean_interval([np.nan]))
 
 
-def test_mean_interval_of_an_infinite_figure():
+def test_mean_interval_of_an_infinite_value():
   mean, low, high = metrics.mean_interval([1.0, -np.inf])
   assert mean == -math.inf
   assert math.isnan(low) and math.isnan(high)
@@ -39,7 +39,7 @@ def test_mean_interval_of_an_infinite_figure():
 def test_mean_interval_covers_as_often_as_it_says():
   draws = np.random.default_rng(0).normal(3, 2, (1500, 5))
   covered = [low <= 3 <= high for _, low, high in map(metrics.mean_interval, draws)]
-  # Four standard deviations of the share; the normal quantile in place of Student's would cover 0.88.
+  # Four standard deviations of the proportion; the normal quantile in place of Student's would cover 0.88.
   assert abs(np.mean(covered) - 0.95) < 4 * (0.95 * 0.05 / 1500) ** 0.5
 
 
@@ -99,7 +99,7 @@ def test_percentile_threshold_with_infinite_controls():
 
 
 @pytest.mark.parametrize('q', [-1, 101, np.nan])
-def test_percentile_must_be_one(q):
+def test_percentile_must_be_in_range(q):
   with pytest.raises(errors.UsageError, match='q is'):
     metrics.percentile_threshold([1.0], q)
 

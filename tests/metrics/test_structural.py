@@ -11,7 +11,7 @@ ssim = jax.jit(metrics.ssim)  # op by op, each of the many shapes would compile 
 
 
 def smooth_pair(shape, noise, seed=0):
-  """A batch of waves, and the same with noise that leaves [0, 1]."""
+  """A batch of waves, and the same with noise beyond [0, 1]."""
   rng = np.random.default_rng(seed)
   y, x = np.linspace(0, 1, shape[1]).reshape(-1, 1, 1), np.linspace(0, 1, shape[2]).reshape(1, -1, 1)
   frequency, slant = rng.uniform(1, 9, (shape[0], 1, 1, shape[3])), rng.uniform(-1, 1, (shape[0], 1, 1, shape[3]))

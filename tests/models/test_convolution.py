@@ -9,7 +9,7 @@ import pytest
 
 from gradleak.models import convolution
 
-# size, stride, padding and images: LeNet's, ConvNet's and ResNet's layers, and what has remainders.
+# size, stride, padding and images: layers of LeNet, ConvNet and ResNet, and sizes with remainders.
 SHAPES = [
   (5, 2, 2, (2, 8, 8, 1)),
   (5, 2, 2, (1, 7, 10, 3)),
@@ -87,7 +87,7 @@ def test_formulations_agree_with_the_definition_and_in_every_order(
 
 
 def test_hybrid_groups_no_convolution_by_lane():
-  """A grouped convolution is what the matrix products are there to avoid; a shared kernel is convolved natively."""
+  """Matrix products replace grouped convolutions; a shared kernel is convolved natively."""
   images, kernel = (x.astype(np.float32) for x in arrays(3, (1, 6, 6, 16), lead=(4,)))
 
   def text(formulation, axes, *both):

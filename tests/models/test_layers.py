@@ -74,7 +74,7 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_the_gradient_of_max_pool_is_finite_where_its_input_is_computed_twice():
-  """XLA without optimisations used to compute a normalised convolution anew, and miss its own maximum: 0/0."""
+  """XLA without optimisations recomputed a normalised convolution with other rounding, which gave 0/0."""
   model = models.create('convnet(width=2)', 10, init='default')
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (16, 16, 1))
   images = jax.random.uniform(jax.random.key(1), (3, 16, 16, 1))

@@ -111,7 +111,7 @@ def test_layers_name_every_parameter_once_the_weight_first(spec):
     assert weight.ndim == 2 and all(other.ndim == 1 for other in others)
 
 
-def test_layers_stand_in_forward_order_with_their_norms():
+def test_layers_are_in_forward_order_with_their_norms():
   convnet = models.create('convnet(width=2)', 10).layers((12, 12, 1))
   assert [layer.name for layer in convnet] == [f'Conv_{i}' for i in range(8)] + ['Dense_0']
   for i, layer in enumerate(convnet[:-1]):
@@ -148,7 +148,7 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
   neighbour = np.stack([images[0], 1 - images[1]])
   assert np.abs(apply(variables, neighbour, True)[0][0] - train[0]).max() > 0.01
   np.testing.assert_allclose(apply(variables, neighbour, False)[0][0], evaluated[0], rtol=1e-5)
-  # And evaluation uses what training stored.
+  # Evaluation uses the statistics stored in training.
   later = apply({**variables, 'batch_stats': updated}, images, False)[0]
   assert np.abs(later - evaluated).max() > 0.01
 
@@ -180,10 +180,15 @@ def test_images_too_small_for_the_pooling(spec, image_shape):
       {},
       ["unknown model 'lenett'", "did you mean 'lenet'", 'convnet9, lenet, lenet4, mlp, resnet18, resnet20'],
     ),
-    ('lenet(width=3)', {}, ["'width'", 'lenet', 'activation']),
+    ('lenet(size=3)', {}, ["'size'", 'lenet', 'activation, width']),
+    ('lenet(width=0)', {}, ['lenet(width)', '0', '[1, 65536]']),
+    ('lenet4(width=70000)', {}, ['lenet4(width)', '70000', 'nearest valid value is 65536']),
+    ('cnn(width=2.5)', {}, ['cnn(width)', '2.5', 'int']),
+    *((f'mlp(widths={widths})', {}, ['mlp(widths)', widths, '128-64']) for widths in ('64-', '0', '-3', '8x8', 'True')),
+    ('cnn(widths=64-0)', {}, ['cnn(widths)', '64-0', '[1, 65536]']),
     ('lenet(activation=sigmoidd)', {}, ["unknown activation 'sigmoidd'", "'sigmoid'"]),
     ('mlp(activation=swish)', {}, ["unknown activation 'swish'", 'identity']),
-    ('cnn(dropout=1)', {}, ['cnn(dropout)', '1.0', '0.99']),
+    ('cnn(dropout=1)', {}, ['cnn(dropout)', 'is 1', '0.99']),
     ('mlp(dropout=-0.5)', {}, ['mlp(dropout)', '-0.5']),
     ('convnet(width=0)', {}, ['convnet(width)', '0', '[1, 1024]']),
     ('convnet(width=2.5)', {}, ['convnet(width)', '2.5', 'int']),
@@ -199,6 +204,99 @@ def test_bad_settings_are_named_with_the_valid_ones(spec, options, words):
   assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize(
+  ('factory', 'settings', 'spec'),
+  [
+    (models.mlp, {}, 'mlp'),
+    (models.mlp, {'widths': '9-8-7-6'}, 'mlp(widths=9-8-7-6)'),
+    (models.mlp, {'widths': [9, 8]}, 'mlp(widths=(9,8))'),
+    (models.mlp, {'activation': 'tanh', 'widths': 5}, 'mlp(activation=tanh,widths=5)'),
+    (models.cnn, {'width': 3, 'widths': '6-5', 'dropout': 0.5}, 'cnn(width=3,widths=6-5,dropout=0.5)'),
+    (models.lenet, {'width': 24}, 'lenet(width=24)'),
+    (models.lenet4, {'width': 2, 'activation': 'relu'}, 'lenet4(width=2,activation=relu)'),
+    (models.convnet, {'width': 2}, 'convnet(width=2)'),
+    (models.convnet9, {'width': 3}, 'convnet9(width=3)'),
+    (models.resnet20, {'width': 2, 'norm': 'group'}, 'resnet20(width=2,norm=group)'),
+    (models.resnet18, {'width': 2, 'pixels': 'imagenet'}, 'resnet18(width=2,pixels=imagenet)'),
+  ],
+)
+def test_factories_equal_create(factory, settings, spec):
+  made, created = factory(10, **settings), models.create(spec, 10)
+  assert made.name == created.name == spec
+
+  def shapes(model):
+    found = jax.eval_shape(lambda key: model.init(key, (12, 12, 3)), jax.random.key(0))
+    return [(trees.path_names(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(found)]
+
+  assert shapes(made) == shapes(created)
+
+
+@pytest.mark.parametrize('widths', [(), [], '', (64.0,), (3, 0), (True, 2), -3, None, 65_537, 2**63])
+def test_bad_widths_from_python(widths):
+  with pytest.raises(errors.UsageError, match=r"^cnn\(widths\) is .*, expected integers in \[1, 65536\] joined by '-'"):
+    models.cnn(10, widths=widths)
+
+
+def test_every_registered_model_is_exported():
+  assert all(getattr(models, name) is factory for name, factory in models.REGISTRY.items())
+
+
+def test_arguments_of_a_factory_reach_the_model():
+  images = np.random.default_rng(0).uniform(0, 1, (1, 8, 8, 1)).astype(np.float32)
+  default, explicit = (
+    jax.jit(models.lenet(num_classes=3, init=init).init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+    for init in ('default', 'explicit')
+  )
+  assert jnp.abs(default['params']['Conv_0']['kernel']).max() <= 0.2 < 0.4  # 1/√25
+  assert jnp.abs(explicit['params']['Conv_0']['kernel']).max() > 0.4
+  texts = [jax.jit(models.lenet(3, conv=conv).apply).lower(default, images).as_text() for conv in ('native', 'patches')]
+  assert ['stablehlo.convolution' in text for text in texts] == [True, False]
+  with pytest.raises(errors.UsageError, match="unknown convolution formulation 'im2col'"):
+    models.lenet(3, conv='im2col')
+
+
+@pytest.mark.parametrize(
+  ('spec', 'image_shape', 'total', 'squares'),
+  [
+    ('mlp', (5, 5, 1), -103.52318, 2407.00101),
+    ('cnn', (6, 6, 1), -42.80351, 2122.49804),
+    ('lenet', (8, 8, 1), -9.31844, 680.37366),
+    ('lenet4', (8, 8, 1), 6.32049, 987.32128),
+  ],
+)
+def test_initial_values_are_those_of_release_0_1(spec, image_shape, total, squares):
+  """Sums of the parameters and of their squares, recorded before sizes became settings."""
+  init = jax.jit(models.create(spec, 10).init, static_argnums=1)
+  leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(init(jax.random.key(7), image_shape)['params'])]
+  np.testing.assert_allclose(sum(leaf.sum() for leaf in leaves), total, atol=1e-4)
+  np.testing.assert_allclose(sum(np.square(leaf).sum() for leaf in leaves), squares, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'image_shape', 'parameters'),
+  [
+    ('mlp(widths=16)', (5, 5, 1), 26 * 16 + 17 * 10),
+    ('mlp(widths=9-8-7-6)', (5, 5, 1), 26 * 9 + 10 * 8 + 9 * 7 + 8 * 6 + 7 * 10),
+    ('cnn(width=3)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 128 + 129 * 64 + 65 * 10),
+    ('cnn(width=3,widths=5)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 5 + 6 * 10),
+    ('lenet(width=24)', (8, 8, 1), 26 * 24 + 2 * 601 * 24 + (2 * 2 * 24 + 1) * 10),
+    ('lenet4(width=1)', (8, 8, 1), 26 + 3 * 26 + 5 * 10),
+  ],
+)
+def test_sizes_by_hand(spec, image_shape, parameters):
+  assert count(spec, image_shape) == parameters
+
+
+def test_the_first_hidden_layer_has_the_activation_and_the_others_relu():
+  model, images = models.mlp(2, widths=(4, 3), activation='tanh'), np.ones((1, 2, 1, 1), np.float32)
+  params = uniform_variables(model, (2, 1, 1))['params']
+  dense = [{name: np.asarray(value) for name, value in params[f'Dense_{i}'].items()} for i in range(3)]
+  x = np.tanh(images.reshape(1, 2) @ dense[0]['kernel'] + dense[0]['bias'])
+  x = np.maximum(x @ dense[1]['kernel'] + dense[1]['bias'], 0)
+  expected = x @ dense[2]['kernel'] + dense[2]['bias']
+  np.testing.assert_allclose(model.apply({'params': params}, images)[0], expected, rtol=1e-4, atol=1e-5)
+
+
 class Stem(nn.Module):
   @nn.compact
   def __call__(self, x):
@@ -207,7 +305,7 @@ class Stem(nn.Module):
 
 
 class Own(nn.Module):
-  """Nested, named against the alphabet, with dropout and BatchNorm: what a user may bring."""
+  """A user's network: nested, with names in reverse order, dropout and BatchNorm."""
 
   rate: float = 0.5
 
@@ -222,7 +320,7 @@ class Own(nn.Module):
 
 
 class Plain(nn.Module):
-  """Takes no `train`; its dropout is always on, as in a Keras habit, and is called by keyword."""
+  """Takes no `train`; its dropout is always on and is called by keyword."""
 
   @nn.compact
   def __call__(self, images):
@@ -303,7 +401,7 @@ def test_from_flax_without_a_train_argument(small_images):
   assert [layer.name for layer in model.layers((8, 8, 1))] == ['Dense_0', 'Dense_1']
 
 
-def test_normalisation_belongs_to_the_model(small_images):
+def test_the_model_normalises_images(small_images):
   images = np.repeat(small_images[0][:2], 3, axis=-1)
   mean, std = (0.5, 0.4, 0.3), (0.2, 0.1, 0.25)
   model = models.from_flax(Plain(), mean=mean, std=std)
@@ -323,7 +421,7 @@ class ConvOnly(nn.Module):
 def test_a_network_without_a_dense_layer_has_no_features():
   model = models.from_flax(ConvOnly())
   variables = uniform_variables(model, (4, 4, 1))
-  with pytest.raises(errors.UsageError, match=r"'ConvOnly' has no dense layer"):
+  with pytest.raises(errors.UsageError, match=r"'convonly' has no dense layer"):
     model.features(variables, jnp.zeros((1, 4, 4, 1)))
 
 
@@ -346,7 +444,7 @@ def test_from_functions(small_images):
   assert require(model, 'layers')((8, 8, 1)) == (layer,)
 
 
-def test_what_plain_functions_lack_is_named():
+def test_missing_features_and_layers_are_named():
   model = models.from_functions(lambda key, shape: {}, lambda params, images: images, 'bare')
   for what in ('features', 'layers'):
     with pytest.raises(errors.UsageError, match=f"'bare' does not offer '{what}'.*{what}=.*from_functions"):

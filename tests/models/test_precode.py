@@ -1,4 +1,4 @@
-"""PRECODE's bottleneck, its share of the loss, and the features that its gradient gives away."""
+"""PRECODE's bottleneck, its term of the loss, and the features that its gradient reveals."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from flax import linen as nn
 
 import gradleak
 from gradleak import Client, errors, models, trees
-from gradleak.attacks.closed_form import first_dense_input
+from gradleak.attacks.dense import first_dense_input
 from gradleak.defenses.concealment import mixed_gradient, view
 from gradleak.models import precode
 
@@ -66,7 +66,7 @@ def test_without_a_key_the_code_is_its_mean(lenet):
 
 @pytest.mark.slow
 def test_with_a_key_the_code_has_its_mean_and_standard_deviation(lenet):
-  """Decoding is affine, so the logits over many draws have the mean and the covariance that it makes of N(μ, σ²)."""
+  """Decoding is affine, so the logits over many draws have the mean and covariance of the decoded N(μ, σ²)."""
   model, variables, images, _ = lenet
   keys = jax.random.split(jax.random.key(1), 4000)
   logits = np.asarray(jax.jit(jax.vmap(lambda key: model.apply(variables, images[:1], True, key)[0][0]))(keys))
@@ -134,14 +134,14 @@ def test_the_clients_gradient_includes_beta_times_the_kl(lenet):
   assert trees.norm(kl) > 0.1
   difference = trees.subtract(some, none)
   jax.tree.map(lambda d, k: np.testing.assert_allclose(d, 0.1 * k, rtol=1e-3, atol=1e-5), difference, kl)
-  # Behind the code the KL has no say.
+  # The KL has no gradient after the code.
   for leaf in jax.tree.leaves((kl['precode']['decoder'], kl['Dense_0'])):
     np.testing.assert_array_equal(leaf, 0)
 
 
 @pytest.mark.slow
 def test_concealed_samples_are_trained_on_with_the_penalty(lenet):
-  """Concealed by themselves, samples give their own gradient, which holds the penalty's share."""
+  """Samples concealed by themselves give their own gradient, including the penalty's."""
   model, variables, images, labels = lenet
   client = Client(model, 10)
   batch = images, jax.nn.one_hot(labels, 10)
@@ -170,15 +170,15 @@ def test_per_example_penalties_are_averaged_over_the_examples_alone(lenet):
 
 
 @pytest.mark.slow
-def test_the_encoders_gradient_gives_the_features_away(lenet):
-  """The draw does not protect what stands in front of the bottleneck."""
+def test_the_encoders_gradient_reveals_the_features(lenet):
+  """The draw does not protect what comes before the bottleneck."""
   model, variables, images, labels = lenet
   truth = np.asarray(models.create('lenet', 10).features(without(variables), images))
   alone = jax.jit(lambda seed, x, y: Client(model, 10).local_update(jax.random.key(seed), variables, x, y).update)
   for seed, i in ((1, 0), (2, 0), (1, 1)):
     encoder = alone(seed, images[i : i + 1], labels[i : i + 1])['precode']['encoder']
     np.testing.assert_allclose(first_dense_input(encoder['kernel'], encoder['bias']), truth[i], rtol=1e-4)
-  # Of two samples it is a mixture, and no gradient gives nothing.
+  # For two samples it is a mixture, and for a zero gradient zero.
   both = alone(1, images[:2], labels[:2])['precode']['encoder']
   mixture = np.asarray(first_dense_input(both['kernel'], both['bias']))
   assert np.abs(mixture - truth[:2]).max(1).min() > 1e-3
@@ -210,7 +210,7 @@ def test_every_model_takes_a_bottleneck(base):
 
 
 class Own(nn.Module):
-  """A user's network: nested, its classifier called by keyword and named as the bottleneck's encoder is."""
+  """A user's network: nested, its classifier called by keyword and with the name of the bottleneck's encoder."""
 
   @nn.compact
   def __call__(self, images, train):
@@ -249,7 +249,7 @@ def test_models_that_cannot_take_one():
   wrapped = precode.precode(
     models.from_functions(lambda key, shape: {'w': jnp.ones((16, 2))}, plain, 'bare', layers=[layer])
   )
-  with pytest.raises(errors.UsageError, match="last dense layer of a Flax network; 'bare'"):
+  with pytest.raises(errors.UsageError, match="calls its last dense layer once; 'bare'"):
     jax.eval_shape(lambda key: wrapped.apply(wrapped.init(key, (4, 4, 1)), jnp.zeros((1, 4, 4, 1))), jax.random.key(0))
 
 

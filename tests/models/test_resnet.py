@@ -142,7 +142,7 @@ def test_stages_halve_the_image():
   assert seen['conv1'] == (32, 32, 2)
 
 
-# What follows is NumPy in float64 and PyTorch's order [N, C, H, W], written from the paper.
+# A reference in NumPy, in float64 and PyTorch's order [N, C, H, W], written from the paper.
 
 
 def convolve(x, kernel, stride):
@@ -319,14 +319,14 @@ def matching(model, variables, image_shape, train):
   return private, dummy, jax.jit(jax.vmap(jax.value_and_grad(distance)))
 
 
-def test_a_step_of_gradient_matching_under_vmap_lowers_the_objective_as_its_slope_foretells():
+def test_a_step_of_gradient_matching_under_vmap_lowers_the_objective_as_its_slope_predicts():
   model = small(blocks=(1,))
   private, dummy, objective = matching(model, draw(model, (6, 6, 1)), (6, 6, 1), train=True)
   before, slope = objective(dummy, private)
   after, _ = objective(dummy - 1e-4 * np.sign(slope), private)
-  foretold = 1e-4 * np.abs(slope).sum((1, 2, 3, 4))
+  predicted = 1e-4 * np.abs(slope).sum((1, 2, 3, 4))
   # The median, since the gradient of a ReLU network jumps where a unit changes its sign.
-  assert 0.8 < np.median((before - after) / foretold) < 1.2, (before, after, foretold)
+  assert 0.8 < np.median((before - after) / predicted) < 1.2, (before, after, predicted)
   assert objective(private, private)[0].max() < 1e-4 < before.min()
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's weight files: every format by hand, what is refused, and published weights where there are some."""
+"""PyTorch's weight files: every format written by hand, what is refused, and published weights if available."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def entries():
   return values
 
 
-# A pickle by hand, as PyTorch writes one: opcodes of protocol 2 (https://docs.python.org/3/library/pickletools.html).
+# A pickle written by hand, as PyTorch writes one: opcodes of protocol 2 (https://docs.python.org/3/library/pickletools.html).
 
 
 def word(text):
@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_read_is_named(content, words, tmp_path):
   ],
   ids=['as published for CIFAR', 'as in torchvision', 'as under DataParallel'],
 )
-def test_every_entry_stands_in_its_place(rename, entries, tmp_path):
+def test_every_entry_is_put_at_its_path(rename, entries, tmp_path):
   named = {rename(name): values for name, values in entries.items()}
   model = small()
   variables = torch_weights.load(written('npz', named, tmp_path), model, (8, 8, 1))
@@ -275,15 +275,15 @@ def test_weights_that_do_not_fit_are_named(entries, tmp_path):
   fewer = {name: values for name, values in entries.items() if name != 'layer1.0.conv2.weight'}
   assert message(fewer, small()).endswith("weights.bin' do not fit 'small': missing: layer1.0.conv2.weight")
   more = {**entries, 'conv9.weight': np.zeros((1, 1, 3, 3), np.float32)}
-  assert message(more, small()).endswith('without a place in the model: conv9.weight')
+  assert message(more, small()).endswith('not in the model: conv9.weight')
   assert message(entries, small(), (8, 8, 3)).endswith(
     'of another shape: conv1.weight (2, 1, 3, 3) where the model has (2, 27)'
   )
   classes = message(entries, small(num_classes=5))
   assert 'linear.weight (3, 4) where the model has (4, 5)' in classes and 'linear.bias (3,)' in classes
-  assert 'without a place in the model: bn1.running_mean, ' in message(entries, small('group'))
+  assert 'not in the model: bn1.running_mean, ' in message(entries, small('group'))
   other = message({'body.0.weight': np.zeros(2, np.float32)}, small())
-  assert other.endswith(f'and {32 - 4} more; without a place in the model: body.0.weight')
+  assert other.endswith(f'and {32 - 4} more; not in the model: body.0.weight')
   assert "resnet18 and resnet20, and the model is 'lenet'" in message(entries, models.create('lenet', 3))
 
 

@@ -1,6 +1,8 @@
 import pytest
 
+import gradleak as gl
 from gradleak.report import findings, privacy
+from tests.report import facts
 
 SINGLE = {'batch_size': 1}
 
@@ -28,9 +30,9 @@ def paragraph(worst, summaries=None, config=SINGLE):
 def test_undefended_names_the_strongest_attack_with_its_control():
   summaries = [summary('weak', recovered=3, psnr=60.0), summary('dlg', recovered=4), summary('dlg', 'prune', psnr=99.0)]
   text = findings.undefended(summaries, [entry(recovered=4)], SINGLE)
-  assert 'recovers 4 of 4 images (95 % interval 10–90 %)' in text
+  assert 'the attacks recover 4 of 4 images (95 % interval 10–90 %)' in text
   assert '`dlg` reaches 50.1 dB on average' in text
-  assert 'at most 9.8 dB in 95 of 100 cases' in text
+  assert 'On noise in place of an upload' in text and 'at most 9.8 dB in 95 of 100 runs.' in text
   assert 'means little' not in text
 
 
@@ -68,7 +70,7 @@ def test_defenses_are_grouped_by_what_was_found():
     entry('noop', recovered=4, flags=['defense changed nothing']),
   ]
   leaking, withstood, knowing, unsolved, idle = findings.defended(worst, SINGLE)
-  assert leaking == 'With a defense, it still recovers 3 of 4 under `prune` (10–90 %).'
+  assert leaking == 'With a defense, they still recover 3 of 4 under `prune` (10–90 %).'
   assert withstood.startswith('Under `laplace` none of the 4 images is recovered (10–90 %), although')
   assert knowing == 'An attacker who knows the defense may do better.'
   assert unsolved.startswith('Under `topk` none of the 4 images is recovered, but 3 of 4 runs failed')
@@ -89,33 +91,38 @@ def test_not_solved_is_never_called_protection():
 def test_cautions():
   worst = [entry(recovered=4)]
   controls = [{'attack': 'dlg', 'trial': trial} for trial in range(64)]
-  assert findings.cautions([summary()], worst, controls) == []
-  (few,) = findings.cautions([summary()], worst, controls[:63])
+  assert findings.cautions([summary()], worst, controls, {}) == []
+  (few,) = findings.cautions([summary()], worst, controls[:63], {})
   assert '63 runs for `dlg`' in few
-  assert '63 runs for `dlg`' in findings.cautions([summary()], worst, 2 * controls[:63])[0]  # a pool for each of two
-  (moved,) = findings.cautions([summary()], [*worst, entry('ats(policy=invert)'), entry('clip(norm=1)')], controls)
-  assert '`ats(policy=invert)`' in moved and 'pictures' in moved and 'clip' not in moved
-  (bare,) = findings.cautions([summary()], worst, [])
-  assert 'Without a null-gradient control' in bare
-  unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls)
+  assert '63 runs for `dlg`' in findings.cautions([summary()], worst, 2 * controls[:63], {})[0]  # two pools
+  (bare,) = findings.cautions([summary()], worst, [], {})
+  assert 'No null-gradient control was run for `dlg`' in bare
+  unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls, {})
   assert '1 recovered run ' in unfinished
   assert '2 runs diverged' in diverged
   gs = [control | {'attack': 'gs'} for control in controls]
-  (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs)
+  (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs, {})
   assert '`gs`' in failing
   assert '`dlg`' not in failing
 
 
-def test_a_defense_that_stops_only_who_does_not_know_it():
+def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_the_label():
+  known = facts.of_defenses({'moved': gl.defenses.ats(policy='invert'), 'ats(policy=invert)': gl.defenses.clip(norm=1)})
+  controls = [{'attack': 'dlg', 'trial': trial} for trial in range(64)]
+  (moved,) = findings.cautions([summary()], [entry(recovered=4), *map(entry, known['defenses'])], controls, known)
+  assert moved.startswith('Under `moved` the client trains on transformed images') and 'pictures' in moved
+
+
+def test_a_defense_that_stops_unaware_attackers_alone():
   worst = [entry(recovered=4), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked+prior'])]
   (text,) = findings.defended(worst, SINGLE)
   assert text == (
-    '`prune` hides all 4 images from an attacker who takes the upload for a gradient, and 4 of 4 (10–90 %) are '
-    'recovered by one who knows it (`masked+prior`).'
+    '`prune` hides all 4 images from an attacker who is unaware of it, but 4 of 4 (10–90 %) are recovered by one who '
+    'knows it (`masked+prior`).'
   )
   assert findings.broken(worst, SINGLE) == [text]
   worst[1]['counters'] = ['strong', 'weak']
-  assert '(above all `strong`)' in findings.defended(worst, SINGLE)[0]
+  assert '(most by `strong`)' in findings.defended(worst, SINGLE)[0]
   one = [entry(recovered=1, n=1), entry('prune', recovered=1, n=1, unaware=0, aware=1, counters=['masked'])]
   assert findings.broken(one, SINGLE)[0].startswith('`prune` hides the one image from')
   assert '1 of 1 (10–90 %) is recovered' in findings.broken(one, SINGLE)[0]
@@ -126,15 +133,15 @@ def test_nothing_is_hidden_where_the_undefended_run_fails():
   worst = [entry(), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked'])]
   (text,) = findings.defended(worst, SINGLE)[:1]
   assert 'hides' not in text
-  assert 'it still recovers 4 of 4 under `prune`' in text
+  assert 'they still recover 4 of 4 under `prune`' in text
   assert findings.broken(worst, SINGLE) == []
 
 
 def test_the_headline_is_the_worst_case_and_says_what_the_unaware_get():
   worst = [entry(recovered=4), entry('prune', recovered=3, unaware=1, aware=3, counters=['masked'])]
   leaking, unaware = findings.defended(worst, SINGLE)
-  assert leaking == 'With a defense, it still recovers 3 of 4 under `prune` (10–90 %).'
-  assert unaware == 'An attacker who takes the upload for a gradient gets no more than 1 of 4 under `prune`.'
+  assert leaking == 'With a defense, they still recover 3 of 4 under `prune` (10–90 %).'
+  assert unaware == 'An attacker who is unaware of the defense recovers no more than 1 of 4 under `prune`.'
   for no_help in ({'unaware': 3, 'aware': 2}, {'unaware': 3, 'aware': None}):
     assert findings.defended([worst[0], worst[1] | no_help], SINGLE) == [leaking]
   alone = worst[1] | {'unaware': None}  # no unaware attacker was run: nothing is hidden from one
@@ -145,7 +152,7 @@ def test_the_headline_is_the_worst_case_and_says_what_the_unaware_get():
 def test_aware_attackers_that_failed_are_mentioned(failure):
   tried, untried = entry('prune', aware=0, **failure), entry('laplace', **failure)
   text = paragraph([entry(recovered=4), tried])
-  assert 'private data. Attackers who know the defense were tried and failed, too.' in text or failure
+  assert 'these images. Attackers who know the defense were tried and failed, too.' in text or failure
   assert 'Attackers who know the defense were tried and failed, too.' in text
   assert 'may do better' not in text
   text = paragraph([entry(recovered=4), tried, untried])
@@ -165,8 +172,8 @@ def test_many_defenses_make_few_sentences():
     worst.append(entry(f'unsolved{i}', n=8, not_solved=i + 1, aware=0))
   broken, leaking, unaware, silent, better, unsolved = findings.defended(worst, SINGLE)
   assert broken == (
-    '4 defenses hide all 8 images from an attacker who takes the upload for a gradient, but one who knows them '
-    'recovers 8 of 8 under `broken0` and `broken1` (10–90 %; `masked`) and 7 of 8 under `broken2` and `broken3` '
+    '4 defenses hide all 8 images from an attacker who is unaware of them, but one who knows them recovers '
+    '8 of 8 under `broken0` and `broken1` (10–90 %; `masked`) and 7 of 8 under `broken2` and `broken3` '
     '(10–90 %; `masked`).'
   )
   assert (
@@ -182,8 +189,14 @@ def test_many_defenses_make_few_sentences():
 
 
 def test_defenses_with_the_same_guarantee_are_named_together():
-  config = {'defenses': ['gaussian(stddev=1)', 'clip(norm=1)+gaussian(stddev=1)', 'laplace(scale=1)']}
-  unbounded, bounded = findings.guarantees(config)
+  known = facts.of_defenses(['gaussian(stddev=1)', 'clip(norm=1)+gaussian(stddev=1)', 'laplace(scale=1)'])
+  unbounded, bounded = findings.guarantees(known)
   assert unbounded == '`gaussian(stddev=1)` and `laplace(scale=1)`: no ε: the sensitivity is unbounded.'
-  assert [bounded] == privacy.statements({'defenses': config['defenses'][1:2]})
+  ((label, statement),) = privacy.statements(facts.of_defenses(['clip(norm=1)+gaussian(stddev=1)'])).items()
+  assert bounded == f'`{label}`: {statement}.'
   assert findings.guarantees({}) == []
+
+
+def test_a_label_with_a_colon_stays_whole():
+  known = facts.of_defenses({'a: b': gl.defenses.gaussian(stddev=1)})
+  assert findings.guarantees(known) == ['`a: b`: no ε: the sensitivity is unbounded.']

@@ -1,11 +1,13 @@
 import json
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
 from gradleak import report
+from tests.objects import objects
 from tests.report.parsing import Page
 
 
@@ -25,8 +27,8 @@ def rows_of(page, first):
 
 def test_sections_stand_in_order(page):
   assert page.headings == [
-    'What the server can reconstruct', 'How much is recovered', 'Worst case per defense', 'How the attacks descended',
-    'What this attacker was granted', 'What the client could have seen', 'Settings', 'How to read this page',
+    'What the attacks reconstruct', 'How much is recovered', 'Worst case per defense', 'How the attacks converged',
+    'What the attackers know', 'What the client could notice', 'Settings', 'How to read this page',
   ]  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def test_every_setting_and_every_grant_is_there(result, source, page):
 
 def test_attackers_with_different_knowledge_are_told_apart(result):
   models = {attack: ['The same.', f'Only {i}.'] for i, attack in enumerate(result.threat_models)}
-  text = report.render(result._replace(threat_models=models))
+  text = report.render(replace(result, threat_models=models))
   assert text.count('<li>The same.</li>') == 2
   assert text.count('<li>Only 1.</li>') == 1
 
@@ -145,8 +147,8 @@ def test_every_counter_measure_has_its_figures_below_the_unaware_attacker(both, 
   rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 9]
   figures = [row for row in rows if re.match(r'\d of 4', row[2])]
   assert len(figures) == len(both.reconstructions)
-  for cells, (attacker, group) in zip(figures, report.tables.by_attacker(both.rows).items(), strict=True):
-    attack, defense, *counter = attacker
+  for cells, (case, group) in zip(figures, report.tables.by_case(both.rows).items(), strict=True):
+    attack, defense, *counter = case
     pair = len([key for key in both.reconstructions if key[:2] == (attack, defense)]) > 1
     assert cells[0] == (f'aware: {counter[0]}' if counter else f'{defense}unaware' if pair else defense)
     psnr = [row['psnr'] for row in group if row['psnr'] is not None]
@@ -154,8 +156,8 @@ def test_every_counter_measure_has_its_figures_below_the_unaware_attacker(both, 
     assert cells[2].startswith(f'{sum(row["success"] for row in group)} of 4')
     own = counter and 'prior' in counter[0]
     threshold = {'dlg(history=100)': '11.9', 'csdlg(tv=1e-4)': '12.7'}[attack]
-    assert cells[2].endswith(f'beyond {threshold} dB') == bool(own)
-    assert ('beyond' in cells[2]) == bool(own)
+    assert cells[2].endswith(f'above {threshold} dB') == bool(own)
+    assert ('above' in cells[2]) == bool(own)
 
 
 def test_dots_stand_before_the_threshold_of_their_own_row(both):
@@ -187,7 +189,7 @@ def test_each_pool_of_control_runs_has_its_row(both, beside):
     }
     assert (low[0], low[2]) == ('null-gradient control', '64 runs')
     assert high[0] == 'null-gradient controlof aware: masked+prior, prior'
-    assert high[2].startswith('64 runsbeyond ')
+    assert high[2].startswith('64 runsthreshold ')
     assert low[3].startswith(f'{values[False]:.1f}')
     assert high[3].startswith(f'{values[True]:.1f}')
 
@@ -195,13 +197,16 @@ def test_each_pool_of_control_runs_has_its_row(both, beside):
 def test_pools_of_control_runs_with_like_thresholds_are_told_apart(both):
   nudge = lambda row: row | {'control_psnr': row['control_psnr'] - 1.49 * (row['control_psnr'] > 11.5)}  # noqa: E731
   only = [row for row in both.rows if row['attack'].startswith('dlg')]
-  result = both._replace(
-    rows=[nudge(row) for row in only], controls=[nudge(row) for row in both.controls if row['attack'].startswith('dlg')]
+  result = replace(
+    both,
+    rows=[nudge(row) for row in only],
+    controls=[nudge(row) for row in both.controls if row['attack'].startswith('dlg')],
   )
   page = Page(report.render(result))
   names = [' '.join(row[0].split()) for row in page.rows if row and row[0].startswith('null-gradient control')]
   assert names == ['null-gradient control', 'null-gradient controlof aware: masked+prior, prior']
-  assert 'beyond 10.4 dB' not in ' '.join(cell for row in page.rows if len(row) == 9 for cell in row)
+  text = ' '.join(cell for row in page.rows if len(row) == 9 for cell in row)
+  assert 'above 10.4 dB' not in text and 'threshold 10.4 dB' not in text
 
 
 def test_pictures_of_a_pair_stand_together(both, beside):
@@ -240,26 +245,26 @@ def test_worst_case_tells_unaware_aware_and_any(both, result, beside, page):
 
 
 def test_what_aware_attackers_do_is_said(both, beside, page):
-  granted = section(beside, 'Attackers who know the defense', 'The private images are from')
+  granted = section(beside, 'Aware attackers', 'The private images are from')
   for defense, sentences in both.counters.items():
     for counter, sentence in sentences.items():
       assert f'{counter}: {sentence}' in granted, defense
-  assert 'They see one upload, as the others do.' in granted
-  assert 'No counter-measure is known' not in granted
-  assert 'Attackers who know the defense' not in ' '.join(page.text)
+  assert 'They see one upload, as unaware attackers do.' in granted
+  assert 'No counter-measure was run' not in granted
+  assert 'Aware attackers' not in ' '.join(page.text)
   assert 'Unaware, aware' not in ' '.join(page.text)
   assert 'Unaware, aware' in ' '.join(beside.text)
 
 
 def test_rounds_and_defenses_without_a_counter_measure(both):
   counters = {'none': {}, 'a': {'x': 'Does x.'}, 'b': {'x': 'Does x.'}, 'c': {'averaged': ''}, 'd': {}}
-  result = both._replace(config=both.config | {'rounds': 7}, counters=counters)
-  granted = section(Page(report.render(result)), 'Attackers who know the defense', 'The private images are from')
+  result = replace(both, config=both.config | {'rounds': 7}, counters=counters)
+  granted = section(Page(report.render(result)), 'Aware attackers', 'The private images are from')
   assert 'they average 7 uploads of the same samples on the same model' in granted
-  assert 'as the others do' not in granted
+  assert 'as unaware attackers do' not in granted
   assert granted.count('Does x.') == 1  # met alike, said once
   assert 'averaged: It averages the uploads.' in granted
-  assert 'No counter-measure is known here to d: an attacker' in granted
+  assert 'No counter-measure was run against d: without one' in granted
 
 
 def test_aware_attackers_alone(knowing):
@@ -275,7 +280,7 @@ def test_aware_attackers_alone(knowing):
 
 
 def test_guarantees_and_what_was_sent(both, beside):
-  settings = section(beside, 'Each client shares', 'Every setting')
+  settings = section(beside, 'Each client sends', 'Every setting')
   assert 'laplace(scale=0.1) and prune(rate=0.99)+gaussian(stddev=0.01): no ε' in settings
   rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 8]
   assert rows[0][-1] == 'entriessent'
@@ -285,13 +290,13 @@ def test_guarantees_and_what_was_sent(both, beside):
     assert sent[attack, 'prune(rate=0.9)aware: masked+prior'] == sent[attack, 'prune(rate=0.9)unaware'] == '10 %'
     assert sent[attack, 'prune(rate=0.99)+gaussian(stddev=0.01)aware: masked'] == '1.25 %'
   bare = [{key: value for key, value in row.items() if key != 'sent'} for row in both.rows]
-  shares = [row[-1] for row in Page(report.render(both._replace(rows=bare))).rows if len(row) == 8][1:]
+  shares = [row[-1] for row in Page(report.render(replace(both, rows=bare))).rows if len(row) == 8][1:]
   assert shares == ['–'] * len(both.reconstructions)
 
 
 def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
   text = ' '.join(' '.join(beside.text).split())
-  assert 'hides all 4 images from an attacker who takes the upload for a gradient, and 4 of 4 (39–100 %) are' in text
+  assert 'hides all 4 images from an attacker who is unaware of it, but 4 of 4 (39–100 %) are' in text
   assert 'Attackers who know the defense were tried and failed, too.' in text
 
 
@@ -299,10 +304,10 @@ def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
 def test_a_real_audit_of_attackers_who_know_the_defense(linear, fast_compilation, tmp_path):
   import gradleak as gl
 
-  defenses = ['none', 'prune(rate=0.9)', 'gaussian(stddev=0.01)', 'clip_samples(norm=1)']
+  defenses = objects(['none', 'prune(rate=0.9)', 'gaussian(stddev=0.01)', 'clip_samples(norm=1)'])
   found = gl.audit(
-    jax.random.key(7), linear, defenses, ['csdlg(tv=0)'], 2, steps=5, controls=3, knowledge='both', rounds=2,
-    group_size=4, progress='none',
+    jax.random.key(7), linear, defenses, [gl.attacks.csdlg(tv=0)], 2, steps=5, controls=3, rounds=2, group_size=4,
+    progress='none',
   )  # fmt: skip
   report.write(found, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
@@ -313,7 +318,7 @@ def test_a_real_audit_of_attackers_who_know_the_defense(linear, fast_compilation
     for counter, sentence in sentences.items():
       assert f'{counter}: {sentence}' in text, defense
   assert 'they average 2 uploads' in text
-  assert 'No counter-measure is known here to clip_samples(norm=1)' in text
+  assert 'No counter-measure was run against clip_samples(norm=1)' in text
   assert '3 runs for csdlg(tv=0)' in text
   pools = {row['control_psnr'] for row in found.controls}
   rows = [row for row in page.rows if row and row[0].startswith('null-gradient control')]
@@ -328,7 +333,8 @@ def test_everything_is_escaped(result):
   evil = '<script>alert("x")</script>&'
   rows = [row | {'defense': evil, 'attack': f'a{evil}'} for row in result.rows if row['defense'] == 'none'][:4]
   source = report.render(
-    result._replace(
+    replace(
+      result,
       config=result.config | dict.fromkeys(('dataset', 'model', 'split', 'init', 'labels', evil), evil),
       rows=rows,
       controls=[row | {'attack': f'a{evil}'} for row in result.controls],
@@ -366,14 +372,15 @@ def test_other_shapes_of_results(build, settings):
   pairs = len(result.reconstructions)
   assert len(page.attributes('img')) == shown * (1 + pairs)
   text = ''.join(page.text)
-  assert ('verdicts are of whole trials' in text) == (shown < settings['trials'] * batch)
+  assert ('a verdict is of the whole trial' in text) == (shown < settings['trials'] * batch)
   assert 'None' not in text
   assert 'nan' not in text
 
 
 def test_a_colour_image_and_a_bare_config(build):
   result = build(2, diverged=())
-  result = result._replace(
+  result = replace(
+    result,
     config={},
     truth=np.repeat(result.truth, 3, axis=-1),
     reconstructions={pair: np.repeat(images, 3, axis=-1) for pair, images in result.reconstructions.items()},
@@ -383,13 +390,13 @@ def test_a_colour_image_and_a_bare_config(build):
   )
   text = ''.join(Page(report.render(result)).text)
   assert 'closed-form' in text
-  assert 'Without a null-gradient control' in text
+  assert 'No null-gradient control was run' in text
 
 
 def test_an_undefended_failure_leads_the_page(build):
   result = build(4, defenses=('none', 'laplace(scale=0.1)'), diverged=())
   rows = [row | {'success': False, 'verdict': 'not solved', 'solved': False} for row in result.rows]
-  text = ' '.join(''.join(Page(report.render(result._replace(rows=rows))).text).split())
+  text = ' '.join(''.join(Page(report.render(replace(result, rows=rows))).text).split())
   assert 'Even without a defense none of the 4 images is recovered: this setting proves nothing' in text
   assert 'undefended run fails' in text
 

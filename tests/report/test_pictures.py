@@ -1,5 +1,6 @@
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,19 +69,18 @@ def test_each_picture_has_its_own_psnr(build):
 def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(both, knowing):
   _, shown = pictures.select(both)
   dlg, csdlg = both.config['attacks']
-  assert [attacker[1:] for attacker in shown if attacker[0] == csdlg] == [
+  assert [case[1:] for case in shown if case[0] == csdlg] == [
     ('none',), ('prune(rate=0.9)',), ('prune(rate=0.9)', 'masked+prior'), ('laplace(scale=0.1)',),
     ('laplace(scale=0.1)', 'prior'), ('prune(rate=0.99)+gaussian(stddev=0.01)',),
     ('prune(rate=0.99)+gaussian(stddev=0.01)', 'masked'),
   ]  # fmt: skip
   assert (dlg, 'prune(rate=0.9)', 'masked+prior') in shown
-  for attacker, row in shown.items():
+  for case, row in shown.items():
     for picture in row:
-      np.testing.assert_array_equal(picture.pixels, both.reconstructions[attacker][picture.trial, picture.index])
-      assert tables.attacker(picture.row) == attacker
-  assert not {attacker[:2] for attacker in pictures.select(knowing)[1] if len(attacker) == 3} & set(
-    knowing.reconstructions
-  )
+      np.testing.assert_array_equal(picture.pixels, both.reconstructions[case][picture.trial, picture.index])
+      assert tables.case(picture.row) == case
+  aware = {case[:2] for case in pictures.select(knowing)[1] if len(case) == 3}
+  assert aware and not aware & set(knowing.reconstructions)
 
 
 def bars(png):
@@ -104,8 +104,8 @@ def test_grid_joins_the_pair_of_a_defense(result, both, knowing):
 def test_labels_name_the_attacker_of_each_row(both):
   _, shown = pictures.select(both)
 
-  def words(*attacker, among=shown):
-    return [line for line, _ in pictures._label(*attacker, shown=among)]
+  def words(*case, among=shown):
+    return [line for line, _ in pictures._label(*case, shown=among)]
 
   dlg = both.config['attacks'][0]
   assert words(dlg, 'none') == [dlg, 'none']
@@ -117,7 +117,7 @@ def test_labels_name_the_attacker_of_each_row(both):
 
 def test_trials_are_found_by_their_place_whatever_their_number(build):
   result = build(2)
-  result = result._replace(rows=[row | {'trial': row['trial'] + 100} for row in result.rows])
+  result = replace(result, rows=[row | {'trial': row['trial'] + 100} for row in result.rows])
   truth, _ = pictures.select(result)
   assert [picture.trial for picture in truth] == [100, 101]
   np.testing.assert_array_equal(truth[1].pixels, result.truth[1, 0])
@@ -126,7 +126,8 @@ def test_trials_are_found_by_their_place_whatever_their_number(build):
 def test_grid_shows_crisp_pixels(build):
   result = build(1, diverged=())
   board = np.indices((8, 8)).sum(0).reshape(1, 1, 8, 8, 1) % 2
-  result = result._replace(
+  result = replace(
+    result,
     truth=np.where(board, 0.2, 0.6),
     reconstructions={pair: np.where(board, 0.3, 0.7) for pair in result.reconstructions},
   )
@@ -147,7 +148,8 @@ def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
 
 def test_grid_takes_names_literally(result):
   name = r'$x$<b>\frac'
-  result = result._replace(
+  result = replace(
+    result,
     rows=[row | {'defense': name} for row in result.rows if row['defense'] == 'none'],
     reconstructions={(attack, name): images for (attack, _), images in result.reconstructions.items()},
   )

@@ -2,10 +2,20 @@
 
 import re
 
+import jax
+import optax
 import pytest
 
+import gradleak as gl
+from gradleak.audit.result import methods
+from gradleak.audit.settings import AuditSettings, plan
 from gradleak.defenses import differential_privacy
 from gradleak.report import privacy
+from tests.report import facts
+
+
+def guarantee(defense, epochs=1):
+  return privacy.guarantee(facts.of_defense(defense, epochs))
 
 
 def figures(statement):
@@ -29,7 +39,7 @@ def figures(statement):
   ],
 )
 def test_the_bound_is_that_of_the_multiplier(defense, noise, unit):
-  statement = privacy.guarantee(defense)
+  statement = guarantee(defense)
   assert unit in statement
   for figure, accountant in zip(figures(statement), ('rdp', 'pld'), strict=True):
     exact = differential_privacy.epsilon(noise, steps=1, accountant=accountant)
@@ -37,16 +47,16 @@ def test_the_bound_is_that_of_the_multiplier(defense, noise, unit):
 
 
 def test_every_epoch_costs():
-  once, thrice = (privacy.guarantee('dpsgd(norm=1,noise=2)', epochs) for epochs in (1, 3))
+  once, thrice = (guarantee('dpsgd(norm=1,noise=2)', epochs) for epochs in (1, 3))
   assert figures(thrice)[1] > 1.5 * figures(once)[1]
   assert 'one upload of 3 local epochs, per example' in thrice
-  assert privacy.guarantee('client_dp(norm=1,noise=2)', 3) == privacy.guarantee('client_dp(norm=1,noise=2)')
+  assert guarantee('client_dp(norm=1,noise=2)', 3) == guarantee('client_dp(norm=1,noise=2)')
 
 
 def test_next_to_no_noise_is_no_protection():
-  assert privacy.guarantee('client_dp(norm=1,noise=0.01)').startswith('ε > 1000: no protection in the sense of DP')
-  assert privacy.guarantee('client_dp(norm=1,noise=1e-200)').startswith('ε > 1000')
-  assert re.match(r'ε ≤ 97 \(RDP\) at', privacy.guarantee('clip(norm=1)+gaussian(stddev=0.1)'))
+  assert guarantee('client_dp(norm=1,noise=0.01)').startswith('ε > 1000: no protection in the sense of DP')
+  assert guarantee('client_dp(norm=1,noise=1e-200)').startswith('ε > 1000')
+  assert re.match(r'ε ≤ 97 \(RDP\) at', guarantee('clip(norm=1)+gaussian(stddev=0.1)'))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +71,12 @@ def test_next_to_no_noise_is_no_protection():
   ],
 )
 def test_noise_without_a_bound_guarantees_nothing(defense):
-  statement = privacy.guarantee(defense)
+  statement = guarantee(defense)
   assert statement == (None if 'stddev=0)' in defense else 'no ε: the sensitivity is unbounded')
 
 
 def test_laplace_noise_after_a_bound_on_the_wrong_norm():
-  assert 'L1 norm' in privacy.guarantee('clip(norm=1)+laplace(scale=1)')
+  assert 'L1 norm' in guarantee('clip(norm=1)+laplace(scale=1)')
 
 
 @pytest.mark.parametrize(
@@ -82,24 +92,39 @@ def test_laplace_noise_after_a_bound_on_the_wrong_norm():
     'gaussian(stddev=0)',
     'dpsgd(norm=1,noise=1)+clip_samples(norm=1)',  # which recomputes what was hidden
     'clip(norm=1)+topk(ratio=0.5)+gaussian(stddev=1)',  # which entries are sent is chosen without noise
-    'my own',
-    'mine',
+    gl.defenses.own(optax.identity(), 'upload', label='dpsgd(norm=1,noise=2)'),
+    gl.defenses.own(optax.scale(0.5), 'step'),
   ],
+  ids=str,
 )
 def test_nothing_is_said_where_nothing_is_known(defense):
-  assert privacy.guarantee(defense) is None
+  assert guarantee(defense) is None
 
 
 def test_statements_of_an_audit():
-  config = {
-    'defenses': ['none', 'dpsgd(norm=1,noise=2)', 'prune(rate=0.9)', 'gaussian(stddev=1)'],
-    'share': 'delta',
-    'local_epochs': 3,
+  defenses = ['none', 'dpsgd(norm=1,noise=2)', 'prune(rate=0.9)', 'gaussian(stddev=1)']
+  assert privacy.statements(facts.of_defenses(defenses, epochs=3)) == {
+    'dpsgd(norm=1,noise=2)': guarantee('dpsgd(norm=1,noise=2)', 3),
+    'gaussian(stddev=1)': 'no ε: the sensitivity is unbounded',
   }
-  found = privacy.statements(config)
-  assert found == [
-    f'`dpsgd(norm=1,noise=2)`: {privacy.guarantee("dpsgd(norm=1,noise=2)", 3)}.',
-    '`gaussian(stddev=1)`: no ε: the sensitivity is unbounded.',
-  ]
-  assert privacy.statements({**config, 'share': 'gradient'})[0].count('epochs') == 0
-  assert privacy.statements({}) == []
+  assert 'epochs' not in privacy.statements(facts.of_defenses(defenses))['dpsgd(norm=1,noise=2)']
+  assert privacy.statements({}) == {}
+
+
+def test_the_epochs_of_a_guarantee_are_those_of_the_client(linear):
+  """A delta releases an example in each local epoch, a gradient once."""
+  settings = {'share': 'delta', 'local_epochs': 3}
+  for client, releases in ((settings, 3), ({}, 1)):
+    scenario = gl.scenario(linear.client.model, linear.images, linear.labels, variables=linear.variables, **client)
+    given = AuditSettings(controls=1, knowledge='unaware')
+    attacks, defenses = [gl.attacks.csdlg(steps=1)], [gl.defenses.dpsgd(norm=1, noise=2)]
+    (defense,) = methods(plan(jax.random.key(0), scenario, defenses, attacks, 1, given))['defenses'].values()
+    assert [one['releases'] for one in defense['mechanisms']] == [releases]
+
+
+def test_a_label_promises_nothing():
+  named = {
+    'dpsgd(norm=1,noise=2)': gl.defenses.own(optax.identity(), 'upload'),
+    'nothing': gl.defenses.dpsgd(norm=1, noise=2),
+  }
+  assert list(privacy.statements(facts.of_defenses(named))) == ['nothing']

@@ -1,11 +1,13 @@
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from gradleak.report import findings, formatting, summarise, summary_csv, tables, terminal_table, worst_case
+from tests.report.facts import methods
 
 DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
 
@@ -21,6 +23,9 @@ def row(**changes):
 
 
 RECOVERED = {'success': True, 'verdict': 'recovered', 'psnr': 30.0}
+
+
+RANGES = {'psnr': (0, np.inf), 'ssim': (-1, 1), 'mse': (0, 1), 'pearson': (-1, 1)}
 
 
 def clopper_pearson(k, n):
@@ -40,7 +45,9 @@ def test_summaries_match_scipy_and_numpy(result):
       values = np.array([r[metric] for r in rows if r[metric] is not None])
       assert summary[metric] == pytest.approx(values.mean())
       interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-      assert (summary[f'{metric}_low'], summary[f'{metric}_high']) == pytest.approx((interval.low, interval.high))
+      low, high = RANGES[metric]
+      within = max(interval.low, low), min(interval.high, high)
+      assert (summary[f'{metric}_low'], summary[f'{metric}_high']) == pytest.approx(within)
     successes = sum(r['psnr'] is not None and r['psnr'] > r['control_psnr'] for r in rows)
     assert summary['success'] == successes / 4
     assert (summary['success_low'], summary['success_high']) == pytest.approx(clopper_pearson(successes, 4))
@@ -80,6 +87,16 @@ def test_the_word_for_several_runs_claims_no_more_than_all_of_them_show(verdicts
   assert summarise(rows)[0]['verdict'] == word
 
 
+def test_intervals_stay_within_the_range_of_their_metric():
+  rows = [row(psnr=1.0, ssim=0.1, mse=0.02), row(psnr=30.0, ssim=0.99, mse=0.9, trial=1)]
+  (summary,) = summarise(rows)
+  ends = [(summary[f'{metric}_low'], summary[f'{metric}_high']) for metric in ('ssim', 'mse')]
+  assert ends == [(-1, 1), (0, 1)]
+  half = stats.t.ppf(0.975, 1) * np.std([1.0, 30.0], ddof=1) / np.sqrt(2)
+  assert (summary['psnr_low'], summary['psnr_high']) == (0, pytest.approx(15.5 + half))
+  assert formatting.plus_minus(summary, 'psnr') == f'15.5 ± {half:.1f}'
+
+
 def test_unfinished_counts_recovered_runs_that_were_not_solved():
   rows = [row(trial=0, solved=False, **RECOVERED), row(trial=1, **RECOVERED), row(trial=2, solved=False)]
   assert summarise(rows)[0]['unfinished'] == 1
@@ -104,13 +121,11 @@ def knows(counter, **changes):
 
 def test_each_attacker_has_its_own_summary(both):
   summaries = summarise(both.rows)
-  assert [tables.attacker(summary) for summary in summaries] == list(both.reconstructions)
+  assert [tables.case(summary) for summary in summaries] == list(both.reconstructions)
   for summary in summaries:
-    rows = [r for r in both.rows if tables.attacker(r) == tables.attacker(summary)]
+    rows = [r for r in both.rows if tables.case(r) == tables.case(summary)]
     assert summary['n'] == len(rows) == 4
-    assert (
-      summary['knowledge'] == ('aware' if len(tables.attacker(summary)) == 3 else 'unaware') == rows[0]['knowledge']
-    )
+    assert summary['knowledge'] == ('aware' if len(tables.case(summary)) == 3 else 'unaware') == rows[0]['knowledge']
     assert summary['counter'] == rows[0]['counter']
     assert summary['psnr'] == pytest.approx(np.mean([r['psnr'] for r in rows if r['psnr'] is not None]))
     assert summary['sent'] == pytest.approx(rows[0]['sent'])
@@ -211,7 +226,7 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
     ]
     assert line[start:] == summary['verdict']
     assert f'{summary["recovered"]} of 4' in line
-  assert 'the server recovers 4 of 4 images' in ' '.join(lines)
+  assert 'the attacks recover 4 of 4 images' in ' '.join(lines)
   assert '`' not in text
 
 
@@ -228,7 +243,7 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
   assert max(map(len, lines)) <= 110
   assert text.count('aware: ') == 2 * 3  # one per attack and defense but 'none'
   attack = None
-  summaries = {tables.attacker(summary): summary for summary in summarise(both.rows)}
+  summaries = {tables.case(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
     attack = line.split()[0] if line.startswith(('dlg', 'csdlg')) else attack
     if line.startswith('    aware: '):
@@ -259,20 +274,20 @@ def test_terminal_table_of_aware_attackers_alone_names_the_defense(knowing):
 
 
 def test_terminal_table_closes_with_what_noise_guarantees(result):
-  config = result.config | {'defenses': ['none', 'gaussian(stddev=0.1)', 'clip(norm=1)+gaussian(stddev=2)']}
-  text = terminal_table(result._replace(config=config))
+  known = methods(defenses=['none', 'gaussian(stddev=0.1)', 'clip(norm=1)+gaussian(stddev=2)'])
+  text = terminal_table(replace(result, methods=known))
   assert max(map(len, text.splitlines())) <= 110
-  said = findings.guarantees(config)
+  said = findings.guarantees(known)
   assert len(said) == 2
   for statement in said:
     assert statement.replace('`', '') in ' '.join(text.split())
-  assert 'ε' not in terminal_table(result._replace(config=result.config | {'defenses': ['none']}))
+  assert 'ε' not in terminal_table(replace(result, methods=methods(defenses=['none'])))
 
 
 def test_terminal_table_wraps_long_names(result):
   long = '+'.join(f'prune(rate=0.{i})' for i in range(1, 9))
   rows = [r | {'defense': long if r['defense'].startswith('laplace') else r['defense']} for r in result.rows]
-  lines = terminal_table(result._replace(rows=rows)).splitlines()
+  lines = terminal_table(replace(result, rows=rows)).splitlines()
   assert max(map(len, lines)) <= 110
   for i in range(1, 9):
     assert sum(f'prune(rate=0.{i})' in line for line in lines) >= 2  # once per attack: nothing is cut away

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from gradleak import report
+from gradleak.frontier import Frontier, Leak, Trained
 from gradleak.report import tables
 from gradleak.report.partition import summary
-from gradleak.report.training import along, cautions, opening
+from gradleak.report.training import along
+from gradleak.report.training_findings import cautions, opening
+from tests.report.facts import methods
 from tests.report.parsing import Page
 
 CONFIG = {
@@ -31,7 +34,7 @@ def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, p
     for number in range(1, rounds + 1)
   ]  # fmt: skip
   rows[-1] |= last
-  return report.Trained(rows, 0.25, seconds_defense, stopped, protects)
+  return Trained(rows, 0.25, seconds_defense, stopped, protects)
 
 
 def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='protected', size=1):
@@ -65,7 +68,12 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
   ('trainings', 'rows', 'words', 'never'),
   [
     ({'none': NONE}, (), ['reaches a test accuracy of 96.1 % after 40 rounds. Nothing was attacked'], ['defenses']),
-    ({'none': NONE}, LEAK, ['with one image upload gets 4 of 4 images back (95 % interval 39–100 %).'], ['Under']),
+    (
+      {'none': NONE},
+      LEAK,
+      ['the attackers recover 4 of 4 images from uploads of clients with one image (95 % interval 39–100 %).'],
+      ['Under'],
+    ),
     (
       {'topk': trained(0.9), 'noise': trained(0.5)},
       (),
@@ -81,14 +89,14 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       [
         'Under `topk` none of the 4 images is recovered by any attacker that was run (0–61 %); the model reaches '
         '93.8 %, 2.3 points less than without a defense, and clients send 12 % of the bytes.',
-        'safe only from these attacks',
+        'may be recovered by other attacks',
       ],
       ['still', 'Of these'],
     ),
     (
       {'none': NONE, 'topk': trained(0.961)},
       [*LEAK, *attacked('topk', True, False, False, False)],
-      ['Under `topk` 1 of 4 images still comes back (0–81 %); the model reaches 96.1 %, as much as', 'as many bytes'],
+      ['Under `topk` 1 of 4 images is still recovered (0–81 %); the model reaches 96.1 %, as much as', 'as many bytes'],
       ['none of the'],
     ),
     (
@@ -97,14 +105,14 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       [
         'Under 2 of 3 defenses none of the 4 images is recovered',
         'Of these, `topk` trains best: the model reaches 93.8 %, 2.3 points less',
-        'Under `prune` 4 of 4 come back.',
+        'Under `prune` 4 of 4 are recovered.',
       ],
       ['all 3'],
     ),
     (
       THREE,
       [*LEAK, *attacked('topk', *ALL), *attacked('noise', *NOBODY), *attacked('prune', True, *NOBODY[1:])],
-      ['Under 1 of 3 defenses none', 'That is `noise`: the model', 'Under the other 2, 1 to 4 of 4 come back.'],
+      ['Under 1 of 3 defenses none', 'That is `noise`: the model', 'Under the other 2, 1 to 4 of 4 are recovered.'],
       [],
     ),
     (
@@ -123,7 +131,7 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       THREE,
       [row for name in THREE for row in attacked(name, *NOBODY)],
       ['Even without a defense the attackers recover none of 4 images: this setting proves nothing', 'Of 3 defenses'],
-      ['Under', 'gets'],
+      ['Under', 'from uploads'],
     ),
     (
       {'none': NONE, 'topk': trained(0.9)},
@@ -137,8 +145,8 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       ['ε is 2.4 at δ = 1e-05 per client.', 'The ε budget ended the training under `client_dp` after 17 of 40 rounds.'],
       [],
     ),
-    ({'none': NONE, 'noise': trained(0.7, epsilon=None)}, (), ['and no ε bounds what is learnt.'], ['budget']),
-    ({'none': report.Trained([], math.nan, None, True)}, (), ['trained for 0 rounds, but not measured'], ['%']),
+    ({'none': NONE, 'noise': trained(0.7, epsilon=None)}, (), ['and no ε is bounded.'], ['budget']),
+    ({'none': Trained([], math.nan, None, True)}, (), ['trained for 0 rounds, but not measured'], ['%']),
   ],
 )  # fmt: skip
 def test_the_opening_says_what_was_found(trainings, rows, words, never):
@@ -155,7 +163,7 @@ def test_the_opening_counts_batches_and_follows_the_leakage():
     {'defense': 'none', 'round': 0, 'psnr': 30.0, 'ssim': 0.9, 'recovered': 2, 'n': 2, 'by': 'dlg'},
   ]
   text, _ = said({'none': NONE}, attacked('none', True, True, size=8), 8, leakage, server_noise=1.0)
-  assert 'clients with 8 images upload gets 2 of 2 batches of 8 images back' in text
+  assert 'recover 2 of 2 batches of 8 images from uploads of clients with 8 images' in text
   assert 'but with noise at the server, the model' in text
   assert (
     'goes from 30.0 dB (2 of 2 recovered) before the first round to 9.0 dB (0 of 2 recovered) after round 40' in text
@@ -170,18 +178,18 @@ def test_cautions():
   assert 'Only 4 uploads' in notes and 'up to 61 %' in notes
   assert 'Against `topk` 4 of 4 runs failed' in notes
   assert 'No attacker who knows the defense was run against `topk`' in notes
-  assert 'one training under each' in notes and 'guessing' not in notes
+  assert 'Each defense was trained once' in notes and 'guessing' not in notes
   _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, counter='masked')])
   assert 'who knows' not in notes and 'failed' not in notes
   assert 'settled' not in notes
   pair['topk'].rows[-2]['accuracy'] = 0.85
-  assert 'still moved by up to 5.0 points from one measurement to the next (under `topk`)' in said(pair, LEAK)[1]
+  assert 'still changed by up to 5.0 points between two measurements (under `topk`)' in said(pair, LEAK)[1]
   pair['topk'].rows[5]['accuracy'] = 0.99  # early on it may
   assert 'up to 5.0 points' in said(pair, LEAK)[1]
   _, notes = said(pair, LEAK)
   assert 'No upload was attacked under `topk`.' in notes
   _, notes = said({'none': trained(0.19)}, attacked('none', *(True,) * 30))
-  assert 'hardly better than guessing among 10 classes' in notes and 'Only' not in notes and 'one training' not in notes
+  assert 'hardly better than guessing among 10 classes' in notes and 'Only' not in notes and 'trained once' not in notes
 
 
 def test_a_trial_counts_that_any_attacker_recovers():
@@ -196,7 +204,7 @@ def test_entries_and_their_csv():
   del plain.rows[-1]['accuracy'], plain.rows[-1]['loss']
   plain.rows[-2]['accuracy'] = 0.88
   dropped.rows[0] |= {'clients': 0, 'bytes_up': 0}
-  trainings = {'none': plain, 'noise': dropped, 'dp': trained(0.7, epsilon=0.5), 'gone': report.Trained([], math.nan)}
+  trainings = {'none': plain, 'noise': dropped, 'dp': trained(0.7, epsilon=0.5), 'gone': Trained([], math.nan)}
   none, noise, dp, gone = csv.DictReader(report.frontier_csv(report.entries(trainings, LEAK)).splitlines())
   assert float(none['accuracy']) == 0.88 and float(none['loss']) == 2.3 - 39 / 40
   assert (none['bytes_up'], none['bytes_down'], none['rounds'], none['seconds_defense']) == (
@@ -267,6 +275,7 @@ def folder(tmp_path_factory):
     leakage=leakage,
     partition=report.partition_picture(parts, np.arange(40) % 4, list('abcd')),
     audits={'before the first round': 'audit/report.html'},
+    methods=methods(defenses=list(trainings)),
   )
   return folder
 
@@ -326,8 +335,25 @@ def test_the_page_shows_the_figures(page):
 
 
 def test_a_page_of_nothing_but_costs(tmp_path):
-  report.write_training(tmp_path, {'topk': report.Trained([], math.nan, None, True)}, config={})
+  report.write_training(tmp_path, {'topk': Trained([], math.nan, None, True)}, config={})
   page = Page((tmp_path / 'training.html').read_text('utf-8'))
   assert not page.attributes('img') and 'Nothing was attacked' in ''.join(page.text)
   assert {path.name for path in tmp_path.iterdir()} == {'training.html', 'frontier.csv'}
   assert along({'none': NONE}, ()) is None
+
+
+def test_a_frontier_is_written_with_links_to_its_audits(tmp_path):
+  trainings = {'none': NONE, 'topk(ratio=0.1)': trained(0.938, up=123)}
+  rows = [*LEAK, *attacked('topk(ratio=0.1)', *NOBODY)]
+  parts = [np.arange(10), np.arange(10, 40)]
+  found = Frontier(
+    CONFIG, trainings, rows, [Leak('none', 0, LEAK)], {'before the first round': 'audit'},
+    methods(['dlg'], list(trainings)), parts, np.arange(40) % 10,
+  )  # fmt: skip
+  report.write(found, tmp_path)
+  page = Page((tmp_path / 'training.html').read_text('utf-8'))
+  assert 'audit/report.html' in {link['href'] for link in page.attributes('a')}
+  assert {path.name for path in tmp_path.iterdir()} == {
+    'training.html', 'frontier.csv', 'frontier.png', 'curves.png', 'leakage.png',
+  }  # fmt: skip
+  assert len(page.attributes('img')) == 4 and 'Zhu, Liu, Han' in ''.join(page.text)

@@ -1,12 +1,21 @@
 import re
 
+import jax
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak.audit.result import methods as of_plan
+from gradleak.audit.settings import AuditSettings, plan
 from gradleak.report import wording
+from tests.report.facts import methods
 
 
 def test_settings_in_words(result):
   text = ' '.join(wording.settings(result.config))
   for part in ('digits (all): 16 × 16 pixels, grey; 10 classes', 'gradient of one image (FedSGD)', '1000 steps',
-               '2 starts', 'labels are granted', '4 trials from seed 0', '64 control runs'):  # fmt: skip
+               '2 starts, of which it keeps the best match', 'labels are granted',
+               '4 trials from seed 0', '64 control runs'):  # fmt: skip
     assert part in text
 
 
@@ -15,7 +24,7 @@ def test_settings_of_federated_averaging():
             'batch_norm': 'train', 'dataset': 'd', 'image_shape': [4, 6, 3], 'trials': 1}  # fmt: skip
   text = ' '.join(wording.settings(config))
   for part in ('a batch of 8 images for 3 local epochs', 'FedAvg', 'BatchNorm runs in train mode',
-               '4 × 6 pixels, colour', 'optimises the labels', '1 trial.', 'has 1 start;'):  # fmt: skip
+               '4 × 6 pixels, colour', 'optimises the labels', '1 trial.', 'has 1 start.'):  # fmt: skip
     assert part in text
 
 
@@ -24,42 +33,59 @@ def test_what_is_not_set_is_not_said():
 
 
 def test_citations_name_what_was_used_once():
-  config = {
-    'attacks': ['dlg', 'csdlg(tv=1e-4)', 'gia(steps=10)', 'mine'],
-    'defenses': ['none', 'clip(norm=1)+soteria(rate=0.5)', 'soteria', 'outposts'],
-  }
-  found = wording.citations(config)
+  found = wording.citations(
+    methods(
+      ['dlg', 'csdlg(tv=1e-4)', 'gia(steps=10)'],
+      ['none', 'clip(norm=1)+soteria(rate=0.5)', 'soteria(rate=0.6)', 'prune(rate=0.5)'],
+    )
+  )
   assert [citation.split(',')[0].split(' et')[0] for citation in found] == ['Zhu', 'Geiping', 'Sun']
   assert wording.citations({}) == []
 
 
 def test_citations_of_defenses_under_other_names_and_of_the_model():
-  config = {
-    'attacks': ['csdlg_lbfgs(history=10)'],
-    'defenses': ['clip(norm=1)+fragmentation_random(ratio=0.4)', 'graddefense_step', 'dgc(ratio=0.01)',
-                 'topk(ratio=0.1)', 'client_dp(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)', 'ats(policy=1)',
-                 'instahide(k=4)'],
-    'model': 'lenet+precode(size=64)',
-  }  # fmt: skip
-  found = [re.split('[,:]| et', citation)[0] for citation in wording.citations(config)]
+  precode = gl.models.create('lenet+precode(size=64)', 10)
+  known = methods(
+    ['csdlg_lbfgs(history=10)'],
+    ['clip(norm=1)+fragmentation_random(ratio=0.4)', 'graddefense_step(stddev=0.1)', 'dgc(ratio=0.01)',
+     'topk(ratio=0.1)', 'client_dp(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)', 'ats', 'instahide(mixed=4)'],
+    precode.citations,
+  )  # fmt: skip
+  found = [re.split('[,:]| et', citation)[0] for citation in wording.citations(known)]
   assert found == ['Geiping', 'Na', 'Wang', 'Lin', 'Geyer', 'Abadi', 'Gao', 'Huang', 'Scheliga']
-  assert wording.citations({'model': 'lenet(precode=1)'}) == []
+  assert gl.models.create('lenet', 10).citations == ()
 
 
-def test_every_cited_name_is_a_method():
-  from gradleak.attacks.registry import REGISTRY as ATTACKS
-  from gradleak.defenses.registry import REGISTRY as DEFENSES
-  from gradleak.models.registry import WRAPPERS
+@pytest.mark.parametrize('alike', [('dlg', 'dga'), ('csdlg', 'csdlg_fast', 'csdlg_lbfgs', 'gia', 'gs')])
+def test_attacks_of_one_paper_cite_it_once(alike):
+  assert len(wording.citations(methods(alike))) == 1
+  assert len(wording.citations(methods([*alike, 'idlg']))) == 2
 
-  assert {name for name in wording._SYNONYMS.values()} <= set(wording.CITATIONS)
-  planned = {'fidel', 'imprint', 'fishing'}  # attacks of other papers that the taxonomy names
-  assert set(wording.CITATIONS) - planned <= {*ATTACKS, *DEFENSES, *WRAPPERS}
+
+def test_citations_follow_from_the_object_and_not_from_its_label():
+  """Class fishing is cited under a harmless label, and a label that names a published method cites nothing."""
+  dataset = gl.data.load('digits', limit=2)
+  model = gl.models.create('mlp', dataset.num_classes)
+  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
+  attacks = {'harmless': gl.servers.class_fishing(), 'dlg(history=100)': gl.attacks.csdlg(steps=1)}
+  defenses = {'none': None, 'soteria(rate=0.5)': gl.defenses.own(optax.identity(), 'upload')}
+  given = AuditSettings(controls=1, knowledge='unaware')
+  known = of_plan(plan(jax.random.key(0), scenario, defenses, attacks, 1, given))
+  found = [citation.split(',')[0] for citation in wording.citations(known)]
+  assert found == ['Wen', 'Geiping']
 
 
 def test_who_attacks_is_said(both):
-  assert 'take what was sent for a gradient, and attackers who know it' in ' '.join(wording.settings(both.config))
-  assert 'average' not in ' '.join(wording.settings(both.config))
+  text = ' '.join(wording.settings(both.config))
+  assert 'by an attacker who is unaware of the defense, and by attackers who know' in text
+  assert 'average' not in text
   text = ' '.join(wording.settings({'knowledge': 'aware', 'rounds': 5}))
-  assert 'attackers who know it and its settings, and may average 5 uploads of the same samples' in text
-  assert 'for a gradient' not in text
-  assert wording.settings({'knowledge': 'unaware'}) == ['No attacker knows the defense.']
+  assert 'All attackers know the defense and its settings, and may average 5 uploads of the same samples.' in text
+  assert 'unaware' not in text
+  assert wording.settings({'knowledge': 'unaware'}) == ['All attackers are unaware of the defense.']
+
+
+def test_where_labels_come_from_is_said():
+  assert wording.settings({'labels': 'auto'}) == ['Each attack takes the labels as in its publication.']
+  (said,) = wording.settings({'labels': 'bias_corrected'})
+  assert said == 'The attacker infers the labels by the rule bias_corrected.'

@@ -1,0 +1,18 @@
+"""Attackers who know the defense: counter-measures by its traits, and those that are special to one defense."""
+
+from gradleak.attacks.counters import concealment, graddefense, soteria
+from gradleak.attacks.counters.base import UNAWARE, Case, Counter, Known, View, counter_to, counters, everything
+
+__all__ = [
+  'UNAWARE',
+  'Case',
+  'Counter',
+  'Known',
+  'View',
+  'concealment',
+  'counter_to',
+  'counters',
+  'everything',
+  'graddefense',
+  'soteria',
+]

@@ -1,0 +1,341 @@
+"""What an attacker who knows the defense does with the same upload before it matches.
+
+Most counter-measures only change what is compared: averages, weights, a known noise and a known clip are data to an
+attack, so that unaware and aware attackers are lanes of one compiled program. The few that need another attack say so
+by its settings. They run on the host, once per upload.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gradleak import trees
+from gradleak.attacks.base import AttackMethod
+from gradleak.attacks.counters import weights
+from gradleak.defenses.defense import Context, Defense, Member, Placed, bound
+from gradleak.federated.client import Upload
+from gradleak.federated.server import layer_average
+from gradleak.trees import Tree
+
+# Weights of total variation against noise and gaps, in units of the distance: settings of `matching`'s `prior`.
+PRIORS = (1e-3, 1e-2, 5e-2)
+
+
+class View(NamedTuple):
+  """What an attacker compares: the fields of `Observation` of the same names, NumPy arrays on the host."""
+
+  update: Tree
+  weights: Tree
+  noise: float
+  clip: float
+
+
+class Counter(NamedTuple):
+  """A counter-measure to one defense, as one attack can use it.
+
+  Attributes:
+    name: one word or several joined by '+'; 'unaware' for none.
+    words: what the attacker does, a sentence; empty for none.
+    views: `Upload` of R rounds, every leaf [R, …] -> the `View`s to try; the attacker keeps the one that matches best.
+    offers: the evidence that it offers, of `attacks.base.EVIDENCE` and 'update' where it changes what is compared.
+    count: how many views there are.
+    settings: settings of the attack that it changes, (name, value) pairs.
+    rounds: how many uploads of the same samples it reads.
+  """
+
+  name: str
+  words: str
+  views: Callable[[Upload], list[View]]
+  offers: frozenset[str] = frozenset()
+  count: int = 1
+  settings: tuple[tuple[str, Any], ...] = ()
+  rounds: int = 1
+
+  def suits(self, attack: AttackMethod) -> bool:
+    """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
+    if self.settings:
+      return attack.takes(dict(self.settings))
+    return 'update' in self.offers or bool(self.offers & attack.reads)
+
+
+def everything(update: Tree) -> View:
+  """Returns the `View` of an attacker who takes the upload as a gradient."""
+  return View(update, ones(update), 0.0, math.inf)
+
+
+UNAWARE = Counter('unaware', '', lambda upload: [everything(first(upload))])
+
+
+def first(upload: Upload) -> Tree:
+  """Returns the update of the first of several rounds."""
+  return trees.take(upload.update, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+  """What an attacker knows of every upload under a defense, by its traits: zeros, a clip, noise.
+
+  Attributes:
+    placed: the defense, made for `context`.
+    context: the `Context`.
+    num_samples: samples behind one upload.
+    rounds: uploads of the same samples on the same model that are averaged, 1 for a defense that is not random.
+    reads: the evidence that the attack reads; nothing else is offered.
+  """
+
+  placed: Placed
+  context: Context
+  num_samples: int
+  rounds: int
+  reads: frozenset[str]
+
+  @property
+  def defense(self) -> Defense:
+    """The `Defense`."""
+    return self.placed.defense
+
+  @property
+  def withholds(self) -> bool:
+    """Whether entries that were withheld can be told by their zeros, and the attack can leave them out."""
+    return 'weights' in self.reads and any(member.traits.withholds for member in self.defense.members)
+
+  @property
+  def clip(self) -> float:
+    """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
+    members = self.defense.members
+    clips = members[0].traits.clips if members and 'clip' in self.reads else None
+    return math.inf if clips is None else float(clips(members[0].settings))
+
+  @property
+  def bound(self) -> float:
+    """A bound on the norm of the update before noise; infinity where there is none."""
+    return min(map(bound, self.defense.members), default=math.inf)
+
+  @property
+  def variance(self) -> float | Tree:
+    """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
+    members = self.defense.members
+    last = max((i for i, member in enumerate(members) if member.traits.clips), default=0)
+    found = [self.noise_of(member) for member in members[last:] if _everywhere(member)]
+    return functools.reduce(_add, found, 0.0)
+
+  def noise_of(self, member: Member) -> float | Tree:
+    """Returns the variance of the noise that a member puts on an entry, after averaging; 0.0 without noise."""
+    noise = member.traits.noise
+    variance = 0.0 if noise is None else noise.variance(member.settings, self.context, self.num_samples)
+    return jax.tree.map(lambda v: v / self.rounds, variance)
+
+  @property
+  def energy(self) -> float:
+    """The expected squared norm of all noise in an upload."""
+    params = self.context.variables['params']
+    total = 0.0
+    for member in self.defense.members:
+      if member.traits.noise is not None:
+        share = min(1.0, member.traits.noise.share(member.settings))
+        total += share * _expected(self.noise_of(member), ones(params))
+    return total
+
+  @property
+  def parts(self) -> dict[str, tuple[str, str]]:
+    """What is made use of: name -> (the evidence it is, what the attacker does, a sentence)."""
+    floor = 'noise' in self.reads and _expected(self.variance, ones(self.context.variables['params'])) > 0
+    found = {
+      'averaged': (self.rounds > 1, 'update', ''),  # the number of rounds is stated elsewhere
+      'masked': (self.withholds, 'weights', 'It compares only what was sent and is not zero.'),
+      'clipped': (math.isfinite(self.clip), 'clip', 'It clips what it simulates to the same norm.'),
+      'floor': (floor, 'noise', 'It stops at the distance that the noise alone would leave.'),
+    }
+    return {name: (evidence, words) for name, (applies, evidence, words) in found.items() if applies}
+
+  def counter(self) -> Counter | None:
+    """Returns the counter-measure of all that is known, or None if it is nothing."""
+    parts = self.parts
+    if not parts:
+      return None
+    words = ' '.join(words for _, words in parts.values() if words)
+    offers = frozenset(evidence for evidence, _ in parts.values())
+    return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
+
+  def changed(self, name: str, words: str, weigh: Callable[[Tree], Tree] | None = None, **settings: Any) -> Counter:
+    """Returns the counter-measure that is the attack with other settings on all that is known but the noise level.
+
+    Args:
+      name, words: see `Counter`.
+      weigh: update -> weights of its entries, or None for 1.
+      **settings: of the attack.
+    """
+    parts = {part: said for part, (_, said) in self.parts.items() if part != 'floor'}
+    name, words = '+'.join([*parts, name]), ' '.join(filter(None, [*parts.values(), words]))
+
+    def views(upload: Upload) -> list[View]:
+      update = self.observed(upload)
+      weighted = None if weigh is None else jax.tree.map(lambda w: np.asarray(w, np.float16), weigh(update))
+      return [self.view(upload, weighted, update)._replace(noise=0.0)]
+
+    return Counter(
+      name,
+      words,
+      views,
+      settings=tuple(settings.items()),
+      rounds=self.rounds,
+    )
+
+  def observed(self, upload: Upload) -> Tree:
+    """Returns the update that is compared: the first, or the mean over the rounds."""
+    return jax.device_get(layer_average(upload)) if self.rounds > 1 else first(upload)
+
+  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None) -> View:
+    """Returns the `View` of all that is known.
+
+    Args:
+      upload: of R rounds.
+      weighted: weights of each entry, where another counter-measure has some; else 1.
+      update: what is compared in place of `observed`.
+    """
+    update = self.observed(upload) if update is None else update
+    weighted = ones(update) if weighted is None else weighted
+    if self.withholds:
+      weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
+    variance = self.variance if 'noise' in self.reads else 0.0
+    return View(update, weighted, _expected(variance, weighted), self.clip)
+
+
+def _everywhere(member: Member) -> bool:
+  return member.traits.noise is not None and member.traits.noise.share(member.settings) == 1
+
+
+def _add(a: float | Tree, b: float | Tree) -> float | Tree:
+  if isinstance(a, float) and isinstance(b, float):
+    return a + b
+  scalar, tree = (a, b) if isinstance(a, float) else (b, a)
+  if isinstance(scalar, float):
+    return jax.tree.map(lambda x: x + scalar, tree)
+  return jax.tree.map(lambda x, y: x + y, a, b)
+
+
+def _expected(variance: float | Tree, weights: Tree) -> float:
+  """Returns the sum over all entries of the variance times the weight."""
+  if isinstance(variance, float):
+    return variance * sum(float(np.sum(w, dtype=np.float64)) for w in jax.tree.leaves(weights)) if variance else 0.0
+  both = zip(jax.tree.leaves(variance), jax.tree.leaves(weights), strict=True)
+  return float(sum(np.sum(np.broadcast_to(v, w.shape) * np.asarray(w, np.float64)) for v, w in both))
+
+
+def ones(tree: Tree) -> Tree:
+  """Returns weights of 1, shaped like `tree`."""
+  return jax.tree.map(lambda x: np.ones(np.shape(x), np.float16), tree)
+
+
+class Case(NamedTuple):
+  """What a counter-measure to one method is made for.
+
+  Attributes:
+    member: the `Member` of the defense.
+    arguments: what the member's factory was made for.
+    known: all else that is known of the upload.
+  """
+
+  member: Member
+  arguments: tuple
+  known: Known
+
+
+# Factory of a defense -> the function (`Case`) -> counter-measures that are special to it.
+SPECIAL: dict[Callable, Callable[[Case], Iterable[Counter]]] = {}
+
+
+def counter_to(maker: Callable) -> Callable[[Callable], Callable]:
+  """Returns the decorator of a function, `Case` -> `Counter`s, that attackers apply who know this defense.
+
+  Args:
+    maker: a function that `defenses.defense` decorated, of the library or of a user.
+  """
+
+  def decorate(function: Callable[[Case], Iterable[Counter]]) -> Callable[[Case], Iterable[Counter]]:
+    SPECIAL[maker.__wrapped__] = function  # type: ignore[attr-defined]
+    return function
+
+  return decorate
+
+
+def counters(
+  placed: Placed, context: Context, num_samples: int, attack: AttackMethod, rounds: int = 1
+) -> list[Counter]:
+  """Returns the counter-measures of an attack to a defense, those that it can make use of; empty where there are none.
+
+  Args:
+    placed: the defense, made for `context`.
+    context: the `Context`.
+    num_samples: samples behind one upload.
+    attack: the `AttackMethod`; it names the evidence that it reads.
+    rounds: uploads of the same samples on the same model that an attacker may average; 1 is used for a defense that is
+      not random.
+  """
+  members = placed.defense.members
+  averaged = rounds if any(member.traits.random for member in members) else 1
+  known = Known(placed, context, num_samples, averaged, attack.reads)
+  found = [known.counter(), _prior(known), _weighted(known)]
+  for member, arguments in zip(members, placed.arguments, strict=True):
+    special = SPECIAL.get(member.factory)
+    found += [] if special is None else special(Case(member, arguments, known))
+  return [counter for counter in found if counter is not None and counter.suits(attack)]
+
+
+def _prior(known: Known) -> Counter | None:
+  """Returns the counter-measure that weights smoothness by the noise and the gaps, or None where there are none.
+
+  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g):
+  that is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random pixels, and
+  knows its bound.
+  """
+  noise = known.energy
+  if noise:
+    context = known.context
+    typical = typical_squared_norm(context.client, context.image_shape, known.num_samples, context.variables)
+    signal = max(min(float(typical), known.bound**2), 1e-30)
+    weight = 1 - 1 / math.sqrt(1 + noise / signal)
+    prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
+  elif known.withholds:
+    prior = PRIORS[0]
+  else:
+    return None
+  return known.changed(
+    'prior', f'It weights smoothness by {prior:g}, after the noise and the gaps that it expects.', prior=prior
+  )
+
+
+def _weighted(known: Known) -> Counter | None:
+  """Returns the counter-measure that weighs entries by the noise expected on them, where it differs; else None."""
+  if 'weights' not in known.reads:
+    return None
+  for member, arguments in zip(known.defense.members, known.placed.arguments, strict=True):
+    noise = member.traits.noise
+    share = 1.0 if noise is None else noise.share(member.settings)
+    variance = known.noise_of(member)
+    if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
+      continue
+    if noise.groups is not None:
+      groups = noise.groups(arguments)
+      weigh, prior = functools.partial(weights.by_group, groups=groups, variance=variance, share=share), PRIORS[0]
+    elif member.traits.withholds == 'zeros':
+      weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
+    else:
+      continue
+    words = f'It weighs each entry by the noise expected on it, and smoothness by {prior:g}.'
+    return known.changed('weighted', words, weigh, prior=prior)
+  return None
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_squared_norm(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+  """Returns the squared norm of an undefended update of samples of random pixels and labels."""
+  pixels, classes = jax.random.split(jax.random.key(0))
+  images = jax.random.uniform(pixels, (num_samples, *image_shape))
+  labels = jax.random.randint(classes, (num_samples,), 0, client.num_classes)
+  return trees.squared_norm(client.undefended().local_update(None, variables, images, labels).update)

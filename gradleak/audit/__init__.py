@@ -1,0 +1,418 @@
+"""The main job: scenario × defenses × attacks × trials → rows.
+
+    settings ─► uploads ─► views ─► lanes ─► scores ─► result
+
+Each step is a pure function in the file of that name, handed what the one before returned. `audit` alone holds the work
+directory, the progress bar and the share of the work.
+"""
+
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import platform
+import re
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import gradleak
+from gradleak import errors
+from gradleak import settings as settings_of
+from gradleak.audit import schema
+from gradleak.audit.lanes import Key, Planned, expected, label, planned, run, shown, structures, table
+from gradleak.audit.result import AuditResult, result
+from gradleak.audit.scores import Part, keys_of, scored
+from gradleak.audit.settings import AuditSettings, Group, Labelled, Plan, plan
+from gradleak.audit.uploads import Uploads, uploads
+from gradleak.audit.verdict import CONTROL
+from gradleak.audit.views import Views, views
+from gradleak.engine import driver
+from gradleak.progress import reporter
+from gradleak.scenario import Scenario
+from gradleak.storage import Workdir, json_lines, plain, write_atomically
+
+__all__ = [
+  'AuditResult',
+  'AuditSettings',
+  'Labelled',
+  'Plan',
+  'Planned',
+  'audit',
+  'load',
+  'plan',
+  'planned_of',
+  'versions',
+]
+
+GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
+RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
+FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
+
+
+def audit(
+  key: Any,
+  scenario: Scenario,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
+  *,
+  settings: AuditSettings | None = None,
+  workdir: Any = None,
+  group_size: int | None = None,
+  process: tuple[int, int] = (0, 1),
+  shards: int | None = None,
+  split: bool = False,
+  progress: str | Callable = 'auto',
+  **changes: Any,
+) -> AuditResult | None:
+  """Attacks what a client would send, with and without defenses, and measures what comes back.
+
+  Args:
+    key: a typed JAX key; the same key, settings and micro-group size give the same rows, bit for bit.
+    scenario: what is audited, see `gradleak.scenario`.
+    defenses: a list of `gradleak.defenses`, None for no defense; or a dict that maps labels to them ('none' is the
+      label of no defense). A transformation of your own is wrapped by `defenses.own`.
+    attacks: a list of `gradleak.attacks` or `gradleak.servers`, or of functions of a `Client` that return an `Attack`;
+      or a dict that maps labels to them.
+    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
+    settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
+      labels, controls, knowledge, rounds, counters.
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
+      transformations of your own are known to it by their labels alone. Defenses and attacks may be added to a
+      finished one: what is there is not run again.
+    group_size: trials that share one pass; None takes a measured default, or what the memory holds. It changes speed,
+      and bits.
+    process: (rank, number) of this process among several that share the work and the work directory. They need not know
+      of each other: one that dies is started again alone.
+    shards: into how many parts the trials are cut, at least as many as processes and at most as many as trials; None
+      makes it as many as processes.
+    split: whether devices share the images of each upload, in place of trials: for a batch that is too large for one.
+      With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
+      directory; the first one writes. When one dies, all do, and are started again together.
+    progress: 'auto', 'bar', 'lines' or 'none', see `gradleak.progress`; or a function that is called with (attack,
+      `driver.Progress`, the first defense's objectives) after each chunk.
+    **changes: fields of `AuditSettings`.
+
+  Returns:
+    An `AuditResult`; with a `workdir`, its rows and arrays also stand there. None while parts of other processes are
+    missing.
+
+  Raises:
+    UsageError: for settings that cannot be run, before anything is compiled or written.
+  """
+  given = _settings(settings, changes)
+  made = plan(key, scenario, defenses, attacks, num_trials, given)
+  fit = group_size is None
+  size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
+  errors.check_number('group_size', size, low=1, integer=True)
+  _check_process(process, shards, num_trials, workdir)
+  _check_split(split, process, given.batch_size, workdir)
+  show = reporter(progress) if isinstance(progress, str) else progress
+  shards = shards or process[1]
+  speed = {'group_size': size, 'shards': shards}
+  store = (
+    None
+    if workdir is None
+    else Workdir(workdir, made.config, speed, shared=process[1] > 1, together=split, grows=GROWS)
+  )
+  if store is not None:
+    size, shards = store.speed['group_size'], store.speed.get('shards', 1)
+  worker = _Worker(store, size, fit, split, show)
+  parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+  found = []
+  for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
+    of_structure = [parts.get(name) or worker.load(name) for name in names]
+    if not all(of_structure):
+      return None
+    found.append([part for several in of_structure for part in several])
+  outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
+  if store is not None and store.writes and not (outcome.resumed and _facts(store.path)):
+    _write(store, outcome)
+  return outcome
+
+
+def planned_of(made: Plan) -> list[Planned]:
+  """Returns what a `Plan` runs: one `Planned` per compilation."""
+  return [each for group in made.groups for each in planned(group)]
+
+
+def versions() -> dict[str, str]:
+  """Returns what a result was made with."""
+  device = jax.devices()[0]
+  return {
+    'gradleak': gradleak.__version__,
+    'jax': jax.__version__,
+    'python': platform.python_version(),
+    'platform': platform.platform(),
+    'device': f'{jax.device_count()} × {device.device_kind}',
+  }
+
+
+def _settings(given: AuditSettings | None, changes: dict) -> AuditSettings:
+  if isinstance(changes.get('counters'), list):
+    changes['counters'] = tuple(changes['counters'])
+  return settings_of.replaced(given or AuditSettings(), 'gradleak.audit', **changes)
+
+
+class _Worker:
+  """Runs the parts of this process: it alone knows the work directory, the group size and the progress bar."""
+
+  def __init__(self, store: Workdir | None, size: int, fit: bool, split: bool, progress: Callable | None):
+    self.store, self.fit, self.split, self.progress = store, fit, split, progress
+    # Uploads keep their group size, and so their bits, also where an attack's must shrink to fit the memory.
+    self.size = size
+    self.attack_size = store.speed.get('attack_group_size', size) if store else size
+
+  def work(self, made: Plan, shares: range, count: int) -> tuple[dict[str, list[Part]], list[float]]:
+    """Returns the parts of these shares by name, and the seconds of those that were run now."""
+    found, seconds = {}, []
+    for index in shares:
+      work = [
+        _Work(name, which, variants, self.load(name)).with_missing(made.groups[which], index, count)
+        for name, which, variants in _parts(made, index, count)
+      ]
+      seen = functools.cache(functools.partial(self._seen, made, work, index, count))
+      for one in work:
+        found[one.name] = one.parts
+        if not one.missing:
+          continue
+        started = time.monotonic()
+        title = f'{one.name}+{len(one.parts)}' if one.parts else one.name
+        part = self._attacked(title, one, *seen(one.which))
+        seconds.append(time.monotonic() - started)
+        found[one.name] = [*one.parts, part]
+        if self.store is not None:
+          self.store.save_part(title, *part)
+          if self.store.writes:
+            _log_time(self.store, title, seconds[-1])
+    return found, seconds
+
+  def load(self, name: str) -> list[Part]:
+    """Returns what is stored of a part: as it was first run, and what was added to it later; empty if nothing is."""
+    parts: list[Part] = []
+    while self.store is not None:
+      part = self.store.load_part(f'{name}+{len(parts)}' if parts else name)
+      if part is None:
+        break
+      parts.append(part)
+    return parts
+
+  def _note(self, text: str) -> None:
+    note = getattr(self.progress, 'note', None)  # a function of a user's own may have none
+    if note is not None:
+      note(text)
+
+  def _seen(self, made: Plan, work: list, index: int, count: int, which: int) -> tuple[Group, Uploads, Views]:
+    """Returns the uploads and views of a group on one share, for all that is missing there, and the group of those."""
+    missing = {key for one in work if one.which == which for key in one.missing}
+    labels = {defense for _, defense, _, _ in missing}
+    group = made.groups[which]
+    group = dataclasses.replace(group, defenses=tuple(one for one in group.defenses if one.label in labels))
+    trials, controls = _share(group, index, count)
+    controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
+    self._note('compiling and computing the uploads …')
+    sent = uploads(group, trials, controls, self.size)
+    return group, sent, views(group, sent)
+
+  def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, seen: Views) -> Part:
+    """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
+    variants = work.variants
+    made = table(group, seen, variants, work.missing)
+    title, mask = label(group, variants), shown(made)
+    checkpoint = self.store and self.store.load_checkpoint(name)
+    resume = None
+    if checkpoint:
+      step, (steps, curve, *leaves) = checkpoint
+      resume = step, (steps, curve), leaves
+
+    def save(progress: driver.Progress, curve: tuple[list, list], **due: bool) -> None:
+      if self.store is not None and not progress.done:
+        so_far = [np.asarray(each) for each in curve]
+        self.store.save_checkpoint(name, progress.step, lambda: (*so_far, progress.states), **due)
+
+    def on_chunk(progress: driver.Progress, curve: tuple[list, list]) -> None:
+      if progress.group_size != self.attack_size:
+        self.attack_size = progress.group_size
+        if self.store is not None:
+          self.store.record_speed(attack_group_size=self.attack_size)
+      if self.progress is not None:
+        self.progress(title, progress, progress.objective[mask])
+      save(progress, curve)
+
+    self._note(f'compiling {title} …')
+    found = run(
+      group,
+      made,
+      self.attack_size,
+      fit=self.fit,
+      split=self.split,
+      resume=resume,
+      on_chunk=on_chunk,
+      on_failure=functools.partial(save, due=True),
+      evaluation_size=self.size,
+    )
+    return scored(group, sent, found)
+
+
+def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
+  """Returns (name of the part, index of the group, variants) of each structure; shares are told apart.
+
+  A name depends on the methods alone, so that it stays the same where others are added to the audit.
+  """
+  share = '' if count == 1 else f'-{index}of{count}'
+  found, names = [], []
+  for which, group in enumerate(made.groups):
+    for variants in structures(group):
+      method = variants[0].method
+      static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
+      word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
+      name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
+      names.append(name)
+      found.append((f'{name}-{names.count(name)}' if name in names[:-1] else name, which, variants))
+  return [(f'{name}{share}', *rest) for name, *rest in found]
+
+
+class _Work(NamedTuple):
+  """One structure on one share: its name, group and variants, the parts that are there and the rows that are not."""
+
+  name: str
+  which: int
+  variants: list
+  parts: list[Part]
+  missing: frozenset[Key] = frozenset()
+
+  def with_missing(self, group: Group, index: int, count: int) -> '_Work':
+    """Returns the same with the rows that no part has."""
+    known = {key for part in self.parts for key in keys_of(part)}
+    return self._replace(missing=frozenset(expected(group, self.variants, *_share(group, index, count)) - known))
+
+
+def _share(group: Group, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the trials and the control runs of one share: every count-th from the index-th on."""
+  trials, controls = (np.arange(number)[index::count] for number in (group.num_trials, group.settings.controls))
+  return trials, controls
+
+
+def _check_process(process: tuple[int, int], shards: int | None, num_trials: int, workdir: Any) -> None:
+  rank, processes = process
+  errors.check_number('number of processes', processes, low=1, high=num_trials, integer=True)  # each has a trial
+  errors.check_number('rank of the process', rank, low=0, high=processes - 1, integer=True)
+  if shards is not None:
+    errors.check_number('shards', shards, low=processes, high=num_trials, integer=True)
+  if processes > 1 and workdir is None:
+    raise errors.UsageError(f'{processes} processes need a work directory that all of them see')
+
+
+def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir: Any) -> None:
+  if not split:
+    if jax.process_count() > 1 and workdir is not None:
+      raise errors.UsageError(
+        'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
+        'processes that do not know of each other'
+      )
+    return
+  if process[1] > 1:
+    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
+  if batch_size % jax.device_count():
+    raise errors.UsageError(
+      f'{batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
+    )
+
+
+def _log_time(store: Workdir, name: str, seconds: float) -> None:
+  """Appends to timing.jsonl: times and versions stand apart from rows, which are the same whenever they are made."""
+  with open(store.path / 'timing.jsonl', 'a', encoding='utf-8') as file:
+    file.write(json_lines([{'part': name, 'seconds': seconds, **versions()}]))
+
+
+def _logged_time(store: Workdir) -> float:
+  """Returns the seconds behind all parts of a work directory; of a part that was run twice the last ones."""
+  path = store.path / 'timing.jsonl'
+  lines = path.read_text('utf-8').splitlines() if path.exists() else []
+  return sum({entry['part']: entry['seconds'] for entry in map(json.loads, lines)}.values())
+
+
+def _write(store: Workdir, outcome: AuditResult) -> None:
+  """Writes what `load` reads, from the parts alone; result.json comes last, with the settings that all of it is of."""
+  facts = {name: getattr(outcome, name) for name in FACTS}
+  curves = {
+    json.dumps([*case, name]): array
+    for case, steps_and_objective in outcome.curves.items()
+    for name, array in zip(('steps', 'objective'), steps_and_objective, strict=True)
+  }
+  reconstructions = {json.dumps(case, ensure_ascii=False): images for case, images in outcome.reconstructions.items()}
+  write_atomically(store.path / 'rows.jsonl', json_lines(outcome.rows))
+  write_atomically(store.path / 'controls.jsonl', json_lines(outcome.controls))
+  write_atomically(store.path / 'reconstructions.npz', _archive({'truth': outcome.truth, **reconstructions}))
+  write_atomically(store.path / 'curves.npz', _archive(curves))
+  found = {'config': plain(outcome.config), **plain(facts, finite=False)}
+  write_atomically(store.path / 'result.json', json.dumps(found, indent=2))
+
+
+def _archive(arrays: dict[str, np.ndarray]) -> bytes:
+  buffer = io.BytesIO()
+  np.savez_compressed(buffer, **arrays)
+  return buffer.getvalue()
+
+
+def _facts(folder: pathlib.Path) -> dict[str, Any] | None:
+  """Returns the content of result.json; None if a file is missing, or it is not of the settings in config.json."""
+  if not all((folder / name).exists() for name in (*RENDERED, 'config.json')):
+    return None
+  try:
+    config, found = (json.loads((folder / name).read_text('utf-8')) for name in ('config.json', 'result.json'))
+    return found if found['config'] == config else None
+  except (ValueError, KeyError, TypeError):  # it is written anew
+    return None
+
+
+def load(workdir: Any) -> AuditResult:
+  """Returns the result of a finished audit from its work directory.
+
+  Args:
+    workdir: the folder that `audit` was given.
+
+  Raises:
+    UsageError: if the folder holds no finished audit of this version, or a damaged file.
+  """
+  folder = pathlib.Path(workdir)
+  found = _facts(folder)
+  if found is None:
+    raise errors.UsageError(
+      f'{workdir} holds no finished audit of this version: run the audit with workdir={str(workdir)!r}, which computes '
+      'only what is missing, and load it then'
+    )
+  try:
+    rows, controls = (
+      [schema.check(json.loads(line)) for line in (folder / name).read_text('utf-8').splitlines()]
+      for name in ('rows.jsonl', 'controls.jsonl')
+    )
+    images, curves = (_arrays(folder / name) for name in ('reconstructions.npz', 'curves.npz'))
+    cases = dict.fromkeys(case[:-1] for case in curves)
+    return AuditResult(
+      config=found['config'],
+      rows=rows,
+      controls=controls,
+      truth=images.pop(('truth',)),
+      reconstructions=images,
+      curves={case: (curves[*case, 'steps'], curves[*case, 'objective']) for case in cases},
+      **{name: found[name] for name in FACTS},
+      resumed=True,
+    )
+  except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    raise errors.UsageError(
+      f'a file in {workdir} is damaged ({error}): remove its result.json and run the audit with this workdir again'
+    ) from error
+
+
+def _arrays(path: pathlib.Path) -> dict[tuple[str, ...], np.ndarray]:
+  """Returns {name: array} of an archive whose names are JSON lists, and 'truth'."""
+  with np.load(path, allow_pickle=False) as archive:
+    return {('truth',) if name == 'truth' else tuple(json.loads(name)): archive[name] for name in archive.files}

@@ -1,0 +1,321 @@
+"""What is compiled and run: attacks by structure, a lane for each target, view and start.
+
+What was sent, and what an attacker knows of the defense, is data to an attack, so that all defenses, counter-measures,
+restarts and numeric settings of one attack, and the control runs that its successes are measured against, are lanes of
+one compiled program.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Set
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import trees
+from gradleak.attacks.base import AttackMethod, Reconstruction
+from gradleak.attacks.counters import UNAWARE
+from gradleak.audit.settings import Group
+from gradleak.audit.verdict import CONTROL
+from gradleak.audit.views import Target, Views
+from gradleak.engine import driver
+from gradleak.federated import Client, Knowledge, Observation
+
+# What a row is about: (name of the variant, label of the defense, name of the counter-measure, trial or control run).
+Key = tuple[str, str, str, int]
+
+
+class Variant(NamedTuple):
+  """One attack, its settings changed as a counter-measure asks for.
+
+  Attributes:
+    attack: its index among those of the group.
+    method: the `AttackMethod`, changed.
+    settings: what was changed, (name, value) pairs; empty for the attack as it is.
+  """
+
+  attack: int
+  method: AttackMethod
+  settings: tuple
+
+  def name(self, group: Group) -> str:
+    """Returns what tells it from the other variants in a group: the attack's label and the changed settings."""
+    return ' '.join([group.attacks[self.attack].label, *(f'{name}={value}' for name, value in self.settings)])
+
+
+class Planned(NamedTuple):
+  """What is to run of one structure: one compilation.
+
+  Attributes:
+    attack: how it is called.
+    runs: how many starts, views and control runs it is run from.
+    num_steps: steps of each.
+  """
+
+  attack: str
+  runs: int
+  num_steps: int
+
+
+class Lane(NamedTuple):
+  """One start of one variant at one view.
+
+  Attributes:
+    variant: index among the structure's variants.
+    target: the `Target`.
+    view: index of the view.
+    restart: number of the start.
+  """
+
+  variant: int
+  target: Target
+  view: int
+  restart: int
+
+
+class Table(NamedTuple):
+  """The lanes of one structure, ready to run.
+
+  Attributes:
+    variants: the `Variant`s.
+    lanes: `Lane` by `Lane`: variant by variant, target by target, view by view, start by start.
+    build: (shared, lane) -> (attack, key, observation).
+    shared: what all lanes read.
+    arrays: what each lane reads, leading axis [lanes].
+    num_steps: steps of the attack.
+  """
+
+  variants: list[Variant]
+  lanes: list[Lane]
+  build: 'Build'
+  shared: dict
+  arrays: dict
+  num_steps: int
+
+
+class Found(NamedTuple):
+  """What the attacks of one structure found.
+
+  Attributes:
+    table: the `Table`.
+    reconstructions: a `Reconstruction` with a leading axis of lanes.
+    at_truth: the objective at the private images, float [lanes].
+    steps: where the objective was recorded, int [K].
+    curves: the objective there, float [lanes, K].
+  """
+
+  table: Table
+  reconstructions: Reconstruction
+  at_truth: np.ndarray
+  steps: np.ndarray
+  curves: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+  """(shared, lane) -> (attack, key, observation): what all lanes of one structure do.
+
+  Equal ones compile once, whatever weights and uploads they are given. The method's numbers are not read: a lane brings
+  its own.
+  """
+
+  method: AttackMethod = dataclasses.field(compare=False)
+  structure: Hashable
+  client: Client
+  knowledge: Knowledge
+  image_shape: tuple[int, ...]
+
+  @classmethod
+  def of(cls, group: Group, method: AttackMethod) -> 'Build':
+    """Returns the function of an attack in a group."""
+    shape = (group.settings.batch_size, *group.scenario.images.shape[1:])
+    return cls(method, method.structure, group.client, group.knowledge(method), shape)
+
+  def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
+    """Called while tracing, by the driver."""
+    labels, view = shared['labels'][lane['trial']], trees.take(shared['views'], lane['view'])
+    granted = self.knowledge.labels == 'known'  # an attack sees no labels that it was not granted
+    observation = Observation(
+      view.get('variables', shared['variables']),
+      view['update'],
+      labels if granted else jnp.zeros_like(labels),
+      self.knowledge,
+      self.image_shape,
+      self.client.num_classes,
+      weights=view['weights'],
+      noise=view['noise'],
+      clip=view['clip'],
+      uploads=view.get('uploads') if 'uploads' in self.method.reads else None,
+      class_means=shared['class_means'],
+    )
+    return self.method.build(lane['numbers'], self.client), lane['key'], observation
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveAtTruth:
+  """(shared, lane) -> what the lane's attacker would have measured at the private images: the auditor's figure."""
+
+  build: Build
+
+  def __call__(self, shared: dict, lane: dict) -> jax.Array:
+    """Called while tracing, by the driver."""
+    attack, _, observation = self.build(shared, lane)
+    return attack.objective(observation, shared['truth'][lane['trial']], shared['labels'][lane['trial']])
+
+
+def structures(group: Group) -> list[list[Variant]]:
+  """Returns the attacks to run, changed as the counter-measures ask for, grouped by structure: one compilation each."""
+  grouped: dict[Hashable, list[Variant]] = {}
+  for a, (_, attack) in enumerate(group.attacks):
+    counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
+    for settings in dict.fromkeys(counter.settings for counter in counters):
+      changed = attack.changed(**dict(settings)) if settings else attack
+      key = changed.structure, changed.reads, changed.label_rule
+      grouped.setdefault(key, []).append(Variant(a, changed, settings))
+  return list(grouped.values())
+
+
+def label(group: Group, variants: list[Variant]) -> str:
+  """Returns how the attacks of one structure are called."""
+  only = group.attacks[variants[0].attack].label
+  return only if len(variants) == 1 else f'{variants[0].method.name} × {len(variants)}'
+
+
+def planned(group: Group) -> list[Planned]:
+  """Returns what is to run of a group, a list of `Planned`: one per structure."""
+  found = []
+  for variants in structures(group):
+    runs = 0
+    for variant in variants:
+      attack = group.attacks[variant.attack].method
+      counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
+      runs += sum(c.count for c in counters if c.settings == variant.settings) * group.num_trials
+      runs += group.settings.controls
+    num_steps = variants[0].method(group.client).num_steps
+    found.append(Planned(label(group, variants), runs * group.settings.restarts, num_steps))
+  return found
+
+
+def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls: np.ndarray) -> set[Key]:
+  """Returns what one structure's attacks are to find on some trials and control runs, a `Key` per row."""
+  keys: set[Key] = set()
+  for variant in variants:
+    name, attack = variant.name(group), group.attacks[variant.attack].method
+    keys |= {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
+    for label, placed in group.defenses:
+      counters = [c.name for c in group.attackers(attack, placed) if c.settings == variant.settings]
+      keys |= {(name, label, counter, int(trial)) for counter in counters for trial in trials}
+  return keys
+
+
+def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] | None = None) -> Table:
+  """Returns the `Table` of one structure's attacks on the views of a group; of all of them or of those wanted."""
+  first = variants[0].method
+  shared = {
+    'variables': group.scenario.variables,
+    'views': seen.stacked,
+    'labels': jax.nn.one_hot(jnp.asarray(group.labels), group.client.num_classes, dtype=jnp.float32),
+    'class_means': group.class_means(first),
+  }
+  lanes = [
+    Lane(v, target, view, restart)
+    for v, variant in enumerate(variants)
+    for target in _targets(seen, variant)
+    if wanted is None or target.key(group, variant.name(group)) in wanted
+    for view in target.views
+    for restart in range(group.settings.restarts)
+  ]
+  numbers = np.asarray([variant.method.numbers for variant in variants], np.float32).reshape(len(variants), -1)
+  which = np.asarray([lane.variant for lane in lanes])
+  arrays = {
+    'view': jnp.asarray([lane.view for lane in lanes]),
+    'trial': jnp.asarray([lane.target.trial for lane in lanes]),
+    'key': _keys(group, lanes),
+    'numbers': tuple(jnp.asarray(numbers[which, i]) for i in range(numbers.shape[1])),
+  }
+  return Table(variants, lanes, Build.of(group, first), shared, arrays, first(group.client).num_steps)
+
+
+def _targets(seen: Views, variant: Variant) -> list[Target]:
+  """Returns the targets of one variant: those of the counter-measures that ask for its settings, and all controls."""
+  return [
+    target
+    for target in seen.targets
+    if target.defense < 0
+    or (target.counter.settings == variant.settings and target.reads in (None, variant.method.reads))
+  ]
+
+
+def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
+  """Returns the key of each lane: of its stream, its address and its start."""
+  streams = jnp.stack([group.stream('attack'), group.stream('attack control')])
+
+  def key(control: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(streams[control], address), restart)
+
+  columns = ([lane.target.defense < 0 for lane in lanes], [lane.target.address for lane in lanes])
+  return jax.vmap(key)(
+    jnp.asarray(np.asarray(columns[0], np.int32)),
+    jnp.asarray(columns[1]),
+    jnp.asarray([lane.restart for lane in lanes]),
+  )
+
+
+def shown(made: Table) -> np.ndarray:
+  """Returns the mask of the lanes whose objective a progress bar shows: the unaware ones of the first defense."""
+  mask = np.asarray(
+    [lane.variant == 0 and lane.target.defense == 0 and lane.target.counter is UNAWARE for lane in made.lanes]
+  )
+  return mask if mask.any() else np.ones_like(mask)
+
+
+def run(
+  group: Group,
+  made: Table,
+  group_size: int,
+  *,
+  fit: bool = False,
+  split: bool = False,
+  resume: tuple | None = None,
+  on_chunk: Callable[[driver.Progress, tuple[list, list]], None] | None = None,
+  on_failure: Callable[[driver.Progress, tuple[list, list]], None] | None = None,
+  evaluation_size: int | None = None,
+) -> Found:
+  """Runs the lanes of one structure and returns what they `Found`.
+
+  Args:
+    group: the `Group`.
+    made: its `Table`.
+    group_size: lanes that share one pass.
+    fit: whether the group size may be halved until it fits the memory.
+    split: whether devices share the images of each lane, see `driver.run`.
+    resume: (step, steps and curve so far, leaves of the states) of an earlier run.
+    on_chunk, on_failure: called with a `driver.Progress` and (steps, objectives) so far.
+    evaluation_size: group size of the evaluation at the truth; `group_size` by default.
+  """
+  steps, curve = ([], []) if resume is None else (list(resume[1][0]), list(resume[1][1]))
+
+  def chunk_done(progress: driver.Progress) -> None:
+    steps.append(progress.step)
+    curve.append(progress.objective)
+    if on_chunk is not None:
+      on_chunk(progress, (steps, curve))
+
+  if fit and not split and resume is None:
+    group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size)
+  found = driver.run(
+    made.build,
+    made.shared,
+    made.arrays,
+    num_steps=made.num_steps,
+    group_size=group_size,
+    on_chunk=chunk_done,
+    on_failure=None if on_failure is None else lambda progress: on_failure(progress, (steps, curve)),
+    resume=None if resume is None else (resume[0], resume[2]),
+    devices=jax.devices() if split else None,
+    split=group.settings.batch_size if split else 0,
+  )
+  truth = {**made.shared, 'truth': jnp.asarray(group.truth)}
+  at_truth = driver.evaluate(ObjectiveAtTruth(made.build), truth, made.arrays, group_size=evaluation_size or group_size)
+  return Found(made, found, np.asarray(at_truth), np.asarray(steps), np.asarray(curve).T)

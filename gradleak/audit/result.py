@@ -1,0 +1,228 @@
+"""The result of an audit: rows, pictures, curves, and what is known of the methods that were run."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from gradleak import errors
+from gradleak.attacks.base import AttackMethod
+from gradleak.audit.scores import Part, judged
+from gradleak.audit.settings import Group, Plan
+from gradleak.audit.verdict import require_undefended_recovery
+from gradleak.defenses import guarantees
+from gradleak.defenses.defense import Defense
+from gradleak.inspection import inspect
+
+_INSPECTED = 32  # images of the client that its check of the model is given
+_WORST_FIRST = ('recovered', 'not solved', 'diverged', 'protected')
+
+# (attack, defense) of an unaware attacker, (attack, defense, counter-measure) of an aware one.
+Case = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class AuditResult:
+  """Everything an audit found; T trials of B images.
+
+  Attributes:
+    config: the scientific settings, plain JSON.
+    rows: one dict per attack × defense × counter-measure × trial, plain JSON values, see docs/ROWS.md.
+    controls: one dict per attack × control run, same keys.
+    truth: the private images, [T, B, H, W, C].
+    reconstructions: `Case` -> [T, B, H, W, C], matched to the truth; NaN where a trial diverged.
+    curves: `Case` -> (steps [K], objective [T, K]) of the restarts that the attacker keeps.
+    threat_models: attack -> sentences that say what this attacker was granted.
+    counters: defense -> {counter-measure: what an attacker who knows the defense does, in a sentence}.
+    inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
+      sentences; None for a model that it cannot read.
+    methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
+      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms' and 'missing_bound'.
+    versions: of gradleak, JAX and Python, and the hardware.
+    seconds: wall time.
+    resumed: whether all of it was found on disk.
+  """
+
+  config: dict[str, Any]
+  rows: list[dict[str, Any]]
+  controls: list[dict[str, Any]]
+  truth: np.ndarray
+  reconstructions: dict[Case, np.ndarray]
+  curves: dict[Case, tuple[np.ndarray, np.ndarray]]
+  threat_models: dict[str, list[str]]
+  counters: dict[str, dict[str, str]]
+  inspections: dict[str, list[str] | None]
+  methods: dict[str, dict[str, Any]]
+  versions: dict[str, str]
+  seconds: float
+  resumed: bool
+
+  def to_frame(self) -> Any:
+    """Returns the rows as a `pandas.DataFrame`, one column per entry of docs/ROWS.md.
+
+    Raises:
+      UsageError: if pandas is not installed.
+    """
+    return frame(self.rows)
+
+  def __repr__(self) -> str:
+    by_defense: dict[str, list[dict]] = {}
+    for row in self.rows:
+      by_defense.setdefault(row['defense'], []).append(row)
+    what = f'{self.config.get("model", "model")} on {self.config.get("dataset", "data")}'
+    return '\n'.join([f'AuditResult: {what}', *(f'  {label}: {_worst(rows)}' for label, rows in by_defense.items())])
+
+  def _repr_html_(self) -> str:
+    from gradleak.report import notebook  # it imports this module
+
+    return notebook.html(self)
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+  """Returns dicts as a `pandas.DataFrame`, one row each.
+
+  Raises:
+    UsageError: if pandas is not installed.
+  """
+  try:
+    import pandas
+  except ImportError:
+    raise errors.UsageError("pandas is not installed, and a data frame needs it: pip install 'pandas>=2,<4'") from None
+  return pandas.DataFrame(rows)
+
+
+def _worst(rows: list[dict[str, Any]]) -> str:
+  """Returns the worst verdict on one defense, and in how many trials any attack has it: 'recovered 3 of 4 trials'."""
+  found = {row['verdict'] for row in rows}
+  verdict = next(verdict for verdict in _WORST_FIRST if verdict in found)
+  trials = {row['trial'] for row in rows}
+  return f'{verdict} {len({row["trial"] for row in rows if row["verdict"] == verdict})} of {len(trials)} trials'
+
+
+def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: float, resumed: bool) -> AuditResult:
+  """Returns the `AuditResult`, sorted by attack, defense, counter-measure and trial, methods in their given order.
+
+  Args:
+    plan: what was run.
+    structures: per structure, the parts of all shards.
+    versions, seconds, resumed: see `AuditResult`.
+  """
+  words = _counters(plan)
+  order = {label: ['unaware', *found] for label, found in words.items()}
+
+  def position(entry: tuple) -> tuple:
+    row = entry[0]
+    if row['control']:
+      return plan.attacks.index(row['attack']), 1, 0, 0, row['trial']
+    counter = order[row['defense']].index(row['counter'] or 'unaware')
+    return plan.attacks.index(row['attack']), 0, plan.defenses.index(row['defense']), counter, row['trial']
+
+  entries = sorted((entry for parts in structures for entry in _entries(_as_long(parts))), key=position)
+  reconstructions: dict[Case, list[np.ndarray]] = {}
+  curves: dict[Case, tuple[np.ndarray, list[np.ndarray]]] = {}
+  for row, images, (steps, curve) in entries:
+    if not row['control']:
+      key = (row['attack'], row['defense'], *filter(None, [row['counter']]))
+      reconstructions.setdefault(key, []).append(images)
+      curves.setdefault(key, (steps, []))[1].append(curve)
+  rows = [row for row, *_ in entries]
+  by_attack = [[row for row in rows if row['attack'] == label and not row['control']] for label in plan.attacks]
+  undefended = {label for label, placed in plan.groups[0].defenses if not placed.defense.members}
+  return AuditResult(
+    plan.config,
+    [row for of_attack in by_attack for row in require_undefended_recovery(of_attack, undefended)],
+    [row for row in rows if row['control']],
+    plan.groups[0].truth,
+    {key: np.stack(images) for key, images in reconstructions.items()},
+    {key: (steps, np.stack(of_trials)) for key, (steps, of_trials) in curves.items()},
+    _threat_models(plan),
+    words,
+    {label: seen for group in plan.groups for seen in [_inspected(group)] for label, _ in group.attacks},
+    methods(plan),
+    versions,
+    seconds,
+    resumed,
+  )
+
+
+def _entries(parts: list[Part]) -> list[tuple]:
+  """Returns (row, images, (steps, curve)) of one structure's parts, judged."""
+  arrays = [
+    (images, (found['steps'], curve))
+    for _, found in parts
+    for images, curve in zip(found['images'], found['curves'], strict=True)
+  ]
+  return [(row, *of_row) for row, of_row in zip(judged(parts), arrays, strict=True)]
+
+
+def _as_long(parts: list[Part]) -> list[Part]:
+  """Returns the parts with curves of one length; a shorter one is continued with its last value."""
+  steps = max((arrays['steps'] for _, arrays in parts), key=len)
+
+  def extended(arrays: dict) -> dict:
+    missing = len(steps) - arrays['curves'].shape[1]
+    return {**arrays, 'steps': steps, 'curves': np.pad(arrays['curves'], ((0, 0), (0, missing)), mode='edge')}
+
+  return [(rows, extended(arrays)) for rows, arrays in parts]
+
+
+def _counters(plan: Plan) -> dict[str, dict[str, str]]:
+  """Returns {defense: {counter-measure: what an attacker who knows the defense does}}."""
+  found: dict[str, dict] = {label: {} for label in plan.defenses}
+  for group in plan.groups:
+    for label, placed in group.defenses:
+      for _, attack in group.attacks:
+        found[label] |= {c.name: c.words for c in group.attackers(attack, placed) if c.name != 'unaware'}
+  return found
+
+
+def _threat_models(plan: Plan) -> dict[str, list[str]]:
+  """Returns {attack: what its attacker was granted}."""
+  return {label: group.knowledge(attack).in_words() for group in plan.groups for label, attack in group.attacks}
+
+
+def _inspected(group: Group) -> list[str] | None:
+  """Returns what `inspect` finds suspicious in the model that clients are sent; None where it cannot read it.
+
+  The model of a malicious server is also run on images of the client, which takes a compilation.
+  """
+  client, variables = group.client, group.scenario.variables
+  images, labels = group.truth[0][:_INSPECTED], group.labels[0][:_INSPECTED]
+  with_images = len(images) > 1 and group.server is not None
+  given: dict[str, Any] = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if with_images else {}
+  try:
+    found = inspect(client.model, variables, images.shape[1:], loss=client.loss, **given).findings
+  except errors.UsageError:
+    return None
+  return [finding.text for finding in found if finding.suspicious]
+
+
+def methods(plan: Plan) -> dict[str, dict[str, Any]]:
+  """Returns what is known of the methods of a plan, from the objects themselves; see `AuditResult.methods`."""
+  client = plan.groups[0].client
+  epochs = client.epochs if client.share == 'delta' else 1
+  attacks: dict[str, AttackMethod] = {label: attack for group in plan.groups for label, attack in group.attacks}
+  return {
+    'attacks': {label: {'citations': list(filter(None, [attacks[label].citation]))} for label in plan.attacks},
+    'defenses': {label: facts(placed.defense, epochs) for label, placed in plan.groups[0].defenses},
+    'model': {'citations': list(client.model.citations)},
+  }
+
+
+def facts(defense: Defense, epochs: int) -> dict[str, Any]:
+  """Returns what is known of a defense, plain JSON, see `AuditResult.methods`.
+
+  Args:
+    defense: a `Defense`.
+    epochs: how often one upload uses each sample.
+  """
+  return {
+    'text': str(defense),
+    'citations': defense.citations,
+    'places': list(dict.fromkeys(member.traits.place for member in defense.members)),
+    'random': any(member.traits.random for member in defense.members),
+    'mechanisms': [
+      {'noise': one.noise, 'unit': one.unit, 'releases': one.releases} for one in guarantees.mechanisms(defense, epochs)
+    ],
+    'missing_bound': guarantees.missing_bound(defense),
+  }

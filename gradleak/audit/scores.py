@@ -1,0 +1,120 @@
+"""Scored and judged: what the attacks found against the private images, one row per target."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradleak import metrics, trees
+from gradleak.attacks.counters import UNAWARE
+from gradleak.audit import schema
+from gradleak.audit.lanes import Found, Lane
+from gradleak.audit.settings import Group
+from gradleak.audit.uploads import Uploads, share_sent
+from gradleak.audit.verdict import CONTROL, judge
+from gradleak.audit.views import Target
+from gradleak.storage import plain
+
+Part = tuple[list[dict], dict[str, np.ndarray]]
+
+
+def scored(group: Group, sent: Uploads, found: Found) -> Part:
+  """Returns the rows of one structure, not yet judged, and arrays with the key, images and curve of each row."""
+  rows, keys, images, curves = [], [], [], []
+  for lanes in _by_target(found.table.lanes):
+    row, chosen, permutation = _row(group, sent, found, lanes)
+    rows.append({**row, 'steps': found.table.num_steps})
+    first = found.table.lanes[lanes[0]]
+    keys.append(first.target.key(group, found.table.variants[first.variant].name(group)))
+    images.append(_arranged(found.reconstructions.images[chosen], permutation))
+    curves.append(found.curves[chosen])
+  arrays = {'keys': [json.dumps(key) for key in keys], 'images': images, 'curves': curves, 'steps': found.steps}
+  return rows, {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def judged(parts: list[Part]) -> list[dict]:
+  """Returns the rows of one structure's parts, judged by the control runs of the same variant in all of them."""
+  variants = [variant for part in parts for variant, *_ in keys_of(part)]
+  rows = [row for part, _ in parts for row in part]
+  pools = {
+    v: [row for row, of in zip(rows, variants, strict=True) if of == v and row['control']] for v in set(variants)
+  }
+  thresholds = {
+    v: [metrics.percentile_threshold([row[name] for row in pool]) for name in ('psnr', 'revealed')]
+    for v, pool in pools.items()
+  }
+  return [schema.check(plain({**row, **judge(row, *thresholds[v])})) for row, v in zip(rows, variants, strict=True)]
+
+
+def keys_of(part: Part) -> list[tuple]:
+  """Returns what each row of a part is about, see `lanes.Key`."""
+  return [tuple(json.loads(key)) for key in part[1]['keys']]
+
+
+def _by_target(lanes: list[Lane]) -> list[range]:
+  """Returns the ranges of lanes that are about the same variant and target."""
+  starts = [
+    i
+    for i, lane in enumerate(lanes)
+    if i == 0 or (lane.variant, lane.target.views) != (lanes[i - 1].variant, lanes[i - 1].target.views)
+  ]
+  return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(lanes)], strict=True)]
+
+
+def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict, int, Any]:
+  """Returns a target's row without its verdict, the lane that the attacker keeps, and how its images are matched."""
+  reconstructions, scenario = found.reconstructions, group.scenario
+  first = found.table.lanes[lanes.start]
+  target, variant = first.target, found.table.variants[first.variant]
+  truth, labels = group.truth[target.trial], group.labels[target.trial]
+  measured = [metrics.evaluate(reconstructions.images[i], truth, reconstructions.labels[i], labels) for i in lanes]
+  best = int(np.argmin(reconstructions.distance[lanes.start : lanes.stop]))
+  chosen, figures = lanes[best], measured[best]
+  oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])
+  permutation = figures.pop('permutation')
+  diverged = int(reconstructions.diverged_step[chosen])
+  granted = group.knowledge(variant.method)
+  row = {
+    'dataset': scenario.settings['dataset'],
+    'model': scenario.settings['model'],
+    'init': scenario.settings.get('init'),
+    'attack': group.attacks[variant.attack].label,
+    **_met(group, target),
+    'trial': target.address,
+    'seed': scenario.settings.get('seed'),
+    'batch_size': group.settings.batch_size,
+    'restarts': group.settings.restarts,
+    'labels': granted.labels,
+    **figures,
+    'objective': float(reconstructions.objective[chosen]),
+    'distance': float(reconstructions.distance[chosen]),
+    'objective_start': float(reconstructions.objective_start[chosen]),
+    'objective_at_truth': float(found.at_truth[chosen]),
+    **{f'oracle_{name}': oracle[name] for name in ('psnr', 'ssim', 'mse_unclipped')},
+    'diverged': diverged >= 0,
+    'diverged_step': diverged if diverged >= 0 else None,
+    'change': sent.changes[target.defense][target.place],
+    'sent': share_sent(trees.take(trees.take(sent.sent[target.defense], 0), target.place)),
+    'tier': granted.tier,
+  }
+  return row, chosen, permutation
+
+
+def _met(group: Group, target: Target) -> dict:
+  """Returns the columns that say which defense the attacker met, and by which counter-measure."""
+  control, unaware = target.defense < 0, target.counter is UNAWARE
+  return {
+    'defense': CONTROL if control else group.defenses[target.defense].label,
+    'control': control,
+    'knowledge': 'unaware' if unaware else 'aware',
+    'counter': None if unaware else target.counter.name,
+    'rounds': target.counter.rounds,
+  }
+
+
+def _arranged(images: jax.Array, permutation: Any) -> np.ndarray:
+  """Returns the images [K, …] as they are matched to the truth, [N, …]; NaN where none is left for one."""
+  matched = np.asarray(permutation).reshape(-1, *[1] * (images.ndim - 1)) >= 0
+  return np.where(matched, images[permutation], np.float32(np.nan))

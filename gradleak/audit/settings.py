@@ -1,0 +1,305 @@
+"""What an audit runs: its settings, and the methods that it is given, checked before anything is compiled."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import errors, settings
+from gradleak.attacks.base import AttackMethod, as_attack
+from gradleak.attacks.counters import UNAWARE, Counter, counters
+from gradleak.attacks.labels import RULES
+from gradleak.defenses.defense import Context, Defense, Placed, as_defense, place
+from gradleak.federated import Client, Knowledge
+from gradleak.federated import knowledge as grants
+from gradleak.scenario import Scenario
+from gradleak.servers.base import Server
+from gradleak.settings import setting
+
+KNOWLEDGE = ('unaware', 'aware', 'both')
+LABELS = ('auto', *grants.LABELS, *RULES)
+_ATTACKER: dict[str, Any] = {'group': 'attacker'}
+_RUN: dict[str, Any] = {'group': 'run'}
+_COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditSettings:
+  """The settings of an audit that are no objects; each is a keyword argument of `audit` and a flag of the programs."""
+
+  batch_size: int = setting(1, 'Images behind one upload.', **_RUN, **_COUNT)
+  restarts: int = setting(1, 'Starts per trial; the least matching distance is chosen.', **_ATTACKER, **_COUNT)
+  steps: int | None = setting(
+    None, 'Steps of attacks that do not set their own (programs: 0 for as published).', **_ATTACKER, **_COUNT
+  )
+  labels: str = setting(
+    'auto',
+    f'auto (as published), known, inferred, optimised, or a label rule: {", ".join(RULES)}.',
+    **_ATTACKER,
+    choices=LABELS,
+  )
+  controls: int = setting(64, 'Null-gradient runs per attack that define success.', **_RUN, **_COUNT)
+  knowledge: str = setting(
+    'both',
+    'unaware: attackers take what was sent for a gradient; aware: they know the defense; both: side by side.',
+    **_ATTACKER,
+    choices=KNOWLEDGE,
+  )
+  rounds: int = setting(
+    1, 'Uploads of the same samples on the same model that an aware attacker averages.', **_ATTACKER, **_COUNT
+  )
+  counters: tuple[str, ...] | None = setting(None, 'Names of the counter-measures to try; all by default.', **_ATTACKER)
+
+
+class Labelled(NamedTuple):
+  """A method with what results call it; a label is for people and decides nothing."""
+
+  label: str
+  method: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """The attacks whose server sends the same model, and the defenses that they meet.
+
+  Attributes:
+    key: of the audit.
+    scenario: with the model and the variables that clients are sent.
+    context: what defenses are made for.
+    server: the malicious `Server`, or None: the server is honest.
+    attacks: their labels and `AttackMethod`s.
+    defenses: their labels and `Placed` defenses.
+    num_trials: T.
+    settings: the `AuditSettings`.
+  """
+
+  key: jax.Array
+  scenario: Scenario
+  context: Context
+  server: Server | None
+  attacks: tuple[Labelled, ...]
+  defenses: tuple[Labelled, ...]
+  num_trials: int
+  settings: AuditSettings
+
+  @property
+  def client(self) -> Client:
+    """The undefended client."""
+    return self.scenario.client
+
+  @property
+  def truth(self) -> np.ndarray:
+    """The private images, [T, B, H, W, C]."""
+    size = self.settings.batch_size
+    images = self.scenario.images[: self.num_trials * size]
+    return images.reshape(self.num_trials, size, *images.shape[1:])
+
+  @property
+  def labels(self) -> np.ndarray:
+    """Their labels, int32 [T, B]."""
+    size = self.settings.batch_size
+    return self.scenario.labels[: self.num_trials * size].reshape(self.num_trials, size)
+
+  def stream(self, name: str) -> jax.Array:
+    """Returns the key of a named stream of randomness."""
+    return jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+
+  def attackers(self, attack: AttackMethod, placed: Placed) -> list[Counter]:
+    """Returns the `Counter`s by which an attack meets a defense.
+
+    Without a counter-measure, an aware attacker equals an unaware one, and is run once.
+    """
+    given = self.settings
+    if given.knowledge == 'unaware':
+      return [UNAWARE]
+    rounds = given.rounds if self.server is None or self.server.rounds == 1 else 1
+    aware = counters(placed, self.context, given.batch_size, attack, rounds)
+    if given.counters is not None:
+      aware = [counter for counter in aware if counter.name in given.counters]
+    return [UNAWARE, *aware] if given.knowledge == 'both' else aware or [UNAWARE]
+
+  def knowledge(self, attack: AttackMethod) -> Knowledge:
+    """Returns what the attacker is granted; what it knows of the defense is in the evidence."""
+    mode, rule = self.settings.labels, attack.label_rule
+    made = attack(self.client)
+    if mode == 'auto':
+      mode = made.labels
+    elif mode in RULES:
+      mode, rule = 'inferred', mode
+    return Knowledge(
+      labels=mode,
+      label_inference=rule,
+      local_steps=self.client.num_steps(self.settings.batch_size),
+      share=self.client.share,
+      batch_norm=self.scenario.settings['batch_norm'],
+      defense={'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[self.settings.knowledge],
+      model='honest' if self.server is None else 'modified',
+      auxiliary_data=made.auxiliary_data and self.scenario.public is not None,
+    )
+
+  def class_means(self, attack: AttackMethod) -> jax.Array | None:
+    """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
+    public = self.scenario.public
+    if public is None or not self.knowledge(attack).auxiliary_data:
+      return None
+    images, labels = public
+    classes = range(self.client.num_classes)
+    return jnp.stack([images[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
+
+
+class Plan(NamedTuple):
+  """What an audit runs.
+
+  Attributes:
+    attacks: the labels of all attacks, in the order in which they were listed.
+    defenses: the labels of all defenses, likewise.
+    groups: one `Group` per model that clients are sent: the honest one and each malicious server's.
+    config: the scientific settings, plain JSON: the identity of the audit.
+  """
+
+  attacks: list[str]
+  defenses: list[str]
+  groups: list[Group]
+  config: dict
+
+
+def plan(
+  key: jax.Array,
+  scenario: Scenario,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
+  given: AuditSettings,
+) -> Plan:
+  """Returns the `Plan` of an audit; the arguments are those of `audit`. Nothing is compiled.
+
+  Raises:
+    UsageError: for settings that cannot be run.
+  """
+  key = errors.check_key('key', key)
+  if not isinstance(scenario, Scenario):
+    raise errors.UsageError(f'the scenario is a {type(scenario).__name__}, expected what gradleak.scenario(…) returns')
+  settings.check(given)
+  size = given.batch_size
+  errors.check_number('trials', num_trials, **_COUNT)
+  if num_trials * size > len(scenario.images):
+    raise errors.UsageError(
+      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; the most '
+      f'trials are {len(scenario.images) // size}'
+    )
+  named_attacks = labelled('attack', attacks, as_attack)
+  chosen_defenses = named_defenses(defenses)
+  config = {
+    **scenario.settings,
+    'attacks': [attack.label for attack in named_attacks],
+    'defenses': [defense.label for defense in chosen_defenses],
+    'trials': num_trials,
+    **_recorded(given),
+    **_texts(attack=named_attacks, defense=chosen_defenses),
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
+  }
+  stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
+  groups = []
+  for server in dict.fromkeys(attack.method.server for attack in stepped):
+    sent, built = scenario, None
+    if server is not None:
+      built = server.build(server.numbers)
+      sent = built.prepare(jax.random.fold_in(key, zlib.crc32(b'server')), scenario._replace(previous=None), size)
+    context = Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
+    placed = tuple(Labelled(label, place(defense, context)) for label, defense in chosen_defenses)
+    chosen = tuple(attack for attack in stepped if attack.method.server == server)
+    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given))
+    for attack in chosen:
+      _trace(groups[-1], attack)
+  return Plan(config['attacks'], config['defenses'], groups, config)
+
+
+def labelled(kind: str, entries: Any, convert: Callable[[Any], Any]) -> list[Labelled]:
+  """Returns the methods of a list, or of a dict {label: method}, with distinct labels.
+
+  Raises:
+    UsageError: if there is none, or one is listed twice.
+  """
+  if entries is None or isinstance(entries, (str, Defense, AttackMethod)):
+    entries = [entries]
+  pairs = list(entries.items()) if isinstance(entries, Mapping) else [(None, entry) for entry in entries]
+  if not pairs:
+    raise errors.UsageError(f'no {kind} is given')
+  found: list[Labelled] = []
+  for label, entry in pairs:
+    method = convert(entry)
+    label = str(method) if label is None else str(label)
+    if any(other.method == method and other.label == label for other in found):
+      raise errors.UsageError(f'the {kind} {label!r} is listed twice')
+    others = [other.label for other in found]
+    alike = sum(other == label or other.startswith(f'{label} #') for other in others)
+    found.append(Labelled(f'{label} #{alike + 1}' if label in others else label, method))
+  return found
+
+
+def named_defenses(entries: Any) -> list[Labelled]:
+  """Returns the defenses of a list or dict with distinct labels; what is no defense is labelled 'none', nothing else.
+
+  Raises:
+    UsageError: if there is none, one is listed twice, or a defense is labelled 'none'.
+  """
+  found = labelled('defense', entries, as_defense)
+  found = [one if one.method.members else one._replace(label='none') for one in found]
+  named_none = [one for one in found if one.label == 'none']
+  if len(named_none) > 1 or any(one.method.members for one in named_none):
+    raise errors.UsageError("'none' is the label of no defense, and stands once: another entry bears it, too")
+  return found
+
+
+def _with_steps(attack: AttackMethod, steps: int | None) -> AttackMethod:
+  """Returns the attack with the number of steps, where it takes one and does not set its own."""
+  if steps is None or 'steps' in attack.given or not attack.takes({'steps': steps}):
+    return attack
+  return attack.changed(steps=steps)
+
+
+def _recorded(given: AuditSettings) -> dict:
+  """Returns what identifies the settings, plain JSON; settings that came later stand only where they are used."""
+  found = dataclasses.asdict(given)
+  found['counters'] = None if given.counters is None else list(given.counters)
+  unused = {name for name, value in (('rounds', 1), ('counters', None)) if found[name] == value}
+  return {name: value for name, value in found.items() if name not in unused}
+
+
+def _texts(**kinds: list[Labelled]) -> dict:
+  """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting."""
+  texts = {
+    f'{kind}_texts': {one.label: str(one.method) for one in methods if one.label != str(one.method)}
+    for kind, methods in kinds.items()
+  }
+  return {key: value for key, value in texts.items() if value}
+
+
+def _trace(group: Group, attack: Labelled) -> None:
+  """Traces client and attack on shapes alone, so that what cannot be run says so before anything is compiled."""
+  from gradleak.audit.lanes import Build  # it imports this module
+
+  method, client, variables = attack.method, group.client, group.scenario.variables
+  if jax.config.jax_enable_x64 and method(client).num_steps:
+    raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
+  key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.labels[0])
+  upload = jax.eval_shape(client.local_update, key, variables, images, labels)
+  for defense in group.defenses:
+    jax.eval_shape(defense.method.client(client).local_update, key, variables, images, labels)
+  shared = {
+    'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
+    'labels': jax.ShapeDtypeStruct((group.settings.batch_size, client.num_classes), jnp.float32),
+  }
+  rest = {'variables': variables, 'class_means': group.class_means(method)}
+
+  def start(shared: dict, key: jax.Array) -> Any:
+    shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)
+    lane = {'trial': 0, 'view': 0, 'key': key, 'numbers': method.numbers}
+    made, key, observation = Build.of(group, method)({**shared, **rest}, lane)
+    return made.step(made.init(key, observation), observation)
+
+  jax.eval_shape(start, shared, key)

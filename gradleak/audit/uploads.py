@@ -1,0 +1,180 @@
+"""What each client sends: the uploads of a group's trials under each defense, and of its control runs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import trees
+from gradleak.audit.settings import Group
+from gradleak.defenses import NO_DEFENSE, null_gradient
+from gradleak.defenses.defense import Placed, place
+from gradleak.engine import driver
+from gradleak.federated import Client, Upload
+from gradleak.methods import identity
+from gradleak.trees import Tree
+
+
+class Uploads(NamedTuple):
+  """The uploads of one group, on the host; R rounds of T trials (or control runs).
+
+  Attributes:
+    trials: the trials that these are, int [T].
+    controls: the control runs that these are, int [C].
+    sent: per defense, and last of the control runs, an `Upload` whose leaves are [R, T, …].
+    changes: per defense, and last of the control runs, float [T]: the norm of what the defense changed, relative to
+      that of the undefended upload; NaN for control runs.
+    variables: per defense, and last of the control runs, the variables that a server of several rounds refers the
+      upload to, every leaf [T, …]; None where all were sent the same.
+  """
+
+  trials: np.ndarray
+  controls: np.ndarray
+  sent: list[Upload]
+  changes: list[np.ndarray]
+  variables: list[Tree | None]
+
+
+class _Request(NamedTuple):
+  """Uploads to be made: of one defense, on the keys of a stream, at some addresses, for some rounds."""
+
+  placed: Placed
+  stream: str
+  addresses: np.ndarray
+  rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+  """(shared, lane) -> `Upload`: what a client under a defense sends. Equal ones compile once; lanes bring numbers."""
+
+  placed: Placed = dataclasses.field(compare=False)
+  defense: Any
+  client: Client
+
+  @classmethod
+  def of(cls, placed: Placed, client: Client) -> 'Send':
+    """Returns the function of a placed defense."""
+    return cls(placed, (placed.defense.structure, tuple(identity(given) for given in placed.arguments)), client)
+
+  def __call__(self, shared: dict, lane: dict) -> Upload:
+    """Called while tracing, by the driver."""
+    client = self.placed.build(lane['numbers'], self.client)
+    images, labels = shared['images'][lane['trial']], shared['labels'][lane['trial']]
+    return client.local_update(lane['key'], lane.get('variables', shared.get('variables')), images, labels)
+
+
+def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: int) -> Uploads:
+  """Returns the `Uploads` of some trials and control runs; their figures do not depend on which others are computed.
+
+  Args:
+    group: the `Group`.
+    trials, controls: numbers of trials and of control runs, int [T] and [C].
+    group_size: lanes that share one pass.
+  """
+  rounds = [_rounds(group, placed) for _, placed in group.defenses]
+  requests = [_Request(place(NO_DEFENSE, group.context), 'client', trials, 1)]
+  requests += [
+    _Request(placed, 'client', trials, number) for (_, placed), number in zip(group.defenses, rounds, strict=True)
+  ]
+  if len(controls):
+    requests.append(_Request(place(null_gradient(), group.context), 'control', controls, min(rounds)))
+  undefended, *first = _computed(group, requests, group_size)
+  changed = [_changes(sent, undefended) for sent in first[: len(group.defenses)]]
+  sent, variables = first, [None] * len(first)
+  if group.server is not None and group.server.rounds > 1:
+    pairs = [_served(group, request, upload, group_size) for request, upload in zip(requests[1:], first, strict=True)]
+    sent, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+  return Uploads(trials, controls, sent, [*changed, np.full(len(controls), np.nan)], variables)
+
+
+def _rounds(group: Group, placed: Placed) -> int:
+  """Returns how many uploads of a trial any attacker of a defense reads."""
+  if any('uploads' in attack.reads for _, attack in group.attacks):
+    return group.settings.rounds
+  return max(counter.rounds for _, attack in group.attacks for counter in group.attackers(attack, placed))
+
+
+def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:
+  """Returns the uploads of each request on the variables of the group; one compilation per structure of defense."""
+  found: list[Any] = [None] * len(requests)
+  structures = [request.placed.defense.structure for request in requests]
+  for structure in dict.fromkeys(structures):
+    chosen = [i for i, other in enumerate(structures) if other == structure]
+    lanes = jax.tree.map(lambda *xs: jnp.concatenate(xs), *(_lanes(group, requests[i]) for i in chosen))
+    made = _evaluate(group, requests[chosen[0]].placed, lanes, group_size, variables=group.scenario.variables)
+    start = 0
+    for i in chosen:
+      shape = requests[i].rounds, len(requests[i].addresses)
+      part = slice(start, start + shape[0] * shape[1])
+      found[i] = jax.tree.map(_reshaped(part, shape), made)
+      start = part.stop
+  return found
+
+
+def _reshaped(part: slice, shape: tuple[int, int]) -> Callable[[Any], np.ndarray]:
+  return lambda x: np.asarray(x[part]).reshape(*shape, *x.shape[1:])
+
+
+def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
+  """Returns the lanes of a request, round by round; upload i of a round draws the i-th key of the round's stream."""
+  trial = request.addresses % group.num_trials
+  names = [
+    f'{request.stream} round {i}' if i else request.stream for i in range(first_round, first_round + request.rounds)
+  ]
+  fold = jax.vmap(jax.random.fold_in, (None, 0))
+  keys = jnp.concatenate([fold(group.stream(name), jnp.asarray(request.addresses)) for name in names])
+  count = request.rounds * len(trial)
+  numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.placed.defense.numbers)
+  return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}
+
+
+def _evaluate(group: Group, placed: Placed, lanes: dict, group_size: int, **shared: Any) -> Upload:
+  images, labels = jnp.asarray(group.truth), jnp.asarray(group.labels)
+  shared = {**shared, 'images': images, 'labels': labels}
+  return driver.evaluate(Send.of(placed, group.client), shared, lanes, group_size=group_size)
+
+
+def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:
+  """Returns what a server of several rounds observes of each trial: (`Upload` [1, T, …], variables [T, …])."""
+  server = group.server
+  assert server is not None
+  update = [trees.take(trees.take(first.update, 0), t) for t in range(len(request.addresses))]
+  start = server.init(group.scenario, group.settings.batch_size)
+  states = [server.receive(start, answer) for answer in update]
+  for number in range(1, server.rounds):
+    asking = [t for t, state in enumerate(states) if not server.finished(state)]
+    if not asking:
+      break
+    one = request._replace(addresses=request.addresses[asking], rounds=1)
+    asked = jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *(server.send(states[t]) for t in asking))
+    lanes = {**_lanes(group, one, number), 'variables': asked}
+    answers = _evaluate(group, request.placed, lanes, group_size).update
+    for place_, t in enumerate(asking):
+      states[t] = server.receive(states[t], jax.tree.map(lambda x, i=place_: np.asarray(x[i]), answers))
+  seen = [server.observed(state) for state in states]
+  stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs])[np.newaxis], *(one.update for one in seen))
+  variables = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *(one.variables for one in seen))
+  return dataclasses.replace(first, update=stacked), variables
+
+
+def _changes(upload: Upload, undefended: Upload) -> np.ndarray:
+  """Returns the change of each trial's first upload; in NumPy, as compiled sums depend on the number of trials."""
+  defended, plain = (jax.tree.leaves(trees.take(each.update, 0)) for each in (upload, undefended))
+  plain = [np.asarray(x, np.float64) for x in plain]
+
+  def norms(leaves: list) -> np.ndarray:
+    return np.sqrt(sum(np.square(x, dtype=np.float64).reshape(len(x), -1).sum(1) for x in leaves))
+
+  with np.errstate(divide='ignore', invalid='ignore'):
+    return norms([a - b for a, b in zip(defended, plain, strict=True)]) / norms(plain)
+
+
+def share_sent(upload: Upload) -> float:
+  """Returns the share of the entries that one upload sends."""
+  pairs = zip(jax.tree.leaves(upload.update), jax.tree.leaves(upload.sent), strict=True)
+  sizes = [(u.size, np.broadcast_to(sent, u.shape).sum()) for u, sent in pairs]
+  return float(sum(sent for _, sent in sizes) / sum(size for size, _ in sizes))

@@ -1,0 +1,99 @@
+"""What each attacker compares: the views that counter-measures make of the uploads."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import trees
+from gradleak.attacks.counters import UNAWARE, Counter, View
+from gradleak.audit.settings import Group
+from gradleak.audit.uploads import Uploads
+from gradleak.audit.verdict import CONTROL
+from gradleak.trees import Tree
+
+
+class Target(NamedTuple):
+  """What one attacker compares: one view, or several of which it keeps the best match.
+
+  Attributes:
+    defense: index of the defense; −1 for a control run.
+    counter: the `Counter`.
+    reads: the evidence that the view was made for; None for any attack.
+    trial: index of the private batch.
+    address: index that is folded into the PRNG key: the trial, or the number of the control run.
+    place: index of the upload among those of its defense.
+    views: indices of its views.
+  """
+
+  defense: int
+  counter: Counter
+  reads: frozenset[str] | None
+  trial: int
+  address: int
+  place: int
+  views: tuple[int, ...]
+
+  def key(self, group: Group, variant: str) -> tuple[str, str, str, int]:
+    """Returns what tells the row of this target and a variant of an attack from all others."""
+    label = CONTROL if self.defense < 0 else group.defenses[self.defense].label
+    return variant, label, self.counter.name, self.address
+
+
+class Views(NamedTuple):
+  """All views of a group's uploads.
+
+  Attributes:
+    stacked: 'update', 'weights', 'noise', 'clip'; 'variables', of a server of several rounds; 'uploads', where an
+      attack reads them: trees of arrays with a leading axis of views. Weights are None where no attacker knows a
+      defense.
+    targets: the `Target`s that they belong to, the control runs' last.
+  """
+
+  stacked: dict[str, Tree]
+  targets: list[Target]
+
+
+def views(group: Group, sent: Uploads) -> Views:
+  """Returns the `Views` of a group's uploads: each counter-measure of any attack is applied once to each upload."""
+  found: list[View] = []
+  targets: list[Target] = []
+  variables: list[Tree | None] = []
+  raw: list[Tree | None] = []
+  read_rounds = any('uploads' in attack.reads for _, attack in group.attacks)
+
+  def add(defense: int, counter: Counter, reads: frozenset | None, trial: int, address: int, place: int) -> None:
+    upload = jax.tree.map(lambda x: x[:, place], sent.sent[defense])
+    made = counter.views(jax.tree.map(lambda x: x[: counter.rounds], upload))
+    several = tuple(range(len(found), len(found) + len(made)))
+    targets.append(Target(defense, counter, reads, trial, address, place, several))
+    found.extend(made)
+    referred = sent.variables[defense]
+    variables.extend(None if referred is None else trees.take(referred, place) for _ in made)
+    raw.extend(upload.update if read_rounds else None for _ in made)
+
+  for d, (_, placed) in enumerate(group.defenses):
+    counters = {
+      (counter.name, None if counter is UNAWARE else attack.reads): counter
+      for _, attack in group.attacks
+      for counter in group.attackers(attack, placed)
+    }
+    for (_, reads), counter in counters.items():
+      for i, t in enumerate(sent.trials.tolist()):
+        add(d, counter, reads, t, t, i)
+  for i, run in enumerate(sent.controls.tolist()):
+    add(-1, UNAWARE, None, run % group.num_trials, run, i)
+  stacked = _stacked(found)._asdict()
+  if group.settings.knowledge == 'unaware':
+    stacked['weights'] = None
+  for name in ('noise', 'clip'):
+    stacked[name] = stacked[name].astype(jnp.float32)
+  for name, each in (('variables', variables), ('uploads', raw)):
+    if any(one is not None for one in each):
+      stacked[name] = _stacked(each)
+  return Views(stacked, targets)
+
+
+def _stacked(trees_: list) -> Any:
+  return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *trees_)

@@ -1,0 +1,402 @@
+"""What a defense is: an optax transformation with declared properties.
+
+`@defense(place=…, …)` turns a factory of transformations into one of `Defense`s. Its arguments are the `Traits`: where
+the defense acts, whether it is random, what it withholds, how much noise it adds to each entry, what it clips to, and
+what it guarantees. Audits and reports treat a defense by its traits alone.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import jax
+import optax
+
+from gradleak import errors
+from gradleak.defenses.base import sequence
+from gradleak.methods import Method, identity
+from gradleak.trees import Layer, Tree
+
+PLACES = ('data', 'step', 'upload', 'round')
+WITHHOLDS = ('', 'zeros', 'mask')
+Settings = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What a defense is placed in; its factory's positional arguments are computed from it.
+
+  Attributes:
+    client: the undefended `Client`.
+    variables: the global model's.
+    image_shape: (H, W, C).
+    public: public data (images, labels), float32 [K, H, W, C] and int32 [K], or None.
+    previous: variables of the model that this client received before, or None at its first participation.
+  """
+
+  client: Any
+  variables: Any
+  image_shape: tuple[int, ...]
+  public: tuple | None = None
+  previous: Any = None
+
+  @property
+  def layers(self) -> tuple[Layer, ...] | None:
+    """The model's layers, or None if it does not offer them."""
+    offered = self.client.model.layers
+    return None if offered is None else offered(self.image_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+  """The noise that a defense adds to an update.
+
+  Attributes:
+    variance: (settings, `Context`, number of samples) -> the variance of an entry that has noise: a float, or a tree
+      shaped like the parameters of floats or arrays.
+    share: settings -> the fraction of the entries that have noise, 1 for all of them.
+    groups: arguments of the factory -> the number of each entry's group, integers shaped like the parameters; either
+      all entries of a group have noise, or none. None if entries are chosen one by one.
+    distribution: 'gaussian' or 'laplace'.
+  """
+
+  variance: Callable[[Settings, Context, int], float | Tree]
+  share: Callable[[Settings], float] = lambda settings: 1.0
+  groups: Callable[[tuple], Tree] | None = None
+  distribution: str = 'gaussian'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+  """A Gaussian mechanism that each upload goes through.
+
+  Attributes:
+    noise: the noise multiplier, its standard deviation over the L2 sensitivity in the add/remove relation.
+    unit: whose contribution it protects, 'client' (the upload against zeros in its place) or 'example' (the batch with
+      or without it).
+    releases: how often one upload releases that contribution: 1, or for an 'example' the local epochs.
+  """
+
+  noise: float
+  unit: str
+  releases: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+  """Properties of a defense; functions of its settings where they depend on them.
+
+  Attributes:
+    place: where it acts: 'data' (on the samples), 'step' (on the gradient of each local step, before the local
+      optimizer), 'upload' (on the update before it is sent) or 'round' (at the server, on the mean update).
+    random: whether different keys give different outputs; an attacker may then average repeated uploads.
+    citation: its source.
+    arguments: (`Context`, settings) -> the factory's positional arguments, computed once, on the host.
+    withholds: '' (nothing), 'zeros' (dropped entries are sent as zeros) or 'mask' (dropped entries are not sent, and
+      the server knows which; its state has a field `sent`).
+    by_magnitude: whether it drops the entries of smallest magnitude: an attacker then has a bound on them.
+    noise: the `Noise` that it adds, or None.
+    clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
+      clip what it simulates.
+    bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one.
+    mechanism: (settings, L2 norm that the member before it clips the upload to, or None; its position in the chain) ->
+      the `Mechanism` that it is, or None.
+    post_processing: whether its output depends only on the update and on public values, so that guarantees of the
+      members before it still hold.
+    selects: whether the mask of `withholds` depends on the update: noise that is added later does not protect the mask.
+    idle: settings -> whether it is the identity.
+  """
+
+  place: str = 'upload'
+  random: bool = False
+  citation: str = ''
+  arguments: Callable[[Context, Settings], tuple] = lambda context, settings: ()
+  withholds: str = ''
+  by_magnitude: bool = False
+  noise: Noise | None = None
+  clips: Callable[[Settings], float] | None = None
+  bounds: Callable[[Settings], float] | None = None
+  mechanism: Callable[[Settings, float | None, int], Mechanism | None] | None = None
+  post_processing: bool = False
+  selects: bool = False
+  idle: Callable[[Settings], bool] = lambda settings: False
+
+  def __post_init__(self) -> None:
+    if self.place not in PLACES:
+      raise errors.unknown('place of a defense', self.place, PLACES)
+    if self.withholds not in WITHHOLDS:
+      raise errors.unknown('way to withhold', self.withholds, WITHHOLDS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Member(Method):
+  """One method of a defense.
+
+  Attributes:
+    traits: its `Traits`.
+    label: how results call a transformation of a user's own.
+  """
+
+  kind: str = 'defense'
+  traits: Traits = dataclasses.field(default_factory=Traits)
+  label: str = ''
+
+  @property
+  def name(self) -> str:
+    """The factory's name, or the label of a user's own transformation."""
+    return self.label or super().name
+
+  @property
+  def structure(self) -> Hashable:
+    """What decides the compilation: that of a `Method`, and the traits, for the place where it acts."""
+    return super().structure, identity(self.traits)
+
+  def made(self) -> Any:
+    """Returns what the factory makes of the settings and arguments that it was given."""
+    return self.factory(*self.arguments, **self.settings)
+
+
+class Defense(optax.GradientTransformationExtraArgs):
+  """An optax transformation with its settings and `Traits`; equal ones have equal members.
+
+  It can be used in any `optax.chain`. An audit or a federation places each member where it acts. A defense on the
+  samples is called like a function, `defense(key, images, labels)`; its `update` raises `UsageError`.
+
+  Attributes:
+    members: one `Member` per part of a chain, in order.
+    transform: of a single defense on the samples, the function (key, images, labels) -> (images, labels), which
+      `jax.jit` accepts (a tuple like this one it does not); else None.
+  """
+
+  members: tuple[Member, ...]
+  transform: Callable | None
+
+  def __new__(cls, members: tuple[Member, ...]) -> 'Defense':
+    """Returns the defense of these members. Making each of them checks its settings."""
+    made = [member.made() for member in members]
+    transformations = [
+      _on_samples(member.name) if member.traits.place == 'data' else one
+      for member, one in zip(members, made, strict=True)
+    ]
+    both = sequence(*transformations)
+    self = super().__new__(cls, both.init, both.update)
+    self.members = tuple(members)
+    self.transform = made[0] if len(made) == 1 and members[0].traits.place == 'data' else None
+    return self
+
+  def __call__(self, key: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples to train on in place of these; for a single defense on the samples alone."""
+    if self.transform is None:
+      raise errors.UsageError(f'the defense {self} acts on updates, not on samples: call its update(…)')
+    return self.transform(key, images, labels)
+
+  @property
+  def structure(self) -> Hashable:
+    """What decides the compilation."""
+    return tuple(member.structure for member in self.members)
+
+  @property
+  def numbers(self) -> tuple[float, ...]:
+    """The numeric settings of all members."""
+    return tuple(number for member in self.members for number in member.numbers)
+
+  @property
+  def citations(self) -> list[str]:
+    """The sources of its members, each once."""
+    return list(dict.fromkeys(member.traits.citation for member in self.members if member.traits.citation))
+
+  def at(self, *places: str) -> tuple[Member, ...]:
+    """Returns the members that act at these places, in their order."""
+    return tuple(member for member in self.members if member.traits.place in places)
+
+  def __str__(self) -> str:
+    return '+'.join(map(str, self.members)) or 'none'
+
+  __repr__ = __str__
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Defense) and self.members == other.members
+
+  def __ne__(self, other: object) -> bool:
+    return not self == other
+
+  def __hash__(self) -> int:
+    return hash(self.members)
+
+
+def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
+  def update(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+    del updates, state, params, extra
+    raise errors.UsageError(f'the defense {name} acts on the samples: call it as a function, (key, images, labels)')
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def defense(**traits: Any) -> Callable[[Callable], Callable[..., Defense]]:
+  """Returns the decorator that makes a factory of transformations one of `Defense`s; `traits` are those of `Traits`.
+
+  The factory's positional parameters are what it is made for, such as the model's layers; where they are not given,
+  `place` computes them by the trait `arguments`. Its keyword-only parameters are its settings, those annotated `float`
+  its numbers.
+  """
+  declared = _traits(**traits)
+
+  def decorate(factory: Callable) -> Callable[..., Defense]:
+    @functools.wraps(factory)
+    def make(*arguments: Any, **settings: Any) -> Defense:
+      return Defense((Member(factory, settings, arguments, traits=declared),))
+
+    make.traits = declared  # type: ignore[attr-defined]
+    return make
+
+  return decorate
+
+
+def _traits(**traits: Any) -> Traits:
+  names = [field.name for field in dataclasses.fields(Traits)]
+  for name in traits:
+    if name not in names:
+      raise errors.unknown('trait of a defense:', name, names)
+  return Traits(**traits)
+
+
+def own(transformation: Any, place: str | None = None, *, label: str = 'own', **traits: Any) -> Defense:
+  """Returns the `Defense` of a user's own transformation; it is then treated like those of this library.
+
+  For one with settings to sweep over, decorate its factory by `defense` instead.
+
+  Args:
+    transformation: an optax transformation; for the place 'data' a function (key, images, labels) -> (images, labels).
+    place: where it acts, see `Traits`.
+    label: how results call it.
+    **traits: its other properties, see `Traits`.
+
+  Raises:
+    UsageError: without a place, for an unknown trait, or for an object of another kind.
+  """
+  if isinstance(transformation, Defense):
+    return transformation
+  if place is None:
+    raise errors.UsageError(
+      "where the transformation acts is not known: give place='data', 'step', 'upload' or 'round', as in "
+      "gradleak.defenses.own(transformation, place='step')"
+    )
+  declared = _traits(place=place, **traits)
+  fits = callable(transformation) if place == 'data' else isinstance(transformation, optax.GradientTransformation)
+  if not fits:
+    kind = 'a function (key, images, labels) -> (images, labels)' if place == 'data' else 'an optax transformation'
+    raise errors.UsageError(f'the defense {label!r} is {transformation!r}, expected {kind}')
+  return Defense((Member(_given, {}, (transformation,), traits=declared, label=label),))
+
+
+def _given(transformation: Any) -> Any:
+  return transformation
+
+
+NO_DEFENSE = Defense(())
+
+
+def chain(*transformations: Any) -> Any:
+  """Returns the `Defense` of several, each acting at its own place, and those of one place in the order given.
+
+  With other optax transformations among them, such as the local optimizer, the result is a plain transformation. Unlike
+  `optax.chain`, which passes the same `key=` to every member, it passes `fold_in(key, i)` to the i-th: two noises of
+  the same kind would otherwise be one noise, twice.
+
+  Args:
+    *transformations: `Defense`s, or any optax transformations.
+  """
+  if not all(isinstance(one, Defense) for one in transformations):
+    return sequence(*transformations)
+  return Defense(tuple(member for one in transformations for member in one.members))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+  """A defense made for one context.
+
+  Attributes:
+    defense: the `Defense`.
+    arguments: positional arguments of each member's factory.
+  """
+
+  defense: Defense
+  arguments: tuple[tuple, ...]
+
+  def build(self, numbers: tuple, client: Any) -> Any:
+    """Returns the client under the defense.
+
+    Args:
+      numbers: the numeric settings of all members, in the order of `Defense.numbers`; they may be traced.
+      client: the undefended `Client`. Members of the place 'round' do not change it.
+    """
+    made: dict[str, list] = {place: [] for place in PLACES}
+    left = list(numbers)
+    for member, given in zip(self.defense.members, self.arguments, strict=True):
+      own, left = tuple(left[: len(member.numbers)]), left[len(member.numbers) :]
+      made[member.traits.place].append(member.build(own, *given))
+    return dataclasses.replace(
+      client,
+      transform=made['data'][0] if made['data'] else client.transform,
+      step=sequence(*made['step']) if made['step'] else client.step,
+      upload=sequence(*made['upload']) if made['upload'] else client.upload,
+    )
+
+  def client(self, client: Any) -> Any:
+    """Returns the client under the defense with its own numbers."""
+    return self.build(self.defense.numbers, client)
+
+
+def place(defense: Defense | None, context: Context) -> Placed:
+  """Returns the defense made for a context: for its model, client and public data.
+
+  Args:
+    defense: the `Defense`, or None for none.
+    context: the `Context`.
+
+  Raises:
+    UsageError: for anything but a `Defense`, more than one on the samples, or a context without what it needs, such as
+      public data or a model that offers `features`.
+  """
+  defense = as_defense(defense)
+  if len(defense.at('data')) > 1:
+    raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
+  placed = Placed(
+    defense,
+    tuple(member.arguments or member.traits.arguments(context, member.settings) for member in defense.members),
+  )
+  placed.client(context.client)  # so that a factory's errors are raised here, and not while tracing
+  return placed
+
+
+def as_defense(entry: Any) -> Defense:
+  """Returns the `Defense` that an entry of an audit's list is; None is no defense.
+
+  Raises:
+    UsageError: for a text, a transformation without a place, or anything else.
+  """
+  if entry is None:
+    return NO_DEFENSE
+  if isinstance(entry, Defense):
+    return entry
+  if isinstance(entry, str):
+    raise errors.UsageError(f'the defense {entry!r} is a text, expected an object: gradleak.parse({entry!r}) makes it')
+  if isinstance(entry, optax.GradientTransformation):
+    raise errors.UsageError(
+      'where a plain optax transformation acts is not known: wrap it by '
+      "gradleak.defenses.own(transformation, place='step') or place='upload'"
+    )
+  raise errors.UsageError(f'the defense is {errors.shown(entry)}, expected one of gradleak.defenses, or None for none')
+
+
+def is_idle(member: Member) -> bool:
+  """Returns whether a member is the identity."""
+  return member.traits.idle(member.settings)
+
+
+def bound(member: Member) -> float:
+  """Returns a bound on the L2 norm of the member's output without its own noise; infinity if there is none."""
+  declared = member.traits.bounds or member.traits.clips
+  return math.inf if declared is None else float(declared(member.settings))

@@ -1,0 +1,80 @@
+"""How a client trains and what it shares, as plain values."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import optax
+
+from gradleak import errors, settings
+from gradleak.federated.client import Client
+from gradleak.federated.losses import LOSSES
+from gradleak.models import Model
+from gradleak.settings import setting
+
+_CLIENT: dict[str, Any] = {'group': 'client'}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSettings:
+  """How a client trains and what it shares; equal settings make the same `Client`, which compiles once."""
+
+  loss: str = setting('cross_entropy', 'cross_entropy or squared_error.', **_CLIENT, choices=tuple(LOSSES))
+  share: str = setting(
+    'gradient',
+    'gradient: one step (FedSGD); delta: weights after local training (FedAvg).',
+    **_CLIENT,
+    choices=('gradient', 'delta'),
+  )
+  local_epochs: int = setting(1, 'Local epochs of a client that shares its delta.', **_CLIENT, low=1, integer=True)
+  local_batch_size: int | None = setting(
+    None, 'Batch size of local training; all samples by default.', **_CLIENT, low=1, integer=True
+  )
+  learning_rate: float = setting(0.1, 'Learning rate of local training.', **_CLIENT, low=1e-12, finite=True)
+  momentum: float = setting(0.0, 'Momentum of local training.', **_CLIENT, low=0, high=1)
+  weight_decay: float = setting(0.0, 'Weight decay of local training.', **_CLIENT, low=0, high=1)
+  batch_norm: str = setting(
+    'train',
+    'train: batch statistics; eval: running ones, as older attacks assumed.',
+    **_CLIENT,
+    choices=('train', 'eval'),
+  )
+
+  def client(self, model: Model, num_classes: int) -> Client:
+    """Returns the undefended `Client` of a model.
+
+    Raises:
+      UsageError: for a value out of range, or a setting of local training that a shared gradient does not use.
+    """
+    settings.check(self)
+    if self.share == 'gradient':
+      defaults = ClientSettings()
+      for name in ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay'):
+        if getattr(self, name) != getattr(defaults, name):
+          raise errors.UsageError(
+            f'{name} is {getattr(self, name)!r}, and a client that shares its gradient takes one step without it: set '
+            "share='delta'"
+          )
+    return _client(self, model, num_classes)
+
+  def recorded(self) -> dict[str, Any]:
+    """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
+    local = {'local_epochs', 'local_batch_size', 'learning_rate'}
+    optional = {name: getattr(self, name) for name in ('momentum', 'weight_decay') if getattr(self, name)}
+    kept = {'loss', 'share'} | (local if self.share == 'delta' else set())
+    return {**{name: value for name, value in dataclasses.asdict(self).items() if name in kept}, **optional}
+
+
+@functools.lru_cache(maxsize=256)
+def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
+  local = optax.sgd(given.learning_rate, given.momentum or None)
+  return Client(
+    model,
+    num_classes,
+    LOSSES[given.loss],
+    given.share,
+    optax.chain(optax.add_decayed_weights(given.weight_decay), local) if given.weight_decay else local,
+    epochs=given.local_epochs,
+    batch_size=given.local_batch_size,
+    batch_norm=given.batch_norm,
+  )

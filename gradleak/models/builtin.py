@@ -1,0 +1,61 @@
+"""What all built-in models share: checks of their arguments, and their names."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from gradleak import errors, specs
+from gradleak.models import convolution, layers
+from gradleak.models.model import Model
+
+MAX_WIDTH = 65_536  # units of a layer
+
+P = ParamSpec('P')
+
+
+def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
+  """Decorates a factory (num_classes, init, conv, **settings) -> `Model`.
+
+  The arguments that all built-in models share are checked, `conv` None becomes the default formulation, and the model
+  is named after the factory and the settings that were given: 'lenet(width=24)'.
+  """
+
+  @functools.wraps(factory)
+  def build(num_classes: int, init: str = 'explicit', conv: str | None = None, **settings: Any) -> Model:
+    num_classes = int(errors.check_number('num_classes', num_classes, low=1, integer=True))
+    layers.initialiser(init)
+    conv = conv or convolution.default_formulation()
+    if conv not in convolution.FORMULATIONS:
+      raise errors.unknown('convolution formulation', conv, convolution.FORMULATIONS)
+    model = factory(num_classes, init, conv, **settings)
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return model._replace(name=specs.written(factory.__name__, given))
+
+  return build
+
+
+def check_width(name: str, width: int, high: int = MAX_WIDTH) -> int:
+  """Returns `width` as an int; raises `UsageError`, with its `name`, unless it is an integer in [1, high]."""
+  return int(errors.check_number(name, width, low=1, high=high, integer=True))
+
+
+def parse_widths(name: str, widths: str | int | tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the widths of successive layers.
+
+  Args:
+    name: what messages call them.
+    widths: integers in [1, `MAX_WIDTH`] joined by '-', a single integer, or a sequence of integers.
+
+  Raises:
+    UsageError: for anything else, and for an empty sequence.
+  """
+  try:
+    parts = widths if isinstance(widths, tuple | list) else str(widths).split('-')
+    found = tuple(int(part) if str(part).isdecimal() else 0 for part in parts)
+  except ValueError:  # more digits than Python reads
+    found = ()
+  if not found or not all(1 <= width <= MAX_WIDTH for width in found):
+    raise errors.UsageError(
+      f"{name} is {errors.shown(widths)}, expected integers in [1, {MAX_WIDTH}] joined by '-', such as 128-64"
+    )
+  return found

@@ -1,0 +1,288 @@
+"""Imprint: a module in front of any network that writes single images into its gradient (Fowl et al., ICLR 2022).
+
+In "Robbing the Fed" all K neurons of a dense layer take the same measurement of an image, h(x) = ⟨w, x⟩, for example
+its brightness. Neuron k fires above its own threshold, z_k = g·(h − c_k), with the c_k at quantiles of h. A second
+dense layer returns the same from every neuron to the network, so that a sample's gradient s = ∂ℓ/∂z_k is the same in
+all neurons that fire. Neighbouring neurons then differ only by the sample in the bin c_k ≤ h < c_{k+1}: with ΔW = s·x
+and Δb = s, its image is the quotient, exactly, whatever network is behind the module.
+
+Over several local steps the thresholds move, and the differences no longer cancel. The sparse variant therefore has an
+activation that is also flat above the bin, clip(z, 0, g) of z_k = g·(h − c_k) / (c_{k+1} − c_k): a sample then reaches
+one neuron, and no difference is needed. It stays alone there as long as the steps of the others move no bin by its
+width.
+"""
+
+import dataclasses
+import statistics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import errors
+from gradleak.attacks.base import Attack, attack, closed_form
+from gradleak.attacks.fidel import beyond_box, partial_reconstructions
+from gradleak.federated import Client, Observation
+from gradleak.models.model import Model, require
+from gradleak.scenario import Scenario
+from gradleak.servers.base import Server, one_round, server
+from gradleak.trees import Layer, Tree
+
+MEASUREMENTS = ('mean', 'random')
+QUANTILES = ('normal', 'laplace', 'empirical')
+
+_NAME = 'imprint'
+# Mean and standard deviation of a measurement of natural images: of 2,000 in CIFAR-10, and over five draws of w.
+_NATURAL = {'mean': (0.47, 0.13), 'random': (0.0, 0.2)}
+# The outermost edges are this many standard deviations from the mean.
+_END = 10
+# An image is a mixture if its pixels leave [0, 1], or its measurement leaves its bin in units of the width, by more.
+_SLACK = 0.02
+# Of the products whose differences are taken: TF32, the default of a GPU, leaves 60 dB.
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+def measurement_vector(key: jax.Array, size: int, measurement: str) -> jax.Array:
+  """Returns w, float32 [size]: 1 / size for the 'mean'; a 'random' w has mean 0 and length 1."""
+  if measurement == 'mean':
+    return jnp.full(size, 1 / size, jnp.float32)
+  w = jax.random.normal(key, (size,))
+  w = w - w.mean()
+  return w / jnp.linalg.norm(w)
+
+
+def bin_edges(
+  bins: int, quantiles: str, *, measured: np.ndarray | None = None, measurement: str = 'mean'
+) -> np.ndarray:
+  """Returns the edges c_0 < … < c_K, float64 [bins + 1], of bins that images fall into equally often.
+
+  Args:
+    bins: their number K.
+    quantiles: of the 'normal' or 'laplace' distribution with the mean and standard deviation of `measured`, or
+      'empirical' ones of `measured` itself.
+    measured: measurements of auxiliary images [P]. Without them, the mean and deviation are those of natural images.
+    measurement: what is measured, a name of `MEASUREMENTS`.
+
+  Raises:
+    UsageError: for 'empirical' without auxiliary images.
+  """
+  if measured is None and quantiles == 'empirical':
+    raise errors.UsageError(
+      'imprint(quantiles=empirical) needs auxiliary images: give public=(images, labels) to gradleak.scenario, '
+      "or take 'normal' or 'laplace'"
+    )
+  mean, stddev = _NATURAL[measurement] if measured is None else (np.mean(measured), np.std(measured))
+  shares = np.arange(1, bins) / bins
+  if quantiles == 'empirical':
+    inner = np.quantile(measured, shares)
+  elif quantiles == 'laplace':
+    inner = mean - stddev / np.sqrt(2) * np.sign(shares - 0.5) * np.log1p(-2 * np.abs(shares - 0.5))
+  else:
+    inner = np.array([statistics.NormalDist(mean, stddev or 1e-6).inv_cdf(share) for share in shares])
+  edges = np.concatenate([[mean - _END * stddev], inner, [mean + _END * stddev]])
+  # Auxiliary images with equal measurements leave bins of width 0, and a sparse module divides by the width.
+  least = max(1e-3 * stddev / bins, 1e-6)
+  return np.maximum.accumulate(edges - least * np.arange(bins + 1)) + least * np.arange(bins + 1)
+
+
+def module_parameters(w: jax.Array, edges: np.ndarray, *, gain: float = 1.0, sparse: bool = False) -> Tree:
+  """Returns the parameters of the module: {'measure', 'return'}, each a dense layer {'kernel', 'bias'}.
+
+  Args:
+    w: the measurement [D].
+    edges: of K bins, [K + 1].
+    gain: g. The second layer divides by it, so that it does not change what the network is given.
+    sparse: whether the slope of a neuron is divided by the width of its bin.
+  """
+  widths = np.diff(edges)
+  slopes = gain / widths if sparse else np.full(len(widths), gain)
+  # The mean over the neurons: an image becomes brighter by about its own deviation, whatever the number of bins.
+  back = ((edges[-1] - edges[0]) / (2 * _END) if sparse else 1.0) / (gain * len(widths))
+  return {
+    'measure': {
+      'kernel': w.reshape(-1, 1) * jnp.asarray(slopes, jnp.float32).reshape(1, -1),
+      'bias': jnp.asarray(-slopes * edges[:-1], jnp.float32),
+    },
+    'return': {'kernel': jnp.full((len(widths), w.size), back, jnp.float32), 'bias': jnp.zeros(w.size, jnp.float32)},
+  }
+
+
+def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = False) -> Model:
+  """Returns `model` with an imprint module in front: its input is x + A₂·φ(A₁·x), shaped like x.
+
+  Its parameters are {'imprint': module, 'model': those of `model`}. Statistics of BatchNorm and the other functions of
+  the model (`features`, `layers`, `penalised`) are unchanged.
+
+  Args:
+    model: any `Model`, also a wrapped one.
+    module: of `module_parameters`, for images of one shape.
+    gain: where the sparse activation becomes flat.
+    sparse: whether φ(z) is clip(z, 0, gain) instead of max(z, 0).
+  """
+
+  def inner(variables):
+    return {**variables, 'params': variables['params']['model']}
+
+  def passed(variables, images):
+    params, rows = variables['params'][_NAME], images.reshape(images.shape[0], -1)
+    z = jnp.matmul(rows, params['measure']['kernel'], precision=_EXACT) + params['measure']['bias'].reshape(1, -1)
+    fired = jnp.clip(z, 0, jnp.asarray(gain, z.dtype)) if sparse else jax.nn.relu(z)
+    added = jnp.matmul(fired, params['return']['kernel'], precision=_EXACT) + params['return']['bias'].reshape(1, -1)
+    return images + added.reshape(images.shape)
+
+  def init(key, image_shape):
+    variables = model.init(key, image_shape)
+    return {**variables, 'params': {_NAME: module, 'model': variables['params']}}
+
+  def apply(variables, images, train=False, key=None):
+    return model.apply(inner(variables), passed(variables, images), train, key)
+
+  def penalised(variables, images, train=False, key=None):
+    return model.penalised(inner(variables), passed(variables, images), train, key)
+
+  def features(variables, images):
+    return model.features(inner(variables), passed(variables, images))
+
+  def layers(image_shape):
+    own = [
+      Layer(f'{_NAME}/{part}', tuple((_NAME, part, name) for name in ('kernel', 'bias')))
+      for part in ('measure', 'return')
+    ]
+    behind = [
+      Layer(f'model/{layer.name}', tuple(('model', *path) for path in layer.paths))
+      for layer in require(model, 'layers')(image_shape)
+    ]
+    return (*own, *behind)
+
+  return Model(
+    f'{model.name}+{_NAME}',
+    init,
+    apply,
+    None if model.features is None else features,
+    None if model.layers is None else layers,
+    None if model.penalised is None else penalised,
+  )
+
+
+def _check(bins, measurement, gain, quantiles):
+  errors.check_number('imprint(bins)', bins, low=2, high=65_536, integer=True)
+  errors.check_number('imprint(gain)', gain, low=1e-6, high=1e6)
+  if measurement not in MEASUREMENTS:
+    raise errors.unknown('measurement', measurement, MEASUREMENTS)
+  if quantiles not in QUANTILES:
+    raise errors.unknown('quantiles', quantiles, QUANTILES)
+
+
+@server
+def imprint_server(
+  *,
+  bins: int = 128,
+  measurement: str = 'mean',
+  gain: float = 1e-3,
+  quantiles: str = 'normal',
+  sparse: bool = False,
+) -> Server:
+  """The server that sends the model with an imprint module in front.
+
+  If the scenario has public images, the distribution of the measurement is taken from them. The key draws the random
+  measurement.
+
+  Args:
+    bins: K. A sample is alone in its bin with probability (1 − 1/K)^(N−1).
+    measurement: 'mean' (brightness) or 'random'.
+    gain: g, the scale of the first layer. Its gradient grows with 1/g, so that a small g outweighs absolute noise.
+    quantiles: 'normal', 'laplace' or 'empirical', see `bin_edges`.
+    sparse: the variant for several local steps.
+
+  Raises:
+    UsageError: for settings out of range; in `prepare`, for empirical quantiles without public images.
+  """
+  _check(bins, measurement, gain, quantiles)
+
+  def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
+    del batch_size
+    w = measurement_vector(key, int(np.prod(scenario.images.shape[1:])), measurement)
+    measured = None
+    if scenario.public is not None:
+      public = np.asarray(scenario.public[0], np.float64)
+      measured = public.reshape(len(public), -1) @ np.asarray(w, np.float64)
+    edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
+    module = module_parameters(w, edges, gain=gain, sparse=sparse)
+    model = insert(scenario.client.model, module, gain=gain, sparse=sparse)
+    return scenario._replace(
+      client=dataclasses.replace(scenario.client, model=model),
+      variables={**scenario.variables, 'params': {_NAME: module, 'model': scenario.variables['params']}},
+    )
+
+  return one_round(prepare)
+
+
+def recover(
+  update: Tree, module: Tree, *, gain: float = 1.0, sparse: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns what each bin holds, the surest first: (images [K, D], shares [K], whether there is anything bool [K]).
+
+  An image that is alone in its bin has pixels in [0, 1], and its measurement lies in its bin. The order is: first by
+  whether the measurement lies in the bin, then by how far the pixels leave [0, 1], then by the size of the share in the
+  gradient, since rounding matters least for a large one.
+
+  Args:
+    update: of the first layer of the module, {'kernel' [D, K], 'bias' [K]}; a gradient or a delta.
+    module: the parameters of this layer as sent.
+    gain, sparse: as the module was built.
+  """
+
+  def differences(x):
+    return x if sparse else x - jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)
+
+  shares = differences(update['bias'])
+  images, alive = partial_reconstructions(differences(update['kernel']), shares)
+  beyond = beyond_box(images)
+  z = jnp.einsum('kd,dk->k', images, module['kernel'], precision=_EXACT) + module['bias']
+  widths = -jnp.diff(module['bias'], append=-jnp.inf)  # the topmost bin has no end
+  widths = jnp.full_like(widths, gain) if sparse else widths
+  slack = jnp.asarray(_SLACK, images.dtype)
+  elsewhere = (z < -slack * widths) | (z > (1 + slack) * widths)
+  order = jnp.lexsort((-jnp.abs(shares), jnp.where(beyond <= slack, 0, beyond), elsewhere, ~alive))
+  return images[order], shares[order], alive[order]
+
+
+@attack(
+  citation='Fowl, Geiping, Czaja, Goldblum, Goldstein: Robbing the Fed. ICLR 2022.',
+  server=imprint_server,
+)
+def imprint(
+  client: Client,
+  *,
+  bins: int = 128,
+  measurement: str = 'mean',
+  gain: float = 1e-3,
+  quantiles: str = 'normal',
+  sparse: bool = False,
+) -> Attack:
+  """Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `imprint_server` inserts.
+
+  Closed-form. It returns as many images as the batch has samples, but at most one per bin, the surest first; images
+  beyond those that were found are black. It returns no labels.
+
+  Args:
+    client: not used: the module is read in the same way for every client.
+    bins, measurement, gain, quantiles, sparse: see `imprint_server`.
+
+  Raises:
+    UsageError: for settings out of range; when run, for a model without the module.
+  """
+  del client
+  _check(bins, measurement, gain, quantiles)
+
+  def read(observation: Observation) -> tuple[jax.Array, None]:
+    params = observation.variables['params']
+    if _NAME not in params:
+      raise errors.UsageError(
+        "the attack imprint reads a module that the model sent does not have: send that of the attack's own server"
+      )
+    module, update = (tree['measure'] for tree in (params[_NAME], observation.update[_NAME]))
+    images, _, _ = recover(update, module, gain=gain, sparse=sparse)
+    return images[: observation.image_shape[0]], None
+
+  return closed_form(read, auxiliary_data=True)

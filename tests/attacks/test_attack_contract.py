@@ -1,0 +1,243 @@
+"""What every attack of the registries keeps to.
+
+A new attack needs a row in `ROWS`; the first test fails without it.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import Knowledge, Observation, UsageError, trees
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+ATTACKS = {**gl.attacks.REGISTRY, **gl.servers.REGISTRY}
+
+
+class Row(NamedTuple):
+  """How to test an attack.
+
+  Attributes:
+    settings: of a run that compiles fast; of one with steps, two of them.
+    refused: for each of its settings, a value out of range or of the wrong type.
+    felt: the evidence that changes its reconstruction: all that it reads; without the clip where the distance does
+      not depend on the scale.
+    like: the attack that it is with other settings; it is compiled in the slow tests alone.
+  """
+
+  settings: dict
+  refused: dict
+  felt: tuple[str, ...] = ()
+  like: str = ''
+
+
+MATCHING = {'steps': 0, 'tv': -1.0, 'start': 'unifrm', 'decoys': -1, 'prior': float('nan'), 'tolerance': -1.0}
+NAMES = {'distance': 'cosin', 'gradient': 'signed', 'optimizer': 'adamm', 'decay': 'linear', 'layer_weighting': 'late'}
+LBFGS = {**MATCHING, 'history': 0}
+RATE = {**MATCHING, 'learning_rate': 0.0}
+FISHING = {'target': -1, 'statistics': 'runing', 'inner': 'csdl', 'steps': 0, 'tv': -1.0, 'start': 'unifrm'}
+SHORT, SHORTER = {'steps': 2}, {'steps': 2, 'history': 2}
+DIRECTION = ('weights', 'noise')
+ROWS = {
+  'dlg': Row(SHORTER, LBFGS, (*DIRECTION, 'clip')),
+  'idlg': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
+  'csdlg': Row(SHORT, {**RATE, **NAMES, 'box': 1, 'l2': -1.0}, DIRECTION),
+  'csdlg_fast': Row(SHORT, RATE, DIRECTION),
+  'csdlg_lbfgs': Row(SHORTER, LBFGS, DIRECTION, like='dlg'),
+  'dga': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
+  'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
+  'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
+  'fidel': Row({}, {'bias': 'no', 'candidates': 0}),
+  'peeling': Row({}, {'tolerance': 1.1}),
+  'spear': Row({'submatrices': 10}, {'submatrices': 0}),
+  'imprint': Row({'bins': 4}, {'bins': 1, 'measurement': 'median', 'gain': 0.0, 'quantiles': 'cauchy', 'sparse': 1}),
+  'trap': Row({}, {'variant': 'mirored', 'scale': 1.1}),
+  'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION),
+  'feature_fishing': Row(
+    {**SHORT, 'target': 1}, {**FISHING, 'method': 'descent', 'multiplier': 0.0, 'max_queries': 2}, DIRECTION
+  ),
+}
+
+
+def test_every_attack_has_a_row():
+  assert ROWS.keys() == ATTACKS.keys()
+
+
+class Case(NamedTuple):
+  """One attack, and what servers see in its setting.
+
+  Attributes:
+    method: the `AttackMethod`.
+    client: the `Client` of the model that its server sends.
+    run: (key, `Observation`) -> `Reconstruction`: the whole attack, compiled.
+    batch: the `Observation` of two 8×8 images; labels are not granted.
+    narrow: three of a single image of 64×1 pixels each, as the attack was published; leaves [3, …].
+  """
+
+  method: gl.attacks.AttackMethod
+  client: gl.Client
+  run: object
+  batch: Observation
+  narrow: Observation
+
+
+@functools.cache
+def case(name):
+  """Returns the `Case` of an attack; made once for all tests."""
+  method = ATTACKS[name](**ROWS[name].settings)
+  client, batch = observed(method, (8, 8, 1), 2, granted=False)
+  narrow = [observed(method, (64, 1, 1), 1, granted=True, first=i)[1] for i in range(3)]
+  stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *narrow)
+  return Case(method, client, jax.jit(functools.partial(whole, method(client))), batch, stacked)
+
+
+@functools.cache
+def scenario_of(image_shape):
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  images = (data.images[:8] / 16).reshape(8, *image_shape).astype(np.float32)
+  model = gl.models.create('mlp(widths=8)', 10, init='default')
+  return gl.scenario(model, images, data.target[:8].astype(np.int32), key=jax.random.key(2))
+
+
+def observed(method, image_shape, number, *, granted, first=0):
+  """Returns (client, `Observation`) of some images, with all kinds of evidence, as an unaware attacker has it."""
+  sent = scenario_of(image_shape)
+  if method.server is not None:
+    sent = method.server.build(method.server.numbers).prepare(jax.random.key(1), sent, number)
+  images, labels = (jnp.asarray(part[first : first + number]) for part in (sent.images, sent.labels))
+  update = send(sent.client, sent.variables, images, labels)
+  made = method(sent.client)
+  mode = made.labels if granted or made.labels != 'known' else 'inferred'
+  probabilities = jax.nn.one_hot(labels, 10, dtype=jnp.float32) * float(mode == 'known')
+  rule = method.label_rule if number == 1 else 'bias_corrected'  # iDLG's rule reads one label
+  return sent.client, Observation(
+    sent.variables,
+    update,
+    probabilities,
+    Knowledge(labels=mode, label_inference=rule),
+    images.shape,
+    10,
+    weights=jax.tree.map(jnp.ones_like, update),
+    noise=jnp.float32(0),
+    clip=jnp.float32(jnp.inf),
+    uploads=jax.tree.map(lambda x: jnp.stack([x, x]), update),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def send(client, variables, images, labels):
+  return client.local_update(None, variables, images, labels).update
+
+
+def whole(attack, key, observation, loop=jax.lax.fori_loop):
+  """Returns the `Reconstruction` of all steps, on one observation."""
+
+  def step(_, state):
+    state, info = attack.step(state, observation)
+    assert info['objective'].shape == ()
+    return state
+
+  state = loop(0, attack.num_steps, step, attack.init(key, observation))
+  return attack.reconstruct(state, observation)
+
+
+def python_loop(start, stop, step, state):
+  return functools.reduce(lambda state, i: step(i, state), range(start, stop), state)
+
+
+KEY = jax.random.key(5)
+every_attack = pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] * bool(ROWS[name].like)) for name in ATTACKS if name in ROWS]
+)
+
+
+def same(a, b):
+  """Whether two reconstructions are the same bits."""
+  return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(a, b, strict=True))
+
+
+def close(a, b):
+  for x, y in zip(a, b, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+
+
+def check(found, observation):
+  """Checks the shapes of what an attack returns, and that it says so where it diverged."""
+  assert found.images.shape[1:] == observation.image_shape[1:] and found.images.dtype == jnp.float32
+  assert found.labels.ndim == 1 and found.labels.dtype == jnp.int32
+  assert int(found.diverged_step) >= 0 or np.isfinite(found.images).all()
+  assert all(x.shape == () for x in found[2:])
+
+
+@every_attack
+def test_several_images_without_any_private_data(name):
+  """The observation holds no labels; what stands in their place changes nothing."""
+  method, client, run, batch, _ = case(name)
+  found = run(KEY, batch)
+  check(found, batch)
+  assert int(found.diverged_step) == -1
+  assert not np.asarray(batch.labels).any()
+  assert same(found, run(KEY, dataclasses.replace(batch, labels=jnp.full_like(batch.labels, 0.5))))
+  assert method(client).labels in ('known', 'inferred', 'optimised', 'unused')
+
+
+@every_attack
+def test_evidence_counts_where_it_is_read_and_nowhere_else(name):
+  method, _, run, batch, _ = case(name)
+  key = jax.random.key(6)
+  evidence = {
+    'weights': jax.tree.map(lambda x: jax.random.bernoulli(key, 0.5, x.shape).astype(x.dtype), batch.update),
+    'noise': 1e6 * trees.squared_norm(batch.update),  # so much that the search has arrived at once
+    'clip': jnp.float32(0.1) * trees.norm(batch.update),
+    'uploads': jax.tree.map(lambda x: -x, batch.uploads),
+  }
+  assert tuple(evidence) == gl.attacks.EVIDENCE
+  plain = run(KEY, batch)
+  unread = {one: value for one, value in evidence.items() if one not in method.reads}
+  assert same(plain, run(KEY, dataclasses.replace(batch, **unread)))
+  assert set(ROWS[name].felt) <= method.reads
+  for one in ROWS[name].felt:
+    assert not same(plain, run(KEY, dataclasses.replace(batch, **{one: evidence[one]}))), one
+
+
+@every_attack
+@pytest.mark.parametrize('value', [0.0, np.nan])
+def test_dead_inputs_are_survived(name, value):
+  _, _, run, batch, _ = case(name)
+  found = run(KEY, dataclasses.replace(batch, update=jax.tree.map(lambda x: jnp.full_like(x, value), batch.update)))
+  check(found, batch)
+
+
+@every_attack
+def test_compiled_with_others_it_gives_what_it_gives_alone_and_not_compiled(name):
+  """On three observations of one image each, one pixel wide, whose uploads, labels and keys differ."""
+  method, client, _, _, narrow = case(name)
+  attack, keys = method(client), jax.random.split(KEY, 3)
+  together = jax.jit(jax.vmap(functools.partial(whole, attack)))(keys, narrow)
+  for i, key in enumerate(keys):
+    alone = whole(attack, key, trees.take(narrow, i), python_loop)
+    check(alone, narrow)
+    close(trees.take(together, i), alone)
+  assert not np.array_equal(together.images[0], together.images[1])
+
+
+@pytest.mark.parametrize('name', ATTACKS)
+def test_each_setting_has_a_range(name):
+  """Refused at the call, by the factory without a client, or at the latest when it is traced."""
+  row, (method, client, _, _, narrow) = ROWS[name], case(name)
+  assert row.refused.keys() == method.settings.keys()
+  method(None)  # settings can be checked before there is a client
+  for setting, value in row.refused.items():
+    with pytest.raises(UsageError):
+      changed = method.changed(**{setting: value})
+      changed(None)
+      jax.eval_shape(changed(client).init, KEY, trees.take(narrow, 0))
+      pytest.fail(f'{name}({setting}={value}) is not refused')

@@ -1,0 +1,418 @@
+"""Attackers who know the defense: what they make of an upload, by hand and in an audit."""
+
+import dataclasses
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import attacks, defenses, models, trees
+from gradleak.attacks import matching
+from gradleak.attacks.counters import counters as counters_of
+from gradleak.attacks.counters.base import typical_squared_norm
+from gradleak.defenses import Context
+from gradleak.defenses.concealment import concealed_samples
+from gradleak.federated import layer_average
+from tests.objects import objects
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+KEY = jax.random.key(3)
+
+
+@pytest.fixture(scope='module')
+def context(small_images):
+  model = models.create('lenet', 10, init='default')
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  return Context(gl.Client(model, 10), variables, (8, 8, 1), small_images)
+
+
+@pytest.fixture(scope='module')
+def gradient(context, small_images):
+  images, labels = (jnp.asarray(part[:1]) for part in small_images)
+  return jax.tree.map(np.asarray, jax.jit(context.client.local_update)(None, context.variables, images, labels).update)
+
+
+def placed(text, context):
+  return defenses.place(gl.parse(text), context)
+
+
+def counters(text, context, attack=None, rounds=1):
+  """Returns {name: `Counter`} of an attack, csDLG by default, to the defense of a text."""
+  found = counters_of(placed(text, context), context, 1, attack or attacks.csdlg(), rounds)
+  return {counter.name: counter for counter in found}
+
+
+def uploaded(*updates):
+  """Returns the `Upload` of as many rounds, all of it sent."""
+  update = jax.tree.map(lambda *xs: np.stack(xs), *updates)
+  return gl.Upload(update, jax.tree.map(lambda x: np.ones(x.shape[:1], bool), update), np.ones(len(updates), int))
+
+
+def entries(tree):
+  return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def only_view(counter, *updates):
+  (view,) = counter.views(uploaded(*updates))
+  return view
+
+
+@pytest.mark.parametrize(
+  ('text', 'names'),
+  [
+    ('none', []),
+    ('clip(norm=1)', ['clipped']),
+    ('prune(rate=0.9)', ['masked', 'masked+prior']),
+    ('gaussian(stddev=0.1)', ['floor', 'prior']),
+    ('clip(norm=1)+laplace(scale=0.1)', ['clipped+floor', 'clipped+prior']),
+    ('gaussian(stddev=0.1)+clip(norm=1)', ['prior']),
+    ('client_dp(norm=1,noise=0.5)', ['clipped+floor', 'clipped+prior']),
+    ('topk(ratio=0.1)', ['masked', 'masked+prior']),
+    ('dgc(ratio=0.1)', ['masked', 'masked+prior']),
+    ('fragmentation(ratio=0.4)', ['masked', 'masked+prior']),
+    ('fragmentation_random(ratio=0.4)', ['masked', 'masked+prior']),
+    ('outpost', ['masked', 'masked+prior', 'masked+weighted']),
+    ('soteria(rate=0.6)', ['masked', 'masked+prior', 'muted']),
+    ('graddefense(stddev=0.1,estimate=probes)', ['prior', 'weighted', 'slices', 'compensated']),
+    ('concealment(steps=2)', ['decoys', 'class_average']),
+    ('prune(rate=0.7)+concealment(steps=2)', ['masked', 'masked+prior', 'masked+decoys', 'masked+class_average']),
+  ],
+)
+def test_every_defense_has_the_counter_measures_that_are_known(text, names, context):
+  found = counters(text, context)
+  assert list(found) == names
+  assert all(counter.words.endswith('.') and counter.rounds == 1 for counter in found.values())
+  assert all(('compares only' in counter.words) == ('masked' in name) for name, counter in found.items())
+
+
+def test_rounds_are_averaged_where_the_defense_is_random(context):
+  assert [counter.rounds for counter in counters('gaussian(stddev=0.1)', context, rounds=4).values()] == [4, 4]
+  assert list(counters('gaussian(stddev=0.1)', context, rounds=4)) == ['averaged+floor', 'averaged+prior']
+  assert [counter.rounds for counter in counters('prune(rate=0.9)', context, rounds=4).values()] == [1, 1]
+  concealed = counters('concealment(steps=2)', context, rounds=4)
+  assert {name: counter.rounds for name, counter in concealed.items()} == {
+    'averaged': 4, 'decoys': 1, 'averaged+class_average': 4,
+  }  # fmt: skip
+
+
+def test_without_auxiliary_data_nobody_starts_from_it(context):
+  assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys']
+
+
+@pytest.mark.parametrize(
+  ('attack', 'text', 'names'),
+  [
+    (attacks.fidel(), 'prune(rate=0.7)+gaussian(stddev=0.1)', []),
+    (attacks.fidel(), 'clip(norm=1)', []),
+    (attacks.fidel(), 'soteria(rate=0.5)', []),
+    (attacks.fidel(), 'concealment(steps=2)', []),
+    (attacks.fidel(), 'graddefense(stddev=0.1,num_slices=4)', ['compensated']),
+    (attacks.csdlg(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor', 'masked+prior']),
+    (gl.servers.class_fishing(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor']),
+    (gl.servers.class_fishing(), 'clip(norm=1)', []),  # the norm of a batch says nothing of one of its samples
+  ],
+)
+def test_a_counter_measure_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
+  """It reads no such evidence, or lacks the setting; what changes the update itself serves every attack."""
+  assert list(counters(text, context, attack)) == names
+
+
+def test_every_attack_can_use_an_average(context):
+  found = counters('prune(rate=0.7)+gaussian(stddev=0.1)', context, attacks.fidel(), rounds=4)
+  assert [(counter.name, counter.words, counter.rounds) for counter in found.values()] == [('averaged', '', 4)]
+
+
+def test_averaging_counts_a_round_only_where_something_was_sent():
+  uploads = gl.Upload(
+    {'w': np.array([[1.0, 2.0], [3.0, 0.0]], np.float32), 'b': np.array([[5.0], [0.0]], np.float32)},
+    {'w': np.array([[True, True], [True, False]]), 'b': np.array([True, False])},
+    np.array([1, 1]),
+  )
+  mean = layer_average(uploads)
+  np.testing.assert_array_equal(mean['w'], [2.0, 2.0])
+  np.testing.assert_array_equal(mean['b'], [5.0])
+
+
+def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
+  pruned = jax.tree.map(lambda g: np.where(np.abs(g) > np.median(np.abs(g)), g, 0), gradient)
+  view = only_view(counters('prune(rate=0.5)', context)['masked'], pruned)
+  np.testing.assert_array_equal(entries(view.weights), entries(pruned) != 0)
+  assert view.clip == math.inf and view.noise == 0
+  assert only_view(counters('clip(norm=0.5)', context)['clipped'], gradient).clip == 0.5
+
+
+@pytest.mark.parametrize(
+  ('text', 'variance'),
+  [
+    ('gaussian(stddev=0.1)', 0.01),
+    ('laplace(scale=0.1)', 0.02),
+    ('client_dp(norm=2,noise=0.5)', 1.0),
+    ('clip(norm=2)+gaussian(stddev=0.1)', 0.01),
+  ],
+)
+def test_the_noise_expected_is_the_noise_that_comes(text, variance, context, gradient):
+  defense = gl.parse(text)
+  name = next(name for name in counters(text, context) if 'floor' in name)
+  view = only_view(counters(text, context)[name], gradient)
+  assert view.noise == pytest.approx(variance * entries(gradient).size)
+  silent = [{n: 0.0 for n in ('stddev', 'scale', 'noise') if n in member.settings} for member in defense.members]
+  quiet = defenses.Defense(tuple(m.changed(**zero) for m, zero in zip(defense.members, silent, strict=True)))
+  updates = [tx.update(gradient, tx.init(gradient), gradient, key=KEY)[0] for tx in (quiet, defense)]
+  energy = float(trees.squared_norm(trees.subtract(*updates)))
+  assert 0.9 < energy / view.noise < 1.1
+  halved = only_view(next(iter(counters(text, context, rounds=2).values())), gradient, gradient)
+  assert halved.noise == pytest.approx(view.noise / 2)
+
+
+def test_rounds_are_averaged_before_anything_else(context, gradient):
+  counter = counters('gaussian(stddev=0.1)', context, rounds=2)['averaged+floor']
+  tripled = jax.tree.map(lambda g: 3 * g, gradient)
+  np.testing.assert_allclose(entries(only_view(counter, gradient, tripled).update), 2 * entries(gradient), rtol=1e-6)
+
+
+def test_muting_leaves_out_the_layer_that_soteria_prunes(context, gradient):
+  weights = only_view(counters('soteria(rate=0.5)', context)['muted'], gradient).weights
+  dense = [name for name in weights if name.startswith('Dense')]
+  assert len(dense) == 1
+  for name, layer in weights.items():
+    for part, weight in layer.items():
+      np.testing.assert_array_equal(weight, (gradient[name][part] != 0) & (name not in dense))
+
+
+def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradient(context, gradient):
+  defense = placed('graddefense(stddev=0.1,ratio=0.3)', context)
+  slices = defense.arguments[0][0].slices
+  transformation = defense.client(context.client).upload
+  hits = 0
+  for seed in range(6):
+    noisy, _ = transformation.update(gradient, transformation.init(gradient), gradient, key=jax.random.key(seed))
+    noisy = jax.tree.map(np.asarray, noisy)
+    counter = counters('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
+    views = counter.views(uploaded(noisy))
+    assert len(views) == counter.count == 8
+    for view in views:
+      assert len(np.unique(entries(slices)[entries(view.weights) == 0])) == 3
+    hits += bool((entries(noisy) == entries(gradient))[entries(views[0].weights) == 1].all())
+  assert hits >= 5
+
+
+def test_few_slices_are_all_tried(context, gradient):
+  counter = counters('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
+  slices = placed('graddefense(stddev=0.1,num_slices=4)', context).arguments[0][0].slices
+  views = counter.views(uploaded(gradient))
+  muted = [np.unique(entries(slices)[entries(view.weights) == 0]).tolist() for view in views]
+  assert sorted(muted) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(('noise', 'prior'), [(0.002, 1e-3), (0.3, 5e-2)])
+def test_the_prior_grows_with_the_noise(noise, prior, context):
+  norm = float(np.sqrt(typical_squared_norm(context.client, context.image_shape, 1, context.variables)))
+  size = sum(x.size for x in jax.tree.leaves(context.variables['params']))
+  stddev = noise * norm / np.sqrt(size) * (1 if noise > 0.1 else 10)
+  found = counters(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)
+  assert dict(found['prior'].settings) == {'prior': prior}
+
+
+# ---- in gradient matching
+
+
+def test_clipping_masking_and_the_floor_by_hand(context, gradient):
+  observed = attacks_observation(context, gradient, clip=0.5)
+  assert float(trees.norm(matching.clipped(gradient, observed))) == pytest.approx(0.5, rel=1e-5)
+  free = attacks_observation(context, gradient)
+  jax.tree.map(np.testing.assert_array_equal, matching.clipped(gradient, free), gradient)
+  weights = jax.tree.map(lambda g: np.where(g > 0, 4, 0).astype(np.float16), gradient)
+  positive = matching.weighed(gradient, attacks_observation(context, gradient, weights=weights))
+  np.testing.assert_array_equal(entries(positive), np.maximum(2 * entries(gradient), 0))
+  # Noise orthogonal to a gradient, of a third of its squared norm: cos² = 3/4.
+  assert float(matching.FLOORS['cosine'](1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
+  assert float(matching.FLOORS['squared_euclidean'](1.0, 4.0)) == 1.0
+
+
+def attacks_observation(context, update, **known):
+  return gl.Observation(
+    context.variables, update, jax.nn.one_hot(jnp.asarray([0]), 10), gl.Knowledge(), (1, 8, 8, 1), 10, **known
+  )
+
+
+@pytest.mark.slow
+def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
+  noise = 2e-3 * float(trees.squared_norm(gradient))
+  attack = attacks.csdlg(steps=150, tv=0.0)(context.client)
+
+  @jax.jit
+  def run(observed):
+    state = attack.init(KEY, observed)
+    state = jax.lax.fori_loop(0, 150, lambda _, s: attack.step(s, observed)[0], state)
+    return attack.reconstruct(state, observed).distance
+
+  through, stopped = (float(run(attacks_observation(context, gradient, noise=known))) for known in (0.0, noise))
+  floor = float(matching.FLOORS['cosine'](noise, trees.squared_norm(gradient)))
+  assert through < 0.1 * floor
+  assert 3 * through < stopped <= floor
+
+
+@pytest.mark.slow
+def test_decoys_make_the_simulation_equal_to_the_concealed_upload(context, small_images):
+  """Equation 10 of DCS² is the mean loss over private and concealed samples, the latter with a mixed label."""
+  images, labels = jnp.asarray(small_images[0][:2]), jax.nn.one_hot(jnp.asarray(small_images[1][:2]), 10)
+  client = placed('concealment(steps=3,projection=False)', context).client(context.client)
+  upload = jax.jit(client.local_update)(KEY, context.variables, images, labels)
+  key = jax.random.fold_in(jax.random.fold_in(KEY, 1), zlib.crc32(b'concealment'))  # the step chain's, its own
+  settings = {'steps': 3}
+  decoys, decoy_labels = concealed_samples(context.client, context.variables, key, images, labels, **settings)
+  mixed = jnp.concatenate([labels, 0.7 * decoy_labels + 0.3 * labels])
+  simulated = jax.jit(context.client.local_update)(None, context.variables, jnp.concatenate([images, decoys]), mixed)
+  difference = trees.norm(trees.subtract(simulated.update, upload.update)) / trees.norm(upload.update)
+  assert float(difference) < 1e-4
+
+
+def test_the_class_average_is_that_of_the_labels(context, small_images):
+  means = jnp.arange(10.0).reshape(10, 1, 1, 1) * jnp.ones((10, 8, 8, 1))
+  start = matching.start_images('class_average', KEY, (2, 8, 8, 1), jax.nn.one_hot(jnp.asarray([3, 7]), 10), means)
+  np.testing.assert_allclose(start[:, 0, 0, 0], [3, 7], rtol=1e-6)
+  with pytest.raises(gl.UsageError, match='public'):
+    matching.start_images('class_average', KEY, (1, 8, 8, 1), jnp.ones((1, 10)), None)
+
+
+# ---- in an audit
+
+
+@pytest.fixture(scope='module')
+def both(linear, small_images):
+  scenario = linear._replace(public=tuple(np.asarray(part) for part in small_images))
+  return gl.audit(
+    jax.random.key(7),
+    scenario,
+    objects(['none', 'prune(rate=0.8)', 'gaussian(stddev=0.1)', 'concealment(steps=2)']),
+    objects(['csdlg(tv=0,steps=150)']),
+    4,
+    controls=8,
+    group_size=4,
+    progress='none',
+    knowledge='both',
+    rounds=16,
+  )
+
+
+def rows(result, **chosen):
+  return [row for row in result.rows if all(row[key] == value for key, value in chosen.items())]
+
+
+@pytest.mark.slow
+def test_both_attackers_stand_side_by_side(both):
+  found = list(dict.fromkeys((row['defense'], row['counter']) for row in both.rows))
+  assert found == [
+    ('none', None),
+    ('prune(rate=0.8)', None),
+    ('prune(rate=0.8)', 'masked'),
+    ('prune(rate=0.8)', 'masked+prior'),
+    ('gaussian(stddev=0.1)', None),
+    ('gaussian(stddev=0.1)', 'averaged+floor'),
+    ('gaussian(stddev=0.1)', 'averaged+prior'),
+    ('concealment(steps=2)', None),
+    ('concealment(steps=2)', 'averaged'),
+    ('concealment(steps=2)', 'decoys'),
+    ('concealment(steps=2)', 'averaged+class_average'),
+  ]
+  assert all((row['knowledge'] == 'aware') == (row['counter'] is not None) for row in both.rows)
+  assert {key[1:] for key in both.reconstructions} == {
+    (defense, *filter(None, [counter])) for defense, counter in found
+  }
+  assert all(images.shape == (4, 1, 8, 8, 1) for images in both.reconstructions.values())
+  assert set(both.counters['prune(rate=0.8)']) == {'masked', 'masked+prior'} and both.counters['none'] == {}
+
+
+@pytest.mark.slow
+def test_each_prior_and_start_has_a_control_of_its_own(both):
+  thresholds = {row['counter']: row['control_psnr'] for row in both.rows}
+  assert thresholds['masked'] == thresholds[None]
+  assert len({thresholds[name] for name in (None, 'averaged+prior', 'averaged+class_average')}) == 3
+  assert len(both.controls) == 8 * len({(), ('prior', 1e-3), ('prior', 5e-2), 'decoys', 'class_average'})
+
+
+@pytest.mark.slow
+def test_knowing_a_defense_helps_against_it(both):
+  def mean(**chosen):
+    return np.mean([row['psnr'] for row in rows(both, **chosen)])
+
+  aware = mean(defense='gaussian(stddev=0.1)', counter='averaged+prior')
+  assert aware > mean(defense='gaussian(stddev=0.1)', counter=None) + 3
+
+
+@pytest.mark.slow
+def test_a_failure_with_decoys_is_nobodys_merit(both):
+  assert all(row['objective_at_truth'] is None for row in rows(both, counter='decoys'))
+  assert not any(row['verdict'] == 'protected' for row in rows(both, counter='decoys'))
+
+
+@pytest.mark.slow
+def test_aware_alone_attacks_what_has_no_remedy_like_the_unaware(linear):
+  result = gl.audit(
+    jax.random.key(7), linear, objects(['none', 'prune(rate=0.8)']), objects(['csdlg(tv=0,steps=5)']), 1,
+    controls=2, group_size=4, progress='none', knowledge='aware',
+  )  # fmt: skip
+  assert [(row['defense'], row['counter']) for row in result.rows] == [
+    ('none', None), ('prune(rate=0.8)', 'masked'), ('prune(rate=0.8)', 'masked+prior'),
+  ]  # fmt: skip
+  with pytest.raises(gl.UsageError, match="unknown value of knowledge: 'awar'; did you mean 'aware'"):
+    gl.audit(jax.random.key(7), linear, [None], [attacks.dlg()], 1, knowledge='awar')
+
+
+def divide(client):
+  """An attack of one's own on one dense layer: each column of the weight gradient is the input times the bias's."""
+  del client
+
+  def read(observation):
+    kernel, bias = observation.update['kernel'], observation.update['bias']
+    most = jnp.argmax(jnp.abs(bias))
+    return kernel[:, most] / bias[most], None
+
+  return attacks.closed_form(read)
+
+
+def audit(scenario, defense, *chosen, **settings):
+  return gl.audit(KEY, scenario, [defense], list(chosen), 4, controls=2, group_size=4, progress='none', **settings)
+
+
+def test_an_attack_is_not_run_again_with_a_counter_measure_that_it_cannot_use(linear):
+  """Nor is the counter-measure described where no attack was run with it."""
+  blind, reading = attacks.own(divide, 'blind', reads=()), attacks.own(divide, 'reading', reads=('weights',))
+  alone, beside = (audit(linear, gl.defenses.prune(rate=0.8), *chosen) for chosen in ([blind], [blind, reading]))
+  assert {row['counter'] for row in alone.rows} == {None} and alone.counters == {'prune(rate=0.8)': {}}
+  found = list(dict.fromkeys((row['attack'], row['counter']) for row in beside.rows))
+  assert found == [('blind', None), ('reading', None), ('reading', 'masked')]
+  assert set(beside.counters['prune(rate=0.8)']) == {'masked'}
+
+
+@pytest.mark.parametrize('random', [True, False])
+def test_a_random_defense_of_ones_own_is_averaged(linear, random):
+  def noisy(updates, state, params=None, *, key, **extra):
+    leaves, structure = jax.tree.flatten(updates)
+    keys = jax.random.split(key, len(leaves))
+    noise = [0.02 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+    return structure.unflatten([leaf + n for leaf, n in zip(leaves, noise, strict=True)]), state
+
+  mine = gl.defenses.own(optax.GradientTransformationExtraArgs(optax.init_empty_state, noisy), 'upload', random=random)
+  result = audit(linear, mine, divide, rounds=4)
+  rounds = {row['counter']: row['rounds'] for row in result.rows}
+  assert rounds == ({None: 1, 'averaged': 4} if random else {None: 1})
+  mean = [np.mean([row['psnr'] for row in rows(result, counter=counter)]) for counter in rounds]
+  assert not random or mean[1] > mean[0] + 3  # a quarter of the variance is 6 dB
+
+
+@pytest.mark.parametrize(
+  ('knowledge', 'attackers'), [('aware', {'aware'}), ('unaware', {'unaware'}), ('both', {'aware', 'unaware'})]
+)
+def test_what_an_audit_grants_is_what_it_says(linear, knowledge, attackers):
+  result = audit(linear, gl.defenses.prune(rate=0.8), divide, knowledge=knowledge)
+  said = ' '.join(result.threat_models['divide'])
+  assert ('does not know which defense the client uses, and ignores it' in said) == ('unaware' in attackers)
+  assert ('nows the defense and its settings' in said) == ('aware' in attackers)
+  assert {row['knowledge'] for row in result.rows} == attackers

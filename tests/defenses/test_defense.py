@@ -1,0 +1,349 @@
+"""What a defense is: its settings and traits, chains, a user's own, and where each member acts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import Client, defenses, errors, specs, trees
+from gradleak.attacks.base import closed_form
+from gradleak.attacks.counters import counters
+from gradleak.audit.result import facts
+from gradleak.audit.settings import named_defenses
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+KEY = jax.random.key(0)
+UPDATES = {'w': jnp.asarray([3.0, -4.0, 0.5, 1.0])}
+
+
+@pytest.fixture(scope='module')
+def context(linear):
+  return defenses.Context(linear.client, linear.variables, (8, 8, 1))
+
+
+def apply(transformation, updates=UPDATES, key=KEY):
+  transformation = optax.with_extra_args_support(transformation)
+  return np.asarray(transformation.update(updates, transformation.init(updates), updates, key=key)[0]['w'])
+
+
+def defended(defense, context, numbers=None):
+  """Returns what the upload chain of a client under the defense makes of `UPDATES`."""
+  placed = defenses.place(defense, context)
+  client = placed.client(context.client) if numbers is None else placed.build(numbers, context.client)
+  assert client.step is context.client.step and client.transform is None
+  return apply(client.upload)
+
+
+# ---- settings
+
+
+def test_defenses_with_equal_settings_are_equal():
+  one, same = defenses.gaussian(stddev=1.0), defenses.gaussian(stddev=np.float32(1))
+  assert one == same and hash(one) == hash(same) and (one != same) is False
+  assert len({one, same, gl.parse('gaussian(stddev=1)'), defenses.chain(same)}) == 1
+  assert defenses.outpost() == defenses.outpost(noise=0.8) and str(defenses.outpost()) == 'outpost'
+  for other in (
+    defenses.gaussian(stddev=2.0),
+    defenses.laplace(scale=1.0),
+    defenses.chain(one, one),
+    optax.GradientTransformationExtraArgs(*one),
+    None,
+  ):
+    assert one != other and (one == other) is False
+  assert defenses.chain() == defenses.NO_DEFENSE and one != defenses.NO_DEFENSE and str(defenses.NO_DEFENSE) == 'none'
+
+
+def test_what_a_defense_was_made_for_is_part_of_it(linear):
+  client, other = linear.client, dataclasses.replace(linear.client, share='delta')
+  public = linear.images, linear.labels
+  assert defenses.dpsgd(client, norm=1.0, noise=1.0) == defenses.dpsgd(client, norm=1.0, noise=1.0)
+  assert defenses.dpsgd(client, norm=1.0, noise=1.0) != defenses.dpsgd(other, norm=1.0, noise=1.0)
+  assert defenses.instahide(public) == defenses.instahide(public) != defenses.instahide((*public,)[::-1])
+
+
+def test_numbers_are_open_and_structure_is_not(context):
+  defense = defenses.chain(defenses.clip(norm=2), defenses.gaussian(stddev=0.1))
+  assert str(defense) == 'clip(norm=2)+gaussian(stddev=0.1)' and defense.numbers == (2.0, 0.1)
+  assert defense.structure == gl.parse('clip(norm=1) + gaussian(stddev=3)').structure
+  assert defense.structure != gl.parse('gaussian(stddev=0.1)+clip(norm=2)').structure
+  assert defenses.outpost().structure != defenses.outpost(variant='code').structure and hash(defense.structure)
+  np.testing.assert_allclose(np.linalg.norm(defended(defense, context, (0.5, 0.0))), 0.5, rtol=1e-6)
+  traced = jax.jit(lambda numbers: defenses.place(defense, context).build(numbers, context.client).upload.init(UPDATES))
+  assert jax.tree.leaves(traced((0.5, 0.0))) == []
+
+
+@pytest.mark.parametrize(
+  ('make', 'words'),
+  [
+    (lambda: defenses.gaussian(), ['gaussian needs the setting stddev']),
+    (lambda: defenses.gaussian(sigma=1), ["'sigma'", 'stddev']),
+    (lambda: defenses.gaussian(stddev='much'), ['gaussian(stddev)', "'much'"]),
+    (lambda: defenses.null_gradient(norm=1), ["'norm'", 'it has none']),
+    (lambda: defenses.prune(rate=1.5), ['prune(rate)', '1.5', 'nearest valid value is 1']),
+    (lambda: defenses.outpost(variant=3), ['outpost(variant) is 3', 'expected str']),
+    (lambda: gl.parse('clip(norm=1)+prune(rate=-1)'), ['prune(rate)', '-1']),
+    (lambda: gl.parse('gaussian'), ['gaussian needs the setting stddev']),
+    (lambda: gl.parse('prune(rate=0.5)+'), ["'prune(rate=0.5)+'", 'empty']),
+    (lambda: specs.defense('gausian(stddev=1)'), ["unknown defense 'gausian'", "did you mean 'gaussian'", 'prune']),
+  ],
+)
+def test_bad_settings_raise_before_anything_runs(make, words):
+  with pytest.raises(errors.UsageError) as caught:
+    make()
+  assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# ---- chains
+
+
+def test_none_is_the_identity(context):
+  for none in (None, defenses.NO_DEFENSE, gl.parse('none')):
+    placed = defenses.place(none, context)
+    assert placed.client(context.client) == context.client and placed.defense.numbers == ()
+
+
+def test_chains_act_from_left_to_right(context):
+  prune, clip = defenses.prune(rate=0.5), defenses.clip(norm=1)
+  np.testing.assert_allclose(defended(defenses.chain(prune, clip), context), [0.6, -0.8, 0, 0], rtol=1e-6)
+  np.testing.assert_allclose(defended(prune, context), [3, -4, 0, 0])
+
+
+def test_members_draw_apart(context):
+  unit = defenses.gaussian(stddev=1)
+  numbers = (1.0, 0.0), (0.0, 1.0)
+  first, second = (defended(defenses.chain(unit, unit), context, each) - np.asarray(UPDATES['w']) for each in numbers)
+  assert np.abs(first - second).min() > 1e-3
+
+
+def test_each_member_acts_at_its_own_place(linear):
+  public = linear.images, linear.labels
+  context = defenses.Context(linear.client, linear.variables, (8, 8, 1), public)
+  data, step, upload = defenses.instahide(), defenses.outpost(), defenses.prune(rate=0.5)
+  defense = defenses.chain(upload, data, step, defenses.clip(norm=1.0), defenses.compensation(stddev=0.1))
+  assert [[str(member) for member in defense.at(place)] for place in ('data', 'step', 'upload', 'round')] == [
+    ['instahide'], ['outpost'], ['prune(rate=0.5)', 'clip(norm=1.0)'], ['compensation(stddev=0.1)'],
+  ]  # fmt: skip
+  placed = defenses.place(defense, context)
+  assert placed.arguments == ((), (public,), (None,), (), ())
+  client = placed.client(linear.client)
+  assert client.transform is not None and client.undefended() == linear.client
+  assert len(client.upload.init(linear.variables['params'])) == 2
+  assert type(client.step.init(linear.variables['params'])).__name__ == 'OutpostState'
+  np.testing.assert_allclose(apply(client.upload), [0.6, -0.8, 0, 0], rtol=1e-6)
+
+
+def test_a_chain_with_an_optimizer_is_a_plain_transformation():
+  chain = defenses.chain(defenses.clip(norm=1.0), optax.sgd(0.5))
+  assert not isinstance(chain, defenses.Defense)
+  np.testing.assert_allclose(np.linalg.norm(apply(chain)), 0.5, rtol=1e-6)
+
+
+def test_it_drops_into_a_plain_training_loop(linear):
+  """Two steps of SGD by hand: each moves by the pruned gradient, and noise of the step's own key."""
+  tx = optax.chain(defenses.prune(rate=0.5), defenses.gaussian(stddev=0.01), optax.sgd(0.1))
+  params = linear.variables['params']
+  state = tx.init(params)
+
+  def loss(params):
+    logits, _ = linear.client.model.apply({'params': params}, linear.images, False, None)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, linear.labels).mean()
+
+  @jax.jit
+  def step(params, state, key):
+    updates, state = tx.update(jax.grad(loss)(params), state, params, key=key)
+    return optax.apply_updates(params, updates), state
+
+  losses = [float(loss(params))]
+  for number in range(20):
+    expected = jax.grad(loss)(params)['kernel']
+    before = params
+    params, state = step(params, state, jax.random.key(number))
+    losses.append(float(loss(params)))
+    moved = (before['kernel'] - params['kernel']) / 0.1
+    pruned = np.where(np.abs(expected) >= np.quantile(np.abs(expected), 0.5), expected, 0)
+    assert np.std(moved - pruned) == pytest.approx(0.01, rel=0.2)
+  assert losses[-1] < 0.7 * losses[0]
+
+
+# ---- a user's own
+
+
+def noisy(stddev, name='mine'):
+  return defenses.base.stateless(
+    name,
+    lambda key, updates: jax.tree.map(lambda u: u + stddev * jax.random.normal(key, u.shape, u.dtype), updates),
+    random=True,
+  )
+
+
+def test_a_users_own_transformation(context):
+  double, triple = (defenses.own(optax.scale(factor), 'upload', label=f'{factor:g} times') for factor in (2.0, 3.0))
+  assert str(double) == '2 times' and double.numbers == () and double != triple
+  assert double.structure != triple.structure and defenses.own(double) is double
+  by_two, noise = optax.scale(2.0), defenses.Noise(lambda settings, context, count: 1.0)
+  assert defenses.own(by_two, 'upload') == defenses.own(by_two, 'upload', label='other')
+  assert len({defenses.own(by_two, place) for place in ('step', 'upload', 'round')}) == 3
+  assert defenses.own(by_two, 'upload') != defenses.own(by_two, 'upload', noise=noise)
+  np.testing.assert_allclose(defended(double, context), 2 * UPDATES['w'])
+  np.testing.assert_allclose(defended(defenses.chain(double, triple), context), 6 * UPDATES['w'])
+  assert str(defenses.chain(double, defenses.clip(norm=1))) == '2 times+clip(norm=1)'
+
+
+def test_a_users_own_function_on_the_samples(context):
+  dark = defenses.own(lambda key, images, labels: (0.5 * images, labels), 'data', label='dark')
+  client = defenses.place(dark, context).client(context.client)
+  images, labels = jnp.ones((2, 8, 8, 1)), jnp.asarray([1, 2])
+  found = client.local_update(None, context.variables, images, labels).update
+  expected = context.client.local_update(None, context.variables, 0.5 * images, labels).update
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  np.testing.assert_array_equal(dark(None, images, labels)[0], 0.5)
+  with pytest.raises(errors.UsageError, match=r'dark acts on the samples: call it as a function'):
+    apply(dark)
+  with pytest.raises(errors.UsageError, match=r'prune\(rate=0.5\) acts on updates, not on samples'):
+    defenses.prune(rate=0.5)(None, images, labels)
+
+
+def test_a_users_own_factory_is_one_of_defenses(context):
+  @defenses.defense(place='upload', citation='Mine. 2025.', idle=lambda settings: settings['factor'] == 1)
+  def scaled(*, factor: float, twice: bool = False):
+    """Scales the update."""
+    return optax.scale(factor**2 if twice else factor)
+
+  assert scaled.__doc__ == 'Scales the update.' and str(scaled(factor=2.0)) == 'scaled(factor=2.0)'
+  assert scaled(factor=2.0) == scaled(factor=2, twice=False) != scaled(factor=3.0)
+  assert scaled(factor=2.0).structure == scaled(factor=3.0).structure != scaled(factor=2.0, twice=True).structure
+  assert scaled(factor=2.0).citations == defenses.chain(scaled(factor=2.0), scaled(factor=1.0)).citations
+  np.testing.assert_allclose(defended(scaled(factor=2.0), context, (5.0,)), 5 * UPDATES['w'])
+  with pytest.raises(errors.UsageError, match=r"unknown setting of the defense scaled: 'by'"):
+    scaled(by=2.0)
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: defenses.own(optax.scale(2.0)), "give place='data', 'step', 'upload' or 'round'"),
+    (lambda: defenses.own(optax.scale(2.0), 'uplod'), "unknown place of a defense 'uplod'; did you mean 'upload'"),
+    (lambda: defenses.own(optax.scale(2.0), 'data'), r'expected a function \(key, images, labels\)'),
+    (lambda: defenses.own(lambda u: u, 'step'), 'expected an optax transformation'),
+    (lambda: defenses.own(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
+    (lambda: defenses.own(optax.scale(2.0), 'step', withholds='zero'), "way to withhold 'zero'; did you mean 'zeros'"),
+    (lambda: defenses.defense(place='step', noice=None), "unknown trait of a defense: 'noice'; did you mean 'noise'"),
+    (lambda: defenses.as_defense('prune(rate=0.5)'), r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
+    (lambda: defenses.as_defense(optax.scale(2.0)), r'wrap it by gradleak.defenses.own\(transformation, place='),
+    (lambda: defenses.as_defense(0.5), 'the defense is 0.5, expected one of gradleak.defenses, or None'),
+  ],
+)
+def test_what_is_no_defense_is_named(make, message):
+  with pytest.raises(errors.UsageError, match=message):
+    make()
+
+
+def test_what_is_known_of_a_defense_follows_the_object_and_not_its_label():
+  prune, private = defenses.prune(rate=0.5), defenses.client_dp(norm=1.0, noise=5.0)
+  (a, b) = named_defenses({'client_dp(norm=1,noise=5)': prune, 'prune(rate=0.5)': private})
+  assert facts(a.method, 1)['mechanisms'] == [] and facts(a.method, 1)['text'] == 'prune(rate=0.5)'
+  assert facts(b.method, 1)['mechanisms'] == [{'noise': 5.0, 'unit': 'client', 'releases': 1}]
+  assert 'Deep Leakage' in facts(a.method, 1)['citations'][0] and 'Client Level' in facts(b.method, 1)['citations'][0]
+
+
+def names(defense, context, rounds=4):
+  found = counters(defenses.place(defense, context), context, 1, gl.attacks.csdlg(), rounds)
+  return [counter.name for counter in found]
+
+
+def test_a_users_own_noise_is_countered_by_its_traits_alone(context):
+  noise = defenses.Noise(lambda settings, context, count: 0.01)
+  ours = names(defenses.gaussian(stddev=0.1), context)
+  assert ours == ['averaged+floor', 'averaged+prior']
+  assert names(defenses.own(noisy(0.1), 'upload', random=True, noise=noise), context) == ours
+  assert names(defenses.own(noisy(0.1), 'step', random=True), context) == ['averaged']
+  assert names(defenses.own(noisy(0.1), 'upload', noise=noise), context) == ['floor', 'prior']
+  assert names(defenses.own(noisy(0.1), 'upload'), context) == []
+  assert names(defenses.own(lambda key, images, labels: (images, labels), 'data'), context) == []
+
+
+# ---- placement
+
+
+def test_a_context_that_lacks_what_a_defense_needs_is_named_when_it_is_placed(context):
+  for defense, message in (
+    (defenses.soteria(rate=0.5), "the model 'linear' does not offer 'features'"),
+    (defenses.chain(defenses.clip(norm=1), defenses.soteria(rate=0.5)), 'features'),
+    (defenses.graddefense(stddev=0.1), r'public=\(images, labels\)'),
+    (defenses.instahide(), r'public=\(images, labels\)'),
+    (defenses.concealment(start='proxy'), 'none are given'),
+    (defenses.chain(defenses.ats(), defenses.ats()), 'transforms the samples twice'),
+    ('prune(rate=0.5)', r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
+  ):
+    with pytest.raises(errors.UsageError, match=message):
+      defenses.place(defense, context)
+
+
+@pytest.mark.parametrize('knowledge', ['unaware', 'aware', 'both'])
+def test_soteria_on_a_model_without_features_is_refused_by_an_audit(linear, knowledge, tmp_path):
+  with pytest.raises(errors.UsageError, match="does not offer 'features'"):
+    gl.audit(
+      KEY, linear, [None, defenses.soteria(rate=0.5)], [gl.attacks.csdlg(steps=2)], 1,
+      knowledge=knowledge, controls=1, progress='none', workdir=tmp_path / 'new',
+    )  # fmt: skip
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ('make', 'given'),
+  [
+    (lambda: defenses.dpsgd(norm=1.0, noise=1.0), 'client'),
+    (lambda: defenses.clip_samples(norm=1.0), 'client'),
+    (lambda: defenses.graddefense_step(stddev=0.1), 'client'),
+    (lambda: defenses.concealment(steps=1), 'client'),
+    (lambda: defenses.soteria(rate=0.5), 'model'),
+    (lambda: defenses.graddefense(stddev=0.1), 'slicing'),
+  ],
+)
+def test_outside_of_an_audit_what_it_is_made_for_is_asked_for(make, given):
+  defense = make()
+  batch = jnp.ones((1, 8, 8, 1)), jnp.ones((1, 10))
+  with pytest.raises(errors.UsageError, match=rf'{defense.members[0].name}\({given}, …\)'):
+    defense.update(UPDATES, defense.init(UPDATES), UPDATES, key=KEY, batch=batch)
+
+
+@pytest.fixture(scope='module')
+def three_epochs(linear):
+  client = Client(linear.client.model, 10, share='delta', optimizer=optax.sgd(0.1), epochs=3, batch_size=1)
+  return linear._replace(client=client)
+
+
+def test_outpost_acts_at_each_local_step(three_epochs):
+  """The object equals the text, in a client of three epochs of two steps; on the upload it is another defense."""
+  client, variables = three_epochs.client, three_epochs.variables
+  images, labels = jnp.asarray(three_epochs.images[:2]), jnp.asarray(three_epochs.labels[:2])
+  context = defenses.Context(client, variables, (8, 8, 1))
+  assert defenses.outpost() == specs.defense('outpost')
+
+  def update(client):
+    return jax.jit(client.local_update)(KEY, variables, images, labels).update
+
+  plain, placed = update(client), defenses.place(defenses.outpost(), context)
+  at_steps = update(placed.client(client))
+  by_hand = update(dataclasses.replace(client, step=defenses.outpost()))
+  on_upload = update(dataclasses.replace(client, upload=defenses.outpost()))
+  jax.tree.map(np.testing.assert_array_equal, at_steps, by_hand)
+  apart = [float(trees.norm(trees.subtract(each, at_steps)) / trees.norm(plain)) for each in (plain, on_upload)]
+  assert min(apart) > 0.1
+
+
+def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
+  plain = optax.GradientTransformationExtraArgs(*defenses.outpost())  # without traits
+  given = {'object': defenses.outpost(), 'text': specs.defense('outpost')}
+  given |= {place: defenses.own(plain, place, label=place) for place in ('step', 'upload')}
+  nothing = gl.attacks.own(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
+  settings = {'knowledge': 'unaware', 'controls': 1, 'progress': 'none', 'batch_size': 2}
+  found = gl.audit(KEY, three_epochs, given, [nothing], 2, **settings)
+  changes = {label: [row['change'] for row in found.rows if row['defense'] == label] for label in given}
+  assert changes['object'] == changes['text'] == pytest.approx(changes['step'], rel=1e-5)
+  assert np.abs(np.subtract(changes['object'], changes['upload'])).min() > 0.1

@@ -1,0 +1,258 @@
+"""The imprint module against its bins counted in NumPy, and what it leaves of the model behind it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from scipy import stats
+
+import gradleak
+from gradleak import Client, Knowledge, Observation, defenses, errors, models, trees
+from gradleak.models import precode
+from gradleak.servers.imprint import (
+  MEASUREMENTS,
+  QUANTILES,
+  bin_edges,
+  imprint,
+  insert,
+  measurement_vector,
+  module_parameters,
+  recover,
+)
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+@pytest.fixture(scope='module')
+def digits():
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  return (data.images[:, :, :, None] / 16).astype(np.float32), data.target.astype(np.int32)
+
+
+@pytest.fixture(scope='module')
+def honest(digits):
+  """Twelve digits, as many more times over that are public, and one dense layer."""
+  model = models.from_functions(
+    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, 10)), 'bias': jnp.zeros(10)},
+    lambda params, images: images.reshape(-1, 64) @ params['kernel'] + params['bias'].reshape(1, -1),
+    layers=[trees.Layer('dense', (('kernel',), ('bias',)))],
+  )
+
+  def scenario(count=12, **settings):
+    images, labels = digits
+    # Darker by a little, so that no edge meets a digit's brightness, a multiple of 1/1024.
+    public = (0.9873 * images[200:], labels[200:])
+    return gradleak.scenario(
+      model, images[:count], labels[:count], key=jax.random.key(0), **{'public': public, **settings}
+    )
+
+  return scenario
+
+
+def observe(sent, share='gradient'):
+  upload = jax.jit(sent.client.local_update)(jax.random.key(1), sent.variables, sent.images, sent.labels)
+  zeros = jnp.zeros((len(sent.labels), 10))
+  return Observation(sent.variables, upload.update, zeros, Knowledge(share=share), sent.images.shape, 10)
+
+
+def reconstruct(attack, observation):
+  return jax.jit(attack.reconstruct)(attack.init(jax.random.key(0), observation), observation)
+
+
+def edges_by_hand(public, bins, quantiles):
+  measured = public.reshape(len(public), -1).mean(axis=1, dtype=np.float64)
+  law = {'normal': stats.norm(measured.mean(), measured.std())}
+  law['laplace'] = stats.laplace(measured.mean(), measured.std() / np.sqrt(2))
+  inner = [
+    np.quantile(measured, k / bins) if quantiles == 'empirical' else law[quantiles].ppf(k / bins)
+    for k in range(1, bins)
+  ]
+  return np.array([measured.mean() - 10 * measured.std(), *inner, measured.mean() + 10 * measured.std()])
+
+
+@pytest.mark.parametrize(
+  ('quantiles', 'sparse'),
+  [('normal', False), *(pytest.param(law, True, marks=pytest.mark.slow) for law in ('empirical', 'laplace'))],
+)
+def test_what_is_alone_in_its_bin_comes_back_exactly(honest, prepared, quantiles, sparse):
+  scenario = honest()
+  method = imprint(bins=11, quantiles=quantiles, sparse=sparse)
+  sent = prepared(method, scenario, 12)
+  found = np.asarray(reconstruct(method(sent.client), observe(sent)).images)
+  brightness = scenario.images.reshape(12, -1).mean(axis=1, dtype=np.float64)
+  bins = np.searchsorted(edges_by_hand(scenario.public[0], 11, quantiles), brightness)
+  alone = np.array([np.sum(bins == b) == 1 for b in bins])
+  assert 4 <= alone.sum() < 12
+  errors_of = np.abs(found[:, None] - scenario.images[None]).max(axis=(2, 3, 4))
+  assert np.all(errors_of.min(axis=0)[alone] < 1e-4)
+  # Occupied bins give images or mixtures, the others nothing.
+  assert np.sum(found.any(axis=(1, 2, 3))) == len(set(bins.tolist()))
+
+
+def test_several_steps_need_the_sparse_variant(honest, prepared):
+  revealed = []
+  for sparse in (True, False):
+    method = imprint(bins=64, quantiles='empirical', sparse=sparse)
+    scenario = honest(share='delta', local_batch_size=4, local_epochs=2, learning_rate=0.1)
+    sent = prepared(method, scenario, 12)
+    found = np.asarray(reconstruct(method(sent.client), observe(sent, 'delta')).images)
+    mse = ((found[:, None] - scenario.images[None]) ** 2).mean(axis=(2, 3, 4))
+    revealed.append(int(np.sum(mse.min(axis=0) < 1e-4)))
+  assert revealed[0] >= 8
+  assert revealed[1] <= revealed[0] - 3
+
+
+def test_what_measures_as_its_bin_and_keeps_to_the_box_comes_first():
+  edges = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+  module = module_parameters(np.full(4, 0.25, np.float32), edges)['measure']
+  rows = np.array([[0.1, 0.2, 0.1, 0.0], [1.4, 0.0, 0.0, 0.1], [0.9] * 4, [0.7, 0.8, 0.9, 0.8]], np.float32)
+  shares = np.array([0.5, 3.0, 9.0, -2.0], np.float32)  # in bin 2, brightness 0.9 is an impostor
+  single = shares[:, None] * rows
+  sums, totals = np.cumsum(single[::-1], axis=0)[::-1], np.cumsum(shares[::-1])[::-1]
+  for scale in (1.0, 1e-20, -0.1):
+    update = {'kernel': np.float32(scale) * sums.T, 'bias': np.float32(scale) * totals}
+    images, found, alive = jax.jit(recover)(update, module)
+    np.testing.assert_allclose(images, rows[[3, 0, 1, 2]], atol=1e-5)
+    np.testing.assert_allclose(found, np.float32(scale) * shares[[3, 0, 1, 2]], rtol=1e-5)
+    assert np.all(alive)
+
+
+def test_many_updates_at_once_and_nothing_at_all():
+  module = module_parameters(np.full(5, 0.2, np.float32), bin_edges(4, 'normal'))['measure']
+  rng = np.random.default_rng(0)
+  one = {'kernel': rng.normal(size=(5, 4)).astype(np.float32), 'bias': rng.normal(size=4).astype(np.float32)}
+  updates = jax.tree.map(lambda u: jnp.stack([u, 0 * u, jnp.full_like(u, jnp.nan)]), one)
+  attack = imprint(bins=4)(None)
+
+  def read(update):
+    variables = {'params': {'imprint': {'measure': module}}}
+    observation = Observation(variables, {'imprint': {'measure': update}}, None, Knowledge(), (3, 1, 5, 1), 10)
+    return attack.reconstruct(jnp.float32(0), observation)
+
+  found = jax.jit(jax.vmap(read))(updates)
+  np.testing.assert_allclose(found.images[0], jax.jit(read)(one).images, rtol=1e-4)
+  assert found.images.shape == (3, 3, 1, 5, 1)
+  assert np.isfinite(found.images).all() and np.any(found.images[0]) and not np.any(found.images[1:])
+  assert found.labels.shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+  ('quantiles', 'law'), [('normal', stats.norm(0.47, 0.13)), ('laplace', stats.laplace(0.47, 0.13 / np.sqrt(2)))]
+)
+def test_without_auxiliary_images_the_bins_are_those_of_natural_ones(quantiles, law):
+  edges = bin_edges(50, quantiles)
+  np.testing.assert_allclose(law.cdf(edges), np.arange(51) / 50, atol=1e-6)
+
+
+def test_edges_rise_even_where_all_auxiliary_images_are_alike():
+  for measured in (np.full(30, 0.5), np.repeat([0.2, 0.4], 15)):
+    for quantiles in QUANTILES:
+      assert np.all(np.diff(bin_edges(40, quantiles, measured=measured)) > 0)
+
+
+def test_a_random_measurement_spreads_images_of_equal_brightness(honest):
+  scenario = honest()
+  flat = scenario.images / scenario.images.mean(axis=(1, 2, 3), keepdims=True) * 0.2
+  scenario = scenario._replace(images=np.clip(flat, 0, 1))
+  revealed = []
+  for measurement in MEASUREMENTS:
+    w = np.asarray(measurement_vector(jax.random.key(3), 64, measurement), np.float64)
+    measured = scenario.images.reshape(12, -1) @ w
+    revealed.append(measured.std() / np.abs(measured).mean())
+  assert revealed[1] > 5 * revealed[0]
+  assert abs(w.sum()) < 1e-5 and abs(w @ w - 1) < 1e-5
+
+
+class Normed(nn.Module):
+  """A dense layer, BatchNorm, and the classifier."""
+
+  @nn.compact
+  def __call__(self, images, train=False):
+    x = nn.Dense(6)(images.reshape(images.shape[0], -1))
+    return nn.Dense(10)(nn.relu(nn.BatchNorm(use_running_average=not train)(x)))
+
+
+@pytest.mark.parametrize('wrapped', [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_model_behind_keeps_what_it_offers(digits, wrapped):
+  images = jnp.asarray(digits[0][:3])
+  model = models.from_flax(Normed())
+  model = precode.precode(model, size=4) if wrapped else model
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  module = module_parameters(jnp.full(64, 1 / 64), bin_edges(6, 'normal'))
+  silent = {**module, 'return': jax.tree.map(jnp.zeros_like, module['return'])}
+  inserted = insert(model, silent)
+  behind = {**variables, 'params': {'imprint': silent, 'model': variables['params']}}
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    jax.jit(inserted.init, static_argnums=1)(jax.random.key(0), (8, 8, 1)),
+    behind,
+  )
+
+  @jax.jit
+  def calls(*both):
+    key = jax.random.key(1)
+    return [
+      (
+        model.apply(variables, images, True, key),
+        model.penalised(variables, images, True, key) if wrapped else (),
+        model.features(variables, images),
+      )
+      for model, variables in zip((inserted, model), both, strict=True)
+    ]
+
+  jax.tree.map(np.testing.assert_array_equal, *calls(behind, variables))
+  paths = [path for layer in inserted.layers((8, 8, 1)) for path in layer.paths]
+  leaves = {trees.path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(behind['params'])}
+  assert set(paths) == leaves and len(paths) == len(leaves)
+  assert paths[0] == ('imprint', 'measure', 'kernel') and paths[-2] == ('model', 'Dense_1', 'kernel')
+  plain = insert(models.Model('plain', None, None), silent)
+  assert (plain.features, plain.layers, plain.penalised) == (None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'defense',
+  [
+    defenses.outpost(),
+    defenses.fragmentation_random(ratio=0.5),
+    defenses.soteria(rate=0.5),
+    defenses.clip_samples(norm=1.0),
+  ],
+  ids=str,
+)
+def test_defenses_find_their_layers(digits, prepared, defense):
+  scenario = gradleak.scenario(models.create('lenet', 10), digits[0][:2], digits[1][:2], key=jax.random.key(0))
+  sent = prepared(imprint(bins=3), scenario, 2)
+  client = defenses.place(defense, defenses.Context(sent.client, sent.variables, (8, 8, 1))).client(sent.client)
+  upload = jax.eval_shape(client.local_update, jax.random.key(0), sent.variables, sent.images, sent.labels)
+  assert jax.tree.structure(upload.update) == jax.tree.structure(sent.variables['params'])
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'bins': 1}, 'bins'),
+    ({'gain': 0.0}, 'gain'),
+    ({'measurement': 'median'}, "unknown measurement 'median'"),
+    ({'quantiles': 'cauchy'}, "unknown quantiles 'cauchy'"),
+  ],
+)
+def test_settings_out_of_range(settings, message):
+  method = imprint(**settings)
+  with pytest.raises(errors.UsageError, match=message):
+    method(None)
+  with pytest.raises(errors.UsageError, match=message):
+    method.server.build(method.server.numbers)
+
+
+def test_what_is_missing_is_named(honest, prepared):
+  with pytest.raises(errors.UsageError, match='public'):
+    prepared(imprint(quantiles='empirical'), honest(public=None), 12)
+  scenario = honest()
+  update = scenario.variables['params']
+  observation = Observation(scenario.variables, update, jnp.zeros((12, 10)), Knowledge(), scenario.images.shape, 10)
+  with pytest.raises(errors.UsageError, match='module'):
+    imprint()(Client(scenario.client.model, 10)).reconstruct(jnp.float32(0), observation)

@@ -1,0 +1,45 @@
+"""The examples of methods of a user's own: an audit knows of them what it knows of ours."""
+
+import pathlib
+import runpy
+
+import pytest
+
+import gradleak as gl
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+def run(name, capsys):
+  """Returns the result of an example, and what it prints."""
+  path = EXAMPLES / f'{name}.py'
+  assert len(path.read_text('utf-8').splitlines()) < 40
+  return runpy.run_path(str(path))['result'], ' '.join(capsys.readouterr().out.split())
+
+
+def test_a_defense_of_ones_own(capsys):
+  result, printed = run('defense_of_your_own', capsys)
+  strengths = [f'clip(norm=1)+grid_noise(stddev={stddev})' for stddev in (0.01, 0.1, 1)]
+  assert list(result.methods['defenses']) == ['none', *strengths]
+  known = result.methods['defenses'][strengths[2]]
+  assert known['mechanisms'] == [{'noise': 1.0, 'unit': 'client', 'releases': 1}] and known['random']
+  assert f'{strengths[2]}: ε ≤ 4.8' in printed
+  assert 'You: Noise on a Grid. 2026.' in printed and known['citations'] == ['You: Noise on a Grid. 2026.']
+  counters = result.counters[strengths[0]]
+  assert counters['averaged+clipped+smooth'].endswith('It weights smoothness by a hundredth.')
+  assert {row['rounds'] for row in result.rows if row['counter'] == 'averaged+clipped+smooth'} == {4}
+  assert {row['counter'] for row in result.rows if row['defense'] == strengths[0]} == {None, *counters}
+
+
+def test_an_attack_of_ones_own(capsys):
+  result, printed = run('attack_of_your_own', capsys)
+  assert list(result.methods['attacks']) == ['neurons', 'neurons(ridge=0.0001)', 'fidel']
+  assert 'You: All Neurons Together. 2026.' in printed
+  found = {(row['attack'], row['defense'], row['counter']): row for row in result.rows}
+  pruned, noisy = str(gl.defenses.prune(rate=0.98)), str(gl.defenses.gaussian(stddev=0.01))
+  assert {key[2] for key in found if key[:2] == ('neurons', pruned)} == {None, 'masked'}  # it reads weights
+  assert {key[2] for key in found if key[0] == 'fidel'} == {key[2] for key in found if key[1] == noisy} == {None}
+  assert {row['steps'] for row in result.rows} == {0}
+  undefended = [row['psnr'] for row in result.rows if (row['attack'], row['defense']) == ('neurons', 'none')]
+  assert min(undefended) > 60

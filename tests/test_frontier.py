@@ -1,0 +1,101 @@
+"""The frontier as one call: what is trained, what is attacked, and what is found again."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import report
+from gradleak.defenses import chain, compensation, graddefense, topk
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+@pytest.fixture(scope='module')
+def digits():
+  data = gl.data.load('digits', 'train', limit=60)
+  return data.images, data.labels
+
+
+@pytest.fixture(scope='module')
+def call(digits, tmp_path_factory):
+  """Returns a function that makes the same small frontier, anew or from its folder."""
+  folder = tmp_path_factory.mktemp('frontier') / 'new'
+  images, labels = digits
+  model = gl.models.from_functions(
+    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, 10)), 'bias': jax.numpy.zeros(10)},
+    lambda params, images: images.reshape(-1, 64) @ params['kernel'] + params['bias'].reshape(1, -1),
+    'linear',
+  )
+
+  def make(**changes):
+    settings = {'rounds': 2, 'per_round': 2, 'steps': 3, 'trials': 1, 'controls': 2, 'attack_every': 2}
+    settings |= {'learning_rate': 0.1, 'workdir': folder, 'progress': 'none', **changes}
+    noisy = graddefense(stddev=0.1, num_slices=2, estimate='probes', root=4)
+    defenses = [None, topk(ratio=0.1), chain(noisy, compensation(stddev=0.1, num_slices=2))]
+    return gl.frontier(
+      jax.random.key(0),
+      model,
+      (images[:40], labels[:40]),
+      (images[40:], labels[40:]),
+      defenses,
+      [gl.attacks.csdlg(tv=0.0)],
+      clients=4,
+      public=(images[:8], labels[:8]),
+      **settings,
+    )
+
+  return make, folder
+
+
+@pytest.fixture(scope='module')
+def found(call):
+  return call[0]()
+
+
+def test_each_defense_is_trained_and_attacked(found):
+  labels = list(found.trained)
+  assert labels[:2] == ['none', 'topk(ratio=0.1)'] and 'compensation(' in labels[2]
+  for one in found.trained.values():
+    assert [row['round'] for row in one.rows] == [1, 2] and 0 <= one.rows[-1]['accuracy'] <= 1
+  assert found.trained['none'].seconds_defense is None and found.trained['topk(ratio=0.1)'].seconds_defense is not None
+  assert {row['defense'] for row in found.rows} == set(labels)
+  assert [(leak.defense, leak.round) for leak in found.leakage] == [(one, at) for at in (0, 2) for one in labels]
+
+
+def test_a_defense_at_the_server_acts_on_the_mean_and_not_on_the_upload(found):
+  _, sparse, compensated = found.trained
+  params = found.trained
+  assert params[compensated].rows[0]['update_norm'] != params[sparse].rows[0]['update_norm']
+  assert found.methods['defenses'][compensated]['places'] == ['upload', 'round']
+
+
+def test_the_page_and_a_second_call(found, call):
+  make, folder = call
+  report.write(found, folder)
+  page = (folder / 'training.html').read_text('utf-8')
+  assert 'topk(ratio=0.1)' in page and 'audit/report.html' in page
+  again = make()
+  assert again.rows == found.rows
+  assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'rouds': 3}, "unknown setting of gradleak.frontier: 'rouds'; did you mean 'rounds'"),
+    ({'rounds': 0}, 'rounds is 0'),
+    ({'server': 'adagrad'}, "unknown server 'adagrad'"),
+    ({'share': 'gradient', 'momentum': 0.9}, 'momentum is 0.9, and a client that shares its gradient'),
+    ({'per_round': 9}, 'clients per round is 9'),
+  ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):
+  with pytest.raises(gl.UsageError, match=message):
+    call[0](workdir=tmp_path / 'new', **changes)
+  assert not list(tmp_path.iterdir())
+
+
+def test_clients_are_given_as_lists_of_their_samples(found):
+  sizes = [len(part) for part in found.partition]
+  assert sizes == [10] * 4 and len(np.unique(np.concatenate(found.partition))) == 40

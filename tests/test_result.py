@@ -1,0 +1,330 @@
+"""What a result offers: text, frame, notebook; the work directory that holds it; results side by side."""
+
+import json
+import pathlib
+import re
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import report
+from gradleak.audit import schema
+from tests.report.parsing import Page
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+FALSE_LABEL = 'dpsgd(norm=1,noise=2)'
+ATTACK = gl.attacks.csdlg(tv=0, steps=4)
+ATS = gl.defenses.ats(policy='invert|brightness:0.3/translate_x:0.2')
+DEFENSES = {'none': None, FALSE_LABEL: gl.defenses.own(optax.identity(), 'upload'), str(ATS): ATS}
+FILES = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
+
+
+def audit(linear, defenses=None, seed=7, **settings):
+  settings = {'controls': 3, 'group_size': 3, 'progress': 'none', **settings}
+  return gl.audit(jax.random.key(seed), linear, DEFENSES if defenses is None else defenses, [ATTACK], 2, **settings)
+
+
+@pytest.fixture(scope='module')
+def finished(linear, fast_compilation, tmp_path_factory):
+  """A result and the work directory of its audit; nobody writes into it."""
+  folder = tmp_path_factory.mktemp('result') / 'work'
+  return audit(linear, workdir=folder), folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+  """A copy of that work directory."""
+  return pathlib.Path(shutil.copytree(finished[1], tmp_path / 'work'))
+
+
+# ---- text, frame, notebook
+
+
+def judged(**verdicts):
+  """Returns a result with a row per verdict: {defense: [[verdict of each trial] of each attack]}."""
+  rows = [
+    {'attack': f'attack {a}', 'defense': defense, 'trial': trial, 'verdict': verdict}
+    for defense, of_attacks in verdicts.items()
+    for a, of_attack in enumerate(of_attacks)
+    for trial, verdict in enumerate(of_attack)
+  ]
+  empty = {name: {} for name in ('reconstructions', 'curves', 'threat_models', 'counters', 'inspections', 'methods')}
+  config = {'model': 'lenet', 'dataset': 'digits'}
+  return gl.AuditResult(config, rows, [], np.zeros(0), **empty, versions={}, seconds=0.0, resumed=False)
+
+
+def test_a_result_prints_the_worst_verdict_on_each_defense():
+  found = judged(
+    none=[['recovered', 'protected', 'not solved'], ['not solved', 'recovered', 'not solved']],
+    weak=[['protected', 'protected', 'protected'], ['diverged', 'not solved', 'protected']],
+    gone=[['diverged', 'protected', 'protected']],
+    strong=[['protected', 'protected', 'protected']],
+  )
+  assert repr(found).splitlines() == [
+    'AuditResult: lenet on digits',
+    '  none: recovered 2 of 3 trials',
+    '  weak: not solved 1 of 3 trials',
+    '  gone: diverged 1 of 3 trials',
+    '  strong: protected 3 of 3 trials',
+  ]
+
+
+def test_a_frame_holds_the_rows(finished):
+  pandas = pytest.importorskip('pandas')
+  frame = finished[0].to_frame()
+  assert list(frame.columns) == [column.name for column in schema.COLUMNS] and len(frame) == len(finished[0].rows)
+  assert isinstance(frame, pandas.DataFrame)
+
+
+def test_a_frame_is_made_of_the_rows_or_says_how_to_install_pandas(finished, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=tuple))
+  assert finished[0].to_frame() == tuple(finished[0].rows)
+  monkeypatch.setitem(sys.modules, 'pandas', None)
+  with pytest.raises(gl.UsageError, match=r"pip install 'pandas>=2,<4'"):
+    finished[0].to_frame()
+
+
+def test_a_notebook_shows_a_table_and_the_pictures(finished):
+  result, _ = finished
+  page = Page(result._repr_html_())
+  assert [row[0] for row in page.rows] == ['defense', *DEFENSES]
+  (image,) = page.attributes('img')
+  assert image['src'].startswith('data:image/png;base64,') and 100 < int(image['width']) < 2000
+  labels = {label: f'<b>{label}' for label in DEFENSES}
+  cases = {(attack, labels[defense]): images for (attack, defense), images in result.reconstructions.items()}
+  rows = [row | {'defense': labels[row['defense']]} for row in result.rows]
+  evil = gl.AuditResult(**{**vars(result), 'rows': rows, 'reconstructions': cases})
+  assert not Page(evil._repr_html_()).attributes('b')
+
+
+# ---- claims follow from the objects
+
+
+def test_a_label_promises_nothing(finished):
+  result, _ = finished
+  text = ' '.join(Page(report.render(result)).text)
+  assert 'ε ≤' not in text and 'Abadi' not in text
+  assert report.findings.guarantees(result.methods) == []
+  assert 'Gao, Guo' in text  # of the ATS policy
+
+
+def test_a_policy_with_bars_survives_storage_and_page(finished, tmp_path):
+  result, folder = finished
+  assert '|' in str(ATS) and str(ATS) in result.config['defenses']
+  loaded = gl.load(folder)
+  case = str(ATTACK), str(ATS)
+  np.testing.assert_array_equal(loaded.reconstructions[case], result.reconstructions[case])
+  report.write(loaded, tmp_path)
+  page = Page((tmp_path / 'report.html').read_text('utf-8'))
+  assert sum(row[0].strip() == str(ATS) for row in page.rows if row) == 3  # pictures, figures, worst case
+
+
+@pytest.mark.parametrize(
+  'defenses', [{'none': gl.defenses.prune(rate=0.5)}, {'none': gl.defenses.clip(norm=1), 'x': None}]
+)
+def test_no_defense_passes_for_none(linear, defenses):
+  """Reports take what is labelled 'none' for undefended."""
+  with pytest.raises(gl.UsageError, match="'none' is the label of no defense"):
+    audit(linear, defenses)
+
+
+# ---- the work directory
+
+
+def assert_same(a, b):
+  for name in (
+    'config',
+    'rows',
+    'controls',
+    'threat_models',
+    'counters',
+    'inspections',
+    'methods',
+    'versions',
+    'seconds',
+  ):
+    assert getattr(a, name) == getattr(b, name), name
+  np.testing.assert_array_equal(a.truth, b.truth)
+  assert list(a.reconstructions) == list(b.reconstructions) and list(a.curves) == list(b.curves)
+  for case, images in a.reconstructions.items():
+    np.testing.assert_array_equal(images, b.reconstructions[case])
+    for mine, others in zip(a.curves[case], b.curves[case], strict=True):
+      np.testing.assert_array_equal(mine, others)
+
+
+def test_a_loaded_result_is_the_one_in_memory(finished, tmp_path):
+  result, folder = finished
+  loaded = gl.load(folder)
+  assert_same(loaded, result)
+  assert loaded.resumed and not result.resumed
+  for each, place in ((result, 'memory'), (loaded, 'disk')):
+    report.write(each, tmp_path / place)
+  for name in ('report.html', 'grid.png', 'summary.csv'):
+    assert (tmp_path / 'memory' / name).read_bytes() == (tmp_path / 'disk' / name).read_bytes()
+
+
+def test_a_page_is_written_from_a_path(finished, folder, tmp_path):
+  report.write(finished[0], tmp_path / 'memory')
+  report.write(str(folder))
+  report.write(folder, tmp_path / 'elsewhere')
+  page = (tmp_path / 'memory' / 'report.html').read_bytes()
+  assert (folder / 'report.html').read_bytes() == (tmp_path / 'elsewhere' / 'report.html').read_bytes() == page
+  with pytest.raises(gl.UsageError, match='needs a folder'):
+    report.write(finished[0])
+
+
+@pytest.mark.parametrize('name', ['config.json', *FILES])
+def test_an_unfinished_audit_is_refused(folder, name):
+  (folder / name).unlink()
+  with pytest.raises(gl.UsageError, match=r'holds no finished audit of this version: run the audit with workdir='):
+    gl.load(folder)
+  with pytest.raises(gl.UsageError, match='holds no finished audit'):
+    gl.load(folder / 'nowhere')
+
+
+@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize('content', [b'{"half', b'\xff\xfe', b'[1]\n'])
+def test_a_damaged_file_is_refused(folder, name, content):
+  (folder / name).write_bytes(content)
+  with pytest.raises(gl.UsageError, match='damaged' if name != 'result.json' else 'no finished audit') as refused:
+    gl.load(folder)
+  assert '\n' not in str(refused.value)
+
+
+def test_what_was_damaged_is_written_anew(finished, folder, linear):
+  (folder / 'curves.npz').write_bytes(b'half')
+  (folder / 'result.json').unlink()
+  assert audit(linear, workdir=folder).resumed
+  loaded = gl.load(folder)
+  assert loaded.rows == finished[0].rows and list(loaded.curves) == list(finished[0].curves)
+
+
+def test_rows_of_another_version_are_refused(folder):
+  rows = [json.loads(line) for line in (folder / 'rows.jsonl').read_text().splitlines()]
+  (folder / 'rows.jsonl').write_text(''.join(json.dumps({**row, 'older': 1}) + '\n' for row in rows))
+  with pytest.raises(gl.UsageError, match=r'older.* rows of another version of gradleak need a new work directory'):
+    gl.load(folder)
+
+
+class Killed(BaseException):
+  """What kills a run while it writes."""
+
+
+@pytest.mark.parametrize('last', FILES)
+def test_a_kill_while_the_files_are_written_leaves_nothing_to_load(linear, folder, monkeypatch, last):
+  """A defense is added to a finished audit, and the run is killed before one of the files is written."""
+  module = sys.modules['gradleak.audit']
+  write = module.write_atomically
+
+  def killed(path, content):
+    if path.name == last:
+      raise Killed
+    write(path, content)
+
+  defenses = {**DEFENSES, 'pruned': gl.defenses.prune(rate=0.5)}
+  with monkeypatch.context() as patched, pytest.raises(Killed):
+    patched.setattr(module, 'write_atomically', killed)
+    audit(linear, defenses, workdir=folder)
+  with pytest.raises(gl.UsageError, match='holds no finished audit'):
+    gl.load(folder)
+  result = audit(linear, defenses, workdir=folder)
+  loaded = gl.load(folder)
+  assert result.resumed and loaded.rows == result.rows
+  assert loaded.config['defenses'] == list(defenses) == list(dict.fromkeys(row['defense'] for row in loaded.rows))
+
+
+# ---- results side by side
+
+
+@pytest.fixture(scope='module')
+def two(finished, linear):
+  """Results of two keys, of other defenses, one of them another one under the same label."""
+  defenses = {'none': None, 'pruned': gl.defenses.prune(rate=0.5), FALSE_LABEL: gl.defenses.clip(norm=0.5)}
+  return {'first': finished[0], 'second': audit(linear, defenses, seed=8)}
+
+
+def test_equal_settings_are_not_mentioned(finished):
+  found = gl.compare([finished[0], finished[0]], strict=True)
+  assert found.names == ('1', '2') and found.differing == {}
+  lines = str(found).splitlines()
+  assert lines[0].split('  ')[0] == 'attack' and '1: PSNR dB, recovered' in lines[0]
+  assert len(lines) == 2 + len(found.rows)
+
+
+def test_each_result_has_a_column(two):
+  found = gl.compare(two)
+  assert [(row['defense'], row['counter']) for row in found.rows if row['counter'] is None] == [
+    (label, None) for label in ('none', FALSE_LABEL, str(ATS), 'pruned')
+  ]
+  for row in found.rows:
+    for name, result in two.items():
+      chosen = [r for r in result.rows if all(r[key] == row[key] for key in ('attack', 'defense', 'counter'))]
+      assert row[f'{name} n'] == (len(chosen) or None)
+      if chosen:
+        assert row[f'{name} psnr'] == pytest.approx(np.mean([r['psnr'] for r in chosen]))
+        assert row[f'{name} recovered'] == sum(r['success'] for r in chosen)
+  cells = [re.split(' {2,}', line) for line in str(found).splitlines()]
+  assert [str(ATTACK), 'pruned', '–', '–'] in [line[:4] for line in cells]  # no such runs in the first
+
+
+def test_results_of_other_settings_are_not_compared_silently(two):
+  found = gl.compare(two)
+  assert set(found.differing) == {'key', f'defense {FALSE_LABEL}'}
+  head = str(found).splitlines()[:4]
+  assert head[0].startswith('These results differ in settings')
+  assert any(line.startswith('  key: first [0, 7], second [0, 8]') for line in head)
+  assert 'clip(norm=0.5)' in str(found)
+  with pytest.raises(gl.UsageError, match=r'key: first \[0, 7\], second \[0, 8\].*strict=False'):
+    gl.compare(two, strict=True)
+
+
+@pytest.mark.parametrize('setting', ['model', 'data_fingerprint', 'batch_size', 'loss', 'trials', 'labels', 'key'])
+def test_every_scientific_setting_counts(finished, setting):
+  result, _ = finished
+  other = gl.AuditResult(**{**vars(result), 'config': {**result.config, setting: 'other'}})
+  without = gl.AuditResult(**{**vars(result), 'config': {k: v for k, v in result.config.items() if k != setting}})
+  for changed in (other, without):
+    assert list(gl.compare([result, changed]).differing) == [setting]
+
+
+def test_a_comparison_in_markdown_and_as_a_frame(two, monkeypatch):
+  found = gl.compare(two)
+  lines = found.to_markdown().splitlines()
+  assert any(line.startswith('- key: ') for line in lines)
+  table = [line for line in lines if line.startswith('| ')]
+  assert len(table) == 2 + len(found.rows) and table[1] == '| --- | --- | --- | --- | --- |'
+  assert {line.replace(r'\|', '').count('|') for line in table} == {6}
+  monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=Frame))
+  frame = found.to_frame()
+  assert frame == found.rows and frame.attrs == {'differing': found.differing}
+
+
+class Frame(list):
+  """Stands for a data frame."""
+
+  def __init__(self, rows):
+    super().__init__(rows)
+    self.attrs = {}
+
+
+@pytest.mark.parametrize(('results', 'words'), [([], 'nothing to compare'), ({'a': 'results/a'}, "result 'a' is")])
+def test_what_cannot_be_compared_is_refused(results, words):
+  with pytest.raises(gl.UsageError, match=words):
+    gl.compare(results)
+
+
+# ---- the documents
+
+
+def test_the_table_of_columns_is_that_of_the_schema(finished):
+  text = (pathlib.Path(__file__).parent.parent / 'docs' / 'ROWS.md').read_text('utf-8')
+  assert text == schema.markdown(), 'write gradleak.audit.schema.markdown() to docs/ROWS.md'
+  for name in finished[0].rows[0]:
+    assert f'| `{name}` |' in text
