@@ -97,7 +97,7 @@ def check_key(name: str, key: Any) -> Any:
   raise UsageError(f'{name} is {found}, expected a single PRNG key, such as {name}=jax.random.key(0)')
 
 
-def shown(value: object) -> str:
+def shown(value: Any) -> str:
   """Returns the `repr` of a value on one line of at most 60 characters."""
   try:
     text = ' '.join(repr(value).split())

@@ -130,7 +130,7 @@ def inspect(
   return Inspection(tuple(sorted(worst.values(), key=lambda finding: -finding.score)))
 
 
-def _finding(check: str, where: str, value: float, text: str) -> Finding:
+def _finding(check: str, where: str, value: float | np.floating, text: str) -> Finding:
   """Returns the `Finding` of a value; the text may name {value} and {where}."""
   value = float(min(value, 1e12)) if np.isfinite(value) or value > 0 else 0.0
   return Finding(check, where, value, value / LIMITS[check], text.format(value=value, where=where))
@@ -181,8 +181,13 @@ def _front(layers: Sequence[Layer], params: Tree, image_shape: Sequence[int]) ->
   """Checks for two dense layers in front of a network that turn the image into an image: the imprint module."""
   first, second = (_weights(layer, params)[0] for layer in (layers[:2] if len(layers) > 2 else (layers[0],) * 2))
   pixels = int(np.prod(image_shape))
-  is_module = len(layers) > 2 and first is not None and second is not None
-  is_module = is_module and first.shape[0] == pixels and second.shape == (first.shape[1], pixels)
+  is_module = (
+    len(layers) > 2
+    and first is not None
+    and second is not None
+    and first.shape[0] == pixels
+    and second.shape == (first.shape[1], pixels)
+  )
   text = 'Two dense layers in front of the network ({where}) turn the image into an image.'
   return [_finding('front', layers[0].name, float(is_module), text)]
 

@@ -60,7 +60,8 @@ class _RoundBar:
   """One tqdm bar, with the latest accuracy."""
 
   def __init__(self, total: int, stream: TextIO) -> None:
-    self._total, self._stream, self._bar = total, stream, None
+    self._total, self._stream = total, stream
+    self._bar: Any = None
 
   def __call__(self, row: Mapping[str, Any], state: Any, seconds: float) -> None:
     from tqdm import tqdm
@@ -114,7 +115,9 @@ class _Bar(_Notes):
   """One tqdm bar per attack; tqdm estimates the time left."""
 
   def __init__(self, stream: TextIO) -> None:
-    self._stream, self._attack, self._bar = stream, None, None
+    self._stream = stream
+    self._attack: str | None = None
+    self._bar: Any = None
 
   def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     from tqdm import tqdm
@@ -144,7 +147,9 @@ class _Lines(_Notes):
   """A line at the start and after each tenth of the steps."""
 
   def __init__(self, stream: TextIO) -> None:
-    self._stream, self._attack, self._tenth, self._since = stream, None, 0, None
+    self._stream, self._tenth = stream, 0
+    self._attack: str | None = None
+    self._since: tuple[float, int] | None = None  # (seconds, step) where the timing began
 
   def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     if not progress.num_steps:

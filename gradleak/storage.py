@@ -166,7 +166,7 @@ class Workdir:
     if not self.writes:
       return
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, rows=json.dumps(plain(rows, finite=False)), **arrays)
+    np.savez_compressed(buffer, rows=json.dumps(plain(rows, finite=False)), **arrays)  # type: ignore[arg-type]
     write_atomically(self.path / 'parts' / f'{name}.npz', buffer.getvalue())
     self._forget_checkpoints(name)
 

@@ -176,7 +176,7 @@ class _Forecast:
   def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
     """Returns the steps of all runs that this process has not done yet."""
     names = list(self._planned)
-    left = (progress.num_steps - progress.step) * len(progress.objective)
+    left: float = (progress.num_steps - progress.step) * len(progress.objective)
     for name in names[names.index(place[0]) :]:
       for structure in self._planned[name]:
         if (name, structure.attack) != place:

@@ -140,8 +140,10 @@ def attack(
     if one not in EVIDENCE:
       raise errors.unknown('evidence', one, EVIDENCE)
 
+  needed = server.setting_names if server is not None else ()  # type: ignore[attr-defined]
+
   def decorate(factory: Callable) -> Callable[..., AttackMethod]:
-    missing = set(server.setting_names) - set(methods.setting_names(factory)) if server is not None else set()
+    missing = set(needed) - set(methods.setting_names(factory))
     if missing:
       raise errors.UsageError(
         f'the attack {factory.__name__} lacks settings of its server: {", ".join(sorted(missing))}; the server is made '
@@ -155,7 +157,7 @@ def attack(
       )
       if server is None:
         return made
-      return dataclasses.replace(made, server=server(**{key: made.settings[key] for key in server.setting_names}))
+      return dataclasses.replace(made, server=server(**{key: made.settings[key] for key in needed}))
 
     make.__signature__ = _without_first(factory)  # type: ignore[attr-defined]
     make.setting_names = methods.setting_names(factory)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ same way, since the client simulation is the client's own code.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,7 +85,7 @@ def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers
   return 1 - trees.cosine(read(simulated), read(observed))
 
 
-DISTANCES = {
+DISTANCES: dict[str, Callable[..., jax.Array]] = {
   'squared_euclidean': squared_euclidean,
   'cosine': cosine,
   'chordal': chordal,
@@ -93,7 +93,7 @@ DISTANCES = {
 }
 
 # Observed update -> its distance from an update of zeros.
-UNITS = {
+UNITS: dict[str, Callable[[Tree], jax.Array]] = {
   'squared_euclidean': trees.squared_norm,
   'cosine': lambda update: jnp.float32(1),
   'chordal': lambda update: jnp.float32(1),
@@ -120,7 +120,7 @@ def _both_weighted(simulated, observed, weights):
 
 
 # Position of a layer in (0, 1], first to last -> its weight in the distance.
-LAYER_WEIGHTS = {
+LAYER_WEIGHTS: dict[str, Any] = {
   'uniform': None,
   'linear': lambda position: position,
   'early': lambda position: 2.0 ** (-8.0 * position),

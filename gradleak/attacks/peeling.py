@@ -207,7 +207,8 @@ def _certify(
     return _mismatch(layers[1:], z, labels, held, left.shares[held], left.outgoing[held], batch_size)
 
   passed = [mismatch_of(z, c, neurons[:, np.newaxis]) <= tolerance for c in classes]
-  found, taken = [], ~np.any(passed, axis=0)
+  found: list[Any] = []
+  taken = ~np.any(passed, axis=0)
   for i, neuron in enumerate(neurons):
     if taken[i]:
       continue
@@ -308,7 +309,7 @@ def _take_again(
       taken /= alone[:, np.newaxis]
       again = taken @ layers[0][0] + layers[0][1]
       own = (x[:, np.newaxis] for x in (neurons, alone, rows))
-      found = _mismatch(layers[1:], again, labels[samples], *own, batch_size)
+      found = _mismatch(layers[1:], again, labels[samples], *own, batch_size)  # type: ignore[call-arg]
     better = np.flatnonzero(found < mismatch[samples] / 2)
     if not len(better):
       break

@@ -34,7 +34,7 @@ def _preset(
   def decorate(function: Callable[..., Attack]) -> Callable[..., AttackMethod]:
     own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
     shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in own}
-    function.__signature__ = inspect.Signature([*own.values(), *shared.values()])
+    function.__signature__ = inspect.Signature([*own.values(), *shared.values()])  # type: ignore[attr-defined]
     return attack(citation=citation, reads=('weights', 'noise', 'clip'), label_rule=label_rule)(function)
 
   return decorate

@@ -120,7 +120,7 @@ def _agreeing(
   """
   rank = left.shape[1]
 
-  def score(indices: list[int]) -> tuple[float, np.ndarray | None]:
+  def score(indices: list[int]) -> tuple[Any, np.ndarray | None]:
     columns = directions[list(indices)].T
     mixing = columns * np.linalg.lstsq(left @ columns, shares, rcond=None)[0]  # the bias gradient gives the scale
     if np.linalg.matrix_rank(mixing / np.maximum(np.linalg.norm(mixing, axis=0), _TINY), tol=_INDEPENDENT) < rank:
@@ -198,7 +198,7 @@ def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
     def found(params: Tree, update: Tree, batch_size: int, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       rng = np.random.default_rng(np.asarray(key).ravel())
       both = [trees.get(tree, path) for tree in (update, params) for path in paths]
-      inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]
+      inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]  # type: ignore[misc, arg-type]
       return inputs, np.full(len(inputs), -1)
 
     images, _ = base.on_host(found, observation, jax.random.key_data(key))

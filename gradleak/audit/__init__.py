@@ -276,7 +276,7 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
       name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
       names.append(name)
       found.append((f'{name}-{names.count(name)}' if name in names[:-1] else name, which, variants))
-  return [(f'{name}{share}', *rest) for name, *rest in found]
+  return [(f'{name}{share}', which, variants) for name, which, variants in found]
 
 
 class _Work(NamedTuple):
@@ -358,7 +358,7 @@ def _write(store: Workdir, outcome: AuditResult) -> None:
 
 def _archive(arrays: dict[str, np.ndarray]) -> bytes:
   buffer = io.BytesIO()
-  np.savez_compressed(buffer, **arrays)
+  np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
   return buffer.getvalue()
 
 

@@ -107,7 +107,8 @@ def check(row: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(types: type | tuple[type, ...]) -> str:
   """Returns a type as the documents call it."""
-  return {bool: 'true or false', int: 'integer', str: 'text'}.get(types, 'number')
+  words: dict[Any, str] = {bool: 'true or false', int: 'integer', str: 'text'}
+  return words.get(types, 'number')
 
 
 def markdown() -> str:

@@ -108,7 +108,7 @@ def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
     raise errors.UsageError(
       f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {len(images)} images'
     )
-  wrong = np.argwhere(~((images >= 0) & (images <= 1)))  # true for NaN too
+  wrong: np.ndarray = np.argwhere(~((images >= 0) & (images <= 1)))  # true for NaN too
   if len(wrong):
     value = images[tuple(wrong[0])]
     raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
@@ -135,7 +135,9 @@ def _read(
   source: images.Source, count: int, image_size: int | None, channels: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the first `count` images of a source, [N, H, W, C] float32, and their labels, [N] int32."""
-  pixels, labels, first = None, np.empty(count, np.int32), None
+  pixels: Any = None
+  first: Any = None
+  labels = np.empty(count, np.int32)
   for index, (image, label, where) in enumerate(source.examples(count)):
     image = images.convert(image, where, image_size, channels)
     if pixels is None:
@@ -148,6 +150,6 @@ def _read(
 def _check_alike(shape: tuple[int, ...], where: str, expected: tuple[int, ...], first: str) -> None:
   for key, mine, others in (('image_size', shape[:2], expected[:2]), ('channels', shape[2:], expected[2:])):
     if mine != others:
-      mine, others = ('×'.join(map(str, lengths)) for lengths in (mine, others))
+      own, theirs = ('×'.join(map(str, lengths)) for lengths in (mine, others))
       unit = 'pixels' if key == 'image_size' else 'channels'
-      raise errors.UsageError(f'{first} has {others} {unit}, {where} {mine}: pass {key} (--{key}) to make them alike')
+      raise errors.UsageError(f'{first} has {theirs} {unit}, {where} {own}: pass {key} (--{key}) to make them alike')

@@ -87,7 +87,7 @@ def dirichlet(
   _enough(num_clients, least, len(labels), f'{num_clients} clients of {least} samples')
   generator = generator_of(key)
   for _ in range(1000):
-    parts = [[] for _ in range(num_clients)]
+    parts: list[Any] = [[] for _ in range(num_clients)]
     for label in np.unique(labels):
       pool = generator.permutation(np.flatnonzero(labels == label))
       edges = np.cumsum(generator.dirichlet(np.full(num_clients, alpha)))[:-1] * len(pool)

@@ -81,7 +81,7 @@ class Placement(NamedTuple):
     """Returns the shapes of a tree that is replicated or, with `axes` = 'lanes', padded."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding(*axes)), tree)
 
-  def bind(self, function: Callable, shared: Tree, *trees: Tree, extra: tuple = ()) -> tuple[Callable, tuple]:
+  def bind(self, function: Callable, shared: Tree, *trees: Tree, extra: tuple = ()) -> tuple[Any, tuple]:
     """Returns the `compiled` function and its arguments: a replicated tree, padded trees, and extra arguments."""
     counts = jax.device_put(self.counts, self._sharding('lanes'))
     return compiled(function, len(trees), self.devices, self.split), (counts, shared, *trees, *self.replicate(extra))

@@ -91,5 +91,5 @@ def _without_nan(values: Any) -> np.ndarray:
 
 
 def _check_confidence(confidence: Any) -> None:
-  if not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
+  if not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):  # type: ignore[operator]
     raise errors.UsageError(f'confidence is {confidence!r}, expected a number between 0 and 1, such as 0.95')

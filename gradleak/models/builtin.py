@@ -27,11 +27,11 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
     conv = conv or convolution.default_formulation()
     if conv not in convolution.FORMULATIONS:
       raise errors.unknown('convolution formulation', conv, convolution.FORMULATIONS)
-    model = factory(num_classes, init, conv, **settings)
+    model = factory(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return model._replace(name=specs.written(factory.__name__, given))
 
-  return build
+  return build  # type: ignore[return-value]
 
 
 def check_width(name: str, width: int, high: int = MAX_WIDTH) -> int:

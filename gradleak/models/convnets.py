@@ -69,7 +69,7 @@ def _convnet(
   name: str,
   num_classes: int,
   init: str,
-  conv: str,
+  conv: str | None,
   width: int,
   blocks: tuple[tuple[int, ...], ...],
   bias: bool,

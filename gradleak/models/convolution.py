@@ -135,7 +135,7 @@ def _primitive(
 
   def batch(arrays: Sequence[jax.Array], axes: Sequence[int | None], **geometry: Any) -> tuple[jax.Array, int]:
     if has_kernel and axes[1] is None:  # fold the lanes into the batch of images
-      lanes = jnp.moveaxis(arrays[0], axes[0], 0)
+      lanes = jnp.moveaxis(arrays[0], axes[0], 0)  # type: ignore[arg-type]
       found = primitive.bind(lanes.reshape(-1, *lanes.shape[2:]), arrays[1], **geometry)
       return found.reshape(*lanes.shape[:2], *found.shape[1:]), 0
     return jax.vmap(functools.partial(per_lane, **geometry), in_axes=axes)(*arrays), 0

@@ -14,7 +14,7 @@ from flax import linen as nn
 from gradleak import errors
 from gradleak.trees import Layer, Tree
 
-ImageShape = tuple[int, int, int]
+ImageShape = tuple[int, ...]
 
 _EQUINOX = (
   'for an Equinox module, params, static = eqx.partition(module, eqx.is_array): let init return params and apply '
@@ -298,7 +298,7 @@ def _check_linen(module: Any) -> None:
 
 def _grouped(found: Mapping[tuple[str, ...], Mapping[str, int]]) -> tuple[Layer, ...]:
   """Returns the layers of modules in forward order, given as {path: {parameter: its number of dimensions}}."""
-  grouped = []
+  grouped: list[list[Any]] = []
   for path, own in found.items():
     names = sorted(own, key=lambda parameter: (-own[parameter], parameter))
     paths = tuple((*path, parameter) for parameter in names)

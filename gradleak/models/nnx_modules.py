@@ -44,7 +44,7 @@ def from_nnx(
   graph, *initial = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngKey, ...)
   takes_train = 'train' in inspect.signature(module.__call__).parameters
 
-  def init(key: jax.Array, image_shape: tuple[int, int, int]) -> Tree:
+  def init(key: jax.Array, image_shape: tuple[int, ...]) -> Tree:
     del key, image_shape
     variables = {'params': _to_dict(initial[0]), 'batch_stats': _to_dict(initial[1])}
     return {collection: values for collection, values in variables.items() if values or collection == 'params'}

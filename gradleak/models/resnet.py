@@ -94,7 +94,7 @@ def _resnet(
   name: str,
   num_classes: int,
   init: str,
-  conv: str,
+  conv: str | None,
   width: int,
   norm: str,
   pixels: str,

@@ -166,7 +166,7 @@ def lenet4(
 
 
 def _lenet(
-  name: str, num_classes: int, init: str, conv: str, width: int, activation: str, strides: tuple[int, ...]
+  name: str, num_classes: int, init: str, conv: str | None, width: int, activation: str, strides: tuple[int, ...]
 ) -> Model:
   layers.activation(activation)
   return from_flax(LeNet(num_classes, init, conv, activation, check_width(f'{name}(width)', width), strides))

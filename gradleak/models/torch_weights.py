@@ -12,7 +12,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int]) -> 
     UsageError: for what `read` refuses, for another model, and for entries that are missing, superfluous or of another
       shape; lists them.
   """
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: model.init(key, tuple(image_shape)), jax.random.key(0))
   if 'layer1_0' not in shapes['params']:
     raise errors.UsageError(f'PyTorch weights are for resnet18 and resnet20, and the model is {model.name!r}')
   entries = _common_names(read(path))
@@ -121,7 +121,8 @@ class _Storage:
   """The flat values that tensors are views of; files hold them after the pickle that refers to them."""
 
   def __init__(self, dtype: Any, count: int) -> None:
-    self.dtype, self.count, self.values = np.dtype(dtype), count, None
+    self.dtype, self.count = np.dtype(dtype), count
+    self.values: Any = None
 
   def fill(self, data: bytes) -> None:
     self.values = np.frombuffer(data, self.dtype, self.count)
@@ -136,7 +137,7 @@ class _Tensor(NamedTuple):
   def array(self) -> np.ndarray:
     values, offset = self.storage.values, self.offset
     last = offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
-    if min((offset, *self.stride)) < 0 or (math.prod(self.shape) and last >= values.size):
+    if min((offset, *self.stride)) < 0 or (math.prod(self.shape) != 0 and last >= values.size):
       raise errors.UsageError('a tensor reaches beyond its storage')
     steps = [step * values.itemsize for step in self.stride]
     return np.lib.stride_tricks.as_strided(values[offset:], self.shape, steps).copy()
@@ -161,7 +162,7 @@ _KNOWN = {
 class _Unpickler(pickle.Unpickler):
   """Builds dictionaries and tensors, and collects the storages to fill, by key."""
 
-  def __init__(self, file: BinaryIO) -> None:
+  def __init__(self, file: IO[bytes]) -> None:
     super().__init__(file, encoding='latin1')
     self.storages = {}
 
@@ -218,7 +219,11 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
   """Returns the arrays of `content`, or of the only dictionary in it that holds nothing but arrays."""
 
   def is_one(value: Any) -> bool:
-    return isinstance(value, dict) and value and all(isinstance(each, (_Tensor, np.ndarray)) for each in value.values())
+    return (
+      isinstance(value, dict)
+      and bool(value)
+      and all(isinstance(each, (_Tensor, np.ndarray)) for each in value.values())
+    )
 
   if not is_one(content):
     found = {name: value for name, value in content.items() if is_one(value)} if isinstance(content, dict) else {}

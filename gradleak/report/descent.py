@@ -12,7 +12,7 @@ from gradleak.audit.result import AuditResult
 from gradleak.report import figures, tables
 
 _THEME_INK = figures.LINE  # replaced by the text colour of the page
-_AT_TRUTH = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
+_AT_TRUTH: dict[str, Any] = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
 _MAX_POINTS = 160
 _MAX_LINES = 24
 
@@ -83,7 +83,8 @@ def _panel(title: str, descents: Sequence[Descent], defenses: Sequence[str]) -> 
         axes.axhline(truth, color=colour, **_AT_TRUTH)
     handles.append(Line2D([], [], color=_THEME_INK, label='objective at the private images', **_AT_TRUTH))
     axes.set_xscale('symlog', linthresh=1)
-    axes.set_xlim(min(each.steps[0] for each in descents), max(each.steps[-1] for each in descents))
+    limits: tuple[Any, Any] = min(each.steps[0] for each in descents), max(each.steps[-1] for each in descents)
+    axes.set_xlim(*limits)
     axes.set_yscale('log', nonpositive='mask')
     axes.grid(color=_THEME_INK, alpha=0.12, linewidth=0.6)
     axes.spines[['top', 'right']].set_visible(False)

@@ -207,7 +207,7 @@ def _name(figure: Any, axes: Any, measured: Sequence[Entry]) -> list[str]:
   spots = axes.transData.transform([_point(one) for one in measured])
   taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in spots]
   corners = axes.transData.transform([_point(one) for one in best(measured)])
-  line = [Bbox.from_bounds(*spot, 1, 1) for a, b in itertools.pairwise(corners) for spot in np.linspace(a, b, 200)]
+  line = [Bbox.from_bounds(x, y, 1, 1) for a, b in itertools.pairwise(corners) for x, y in np.linspace(a, b, 200)]
   room, numbered = axes.get_window_extent(renderer), []
   for i, one in enumerate(measured):
     mark = str(len(numbered) + 1)

@@ -30,7 +30,7 @@ class Picture(NamedTuple):
   """
 
   trial: int
-  index: int
+  index: int  # type: ignore[assignment]
   pixels: np.ndarray
   psnr: float | None
   row: dict | None
@@ -67,7 +67,7 @@ def grid(result: AuditResult) -> bytes:
   The row of the strongest aware attacker follows that of the unaware one; a bar joins the two.
   """
   truth, shown = select(result)
-  labels = [[('private images', {})], *(_label(*case, shown=shown) for case in shown)]
+  labels = [[('private images', {})], *(_label(*case, shown=shown) for case in shown)]  # type: ignore[misc, arg-type]
   second = [False, *(len(case) == 3 and case[:2] in shown for case in shown)]
   longest = max(len(line) for label in labels for line, _ in label)
   height, width = truth[0].pixels.shape[:2]
@@ -149,7 +149,7 @@ def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: f
   axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)
   middle = left + width / 2
   if picture.row is None:
-    frame = {'edgecolor': '#9a9fa6', 'linewidth': 0.6}
+    frame: dict[str, Any] = {'edgecolor': '#9a9fa6', 'linewidth': 0.6}
     axes.text(middle, top - 0.08, f'trial {picture.trial}' if picture.index == 0 else '', ha='center', color=SOFT)
   else:
     frame = {'edgecolor': _COLOURS[picture.row['verdict']], 'linewidth': 1.8}

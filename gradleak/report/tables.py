@@ -92,9 +92,10 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(result.rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
-  head = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
+  head: tuple[str, ...] = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
   head += (f'fully, of {size}',) if size > 1 else ()
-  lines, last = [], None
+  lines: list[tuple[str, ...]] = []
+  last = None
   for (attack, defense), pair in pairs.items():
     if attack != last:
       last = attack

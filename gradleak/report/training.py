@@ -136,7 +136,7 @@ def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) 
 
 def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
   """Returns the cells of the table, a dict per defense."""
-  base = next((one for one in found if one['defense'] == 'none'), None)
+  base: Any = next((one for one in found if one['defense'] == 'none'), None)
 
   def line(one: Entry) -> dict[str, Any]:
     other = one is not base and base is not None

@@ -95,7 +95,7 @@ def settings(config: Config) -> list[str]:
   if has('server'):
     rate = f' with learning rate {config["server_learning_rate"]:g}' if has('server_learning_rate') else ''
     momentum = f' and momentum {config["server_momentum"]:g}' if has('server_momentum') else ''
-    weights = {'samples': ', weighted by samples', 'equal': ' with equal weights'}.get(config.get('weighting'), '')
+    weights = {'samples': ', weighted by samples', 'equal': ' with equal weights'}.get(config.get('weighting', ''), '')
     said.append(f'The server averages the uploads{weights}, and takes a step of {config["server"]}{rate}{momentum}.')
   if has('server_noise'):
     said.append(f'It adds noise of multiplier {config["server_noise"]:g} to clipped uploads (Geyer et al.).')

@@ -96,4 +96,4 @@ def _knowledge(config: Mapping[str, Any]) -> str:
     'unaware': 'All attackers are unaware of the defense.',
     'aware': f'All attackers {knowing}.',
     'both': f'Each attack is run by an attacker who is unaware of the defense, and by attackers who {knowing}.',
-  }.get(config.get('knowledge'), '')
+  }.get(config.get('knowledge', ''), '')

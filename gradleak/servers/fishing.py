@@ -12,7 +12,7 @@ gradient.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -357,7 +357,7 @@ class Answer(NamedTuple):
   at: float
   sharpness: float
   row: np.ndarray
-  count: float
+  count: float  # type: ignore[assignment]
   update: Tree | None
 
 
@@ -472,11 +472,11 @@ def fish(
     UsageError: for a method or target that does not exist, a model that does not fit, or public images with constant
       features.
   """
-  settings = {'target': target, 'method': method, 'multiplier': multiplier, 'max_queries': max_queries}
+  settings: dict[str, Any] = {'target': target, 'method': method, 'multiplier': multiplier, 'max_queries': max_queries}
   search = begin(model, variables, image_shape, num_samples, public=public, **settings)
   while not search.over:
     search = receive(search, query(send(search)))
-  return search.fished
+  return search.fished  # type: ignore[return-value]
 
 
 def begin(

@@ -78,7 +78,8 @@ def bin_edges(
   elif quantiles == 'laplace':
     inner = mean - stddev / np.sqrt(2) * np.sign(shares - 0.5) * np.log1p(-2 * np.abs(shares - 0.5))
   else:
-    inner = np.array([statistics.NormalDist(mean, stddev or 1e-6).inv_cdf(share) for share in shares])
+    normal = statistics.NormalDist(mean, stddev or 1e-6)  # type: ignore[arg-type]
+    inner = np.array([normal.inv_cdf(share) for share in shares])
   edges = np.concatenate([[mean - _END * stddev], inner, [mean + _END * stddev]])
   # Auxiliary images with equal measurements leave bins of width 0, and a sparse module divides by the width.
   least = max(1e-3 * stddev / bins, 1e-6)

@@ -1,6 +1,7 @@
 """OUTPOST's figure 5: what is drawn, isolated and stated."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -111,27 +112,40 @@ def test_weights_take_the_place_of_training():
 
 
 @pytest.mark.usefixtures('fast_compilation')
-def test_the_rows_say_what_was_isolated(tmp_path):
+def test_the_rows_say_what_was_isolated(tmp_path, monkeypatch):
   run = dataclasses.replace(RUN, defenses={'none': 'none', 'DP': 'laplace(scale=0.223607)'})
-  data, folder = run.load(None), str(tmp_path / 'run')
-  rows = run.execute(data, 0, workdir=folder, progress='none')
-  assert [(row['defense'], row['trial']) for row in rows] == [
-    (text, trial) for text in run.texts().values() for trial in range(2)
-  ]
-  for row in rows:
-    assert row['queries'] == 1 and row['alone'] == (row['cosine'] > 0.999) == (row['defense'] == 'none')
+  data, attack = run.load(None), str(run.method())
   scenario = run.scenario(data, 0)
+  truth = scenario.images.reshape(2, 6, 8, 8, 1)
+  found = np.full_like(truth, np.nan)
+  found[:, 3] = 0.5  # the one reconstruction is matched to image 3
+  rows = [
+    {'attack': attack, 'defense': text, 'trial': trial, 'psnr': None if trial else 6.0, 'success': False}
+    for text in run.texts().values()
+    for trial in range(2)
+  ]
+  result = types.SimpleNamespace(
+    rows=rows, truth=truth, resumed=False, reconstructions={(attack, text): found for text in run.texts().values()}
+  )
+  drawn = []
+  monkeypatch.setattr(gl, 'audit', lambda *positional, **named: result)
+  monkeypatch.setattr(machinery.report, 'write', lambda *given: None)
+  monkeypatch.setattr(fishing, 'sheet', lambda panels: drawn.extend(panels) or b'picture')
+  told = run.execute(data, 0, workdir=str(tmp_path), progress='none')
+  for row, before in zip(told, rows, strict=True):
+    assert before.items() <= row.items()
+    assert row['queries'] == 1 and row['alone'] == (row['cosine'] > 0.999) == (row['defense'] == 'none')
   second = scenario._replace(images=scenario.images[6:], labels=scenario.labels[6:])
   key = jax.random.fold_in(jax.random.key(0), 1)
-  found = fishing.caught(run.method(), second, gl.defenses.laplace(scale=0.223607), key)
-  assert rows[-1]['cosine'] == fishing.isolation(scenario.client, found, second.images[:1], 1)
-  assert (tmp_path / 'run' / 'isolated.png').read_bytes().startswith(b'\x89PNG')
-  outcome = run.outcome(machinery.Cell('', '', 'alone', 'run', 'none'), rows)
-  assert (outcome.mean, outcome.n) == (1, 2)
+  caught = fishing.caught(run.method(), second, gl.defenses.laplace(scale=0.223607), key)
+  assert told[-1]['cosine'] == fishing.isolation(scenario.client, caught, second.images[:1], 1)
 
-  before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').iterdir()}
-  assert run.execute(data, 0, workdir=folder, progress='none') == rows
-  assert {path: path.stat().st_mtime_ns for path in before} == before
+  (panel,) = drawn
+  assert (tmp_path / 'isolated.png').read_bytes() == b'picture'
+  assert panel.captions == ['private', 'none\n6.0 dB', 'DP\n6.0 dB']
+  np.testing.assert_array_equal(panel.images, [truth[0, 0], found[0, 3], found[0, 3]])
+  monkeypatch.setattr(fishing, 'caught', None)  # what was isolated is read back
+  assert run.execute(data, 0, workdir=str(tmp_path), progress='none') == told
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class Counter(NamedTuple):
   words: str
   views: Callable[[Upload], list[View]]
   offers: frozenset[str] = frozenset()
-  count: int = 1
+  count: int = 1  # type: ignore[assignment]
   settings: tuple[tuple[str, Any], ...] = ()
   rounds: int = 1
 
