@@ -5,6 +5,7 @@ __version__ = '0.1.0'
 from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
 from gradleak.audit.compare import Comparison, compare
+from gradleak.captured import Captured, CapturedSettings, attack, read_update, read_weights
 from gradleak.errors import UsageError
 from gradleak.federated import Client, ClientSettings, Knowledge, Observation, Upload
 from gradleak.frontier import Frontier, FrontierSettings, frontier
@@ -15,6 +16,8 @@ from gradleak.specs import parse
 __all__ = [
   'AuditResult',
   'AuditSettings',
+  'Captured',
+  'CapturedSettings',
   'Client',
   'ClientSettings',
   'Comparison',
@@ -26,6 +29,7 @@ __all__ = [
   'Scenario',
   'Upload',
   'UsageError',
+  'attack',
   'attacks',
   'audit',
   'compare',
@@ -38,6 +42,8 @@ __all__ = [
   'metrics',
   'models',
   'parse',
+  'read_update',
+  'read_weights',
   'report',
   'scenario',
   'servers',

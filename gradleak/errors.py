@@ -2,15 +2,24 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+_LONGEST = 1000  # characters of a text that a user gives, and of a message
 
 
 class UsageError(ValueError):
   """A value that cannot be used; the message names it, what was expected, and the nearest valid choice.
 
-  Programs print it on one line and exit with status 2.
+  Programs print it on one line and exit with status 2. The message is one line of printable text, of at most 1,000
+  characters, whatever it quotes.
   """
+
+  def __init__(self, message: object) -> None:
+    text = ' '.join(str(message).split()).encode('utf-8', 'backslashreplace').decode()
+    super().__init__(text if len(text) <= _LONGEST else f'{text[: _LONGEST // 2]} … {text[3 - _LONGEST // 2 :]}')
 
 
 class DeviceError(RuntimeError):
@@ -29,9 +38,9 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> UsageError:
     valid: all valid names.
   """
   valid = sorted(valid)
-  near = difflib.get_close_matches(str(name), valid, n=1)
+  near = difflib.get_close_matches(str(name), valid, n=1) if isinstance(name, str) else ()
   hint = f'; did you mean {near[0]!r}?' if near else ''
-  return UsageError(f'unknown {kind} {name!r}{hint} (valid: {", ".join(valid)})')
+  return UsageError(f'unknown {kind} {shown(name)}{hint} (valid: {", ".join(valid)})')
 
 
 def check_number(
@@ -47,7 +56,8 @@ def check_number(
 
   Args:
     name: what messages call the value.
-    value: a real number of Python, NumPy or JAX. Traced values are not checked.
+    value: a real number of Python, NumPy or JAX. Traced numbers are not checked; traced integers are refused, because
+      integers decide shapes and loops.
     low, high: inclusive bounds.
     integer: whether its value must be integral.
     finite: whether infinity is refused; with `integer` it always is.
@@ -57,8 +67,9 @@ def check_number(
   """
   import jax  # not at import time: programs report usage errors before they load JAX
 
-  if isinstance(value, jax.core.Tracer):
+  if isinstance(value, jax.core.Tracer) and not integer:
     return value
+  refuse_traced(name, value)
   expected = 'an integer' if integer else 'a finite number' if finite else 'a number'
   if (low, high) != (-math.inf, math.inf):
     expected += f' in [{_bound(low)}, {_bound(high)}]'
@@ -74,12 +85,13 @@ def check_number(
   return value
 
 
-def check_key(name: str, key: Any) -> Any:
+def check_key(name: str, key: Any, *, traced: bool = True) -> Any:
   """Returns `key` as a typed scalar PRNG key.
 
   Args:
     name: what messages call the key.
-    key: a scalar of `jax.random.key`, or uint32 [2] of `jax.random.PRNGKey`. Both may be traced.
+    key: a scalar of `jax.random.key`, or uint32 [2] of `jax.random.PRNGKey`.
+    traced: whether it may be traced; not where the host draws from it.
 
   Raises:
     UsageError: for anything else, such as an integer seed or a batch of keys.
@@ -87,6 +99,8 @@ def check_key(name: str, key: Any) -> Any:
   import jax
   import numpy as np
 
+  if not traced:
+    refuse_traced(name, key)
   dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', None)
   typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
   if typed and shape == ():
@@ -97,12 +111,138 @@ def check_key(name: str, key: Any) -> Any:
   raise UsageError(f'{name} is {found}, expected a single PRNG key, such as {name}=jax.random.key(0)')
 
 
+def refuse_traced(name: str, value: Any) -> None:
+  """Raises `UsageError` for a value, or a tree, that `jax.jit`, `jax.vmap` or `jax.grad` traces."""
+  import jax
+
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+    raise UsageError(f'{name} is traced: this runs on the host, so call it outside of jax.jit, jax.vmap and jax.grad')
+
+
+def as_array(name: str, value: Any) -> Any:
+  """Returns a value as an array of real numbers; NumPy's and JAX's arrays, also traced ones, as they are.
+
+  Args:
+    name: what messages call it.
+    value: an array, a number, or nested lists of numbers.
+
+  Raises:
+    UsageError: for anything else: text, None, objects, complex numbers, lists of unequal lengths.
+  """
+  import jax
+  import numpy as np
+
+  try:
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise UsageError(f'{name} is {shown(value)}, expected an array of numbers ({error})') from None
+  if not isinstance(array.dtype, np.dtype) or array.dtype.kind in 'OSUcMm':
+    found = shown(value) if array.ndim == 0 else f'{array.dtype} of shape {array.shape}'
+    raise UsageError(f'{name} is {found}, expected an array of numbers')
+  return array
+
+
+def host_array(name: str, value: Any) -> Any:
+  """Returns a value as a NumPy array; raises as `as_array` does, and for a traced value."""
+  import numpy as np
+
+  refuse_traced(name, value)
+  return np.asarray(as_array(name, value))
+
+
+def check_instance(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> Any:
+  """Returns `value`.
+
+  Args:
+    name: what messages call it.
+    value: what is checked.
+    kind: its type, or several.
+    expected: what was expected, in words.
+
+  Raises:
+    UsageError: if it is of another type.
+  """
+  if not isinstance(value, kind):
+    raise UsageError(f'{name} is {shown(value)}, expected {expected}')
+  return value
+
+
+def check_text(name: str, value: Any) -> str:
+  """Returns `value`, a text for people: a name or a label.
+
+  Raises:
+    UsageError: for anything but a text, an empty or very long one, control characters, and what UTF-8 cannot hold.
+  """
+  check_instance(name, value, str, 'a text')
+  if not value or len(value) > _LONGEST or not value.replace('\xa0', ' ').isprintable():
+    raise UsageError(f'{name} is {shown(value)}, expected printable text in UTF-8 of 1 to {_LONGEST} characters')
+  return value
+
+
+def check_path(name: str, path: Any, *, home: bool = False) -> pathlib.Path:
+  """Returns a path.
+
+  Args:
+    name: what messages call it.
+    path: a text or a path.
+    home: whether `~` stands for the home folder.
+
+  Raises:
+    UsageError: for anything but a path, an empty one, a user without a home, and names that no file can have.
+  """
+  check_instance(name, path, (str, os.PathLike), 'a path')
+  text = os.fspath(path)
+  if not isinstance(text, str) or not text or '\0' in text:
+    raise UsageError(f'{name} is {shown(path)}, expected a path')
+  try:
+    text.encode('utf-8')
+    found = pathlib.Path(text).expanduser() if home else pathlib.Path(text)
+    found.exists()  # raises for names that are too long
+  except UnicodeEncodeError:
+    raise UsageError(f'{name} is {shown(path)}, expected a path in UTF-8') from None
+  except (OSError, RuntimeError) as error:
+    raise UsageError(f'{name} is {shown(path)}: {getattr(error, "strerror", None) or error}') from None
+  return found
+
+
+def check_json(name: str, value: Any) -> dict[str, Any]:
+  """Returns `value`, a mapping, as a dictionary of what JSON can hold; NumPy's scalars count as plain values.
+
+  Raises:
+    UsageError: for anything else: functions, sets, arrays, keys that are no texts, text that is not UTF-8, and
+      structures that contain themselves.
+  """
+  import json
+
+  value = dict(check_instance(name, value, Mapping, 'a dictionary of plain JSON values'))
+
+  def scalar(one: Any) -> Any:
+    if getattr(one, 'ndim', None) == 0 and hasattr(one, 'item'):
+      return one.item()
+    raise TypeError(f'it holds {shown(one)}')
+
+  def keys(one: Any) -> None:
+    for key in one if isinstance(one, dict) else ():
+      if not isinstance(key, str):
+        raise TypeError(f'{shown(key)} is no name of an entry')
+    for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ():
+      keys(inner)
+
+  try:
+    json.dumps(value, default=scalar, ensure_ascii=False).encode('utf-8')
+    keys(value)
+  except (TypeError, ValueError, RecursionError) as error:
+    raise UsageError(f'{name} is {shown(value)}, expected plain JSON values ({error})') from None
+  return value
+
+
 def shown(value: Any) -> str:
   """Returns the `repr` of a value on one line of at most 60 characters."""
   try:
     text = ' '.join(repr(value).split())
-  except ValueError:  # Python does not print integers of more than 4300 digits
-    text = f'an integer of {value.bit_length()} bits'
+  except Exception:  # Python does not print integers of more than 4300 digits, and a repr of a user's own may fail
+    is_integer = isinstance(value, int)
+    text = f'an integer of {value.bit_length()} bits' if is_integer else f'an object of type {type(value).__name__}'
   return text if len(text) <= 60 else f'{text[:40]}… ({len(text)} characters)'
 
 

@@ -11,16 +11,17 @@ import jax
 import numpy as np
 import optax
 
-from gradleak import errors
+from gradleak import data, errors
 from gradleak import settings as settings_of
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.audit.result import facts
-from gradleak.audit.settings import Labelled, named_defenses
+from gradleak.audit.settings import Labelled, listed, named_defenses
 from gradleak.data import partition
 from gradleak.defenses import Context, Placed, place
 from gradleak.defenses.base import sequence
 from gradleak.federated import Client, ClientSettings, accounting, simulation, training
-from gradleak.models import Model
+from gradleak.models import Model, check_apply, check_variables
+from gradleak.models.model import check_model
 from gradleak.progress import rounds as reporter
 from gradleak.scenario import Scenario, fingerprint, num_logits, scenario
 from gradleak.settings import setting
@@ -240,13 +241,18 @@ def frontier(
     UsageError: for settings that cannot be run, before anything is trained.
   """
   given, local = _settings(settings, client, changes)
-  key = errors.check_key('key', key)
-  train, test = (np.asarray(train[0]), np.asarray(train[1])), (np.asarray(test[0]), np.asarray(test[1]))
+  key = errors.check_key('key', key, traced=False)
+  train = data.pair('train', train)
   shape = train[0].shape[1:]
   if variables is None:
-    variables = jax.jit(model.init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+    variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+  check_variables(model, variables, shape)
+  check_apply(model, variables, shape)
   made = local.client(model, num_logits(model, variables, shape))
-  parts = partition.iid(jax.random.fold_in(key, 1), train[1], clients) if isinstance(clients, int) else list(clients)
+  data.check_classes(train[1], made.num_classes)
+  test = data.pair('test', test, made.num_classes, shape)
+  public = None if public is None else data.pair('public', public, made.num_classes, shape)
+  parts = _parts(key, train[1], clients)
   identity = {
     **dataclasses.asdict(given),
     **dataclasses.asdict(local),
@@ -254,18 +260,27 @@ def frontier(
     'dataset': 'custom',
     'clients': len(parts),
     'num_classes': made.num_classes,
-    **(config or {}),
+    **errors.check_json('config', {} if config is None else config),
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
   }
   task = Task(key, made, variables, train, test, public, parts, given, local, identity, group_size, progress)
   context = Context(made, variables, shape, public)
   placed = [Labelled(label, place(defense, context)) for label, defense in named_defenses(defenses)]
-  attacks = attacks if isinstance(attacks, Mapping) else list(attacks)
+  if given.budget is not None and not any(task.ledger(one.method) for one in placed):
+    raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
+  attacks = listed(() if attacks is None else attacks)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(placed), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
-  return _run(task, placed, attacks, before, pathlib.Path(workdir), on_audit)
+  return _run(task, placed, attacks, before, errors.check_path('workdir', workdir), on_audit)
+
+
+def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
+  """Returns the sample numbers of each client: those given, or an even share."""
+  if isinstance(clients, list | tuple):
+    return list(clients)
+  return partition.iid(jax.random.fold_in(key, 1), labels, clients)
 
 
 def _run(
@@ -402,12 +417,16 @@ def _settings(
     UsageError: for a name that neither has.
   """
   sends_gradient = changes.get('share') == 'gradient'
-  local = client or (ClientSettings() if sends_gradient else ClientSettings(share='delta', local_batch_size=10))
+  default = ClientSettings() if sends_gradient else ClientSettings(share='delta', local_batch_size=10)
+  local = default if client is None else client
   own = [field.name for field in dataclasses.fields(FrontierSettings)]
   of_client = [field.name for field in dataclasses.fields(ClientSettings)]
   for name in changes:
     if name not in own and name not in of_client:
       raise errors.unknown('setting of gradleak.frontier:', name, [*own, *of_client])
-  given = dataclasses.replace(given or FrontierSettings(), **{k: v for k, v in changes.items() if k in own})
+  errors.check_instance('client', local, ClientSettings, 'ClientSettings')
+  given = FrontierSettings() if given is None else given
+  errors.check_instance('settings', given, FrontierSettings, 'FrontierSettings')
+  given = dataclasses.replace(given, **{k: v for k, v in changes.items() if k in own})
   settings_of.check(given)
   return given, dataclasses.replace(local, **{k: v for k, v in changes.items() if k in of_client})

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from gradleak import errors, trees
+from gradleak import data, errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import model as models
 from gradleak.models.model import Model
@@ -116,13 +116,16 @@ def inspect(
   Raises:
     UsageError: for a model without `layers`, or a batch that does not fit.
   """
-  layers = models.require(model, 'layers')(tuple(image_shape))
+  image_shape = models.check_image_shape(image_shape)
+  layers = models.require(models.check_model(model), 'layers')(image_shape)
+  models.check_variables(model, variables, image_shape)
+  errors.refuse_traced('the variables', variables)
   params = variables['params']
   found = [*_last_layer(layers[-1], params), *_front(layers, params, image_shape), *_untouched(layers[:-1], params)]
   for index, layer in enumerate(layers[:-1]):
     found += _hidden_layer(layer, params, first=index == 0)
   if batch is not None:
-    found += _on_batch(model, variables, image_shape, layers, *batch, loss, train)
+    found += _on_batch(model, variables, image_shape, layers, *data.two('batch', batch), loss, train)
   worst = {}
   for finding in found:
     if finding.check not in worst or finding.score > worst[finding.check].score:
@@ -289,12 +292,14 @@ def _on_batch(
   train: bool,
 ) -> list[Finding]:
   """Checks whether single samples dominate the gradient of the client's own batch."""
-  images, labels = np.asarray(images, np.float32), np.asarray(labels)
+  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
   if images.ndim != 4 or images.shape[1:] != tuple(image_shape) or len(images) < 2 or labels.shape != images.shape[:1]:
     raise errors.UsageError(
       f'the batch has images {images.shape} and labels {labels.shape}, expected N ≥ 2 images of {tuple(image_shape)} '
       'and as many labels'
     )
+  data.validate(images, labels)
+  images = images.astype(np.float32)
   lengths, shares = _gains(model, variables, layers, images, labels, loss, train)
   found = []
   for layer in layers[:-1]:

@@ -82,8 +82,11 @@ class Method:
 
 
 @functools.cache
-def _settings(factory: Callable) -> dict[str, inspect.Parameter]:
-  parameters = inspect.signature(factory).parameters.items()
+def _settings(factory: Any) -> dict[str, inspect.Parameter]:
+  try:
+    parameters = inspect.signature(factory).parameters.items()
+  except (TypeError, ValueError):
+    raise errors.UsageError(f'{errors.shown(factory)} is no function with settings') from None
   return {name: parameter for name, parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
@@ -99,6 +102,8 @@ def name_of(factory: Callable) -> str:
 
 def setting_names(factory: Callable) -> list[str]:
   """Returns the names of a factory's settings, its keyword-only parameters."""
+  if not callable(factory):
+    raise errors.UsageError(f'{errors.shown(factory)} is no function with settings')
   return list(_settings(factory))
 
 

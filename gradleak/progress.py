@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -43,7 +44,7 @@ def rounds(
 
 
 def _chosen(mode: str, stream: TextIO, bar: Callable, lines: Callable) -> Callable | None:
-  if mode not in MODES:
+  if not isinstance(mode, str) or mode not in MODES:
     raise errors.unknown('progress mode', mode, MODES)
   if mode == 'none':
     return None
@@ -96,31 +97,78 @@ class _RoundLines:
       print(line + left, file=self._stream, flush=True)
 
 
-def _summary(objective: np.ndarray) -> str:
+def _summary(progress: Progress, objective: np.ndarray) -> str:
+  if progress.unit != 'step':
+    return 'on the host'
   finite = objective[np.isfinite(objective)]
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
 
 
+# After so many minutes without progress, and again after as many, a line says where a run stands.
+SILENT = 3.0
+
+
+class _Watch:
+  """Says where a run stands if nothing has been heard of it for `SILENT` minutes."""
+
+  def __init__(self, stream: TextIO) -> None:
+    self._stream, self._silent = stream, 0.0
+    self._timer: threading.Timer | None = None
+
+  def heard(self, where: str) -> None:
+    """Starts to wait, from where the run stands now."""
+    self.end()
+    self._silent = 0.0
+    self._wait(where)
+
+  def end(self) -> None:
+    """Stops waiting."""
+    if self._timer is not None:
+      self._timer.cancel()
+      self._timer = None
+
+  def _wait(self, where: str) -> None:
+    self._timer = threading.Timer(60 * SILENT, self._late, (where,))
+    self._timer.daemon = True
+    self._timer.start()
+
+  def _late(self, where: str) -> None:
+    self._silent += SILENT
+    print(f'no progress for {self._silent:g} minutes; the last was: {where}', file=self._stream, flush=True)
+    self._wait(where)
+
+
 class _Notes:
-  """Lines between the attacks, on what takes time before the first step."""
+  """Lines between the attacks, on what takes time before the first step; a watch, until `end` is called."""
 
   _stream: TextIO
+  _watch: _Watch
 
   def note(self, text: str) -> None:
     """Writes a line."""
     print(text, file=self._stream, flush=True)
+    self._watch.heard(text)
+
+  def end(self) -> None:
+    """Must be called when the run is over or has failed."""
+    self._watch.end()
+
+  def _heard(self, attack: str, progress: Progress) -> None:
+    self._watch.heard(f'{attack}, {progress.unit} {progress.step} of {progress.num_steps}')
 
 
 class _Bar(_Notes):
   """One tqdm bar per attack; tqdm estimates the time left."""
 
   def __init__(self, stream: TextIO) -> None:
-    self._stream = stream
+    self._stream, self._watch = stream, _Watch(stream)
     self._attack: str | None = None
     self._bar: Any = None
 
   def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     from tqdm import tqdm
+
+    self._heard(attack, progress)
 
     if attack != self._attack:
       self._attack = attack
@@ -128,14 +176,14 @@ class _Bar(_Notes):
         total=progress.num_steps,
         initial=progress.step,
         desc=attack,
-        unit='step',
+        unit=progress.unit,
         file=self._stream,
         dynamic_ncols=True,
         leave=False,
       )
     if progress.notice:
       self._bar.write(f'{attack}: {progress.notice}', file=self._stream)
-    self._bar.set_postfix_str(f'{_summary(objective)}, {len(progress.objective)} runs', refresh=False)
+    self._bar.set_postfix_str(f'{_summary(progress, objective)}, {len(progress.objective)} runs', refresh=False)
     self._bar.update(progress.step - self._bar.n)
     if progress.done:
       self._bar.leave = True  # an interruption, which does not get here, leaves no bar below its line
@@ -147,11 +195,12 @@ class _Lines(_Notes):
   """A line at the start and after each tenth of the steps."""
 
   def __init__(self, stream: TextIO) -> None:
-    self._stream, self._tenth = stream, 0
+    self._stream, self._watch, self._tenth = stream, _Watch(stream), 0
     self._attack: str | None = None
     self._since: tuple[float, int] | None = None  # (seconds, step) where the timing began
 
   def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
+    self._heard(attack, progress)
     if not progress.num_steps:
       self._print(f'{attack}: {len(progress.objective)} runs of a closed form')
       return
@@ -159,8 +208,9 @@ class _Lines(_Notes):
     tenth = 10 * progress.step // steps
     if attack != self._attack:
       self._attack, self._tenth, self._since = attack, tenth, None
-      resumed = f' from step {progress.step}' if progress.step else ''
-      self._print(f'{attack}: {len(progress.objective)} runs of {progress.num_steps} steps{resumed}')
+      resumed = f' from {progress.unit} {progress.step}' if progress.step else ''
+      of = f' of {progress.num_steps} steps' if progress.unit == 'step' else ', one after another'
+      self._print(f'{attack}: {len(progress.objective)} runs{of}{resumed}')
     elif self._since is None:  # the first chunk includes compilation
       self._since = time.monotonic(), progress.step
     if progress.notice:
@@ -172,7 +222,7 @@ class _Lines(_Notes):
       if first < progress.step < progress.num_steps:
         seconds = (time.monotonic() - began) / (progress.step - first) * (progress.num_steps - progress.step)
         left = f', {seconds:.0f} s left'
-      self._print(f'{attack}: {100 * progress.step // steps:3d} %, {_summary(objective)}{left}')
+      self._print(f'{attack}: {100 * progress.step // steps:3d} %, {_summary(progress, objective)}{left}')
     if progress.done:
       self._attack = None
 

@@ -11,7 +11,7 @@ import optax
 from gradleak import data, errors, settings
 from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
-from gradleak.models.model import check_apply, check_variables
+from gradleak.models.model import check_apply, check_model, check_variables
 from gradleak.trees import Tree
 
 
@@ -75,28 +75,24 @@ def scenario(
     UsageError: for images or labels that do not fit, a model that does not take them, variables of another model, or a
       setting that a client does not have.
   """
-  if not isinstance(model, Model):
-    raise errors.UsageError(
-      f'the model is a {type(model).__name__}, expected a gradleak Model: wrap it by '
-      'gradleak.models.from_flax or from_functions'
-    )
-  images, labels = np.asarray(images), np.asarray(labels)
+  check_model(model)
   data.validate(images, labels, num_classes)
+  images, labels = np.asarray(images), np.asarray(labels)
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   variables = _checked_variables(model, variables, key, image_shape)
   returned = num_logits(model, variables, image_shape)
   num_classes = num_classes or returned
   if returned != num_classes:
     raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
-  data.validate(images, labels, num_classes)
+  data.check_classes(labels, num_classes)
   public = _checked_public(public, image_shape, num_classes)
-  if previous is not None and jax.tree.structure(previous) != jax.tree.structure(variables):
-    raise errors.UsageError('the previous model has other parameters than the current one')
+  if previous is not None:
+    _check_previous(model, previous, image_shape)
   client, recorded = _client(client, changes, model, num_classes)
   described = {
-    'dataset': dataset,
-    'model': model.name,
-    **(notes or {}),
+    'dataset': errors.check_text('dataset', dataset),
+    'model': errors.check_text('the name of the model', model.name),
+    **errors.check_json('notes', {} if notes is None else notes),
     'num_classes': num_classes,
     'image_shape': list(image_shape),
     **recorded,
@@ -126,13 +122,20 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
   if variables is None:
     if key is None:
       raise errors.UsageError("give the model's variables=…, or a key=… to initialise them")
-    variables = model.init(errors.check_key('key', key), image_shape)
+    variables = model.init(errors.check_key('key', key, traced=False), image_shape)
   else:
     check_variables(model, variables, image_shape)
   if jax.config.jax_enable_x64:
     variables = optax.tree.cast(variables, np.float64)
   check_apply(model, variables, image_shape)
   return variables
+
+
+def _check_previous(model: Model, previous: Any, image_shape: tuple[int, ...]) -> None:
+  try:
+    check_variables(model, previous, image_shape)
+  except errors.UsageError as error:
+    raise errors.UsageError(f'the previous model has other parameters than the current one: {error}') from error
 
 
 def _fingerprints(**trees: Tree) -> dict[str, str]:
@@ -155,7 +158,7 @@ def _client(
     local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size}
     recorded = {'loss': client.loss.__name__, 'share': client.share, **(local if client.share == 'delta' else {})}
     return client.undefended(), recorded
-  given = settings.replaced(client or ClientSettings(), 'gradleak.scenario', **changes)
+  given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
   return given.client(model, num_classes), given.recorded()
 
 
@@ -163,15 +166,13 @@ def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) 
   """Returns public images and labels as float32 and int32."""
   if public is None:
     return None
-  public = np.asarray(public[0], np.float32), np.asarray(public[1], np.int32)
-  data.validate(*public, num_classes)
-  if public[0].shape[1:] != image_shape:
-    raise errors.UsageError(f'public images are {public[0].shape[1:]}, the private ones {image_shape}')
-  return public
+  images, labels = data.pair('public', public, num_classes, image_shape)
+  return images.astype(np.float32), labels.astype(np.int32)
 
 
 def fingerprint(tree: Tree) -> str:
-  """Returns 16 hexadecimal digits of the SHA-256 of all arrays in a tree."""
+  """Returns 16 hexadecimal digits of the SHA-256 of all arrays in a tree; raises `UsageError` for traced ones."""
+  errors.refuse_traced('the scenario', tree)
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(tree):
     array = np.ascontiguousarray(leaf)

@@ -37,13 +37,13 @@ def check(settings: Any) -> None:
     if value is None and field.default is None:
       continue
     if choices is not None:
-      if value not in choices:
+      if not isinstance(value, str) or value not in choices:
         raise errors.unknown(field.name, value, choices)
     elif limits:
       errors.check_number(field.name, value, **limits)
 
 
-def replaced(settings: S, what: str, **changes: Any) -> S:
+def replaced(settings: S, what: str, /, **changes: Any) -> S:
   """Returns a settings object with some fields replaced.
 
   Args:
@@ -54,7 +54,9 @@ def replaced(settings: S, what: str, **changes: Any) -> S:
   Raises:
     UsageError: for a field that it does not have.
   """
-  names = [field.name for field in dataclasses.fields(settings)]  # type: ignore[arg-type]
+  if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+    raise errors.UsageError(f'settings of {what} are {errors.shown(settings)}, expected a settings object')
+  names = [field.name for field in dataclasses.fields(settings)]
   for name in changes:
     if name not in names:
       raise errors.unknown(f'setting of {what}:', name, names)

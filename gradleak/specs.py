@@ -162,12 +162,15 @@ def parse_list(text: str, kind: str) -> list[str]:
   """Returns the entries of a list separated by `;`, as stripped texts, grids written out (`expand`).
 
   Raises:
-    UsageError: if the list or an entry is empty, an entry stands in it twice, or commas separate the entries.
+    UsageError: if the list or an entry is empty, an entry stands in it twice, commas separate the entries, or there are
+      more than 10,000.
   """
-  entries = [entry.strip() for entry in _split(text, ';')]
+  entries = [entry.strip() for entry in _split(_text(text, f'list of {kind}s'), ';')]
   if not all(entries):
     raise errors.UsageError(f'the list of {kind}s {errors.shown(text)} is empty or has an empty entry')
   entries = [each for entry in entries for each in expand(entry, kind)]
+  if len(entries) > _MOST:
+    raise errors.UsageError(f'the list of {kind}s has {len(entries)} entries, expected at most {_MOST}')
   for entry in entries:
     parts = _split(entry, ',', depth=0)
     if len(parts) > 1:
@@ -232,9 +235,7 @@ def _check(text: str, kind: str) -> str:
   Raises:
     UsageError: if it is too long or nests too deep, or if its quotes or parentheses do not match.
   """
-  if not isinstance(text, str):
-    raise errors.UsageError(f'the {kind} is {errors.shown(text)}, expected a text')
-  what = f'the {kind} {errors.shown(text)}'
+  what = f'the {kind} {errors.shown(_text(text, kind))}'
   if len(text) > _LONGEST:
     raise errors.UsageError(f'{what} is too long, expected at most {_LONGEST} characters')
   if _CONTROL.search(text):
@@ -248,6 +249,10 @@ def _check(text: str, kind: str) -> str:
   if max(depths) > _DEEPEST:
     raise errors.UsageError(f'{what} nests {max(depths)} parentheses, expected at most {_DEEPEST}')
   return what
+
+
+def _text(text: Any, kind: str) -> str:
+  return errors.check_instance(f'the {kind}', text, str, 'a text')
 
 
 def _marks(text: str) -> Iterator[tuple[str, int, int]]:
@@ -287,6 +292,8 @@ def _value(text: str) -> Any:
 
 
 def _number(text: str) -> int | float | None:
+  if not text.isascii() or '_' in text:  # Python reads other scripts' digits, and 1_000
+    return None
   for kind in (int, float):
     with contextlib.suppress(ValueError):
       return kind(text)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,16 +32,28 @@ def write_atomically(path: Any, content: bytes | str) -> None:
   """
   path = pathlib.Path(path)
   content = content.encode('utf-8') if isinstance(content, str) else content
-  descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
+  with naming(path):
+    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
+    try:
+      with os.fdopen(descriptor, 'wb') as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+      os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError):  # of a file system that has become read-only
+        os.unlink(temporary)
+      raise
+
+
+@contextlib.contextmanager
+def naming(path: Any) -> Iterator[None]:
+  """Makes errors of the operating system name the file at `path`."""
   try:
-    with os.fdopen(descriptor, 'wb') as file:
-      file.write(content)
-      file.flush()
-      os.fsync(file.fileno())
-    os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
+    yield
+  except OSError as error:
+    error.filename, error.filename2 = str(path), None
     raise
 
 
@@ -122,7 +134,7 @@ class Workdir:
       UsageError: if the folder belongs to other settings (names them), is not a folder, holds other files, or cannot be
         written. Nothing is left behind then.
     """
-    self.path, self._shared, self._together = pathlib.Path(path), shared, together
+    self.path, self._shared, self._together = errors.check_path('the work directory', path), shared, together
     self.writes = not together or jax.process_index() == 0
     self._checkpoint_cost = 0.0
     self._checkpoint_time = time.monotonic()
@@ -201,7 +213,7 @@ class Workdir:
     started = time.monotonic()
     tree = tree() if callable(tree) else tree
     folder = (self.path / 'checkpoints').absolute()
-    leaves = {f'{i:04}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    leaves = dict(_named(i, np.asarray(leaf)) for i, leaf in enumerate(jax.tree.leaves(tree)))
     ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
     if self.writes:
       self._forget_checkpoints(name, kept=f'{name}-{step:08}')
@@ -219,8 +231,21 @@ class Workdir:
         leaves = ocp.load(path)
       except Exception:  # incomplete after a kill; Orbax does not document which errors it raises
         continue
-      return int(path.name[-8:]), [np.asarray(leaves[key]) for key in sorted(leaves)]
+      return int(path.name[-8:]), [_leaf(key, np.asarray(leaves[key])) for key in sorted(leaves)]
     return None
+
+
+def _named(index: int, leaf: np.ndarray) -> tuple[str, np.ndarray]:
+  """Returns the (name, array) under which Orbax stores a leaf; an empty one, which it refuses, as its shape."""
+  if leaf.size:
+    return f'{index:04}', leaf
+  return f'{index:04}_{"x".join(map(str, leaf.shape))}', np.zeros(1, leaf.dtype)
+
+
+def _leaf(name: str, stored: np.ndarray) -> np.ndarray:
+  """Returns the leaf that `_named` stored."""
+  shape = name[5:]
+  return np.zeros(tuple(map(int, shape.split('x'))), stored.dtype) if shape else stored
 
 
 def _claim(path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, str], writes: bool) -> None:
@@ -269,7 +294,7 @@ def _read(path: pathlib.Path) -> dict | None:
     content = json.loads(path.read_text('utf-8'))
   except FileNotFoundError:
     return None
-  except ValueError as error:  # neither JSON nor UTF-8
+  except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8, or JSON without end
     raise errors.UsageError(f'{path} is damaged ({error}); remove the folder to start anew') from error
   if not isinstance(content, dict):
     raise errors.UsageError(f'{path} is damaged (no settings in it); remove the folder to start anew')

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradleak import errors
 from gradleak import settings as settings_of
-from gradleak.audit import AuditResult, AuditSettings, Planned, audit, planned_of
+from gradleak.audit import AuditResult, AuditSettings, Planned, audit, check_group_size, check_process, planned_of
 from gradleak.audit import plan as plan_of
 from gradleak.engine import driver
 from gradleak.progress import reporter
@@ -36,7 +36,13 @@ def plan(
   Raises:
     UsageError: for settings that cannot be run.
   """
-  given = settings_of.replaced(settings or AuditSettings(), 'gradleak.sweep', **changes)
+  given = settings_of.replaced(AuditSettings() if settings is None else settings, 'gradleak.sweep', **changes)
+  for name, one in errors.check_instance('audits', audits, Mapping, '{name: (key, scenario)}').items():
+    errors.check_text('the name of an audit', name)
+    if not isinstance(one, tuple | list) or len(one) != 2:
+      raise errors.UsageError(f'the audit {name!r} is {errors.shown(one)}, expected (key, scenario)')
+  if not audits:
+    raise errors.UsageError('there is nothing to sweep: no model is given')
   return {
     name: planned_of(plan_of(key, scenario, defenses, attacks, num_trials, given))
     for name, (key, scenario) in audits.items()
@@ -77,13 +83,14 @@ def sweep(
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
-  if not audits:
-    raise errors.UsageError('there is nothing to sweep: no model is given')
-  given = settings_of.replaced(settings or AuditSettings(), 'gradleak.sweep', **changes)
+  given = settings_of.replaced(AuditSettings() if settings is None else settings, 'gradleak.sweep', **changes)
+  check_group_size(group_size)
+  check_process(process, shards, num_trials, workdir)
   planned = plan(audits, defenses, attacks, num_trials, given)
-  forecast = _Forecast(planned, process[1], reporter(progress) if isinstance(progress, str) else progress, say)
+  shown = progress if progress is None or callable(progress) else reporter(progress)
+  forecast = _Forecast(planned, process[1], shown, say)
   say(_in_words(audits, planned, process, group_size, given.batch_size))
-  folder, rows, missing = pathlib.Path(workdir), [], []
+  folder, rows, missing = errors.check_path('workdir', workdir), [], []
   for name, (key, scenario) in audits.items():
     forecast.audit = name
     result = audit(

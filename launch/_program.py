@@ -1,7 +1,7 @@
 """Shared by the programs: flags under headings, messages, and errors on one line.
 
-Exit status: 2 for a usage error, 1 for a failed device or a full disk, 130 for Ctrl-C, 143 for SIGTERM. This module
-imports neither JAX nor gradleak before a program runs.
+Exit status: 2 for a usage error, 1 for a failed device, a full disk or a folder that cannot be written, 130 for Ctrl-C,
+143 for SIGTERM. This module imports neither JAX nor gradleak before a program runs.
 """
 
 import contextlib
@@ -148,19 +148,22 @@ def _refuse_known(error: BaseException) -> None:
     _refuse(error)
   if isinstance(error, errors.DeviceError):
     _refuse(error, status=1)
-  if _disk_full(error):
-    where = _workdir() or 'the file system'
+  where = getattr(error, 'filename', None) or _workdir() or 'the file system'
+  if _failed(error, errno.ENOSPC, errno.EDQUOT):
     _refuse(f'no space left in {where}; no file is damaged: free some space and give the same command again', status=1)
+  named = getattr(error, 'filename', None) is not None or not isinstance(error, OSError)
+  if named and _failed(error, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+    reason = getattr(error, 'strerror', None) or error
+    _refuse(f'cannot write {where} ({reason}): mend this and give the same command again', status=1)
 
 
 def _workdir() -> str | None:
   return flags.FLAGS['workdir'].value if 'workdir' in flags.FLAGS else None
 
 
-def _disk_full(error: BaseException) -> bool:
-  # Orbax raises errors of other types, with the message of the operating system.
-  full = (errno.ENOSPC, errno.EDQUOT)
-  return (isinstance(error, OSError) and error.errno in full) or 'No space left on device' in str(error)
+def _failed(error: BaseException, *numbers: int) -> bool:
+  """Returns whether it is one of these errors of the operating system; Orbax raises other types with their messages."""
+  return getattr(error, 'errno', None) in numbers or any(os.strerror(number) in str(error) for number in numbers)
 
 
 def _refuse(error: object, status: int = 2) -> NoReturn:

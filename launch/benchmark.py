@@ -12,6 +12,7 @@ Machines are noisy: variants are measured in turn, several times, and ratios are
 """
 
 import os
+import re
 
 from absl import flags
 
@@ -89,7 +90,7 @@ def _integers(name, text):
   """Returns the integers of a list, ascending."""
   from gradleak import errors
 
-  numbers = [int(part) if part.strip().isdigit() else part for part in text.split(',')]
+  numbers = [int(part) if re.fullmatch(r'\s*[0-9]{1,20}\s*', part) else part for part in text.split(',')]
   return sorted({int(errors.check_number(name, n, low=1, high=10**6, integer=True)) for n in numbers})
 
 

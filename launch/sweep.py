@@ -10,6 +10,7 @@ and the same command, given once more when all are done, says what there is.
 """
 
 import os
+import re
 import sys
 
 from absl import flags
@@ -99,12 +100,10 @@ def _seeds():
   from gradleak import errors
 
   texts = [text.strip() for text in _SEEDS.value.split(';')]
-  try:
-    seeds = [int(text) for text in texts]
-  except ValueError:
-    raise errors.UsageError(
-      f"seeds is {_SEEDS.value!r}, expected a number of seeds or a list such as '3;5;8'"
-    ) from None
+  if not all(re.fullmatch(r'-?[0-9]{1,20}', text) for text in texts):
+    shown = errors.shown(_SEEDS.value)
+    raise errors.UsageError(f"seeds is {shown}, expected a number of seeds or a list such as '3;5;8'")
+  seeds = [int(text) for text in texts]
   if len(seeds) == 1 and ';' not in _SEEDS.value:
     errors.check_number('number of seeds', seeds[0], low=1, high=10_000, integer=True)
     return list(range(seeds[0]))

@@ -1,12 +1,23 @@
 """Attacks: from an observation to a reconstruction."""
 
 from gradleak.attacks import counters, labels
-from gradleak.attacks.base import EVIDENCE, Attack, AttackMethod, Reconstruction, as_attack, attack, closed_form, own
+from gradleak.attacks.base import (
+  EVIDENCE,
+  Attack,
+  AttackMethod,
+  Reconstruction,
+  as_attack,
+  attack,
+  closed_form,
+  host_form,
+  own,
+)
 from gradleak.attacks.counters import counter_to
+from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
-from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg
+from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, prefix
 from gradleak.attacks.spear import spear_attack as spear
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
@@ -19,7 +30,9 @@ REGISTRY = {
   'dga': dga,
   'gia': gia,
   'gs': gs,
+  'prefix': prefix,
   'fidel': fidel,
+  'fidel_decoder': fidel_decoder,
   'peeling': peeling,
   'spear': spear,
 }
@@ -41,12 +54,15 @@ __all__ = [
   'dga',
   'dlg',
   'fidel',
+  'fidel_decoder',
   'gia',
   'gradient_matching',
   'gs',
+  'host_form',
   'idlg',
   'labels',
   'own',
   'peeling',
+  'prefix',
   'spear',
 ]

@@ -54,6 +54,9 @@ class Attack(NamedTuple):
     num_steps: how many steps to run; 0 for closed-form attacks.
     labels: the label mode that the attack was published with: 'known', 'inferred', 'optimised' or 'unused'.
     auxiliary_data: whether it uses data of the same kind, `Observation.class_means`.
+    on_host: whether `reconstruct` runs on the host, in NumPy: it cannot be compiled, and the driver calls it lane by
+      lane. `init` checks what it is given, so that errors come before anything runs.
+    signed: whether it determines the sign of an image; else the samples that it reveals are counted by |Pearson|.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -63,6 +66,8 @@ class Attack(NamedTuple):
   num_steps: int
   labels: str
   auxiliary_data: bool = False
+  on_host: bool = False
+  signed: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -75,6 +80,8 @@ class AttackMethod(Method):
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
+    prepare: (key, `Scenario`, settings) -> what it learns from public data before it sees an upload, a tree of arrays
+      that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once for all uploads.
   """
 
   kind: str = 'attack'
@@ -83,6 +90,7 @@ class AttackMethod(Method):
   label_rule: str = 'bias_corrected'
   server: Method | None = None
   label: str = ''
+  prepare: Callable[..., Tree] | None = None
 
   @property
   def name(self) -> str:
@@ -124,11 +132,12 @@ def attack(
   label_rule: str = 'bias_corrected',
   server: Callable[..., Method] | None = None,
   name: str = '',
+  prepare: Callable[..., Tree] | None = None,
 ) -> Callable[[Callable], Callable[..., AttackMethod]]:
   """Returns the decorator that makes a factory, (client, *, settings) -> `Attack`, one of `AttackMethod`s.
 
   Args:
-    citation, reads, label_rule: see `AttackMethod`.
+    citation, reads, label_rule, prepare: see `AttackMethod`. Settings that `prepare` uses are not annotated `float`.
     server: the malicious server that it belongs to, (settings by keyword) -> `Method`. It is made with the settings of
       the attack, which must include its own.
     name: how texts and results call it; the factory's name by default.
@@ -153,7 +162,13 @@ def attack(
     @functools.wraps(factory)
     def make(**settings: Any) -> AttackMethod:
       made = AttackMethod(
-        factory, settings, citation=citation, reads=frozenset(reads), label_rule=label_rule, label=name
+        factory,
+        settings,
+        citation=citation,
+        reads=frozenset(reads),
+        label_rule=label_rule,
+        label=name,
+        prepare=prepare,
       )
       if server is None:
         return made
@@ -210,63 +225,82 @@ def require_gradient(name: str, observation: Observation) -> None:
     raise errors.UsageError(f"the attack {name} reads the gradient of one step, and this client has share='delta'")
 
 
-def on_host(
-  read: Callable[..., tuple[np.ndarray, np.ndarray]], observation: Observation, *given: Any
-) -> tuple[jax.Array, jax.Array]:
-  """Returns (images [N, pixels], labels int32 [N]) of a closed form that runs on the host, in NumPy, lane by lane.
-
-  Args:
-    read: (parameters, update, N, *given), trees of NumPy arrays and the number of private samples -> (images
-      [K, pixels] with K ≤ N, labels int [K]).
-    observation: the `Observation`. Black images with the label −1 are appended where fewer than N are found.
-    given: further arrays for `read`.
-  """
-  number, dtype = observation.image_shape[0], jax.tree.leaves(observation.update)[0].dtype
-  pixels = math.prod(observation.image_shape[1:])
-
-  def padded(params: Tree, update: Tree, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = read(*jax.tree.map(np.asarray, (params, update)), number, *map(np.asarray, given))
-    missing = number - len(images)
-    images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0)))
-    return images.astype(dtype), np.pad(labels, (0, missing), constant_values=-1).astype(np.int32)
-
-  shapes = jax.ShapeDtypeStruct((number, pixels), dtype), jax.ShapeDtypeStruct((number,), jnp.int32)
-  seen = observation.variables['params'], observation.update
-  return jax.pure_callback(padded, shapes, *seen, *given, vmap_method='sequential')
-
-
 def closed_form(
-  read: Callable[..., tuple[jax.Array, jax.Array | None]], *, random: bool = False, auxiliary_data: bool = False
+  read: Callable[..., tuple[jax.Array, jax.Array | None]],
+  *,
+  check: Callable[[Observation], Any] | None = None,
+  random: bool = False,
+  auxiliary_data: bool = False,
 ) -> Attack:
   """Returns the `Attack` of a closed form, which has nothing to optimise.
 
   Args:
     read: a pure function of the `Observation`, and of a key if it is `random`, that returns (images [K, …] with as many
       pixels as the private ones, the surest first; their labels, int32 [K], or None if it finds none).
+    check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice. None where `read` does.
     random: whether `read` takes a key.
     auxiliary_data: as in `Attack`.
   """
-
-  def init(key: jax.Array, observation: Observation) -> jax.Array:
-    del observation
-    return jax.random.key_data(key)
-
-  def nothing(*_: Any) -> jax.Array:
-    return jnp.float32(0)
 
   def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
     images, labels = read(observation, *([jax.random.wrap_key_data(state)] if random else []))
     images = images.reshape(-1, *observation.image_shape[1:])
     labels = jnp.zeros(0, jnp.int32) if labels is None else labels
     diverged = jnp.where(jnp.isfinite(images).all(), -1, 0).astype(jnp.int32)
-    return Reconstruction(images, labels, nothing(), nothing(), nothing(), diverged)
+    return Reconstruction(images, labels, _nothing(), _nothing(), _nothing(), diverged)
+
+  return _without_steps(check or _ignored, reconstruct)._replace(auxiliary_data=auxiliary_data)
+
+
+def host_form(
+  check: Callable[[Observation], Any],
+  read: Callable[[Observation, np.ndarray], tuple[np.ndarray, np.ndarray | None]],
+) -> Attack:
+  """Returns the `Attack` of a closed form that runs on the host, in NumPy.
+
+  It is no part of a compiled program: a callback from one would wait for the devices that wait for it.
+
+  Args:
+    check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice.
+    read: (`Observation` of NumPy arrays, key data uint32 [2]) -> (images [K, pixels], K ≤ N; labels int [K], or None if
+      it finds none). Black images with the label −1 are appended where fewer than N are found.
+  """
+
+  def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
+    number, dtype = observation.image_shape[0], jax.tree.leaves(observation.update)[0].dtype
+    images, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
+    missing, pixels = number - len(images), math.prod(observation.image_shape[1:])
+    images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0))).astype(dtype)
+    images = images.reshape(number, *observation.image_shape[1:])
+    labels = np.zeros(0) if labels is None else np.pad(labels, (0, missing), constant_values=-1)
+    nothing, diverged = np.float32(0), np.int32(-1 if np.isfinite(images).all() else 0)
+    return Reconstruction(images, labels.astype(np.int32), nothing, nothing, nothing, diverged)
+
+  return _without_steps(check, reconstruct)._replace(on_host=True)
+
+
+def _without_steps(
+  check: Callable[[Observation], Any], reconstruct: Callable[[jax.Array, Observation], Reconstruction]
+) -> Attack:
+  """Returns the `Attack` whose state is its key."""
+
+  def init(key: jax.Array, observation: Observation) -> jax.Array:
+    check(observation)
+    return jax.random.key_data(key)
 
   return Attack(
     init=init,
-    step=lambda state, observation: (state, {'objective': nothing()}),
+    step=lambda state, observation: (state, {'objective': _nothing()}),
     reconstruct=reconstruct,
-    objective=nothing,
+    objective=_nothing,
     num_steps=0,
     labels='unused',
-    auxiliary_data=auxiliary_data,
   )
+
+
+def _nothing(*_: Any) -> jax.Array:
+  return jnp.float32(0)
+
+
+def _ignored(observation: Observation) -> None:
+  del observation

@@ -21,8 +21,8 @@ from gradleak.federated import Client, Observation
 from gradleak.models.model import require
 from gradleak.trees import Layer, Tree
 
-# Neurons whose reconstructions correlate by this much hold the same image.
-_SAME = 0.99
+# Reconstructions that correlate by this much are the same image; by the second, with noise on both.
+_SAME, _ALIKE = 0.99, 0.95
 
 
 class PartialReconstructions(NamedTuple):
@@ -93,12 +93,24 @@ def combined(kernel_update: jax.Array, bias_update: jax.Array, sent: jax.Array |
     sent: bool [in, neurons], which entries of `kernel_update` were sent; None for all. Pixels that no neuron sent are
       zero.
   """
+  sent = jnp.ones(kernel_update.shape, bool) if sent is None else sent
+  return combined_groups(kernel_update, bias_update, sent, jnp.ones((1, len(bias_update)), bool))[0]
+
+
+def combined_groups(kernel_update: jax.Array, bias_update: jax.Array, sent: jax.Array, groups: jax.Array) -> jax.Array:
+  """Returns the input of each of G groups of neurons, [G, in], as `combined` finds it.
+
+  Args:
+    kernel_update, bias_update, sent: as `combined` takes them.
+    groups: bool [G, neurons], the neurons of each group.
+  """
   size = jnp.abs(bias_update).max()
   shares = bias_update / jnp.where(size > 0, size, jnp.ones_like(size))  # so that squares do not overflow or underflow
-  sent = jnp.ones(kernel_update.shape, bool) if sent is None else sent
   shares = jnp.where(sent, shares.reshape(1, -1), jnp.zeros_like(kernel_update))
-  squares = jnp.sum(shares**2, axis=1)
-  products = jnp.sum(kernel_update * shares, axis=1)
+  members = groups.T.astype(kernel_update.dtype)
+  exact = jax.lax.Precision.HIGHEST
+  squares = jnp.matmul(shares**2, members, precision=exact).T
+  products = jnp.matmul(kernel_update * shares, members, precision=exact).T
   known = squares > 0
   return jnp.where(known, products / jnp.where(known, squares * size, jnp.ones_like(squares)), jnp.zeros_like(products))
 
@@ -107,31 +119,58 @@ def _where_alive(alive: jax.Array, inputs: jax.Array) -> jax.Array:
   return jnp.where(alive.reshape(-1, 1), inputs, jnp.zeros_like(inputs))
 
 
-@base.attack(citation='Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates. 2021.')
-def fidel(client: Client, *, bias: bool = True, candidates: int = 4) -> base.Attack:
+CITATION = 'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates. 2021.'
+
+
+@base.attack(citation=CITATION)
+def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidates: int = 0) -> base.Attack:
   """Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
 
-  Of neurons with the same image one is kept. Images in [0, 1] come first, and among them those with the largest bias
-  gradient. Closed-form; it returns no labels.
+  Images in [0, 1] come first, among them those with the largest bias gradient, and those that repeat an earlier one
+  last. Closed-form; it returns no labels.
 
   Args:
     client: the `Client` whose model is attacked.
-    bias: whether the bias gradient is used; without it, images are known up to scale and sign.
-    candidates: images returned per private one, at most one per neuron.
+    bias: whether the bias gradient is used; without it, images are known up to scale. Their sign is that of their mean.
+    combine: whether neurons that hold the same image are combined by least squares over the entries that are not zero
+      (`combined`): for a noisy update, or one that withholds entries. A single sample is in all neurons alike; of a
+      batch, those belong together whose reconstructions correlate by 0.95.
+    candidates: images returned per private one; 0 for one per neuron, as published.
 
   Raises:
-    UsageError: for candidates below 1; when run, for a model whose first dense layer does not take the image.
+    UsageError: for negative candidates; when run, for a model whose first dense layer does not take the image.
   """
-  errors.check_number('fidel(candidates)', candidates, low=1, integer=True)
+  errors.check_number('fidel(candidates)', candidates, low=0, integer=True)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     kernel, shares = (trees.get(observation.update, path) for path in image_layer(layers, observation))
-    inputs, alive = partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
-    order = surest_first(inputs, shares if bias else jnp.abs(kernel).max(axis=0), alive)
-    return inputs[order[: candidates * observation.image_shape[0]]], None
+    number = observation.image_shape[0]
+    inputs, order = _read(kernel, shares, bias, combine, number)
+    return inputs[order[: candidates * number or None]], None
 
-  return base.closed_form(read)
+  return base.closed_form(read)._replace(signed=bias)
+
+
+def _read(kernel: jax.Array, shares: jax.Array, bias: bool, combine: bool, number: int) -> tuple[jax.Array, jax.Array]:
+  """Returns (reconstructions [neurons, in], or [1, in] of a single sample combined; their order, the surest first).
+
+  Args:
+    kernel, shares: the update of the layer's kernel [in, neurons] and bias [neurons].
+    bias, combine: as `fidel` takes them.
+    number: private samples behind the update.
+  """
+  inputs, alive = partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
+  if not bias:
+    shares = jnp.abs(kernel).max(axis=0)
+    inputs = inputs * jnp.where(inputs.mean(axis=1, keepdims=True) < 0, -1.0, 1.0).astype(inputs.dtype)
+  if combine and bias:
+    sent = kernel != 0
+    if number == 1:
+      return combined(kernel, shares, sent).reshape(1, -1), jnp.zeros(1, jnp.int32)
+    alike = (_correlations(inputs) >= _ALIKE) & alive.reshape(1, -1) & alive.reshape(-1, 1)
+    inputs = combined_groups(kernel, shares, sent, alike)
+  return inputs, surest_first(inputs, shares, alive)
 
 
 def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -160,12 +199,17 @@ def surest_first(inputs: jax.Array, shares: jax.Array, alive: jax.Array) -> jax.
   """
   beyond = beyond_box(inputs)
   order = jnp.lexsort((-jnp.abs(shares), jnp.where(beyond <= 1e-3, 0, beyond), ~alive))
-  centred = inputs[order] - inputs[order].mean(axis=1, keepdims=True)
+  earlier = jnp.tril(jnp.ones((len(order), len(order)), bool), -1)
+  repeats = jnp.any(earlier & (_correlations(inputs[order]) >= _SAME), axis=1)
+  return order[jnp.argsort(repeats | ~alive[order], stable=True)]
+
+
+def _correlations(rows: jax.Array) -> jax.Array:
+  """Returns the correlation of each two rows of [K, in], [K, K]; 0 for a constant one."""
+  centred = rows - rows.mean(axis=1, keepdims=True)
   norm = jnp.linalg.norm(centred, axis=1, keepdims=True)
   unit = centred / jnp.where(norm > 0, norm, jnp.ones_like(norm))
-  earlier = jnp.tril(jnp.ones((len(order), len(order)), bool), -1)
-  repeats = jnp.any(earlier & (unit @ unit.T >= _SAME), axis=1)
-  return order[jnp.argsort(repeats | ~alive[order], stable=True)]
+  return unit @ unit.T
 
 
 def beyond_box(inputs: jax.Array) -> jax.Array:

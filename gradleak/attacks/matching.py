@@ -16,6 +16,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.attacks import labels as label_rules
+from gradleak.attacks import split
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.federated import Client, Observation
@@ -91,6 +92,7 @@ DISTANCES: dict[str, Callable[..., jax.Array]] = {
   'chordal': chordal,
   'dense_input': dense_input,
 }
+CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `split`
 
 # Observed update -> its distance from an update of zeros.
 UNITS: dict[str, Callable[[Tree], jax.Array]] = {
@@ -98,6 +100,7 @@ UNITS: dict[str, Callable[[Tree], jax.Array]] = {
   'cosine': lambda update: jnp.float32(1),
   'chordal': lambda update: jnp.float32(1),
   'dense_input': lambda update: jnp.float32(1),
+  'prefix': lambda update: jnp.float32(2),
 }
 
 # (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
@@ -105,6 +108,7 @@ FLOORS = {
   'squared_euclidean': lambda noise, total: noise,
   'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
   'dense_input': lambda noise, total: jnp.float32(0),
+  'prefix': lambda noise, total: jnp.float32(0),
 }
 FLOORS['chordal'] = FLOORS['cosine']
 
@@ -252,29 +256,43 @@ class Matching:
   prior: float | jax.Array
   tolerance: float | jax.Array
 
-  def losses(self, observation: Observation, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (objective, distance) at images and labels (probabilities)."""
+  def losses(
+    self, observation: Observation, images: jax.Array, labels: jax.Array, decoys: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) at images and labels (probabilities); the priors are on the images alone.
+
+    Args:
+      observation: the `Observation`.
+      images: [N, H, W, C].
+      labels: of the images, and behind them of the decoys.
+      decoys: further images that the client is simulated on, or None.
+    """
+    observed = weighed(observation.update, observation)
+    if self.distance == 'prefix':
+      layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
+      apart = split.distance(self.client, layers, observation, images)
+    else:
+      apart = self.apart(observation, observed, images if decoys is None else jnp.concatenate([images, decoys]), labels)
+    weight = self.tv + self.prior * UNITS[self.distance](observed)
+    return apart + weight * total_variation(images) + self.l2 * jnp.mean(jnp.square(images)), apart
+
+  def apart(self, observation: Observation, observed: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the distance between what the client would send of these samples and what was observed, weighed."""
     simulated = self.client.local_update(None, observation.variables, images, labels).update
     image_shape = observation.image_shape[1:]
     weights = layer_weights(self.client.model, observation.update, image_shape, self.layer_weighting)
     options = {}
     if self.distance == 'dense_input':
       options['layers'] = models.require(self.client.model, 'layers')(image_shape)
-    observed = weighed(observation.update, observation)
-    apart = DISTANCES[self.distance](
-      weighed(clipped(simulated, observation), observation), observed, weights, **options
-    )
-    weight = self.tv + self.prior * UNITS[self.distance](observed)
-    return apart + weight * total_variation(images) + self.l2 * jnp.mean(jnp.square(images)), apart
+    return DISTANCES[self.distance](weighed(clipped(simulated, observation), observation), observed, weights, **options)
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
     labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
     images = dummy['images']
     if self.decoys:
-      images = jnp.concatenate([images, dummy['decoys']])
       labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
-    return self.losses(observation, images, labels)
+    return self.losses(observation, images, labels, dummy.get('decoys'))
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
@@ -323,7 +341,7 @@ class Matching:
     updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
     dummy = optax.apply_updates(state.dummy, updates)
     if self.box:
-      dummy |= {name: jnp.clip(dummy[name], 0.0, 1.0) for name in ('images', 'decoys') if name in dummy}
+      dummy['images'] = jnp.clip(dummy['images'], 0.0, 1.0)  # concealed samples may leave the range of pixels
     first = state.count == 0
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
     finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
@@ -390,7 +408,8 @@ def gradient_matching(
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer: an optax optimizer of the dummy samples; it is given `value=`.
     num_steps: number of evaluations.
-    distance: 'squared_euclidean', 'cosine', 'chordal', or 'dense_input' (one sample; what PRECODE cannot hide).
+    distance: 'squared_euclidean', 'cosine', 'chordal'; of one sample 'dense_input' (the input of the first dense layer
+      alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors; may be traced.
     box: project the images into [0, 1] after each step.
@@ -406,8 +425,8 @@ def gradient_matching(
   Raises:
     UsageError: for an unknown distance, weighting or start.
   """
-  if distance not in DISTANCES:
-    raise errors.unknown('distance', distance, DISTANCES)
+  if distance not in CHOICES:
+    raise errors.unknown('distance', distance, CHOICES)
   if layer_weighting not in LAYER_WEIGHTS:
     raise errors.unknown('layer weighting', layer_weighting, LAYER_WEIGHTS)
   errors.check_number('tv', tv, low=0, finite=True)

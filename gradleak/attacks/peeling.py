@@ -21,7 +21,6 @@ in the samples found later.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from gradleak import errors, trees
@@ -331,17 +330,17 @@ def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
   """
   errors.check_number('peeling(tolerance)', tolerance, low=0, high=1)
 
-  def read(observation: Observation) -> tuple[jax.Array, jax.Array]:
+  def check(observation: Observation) -> None:
     base.require_gradient('peeling', observation)
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     image_layer(layers, observation)
     check_dense(layers, observation.update)
 
-    def found(params: Tree, update: Tree, batch_size: int, tolerance: Any) -> tuple[np.ndarray, np.ndarray]:
-      known, observed = dense_layers(layers, params), dense_layers(layers, update)
-      peeled = peel(known, observed, batch_size, tolerance=float(tolerance))
-      return peeled.images, peeled.labels
+  def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    del key
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
+    peeled = peel(known, observed, observation.image_shape[0], tolerance=float(tolerance))
+    return peeled.images, peeled.labels
 
-    return base.on_host(found, observation, tolerance)
-
-  return base.closed_form(read)
+  return base.host_form(check, read)

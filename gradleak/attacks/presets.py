@@ -27,7 +27,7 @@ def _settings(*, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tol
 
 
 def _preset(
-  citation: str, label_rule: str = 'bias_corrected'
+  citation: str, label_rule: str = 'bias_corrected', reads: tuple[str, ...] = ('weights', 'noise', 'clip')
 ) -> Callable[[Callable[..., Attack]], Callable[..., AttackMethod]]:
   """Returns the decorator of a matching attack: `_settings` are listed where the function takes `**shared`."""
 
@@ -35,7 +35,7 @@ def _preset(
     own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
     shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in own}
     function.__signature__ = inspect.Signature([*own.values(), *shared.values()])  # type: ignore[attr-defined]
-    return attack(citation=citation, reads=('weights', 'noise', 'clip'), label_rule=label_rule)(function)
+    return attack(citation=citation, reads=reads, label_rule=label_rule)(function)
 
   return decorate
 
@@ -122,6 +122,16 @@ def csdlg_fast(
     start=start,
     **shared,
   )(client)
+
+
+@_preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
+def prefix(client: Client, *, steps: int = 400, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+  """Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
+
+  Balunović et al. (2022) match the layer's input; here the gradients of the layers before it are matched, too, which a
+  single sample determines exactly. See `gradleak.attacks.split`. It needs no labels.
+  """
+  return gradient_matching(client, lbfgs(history=history), steps, distance='prefix', tv=tv, labels='unused', **shared)
 
 
 @_preset(DLG)

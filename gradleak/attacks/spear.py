@@ -9,7 +9,6 @@ images in [0, 1] at random weights; the same images less their mean are separate
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from gradleak import errors, trees
@@ -17,7 +16,6 @@ from gradleak.attacks import base
 from gradleak.attacks.fidel import image_layer
 from gradleak.federated import Client, Observation
 from gradleak.models.model import require
-from gradleak.trees import Tree
 
 _ROUND = 10_000  # submatrices that are solved at a time
 _CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
@@ -190,18 +188,15 @@ def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
   """
   errors.check_number('spear(submatrices)', submatrices, low=1, integer=True)
 
-  def read(observation: Observation, key: jax.Array) -> tuple[jax.Array, None]:
+  def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('spear', observation)
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
-    paths = image_layer(layers, observation)
+    return image_layer(require(client.model, 'layers')(observation.image_shape[1:]), observation)
 
-    def found(params: Tree, update: Tree, batch_size: int, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-      rng = np.random.default_rng(np.asarray(key).ravel())
-      both = [trees.get(tree, path) for tree in (update, params) for path in paths]
-      inputs = spear(*both, rng, submatrices=submatrices).inputs[:batch_size]  # type: ignore[misc, arg-type]
-      return inputs, np.full(len(inputs), -1)
+  def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
+    rng = np.random.default_rng(key.ravel())
+    both = (observation.update, observation.variables['params'])
+    four = [trees.get(tree, path) for tree in both for path in paths(observation)]
+    found = spear(*four, rng, submatrices=submatrices)  # type: ignore[arg-type, misc]
+    return found.inputs[: observation.image_shape[0]], None
 
-    images, _ = base.on_host(found, observation, jax.random.key_data(key))
-    return images, None
-
-  return base.closed_form(read, random=True)
+  return base.host_form(paths, read)

@@ -36,7 +36,7 @@ from gradleak.audit.views import Views, views
 from gradleak.engine import driver
 from gradleak.progress import reporter
 from gradleak.scenario import Scenario
-from gradleak.storage import Workdir, json_lines, plain, write_atomically
+from gradleak.storage import Workdir, json_lines, naming, plain, write_atomically
 
 __all__ = [
   'AuditResult',
@@ -111,21 +111,20 @@ def audit(
   made = plan(key, scenario, defenses, attacks, num_trials, given)
   fit = group_size is None
   size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
-  errors.check_number('group_size', size, low=1, integer=True)
-  _check_process(process, shards, num_trials, workdir)
+  check_group_size(size)
+  check_process(process, shards, num_trials, workdir)
   _check_split(split, process, given.batch_size, workdir)
-  show = reporter(progress) if isinstance(progress, str) else progress
+  show = progress if progress is None or callable(progress) else reporter(progress)
   shards = shards or process[1]
   speed = {'group_size': size, 'shards': shards}
-  store = (
-    None
-    if workdir is None
-    else Workdir(workdir, made.config, speed, shared=process[1] > 1, together=split, grows=GROWS)
-  )
+  store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS)
   if store is not None:
     size, shards = store.speed['group_size'], store.speed.get('shards', 1)
   worker = _Worker(store, size, fit, split, show)
-  parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+  try:
+    parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+  finally:
+    getattr(show, 'end', lambda: None)()
   found = []
   for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
     of_structure = [parts.get(name) or worker.load(name) for name in names]
@@ -158,7 +157,7 @@ def versions() -> dict[str, str]:
 def _settings(given: AuditSettings | None, changes: dict) -> AuditSettings:
   if isinstance(changes.get('counters'), list):
     changes['counters'] = tuple(changes['counters'])
-  return settings_of.replaced(given or AuditSettings(), 'gradleak.audit', **changes)
+  return settings_of.replaced(AuditSettings() if given is None else given, 'gradleak.audit', **changes)
 
 
 class _Worker:
@@ -224,6 +223,8 @@ class _Worker:
   def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, seen: Views) -> Part:
     """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
     variants = work.variants
+    if variants[0].method.prepare is not None:
+      self._note(f'{label(group, variants)} learns from the public data …')
     made = table(group, seen, variants, work.missing)
     title, mask = label(group, variants), shown(made)
     checkpoint = self.store and self.store.load_checkpoint(name)
@@ -300,7 +301,24 @@ def _share(group: Group, index: int, count: int) -> tuple[np.ndarray, np.ndarray
   return trials, controls
 
 
-def _check_process(process: tuple[int, int], shards: int | None, num_trials: int, workdir: Any) -> None:
+def check_group_size(size: int | None) -> None:
+  """Raises `UsageError` for anything but a number of trials, or None."""
+  if size is not None:
+    errors.check_number('group_size', size, low=1, integer=True)
+
+
+def check_process(process: tuple[int, int], shards: int | None, num_trials: int, workdir: Any) -> None:
+  """Checks how the work is shared.
+
+  Args:
+    process, shards, num_trials, workdir: as `audit` takes them.
+
+  Raises:
+    UsageError: for ranks and shares that do not fit, or several processes without a work directory.
+  """
+  errors.check_number('trials', num_trials, low=1, integer=True)
+  if not isinstance(process, tuple | list) or len(process) != 2:
+    raise errors.UsageError(f'process is {errors.shown(process)}, expected (rank, number of processes)')
   rank, processes = process
   errors.check_number('number of processes', processes, low=1, high=num_trials, integer=True)  # each has a trial
   errors.check_number('rank of the process', rank, low=0, high=processes - 1, integer=True)
@@ -328,7 +346,8 @@ def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir
 
 def _log_time(store: Workdir, name: str, seconds: float) -> None:
   """Appends to timing.jsonl: times and versions stand apart from rows, which are the same whenever they are made."""
-  with open(store.path / 'timing.jsonl', 'a', encoding='utf-8') as file:
+  path = store.path / 'timing.jsonl'
+  with naming(path), open(path, 'a', encoding='utf-8') as file:
     file.write(json_lines([{'part': name, 'seconds': seconds, **versions()}]))
 
 
@@ -382,7 +401,7 @@ def load(workdir: Any) -> AuditResult:
   Raises:
     UsageError: if the folder holds no finished audit of this version, or a damaged file.
   """
-  folder = pathlib.Path(workdir)
+  folder = errors.check_path('workdir', workdir)
   found = _facts(folder)
   if found is None:
     raise errors.UsageError(

@@ -83,6 +83,7 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
   Raises:
     UsageError: if there is none, one is no `AuditResult`, or for differing settings where `strict`.
   """
+  errors.check_instance('results', results, Iterable, 'a list of results, or a dict {name: result}')
   pairs = results.items() if isinstance(results, Mapping) else ((i + 1, each) for i, each in enumerate(results))
   named = {str(name): result for name, result in pairs}
   if not named:

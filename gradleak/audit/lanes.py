@@ -19,6 +19,7 @@ from gradleak.attacks.counters import UNAWARE
 from gradleak.audit.settings import Group
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
+from gradleak.defenses.defense import Defense, place
 from gradleak.engine import driver
 from gradleak.federated import Client, Knowledge, Observation
 
@@ -32,16 +33,18 @@ class Variant(NamedTuple):
   Attributes:
     attack: its index among those of the group.
     method: the `AttackMethod`, changed.
-    settings: what was changed, (name, value) pairs; empty for the attack as it is.
+    change: what was changed, see `Counter.change`: (settings, the defense of the client that it simulates).
   """
 
   attack: int
   method: AttackMethod
-  settings: tuple
+  change: tuple[tuple, Defense | None]
 
   def name(self, group: Group) -> str:
-    """Returns what tells it from the other variants in a group: the attack's label and the changed settings."""
-    return ' '.join([group.attacks[self.attack].label, *(f'{name}={value}' for name, value in self.settings)])
+    """Returns what tells it from the other variants in a group: the attack's label and what was changed."""
+    settings, simulates = self.change
+    words = [f'{name}={value}' for name, value in settings] + ([] if simulates is None else [f'simulates={simulates}'])
+    return ' '.join([group.attacks[self.attack].label, *words])
 
 
 class Planned(NamedTuple):
@@ -84,6 +87,7 @@ class Table(NamedTuple):
     shared: what all lanes read.
     arrays: what each lane reads, leading axis [lanes].
     num_steps: steps of the attack.
+    on_host, signed: of the `Attack`.
   """
 
   variants: list[Variant]
@@ -92,6 +96,8 @@ class Table(NamedTuple):
   shared: dict
   arrays: dict
   num_steps: int
+  on_host: bool
+  signed: bool
 
 
 class Found(NamedTuple):
@@ -123,14 +129,17 @@ class Build:
   method: AttackMethod = dataclasses.field(compare=False)
   structure: Hashable
   client: Client
+  simulates: Defense | None
+  simulated: Client = dataclasses.field(compare=False)
   knowledge: Knowledge
   image_shape: tuple[int, ...]
 
   @classmethod
-  def of(cls, group: Group, method: AttackMethod) -> 'Build':
-    """Returns the function of an attack in a group."""
+  def of(cls, group: Group, method: AttackMethod, simulates: Defense | None = None) -> 'Build':
+    """Returns the function of an attack in a group, on a client with the defense that it simulates."""
     shape = (group.settings.batch_size, *group.scenario.images.shape[1:])
-    return cls(method, method.structure, group.client, group.knowledge(method), shape)
+    simulated = group.client if simulates is None else place(simulates, group.context).client(group.client)
+    return cls(method, method.structure, group.client, simulates, simulated, group.knowledge(method), shape)
 
   def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
     """Called while tracing, by the driver."""
@@ -148,8 +157,9 @@ class Build:
       clip=view['clip'],
       uploads=view.get('uploads') if 'uploads' in self.method.reads else None,
       class_means=shared['class_means'],
+      prepared=shared.get('prepared'),
     )
-    return self.method.build(lane['numbers'], self.client), lane['key'], observation
+    return self.method.build(lane['numbers'], self.simulated), lane['key'], observation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +179,11 @@ def structures(group: Group) -> list[list[Variant]]:
   grouped: dict[Hashable, list[Variant]] = {}
   for a, (_, attack) in enumerate(group.attacks):
     counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
-    for settings in dict.fromkeys(counter.settings for counter in counters):
+    for change in dict.fromkeys(counter.change for counter in counters):
+      settings, simulates = change
       changed = attack.changed(**dict(settings)) if settings else attack
-      key = changed.structure, changed.reads, changed.label_rule
-      grouped.setdefault(key, []).append(Variant(a, changed, settings))
+      key = changed.structure, changed.reads, changed.label_rule, simulates
+      grouped.setdefault(key, []).append(Variant(a, changed, change))
   return list(grouped.values())
 
 
@@ -190,7 +201,7 @@ def planned(group: Group) -> list[Planned]:
     for variant in variants:
       attack = group.attacks[variant.attack].method
       counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
-      runs += sum(c.count for c in counters if c.settings == variant.settings) * group.num_trials
+      runs += sum(c.count for c in counters if c.change == variant.change) * group.num_trials
       runs += group.settings.controls
     num_steps = variants[0].method(group.client).num_steps
     found.append(Planned(label(group, variants), runs * group.settings.restarts, num_steps))
@@ -204,19 +215,20 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
     name, attack = variant.name(group), group.attacks[variant.attack].method
     keys |= {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
     for label, placed in group.defenses:
-      counters = [c.name for c in group.attackers(attack, placed) if c.settings == variant.settings]
+      counters = [c.name for c in group.attackers(attack, placed) if c.change == variant.change]
       keys |= {(name, label, counter, int(trial)) for counter in counters for trial in trials}
   return keys
 
 
 def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] | None = None) -> Table:
   """Returns the `Table` of one structure's attacks on the views of a group; of all of them or of those wanted."""
-  first = variants[0].method
+  first, simulates = variants[0].method, variants[0].change[1]
   shared = {
     'variables': group.scenario.variables,
     'views': seen.stacked,
     'labels': jax.nn.one_hot(jnp.asarray(group.labels), group.client.num_classes, dtype=jnp.float32),
     'class_means': group.class_means(first),
+    'prepared': group.prepared(first),
   }
   lanes = [
     Lane(v, target, view, restart)
@@ -234,16 +246,17 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
     'key': _keys(group, lanes),
     'numbers': tuple(jnp.asarray(numbers[which, i]) for i in range(numbers.shape[1])),
   }
-  return Table(variants, lanes, Build.of(group, first), shared, arrays, first(group.client).num_steps)
+  attack = first(group.client)
+  traits = attack.num_steps, attack.on_host, attack.signed
+  return Table(variants, lanes, Build.of(group, first, simulates), shared, arrays, *traits)
 
 
 def _targets(seen: Views, variant: Variant) -> list[Target]:
-  """Returns the targets of one variant: those of the counter-measures that ask for its settings, and all controls."""
+  """Returns the targets of one variant: those of the counter-measures that ask for its change, and all controls."""
   return [
     target
     for target in seen.targets
-    if target.defense < 0
-    or (target.counter.settings == variant.settings and target.reads in (None, variant.method.reads))
+    if target.defense < 0 or (target.counter.change == variant.change and target.reads in (None, variant.method.reads))
   ]
 
 
@@ -295,27 +308,34 @@ def run(
     evaluation_size: group size of the evaluation at the truth; `group_size` by default.
   """
   steps, curve = ([], []) if resume is None else (list(resume[1][0]), list(resume[1][1]))
+  start = None if resume is None else (resume[0], resume[2])
 
   def chunk_done(progress: driver.Progress) -> None:
-    steps.append(progress.step)
-    curve.append(progress.objective)
+    if not made.on_host or not steps:  # on the host there is no objective to follow
+      steps.append(progress.step)
+      curve.append(progress.objective)
     if on_chunk is not None:
       on_chunk(progress, (steps, curve))
 
-  if fit and not split and resume is None:
-    group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size)
-  found = driver.run(
-    made.build,
-    made.shared,
-    made.arrays,
-    num_steps=made.num_steps,
-    group_size=group_size,
-    on_chunk=chunk_done,
-    on_failure=None if on_failure is None else lambda progress: on_failure(progress, (steps, curve)),
-    resume=None if resume is None else (resume[0], resume[2]),
-    devices=jax.devices() if split else None,
-    split=group.settings.batch_size if split else 0,
-  )
+  if made.on_host:
+    found = driver.run_on_host(
+      made.build, made.shared, made.arrays, group_size=group_size, on_chunk=chunk_done, resume=start
+    )
+  else:
+    if fit and not split and resume is None:
+      group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size)
+    found = driver.run(
+      made.build,
+      made.shared,
+      made.arrays,
+      num_steps=made.num_steps,
+      group_size=group_size,
+      on_chunk=chunk_done,
+      on_failure=None if on_failure is None else lambda progress: on_failure(progress, (steps, curve)),
+      resume=start,
+      devices=jax.devices() if split else None,
+      split=group.settings.batch_size if split else 0,
+    )
   truth = {**made.shared, 'truth': jnp.asarray(group.truth)}
   at_truth = driver.evaluate(ObjectiveAtTruth(made.build), truth, made.arrays, group_size=evaluation_size or group_size)
   return Found(made, found, np.asarray(at_truth), np.asarray(steps), np.asarray(curve).T)

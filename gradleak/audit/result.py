@@ -78,6 +78,11 @@ class AuditResult:
     return notebook.html(self)
 
 
+def check_result(result: Any) -> AuditResult:
+  """Returns `result`; raises `UsageError` for anything but an `AuditResult`."""
+  return errors.check_instance('the result', result, AuditResult, 'an AuditResult: what gradleak.audit returns')
+
+
 def frame(rows: list[dict[str, Any]]) -> Any:
   """Returns dicts as a `pandas.DataFrame`, one row each.
 

@@ -69,7 +69,10 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.labels[target.trial]
-  measured = [metrics.evaluate(reconstructions.images[i], truth, reconstructions.labels[i], labels) for i in lanes]
+  measured = [
+    metrics.evaluate(reconstructions.images[i], truth, reconstructions.labels[i], labels, signed=found.table.signed)
+    for i in lanes
+  ]
   best = int(np.argmin(reconstructions.distance[lanes.start : lanes.stop]))
   chosen, figures = lanes[best], measured[best]
   oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])

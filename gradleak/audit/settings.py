@@ -2,23 +2,25 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from gradleak import errors, settings
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.attacks.counters import UNAWARE, Counter, counters
 from gradleak.attacks.labels import RULES
-from gradleak.defenses.defense import Context, Defense, Placed, as_defense, place
+from gradleak.defenses.defense import Context, Placed, as_defense, place
 from gradleak.federated import Client, Knowledge
 from gradleak.federated import knowledge as grants
 from gradleak.scenario import Scenario
 from gradleak.servers.base import Server
 from gradleak.settings import setting
+from gradleak.trees import Tree
 
 KNOWLEDGE = ('unaware', 'aware', 'both')
 LABELS = ('auto', *grants.LABELS, *RULES)
@@ -141,6 +143,12 @@ class Group:
       auxiliary_data=made.auxiliary_data and self.scenario.public is not None,
     )
 
+  def prepared(self, attack: AttackMethod) -> Tree | None:
+    """Returns what an attack learns from the public data before it sees an upload; None for most."""
+    if attack.prepare is None:
+      return None
+    return attack.prepare(self.stream('prepare'), self.scenario, attack.settings)
+
   def class_means(self, attack: AttackMethod) -> jax.Array | None:
     """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
     public = self.scenario.public
@@ -180,10 +188,12 @@ def plan(
   Raises:
     UsageError: for settings that cannot be run.
   """
-  key = errors.check_key('key', key)
+  key = errors.check_key('key', key, traced=False)
   if not isinstance(scenario, Scenario):
     raise errors.UsageError(f'the scenario is a {type(scenario).__name__}, expected what gradleak.scenario(…) returns')
-  settings.check(given)
+  settings.check(errors.check_instance('settings', given, AuditSettings, 'AuditSettings'))
+  for counter in errors.check_instance('counters', given.counters or (), tuple, 'a list of names'):
+    errors.check_text('counters', counter)
   size = given.batch_size
   errors.check_number('trials', num_trials, **_COUNT)
   if num_trials * size > len(scenario.images):
@@ -218,21 +228,28 @@ def plan(
   return Plan(config['attacks'], config['defenses'], groups, config)
 
 
+def listed(entries: Any) -> list | Mapping:
+  """Returns what a user gives as a list of methods: a mapping as it is, and a single method, or None, as a list."""
+  if isinstance(entries, Mapping):
+    return entries
+  single = isinstance(entries, (str, bytes, optax.GradientTransformation)) or not isinstance(entries, Iterable)
+  return [entries] if single else list(entries)
+
+
 def labelled(kind: str, entries: Any, convert: Callable[[Any], Any]) -> list[Labelled]:
   """Returns the methods of a list, or of a dict {label: method}, with distinct labels.
 
   Raises:
     UsageError: if there is none, or one is listed twice.
   """
-  if entries is None or isinstance(entries, (str, Defense, AttackMethod)):
-    entries = [entries]
+  entries = listed(entries)
   pairs = list(entries.items()) if isinstance(entries, Mapping) else [(None, entry) for entry in entries]
   if not pairs:
     raise errors.UsageError(f'no {kind} is given')
   found: list[Labelled] = []
   for label, entry in pairs:
     method = convert(entry)
-    label = str(method) if label is None else str(label)
+    label = str(method) if label is None else errors.check_text(f'the label of the {kind}', str(label))
     if any(other.method == method and other.label == label for other in found):
       raise errors.UsageError(f'the {kind} {label!r} is listed twice')
     others = [other.label for other in found]
@@ -286,6 +303,10 @@ def _trace(group: Group, attack: Labelled) -> None:
   method, client, variables = attack.method, group.client, group.scenario.variables
   if jax.config.jax_enable_x64 and method(client).num_steps:
     raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
+  if method.prepare is not None and group.scenario.public is None:
+    raise errors.UsageError(
+      f'the attack {attack.label!r} learns from public data: give public=(images, labels) to gradleak.scenario'
+    )
   key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.labels[0])
   upload = jax.eval_shape(client.local_update, key, variables, images, labels)
   for defense in group.defenses:
@@ -300,6 +321,9 @@ def _trace(group: Group, attack: Labelled) -> None:
     shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)
     lane = {'trial': 0, 'view': 0, 'key': key, 'numbers': method.numbers}
     made, key, observation = Build.of(group, method)({**shared, **rest}, lane)
-    return made.step(made.init(key, observation), observation)
+    state = made.init(key, observation)
+    if made.num_steps or made.on_host or method.prepare is not None:
+      return made.step(state, observation)
+    return made.reconstruct(state, observation)
 
   jax.eval_shape(start, shared, key)

@@ -14,6 +14,7 @@ import numpy as np
 from gradleak import errors
 from gradleak.data import embedded, folder, images, tfds
 
+_LARGEST = 4096  # pixels on a side
 EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
 
 
@@ -65,10 +66,15 @@ def load(
     UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
       or channels if none are given, and pixels or labels out of range; see also the submodules.
   """
-  if channels not in (None, 1, 3):
-    raise errors.UsageError(f'channels is {channels!r}, expected 1 (grey), 3 (RGB) or none (as the images are)')
+  for what, text in (('name', name), ('split', split)):
+    errors.check_instance(f'the {what} of the dataset', text, str, 'a text')
+  if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels not in (1, 3)):
+    shown = errors.shown(channels)
+    raise errors.UsageError(f'channels is {shown}, expected 1 (grey), 3 (RGB) or none (as the images are)')
   if image_size is not None:
     image_size = int(errors.check_number('image_size', image_size, low=1, integer=True))
+    if image_size > _LARGEST:
+      raise errors.UsageError(f'image_size is {errors.shown(image_size)}, expected at most {_LARGEST} pixels')
   if limit is not None:
     limit = int(errors.check_number('limit', limit, low=1, integer=True))
   try:
@@ -98,7 +104,7 @@ def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
   Raises:
     UsageError: for anything else; names the value and the first image that has it.
   """
-  images, labels = np.asarray(images), np.asarray(labels)
+  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
   if images.ndim != 4 or not images.size:
     raise errors.UsageError(f'images have the shape {images.shape}, expected [N, H, W, C], none of them 0')
   if not np.issubdtype(images.dtype, np.floating):
@@ -112,11 +118,50 @@ def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
   if len(wrong):
     value = images[tuple(wrong[0])]
     raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
-  highest = np.inf if num_classes is None else num_classes - 1
+  check_classes(labels, num_classes)
+
+
+def check_classes(labels: Any, num_classes: int | None = None) -> None:
+  """Checks integer labels [N]; raises `UsageError` for one out of [0, num_classes), names the first."""
+  if num_classes is not None:
+    errors.check_number('num_classes', num_classes, low=1, high=2**31, integer=True)
+  labels, highest = np.asarray(labels), np.inf if num_classes is None else num_classes - 1
   wrong = np.flatnonzero((labels < 0) | (labels > highest))
   if len(wrong):
     expected = 'at least 0' if num_classes is None else f'in [0, {highest}]'
     raise errors.UsageError(f'image {wrong[0]} has the label {labels[wrong[0]]}, expected {expected}')
+
+
+def two(name: str, given: Any) -> tuple[Any, Any]:
+  """Returns `given`; raises `UsageError`, with its name, for anything but a pair (images, labels)."""
+  if not isinstance(given, tuple | list) or len(given) != 2:
+    raise errors.UsageError(f'{name} is {errors.shown(given)}, expected (images, labels)')
+  return given[0], given[1]
+
+
+def pair(
+  name: str, given: Any, num_classes: int | None = None, image_shape: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a user's (images, labels) as NumPy arrays.
+
+  Args:
+    name: what messages call them, such as 'public'.
+    given: a pair that `validate` accepts.
+    num_classes: as `validate` takes it.
+    image_shape: (H, W, C) that the images must have, or None.
+
+  Raises:
+    UsageError: for anything else.
+  """
+  images, labels = two(name, given)
+  try:
+    validate(images, labels, num_classes)
+  except errors.UsageError as error:
+    raise errors.UsageError(f'{name}: {error}') from error
+  images, labels = np.asarray(images), np.asarray(labels)
+  if image_shape is not None and images.shape[1:] != tuple(image_shape):
+    raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(image_shape)}')
+  return images, labels
 
 
 def _open(name: str, split: str, data_dir: str | pathlib.Path | None) -> images.Source:

@@ -13,6 +13,7 @@ from gradleak.data import images
 if TYPE_CHECKING:
   import PIL.Image
 
+_MOST_PIXELS = 50_000_000  # of one image; a small file can hold far more
 _SUFFIXES = ('.png', '.jpg', '.jpeg')
 
 
@@ -33,13 +34,13 @@ def read(path: str, split: str) -> images.Source:
     UsageError: for a path that does not exist, an unknown split (lists the valid ones), a split without images, and,
       when it is decoded, a file that is not a readable image.
   """
-  root = pathlib.Path(path).expanduser()
-  if not path or not root.is_dir():
+  if not path or not (root := errors.check_path('the path of folder:PATH', path, home=True)).is_dir():
     raise errors.UsageError(f'no folder {path!r}; folder:PATH expects images at PATH/split/label/*.png, .jpg or .jpeg')
   splits = {folder.name: folder for folder in _folders(root)}
   if split not in splits:
     raise errors.unknown(f'split of folder:{path}', split, splits or ['(it has none: expected PATH/split/label/*.png)'])
-  class_names = sorted({label.name for folder in splits.values() for label in _folders(folder)})
+  labels = {label.name for folder in splits.values() for label in _folders(folder)}
+  class_names = sorted(errors.check_text(f'the name of a label in {path}', label) for label in labels)
   files = sorted(
     ((file.name, label.name, file) for label in _folders(splits[split]) for file in label.iterdir() if _is_image(file)),
   )
@@ -71,6 +72,8 @@ def _decode(file: pathlib.Path) -> np.ndarray:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # PIL warns of unusual but readable files
       with PIL.Image.open(file) as image:
+        if image.width * image.height > _MOST_PIXELS:
+          raise errors.UsageError(f'it has {image.width}×{image.height} pixels, expected at most {_MOST_PIXELS:,}')
         image = PIL.ImageOps.exif_transpose(image)
         pixels = np.asarray(image if image.mode.startswith('I') else _flatten(image))
   except Exception as error:  # PIL does not document which exceptions its decoders raise

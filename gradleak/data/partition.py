@@ -1,5 +1,6 @@
 """Partitions: which samples belong to which client. Each sample belongs to at most one."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,21 @@ import numpy as np
 from gradleak import errors, specs
 
 
+def _checked(partition: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
+  """Decorates a partition: its labels become an array; raises `UsageError` for no labels, and for no clients."""
+
+  @functools.wraps(partition)
+  def divide(key: jax.Array, labels: Any, num_clients: int, **settings: Any) -> list[np.ndarray]:
+    labels = errors.host_array('labels', labels)
+    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
+      raise errors.UsageError(f'labels are {labels.dtype.name} of shape {labels.shape}, expected integers [N]')
+    num_clients = int(errors.check_number('number of clients', num_clients, low=1, high=10**7, integer=True))
+    return partition(key, labels, num_clients, **settings)
+
+  return divide
+
+
+@_checked
 def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 0) -> list[np.ndarray]:
   """Returns shuffled samples in equal numbers: `samples` per client, or with 0 as many as possible.
 
@@ -31,6 +47,7 @@ def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 
   return [np.sort(part) for part in shuffled.reshape(num_clients, samples)]
 
 
+@_checked
 def classes(
   key: jax.Array, labels: np.ndarray, num_clients: int, *, number: int, low: int = 0, high: int = 0
 ) -> list[np.ndarray]:
@@ -70,6 +87,7 @@ def classes(
   return [np.sort(np.concatenate(part)) for part in parts]
 
 
+@_checked
 def dirichlet(
   key: jax.Array, labels: np.ndarray, num_clients: int, *, alpha: float, least: int = 1
 ) -> list[np.ndarray]:
@@ -103,9 +121,24 @@ def dirichlet(
 
 
 def by_user(users: Sequence[Any]) -> list[np.ndarray]:
-  """Returns the indices of each user's samples, users in sorted order; `users` [N] names the user of each sample."""
-  users = np.asarray(users)
-  return [np.flatnonzero(users == user) for user in np.unique(users)]
+  """Returns the indices of each user's samples, users in sorted order.
+
+  Args:
+    users: names or numbers [N], the user of each sample.
+
+  Raises:
+    UsageError: for anything else.
+  """
+  errors.refuse_traced('users', users)
+  try:
+    names = np.asarray(users)
+  except ValueError:  # of unequal lengths
+    names = np.asarray(None)
+  if names.ndim != 1 or names.dtype.kind not in 'iuUS':
+    raise errors.UsageError(
+      f'users are {errors.shown(users)}, expected the name or the number of a user for each sample'
+    )
+  return [np.flatnonzero(names == name) for name in np.unique(names)]
 
 
 REGISTRY: dict[str, Callable[..., list[np.ndarray]]] = {'iid': iid, 'classes': classes, 'dirichlet': dirichlet}
@@ -121,14 +154,13 @@ def parse(text: str, key: jax.Array, labels: Any, num_clients: int) -> list[np.n
   Raises:
     UsageError: for an unknown name or setting, a value out of range, or too few samples.
   """
-  errors.check_number('number of clients', num_clients, low=1, integer=True)
   chosen = specs.method(specs.spec(text, 'partition'), REGISTRY, 'partition')
-  return chosen.factory(key, np.asarray(labels), num_clients, **chosen.given)
+  return chosen.factory(key, labels, num_clients, **chosen.given)
 
 
 def generator_of(key: jax.Array) -> np.random.Generator:
-  """Returns a NumPy generator seeded by a typed JAX key."""
-  return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+  """Returns a NumPy generator seeded by a JAX key; raises as `errors.check_key` does."""
+  return np.random.default_rng(np.asarray(jax.random.key_data(errors.check_key('key', key, traced=False))).ravel())
 
 
 def _enough(holders: int, each: int, available: int, words: str, wanted: int | None = None) -> None:

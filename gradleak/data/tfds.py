@@ -165,4 +165,4 @@ def _preparation(name: str, data_dir: str | pathlib.Path | None) -> str:
 
 
 def _root(data_dir: str | pathlib.Path | None) -> str:
-  return str(pathlib.Path(data_dir or DEFAULT_DATA_DIR).expanduser())
+  return str(errors.check_path('data_dir', DEFAULT_DATA_DIR if data_dir is None else data_dir, home=True))

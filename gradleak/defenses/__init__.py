@@ -27,7 +27,7 @@ from gradleak.defenses.differential_privacy import aggregate_client_dp, client_d
 from gradleak.defenses.fragmentation import fragmentation, fragmentation_random
 from gradleak.defenses.graddefense import graddefense, graddefense_step
 from gradleak.defenses.noise import gaussian, laplace
-from gradleak.defenses.outpost import outpost
+from gradleak.defenses.outpost import outpost, outpost_pruning
 from gradleak.defenses.samples import ats, instahide
 from gradleak.defenses.soteria import soteria
 
@@ -89,6 +89,7 @@ __all__ = [
   'laplace',
   'null_gradient',
   'outpost',
+  'outpost_pruning',
   'own',
   'place',
   'prune',

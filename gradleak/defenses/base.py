@@ -17,6 +17,8 @@ def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTr
   `optax.chain` passes the same `key=` to every member: two noises of the same kind would be one noise, twice. Here the
   i-th member gets `fold_in(key, i)`.
   """
+  for one in transformations:
+    errors.check_instance('a member of the chain', one, optax.GradientTransformation, 'an optax transformation')
   if len(transformations) == 1:
     return optax.with_extra_args_support(transformations[0])
   members = [optax.with_extra_args_support(transformation) for transformation in transformations]
@@ -30,7 +32,7 @@ def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTr
     new_state = []
     for i, (member, member_state) in enumerate(zip(members, state, strict=True)):
       if key is not None:
-        extra['key'] = jax.random.fold_in(key, i)
+        extra['key'] = jax.random.fold_in(errors.check_key('key', key), i)
       updates, member_state = member.update(updates, member_state, params, **extra)
       new_state.append(member_state)
     return updates, tuple(new_state)
@@ -55,20 +57,20 @@ def require_argument(name: str, what: str, value: Any) -> Any:
 
 
 def require_key(name: str, key: jax.Array | None) -> jax.Array:
-  """Returns `key`.
+  """Returns `key`, typed.
 
   Args:
     name: the defense, for the message.
-    key: a typed JAX key, or None.
+    key: a JAX key, or None.
 
   Raises:
-    UsageError: for None.
+    UsageError: for None, and for anything else that is no key.
   """
   if key is None:
     raise errors.UsageError(
       f'the defense {name} draws noise and needs a key: call update(updates, state, params, key=jax.random.key(…))'
     )
-  return key
+  return errors.check_key('key', key)
 
 
 def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Array, jax.Array]:

@@ -291,8 +291,8 @@ def concealment(
     steps: Adam steps per update.
     start: x_0, 'noise' (N(0, 1) with a random class) or 'proxy' (a random public sample with its label).
     mixup: start from 0.7·x_0 + 0.3·x_s instead, with x_0's label (table 5).
-    sensitive: number of sensitive samples, the first ones of every batch (all, if it holds fewer); None means all. The
-      published code takes the last ones.
+    sensitive: number of sensitive samples, the first ones of every batch, at most as many as it holds; None means all.
+      The published code takes the last ones.
     box: clip the concealed images to [0, 1] after each step. The paper does not clip them.
     projection: whether to apply eq. 11.
 
@@ -348,6 +348,8 @@ def _transformation(
     key = jax.random.fold_in(base.require_key('concealment', key), zlib.crc32(b'concealment'))
     if count == 0:
       return updates, state
+    if count is not None and count > images.shape[0]:
+      raise errors.UsageError(f'concealment(sensitive) is {count}, and the batch holds {images.shape[0]} samples')
     if proxies is not None and proxies[0].shape[1:] != images.shape[1:]:
       raise errors.UsageError(
         f'concealment(start=proxy) has public images of shape {proxies[0].shape[1:]}, the batch {images.shape[1:]}'

@@ -106,6 +106,8 @@ class Traits:
     post_processing: whether its output depends only on the update and on public values, so that guarantees of the
       members before it still hold.
     selects: whether the mask of `withholds` depends on the update: noise that is added later does not protect the mask.
+    simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
+      simulates; or None where the mask of what was withheld says as much.
     idle: settings -> whether it is the identity.
   """
 
@@ -121,6 +123,7 @@ class Traits:
   mechanism: Callable[[Settings, float | None, int], Mechanism | None] | None = None
   post_processing: bool = False
   selects: bool = False
+  simulated: Callable[[Settings], Any] | None = None
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
@@ -128,6 +131,12 @@ class Traits:
       raise errors.unknown('place of a defense', self.place, PLACES)
     if self.withholds not in WITHHOLDS:
       raise errors.unknown('way to withhold', self.withholds, WITHHOLDS)
+    for name in ('arguments', 'clips', 'bounds', 'mechanism', 'idle'):
+      value = getattr(self, name)
+      if not callable(value) and (value is not None or name in ('arguments', 'idle')):
+        raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
+    if self.noise is not None:
+      errors.check_instance('the trait noise', self.noise, Noise, 'a gradleak.defenses.Noise')
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -190,7 +199,10 @@ class Defense(optax.GradientTransformationExtraArgs):
     """Returns the samples to train on in place of these; for a single defense on the samples alone."""
     if self.transform is None:
       raise errors.UsageError(f'the defense {self} acts on updates, not on samples: call its update(…)')
-    return self.transform(key, images, labels)
+    images = errors.as_array('images', images)
+    if images.ndim != 4 or not images.size or images.dtype.kind in 'biu':
+      raise errors.UsageError(f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C], N ≥ 1')
+    return self.transform(None if key is None else errors.check_key('key', key), images, labels)
 
   @property
   def structure(self) -> Hashable:
@@ -284,6 +296,7 @@ def own(transformation: Any, place: str | None = None, *, label: str = 'own', **
       "gradleak.defenses.own(transformation, place='step')"
     )
   declared = _traits(place=place, **traits)
+  errors.check_text('label', label)
   fits = callable(transformation) if place == 'data' else isinstance(transformation, optax.GradientTransformation)
   if not fits:
     kind = 'a function (key, images, labels) -> (images, labels)' if place == 'data' else 'an optax transformation'
@@ -361,6 +374,7 @@ def place(defense: Defense | None, context: Context) -> Placed:
       public data or a model that offers `features`.
   """
   defense = as_defense(defense)
+  errors.check_instance('context', context, Context, 'a gradleak.defenses.Context')
   if len(defense.at('data')) > 1:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
   placed = Placed(

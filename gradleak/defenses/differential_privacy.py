@@ -112,7 +112,7 @@ def aggregate_client_dp(
     answered = noisy / jnp.maximum(count, 1).astype(jnp.float32)
     return jnp.where(count == drawn, noisy / drawn, answered).astype(update.dtype)
 
-  key = jax.random.fold_in(key, zlib.crc32(b'aggregate_client_dp'))
+  key = jax.random.fold_in(errors.check_key('key', key), zlib.crc32(b'aggregate_client_dp'))
   return jax.tree.map(mean, updates, trees.fold_in_leaves(key, updates)), median
 
 

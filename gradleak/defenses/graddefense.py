@@ -25,6 +25,7 @@ from gradleak.trees import Layer, Tree
 CITATION = 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack in Federated Learning. INFOCOM 2022.'
 BALANCES = ('sensitivity', 'size')
 ESTIMATES = ('exact', 'probes', 'probes_squared')
+_ROOT = 100  # public samples that the risk is measured on, as in the paper
 
 
 class Slicing(NamedTuple):
@@ -260,7 +261,10 @@ def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
     raise errors.UsageError(
       'the defense graddefense measures its risk on public images: give public=(images, labels) to gradleak.scenario'
     )
-  images, labels = (jnp.asarray(part[: settings['root']]) for part in context.public)
+  root, held = settings['root'], len(context.public[0])
+  if root is not None and root > held:
+    raise errors.UsageError(f'graddefense(root) is {root}, and there are {held} public images')
+  images, labels = (jnp.asarray(part[: _ROOT if root is None else root]) for part in context.public)
   risk = sensitivity(
     context.client, context.variables, images, labels, method=settings['estimate'], key=jax.random.key(0)
   )
@@ -285,7 +289,7 @@ def graddefense(
   num_slices: int = 10,
   balance: str = 'sensitivity',
   estimate: str = 'probes',
-  root: int = 100,
+  root: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of the update.
 
@@ -301,7 +305,8 @@ def graddefense(
     balance: 'sensitivity', or 'size' (see `slice_gradients`).
     estimate: how the risk is measured, the method of `sensitivity`. 'exact' is the paper's; 'probes' needs 8
       directional derivatives of the gradient for each root sample instead of one per pixel.
-    root: the largest number of public samples that the risk is measured on; 100 in the paper.
+    root: the number of public samples that the risk is measured on; by default 100, as in the paper, or all if there
+      are fewer.
 
   Raises:
     UsageError: for a setting out of range; from its update, if no `key=` is given.
@@ -309,7 +314,8 @@ def graddefense(
   errors.check_number('graddefense(stddev)', stddev, low=0, finite=True)
   errors.check_number('graddefense(ratio)', ratio, low=0, high=1)
   errors.check_number('graddefense(num_slices)', num_slices, low=1, integer=True)
-  errors.check_number('graddefense(root)', root, low=1, integer=True)
+  if root is not None:
+    errors.check_number('graddefense(root)', root, low=1, integer=True)
   if balance not in BALANCES:
     raise errors.unknown('graddefense(balance)', balance, BALANCES)
   if estimate not in ESTIMATES:

@@ -42,6 +42,27 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   return jax.tree.unflatten(treedef, found)
 
 
+@defense(place='step', withholds='zeros', by_magnitude=True, arguments=lambda context, settings: (context.layers,))
+def outpost_pruning(
+  layers: Sequence[Layer] | None = None, *, prune: float = 0.8, variant: str = 'paper'
+) -> optax.GradientTransformationExtraArgs:
+  """The pruning of `outpost` without its noise, in the first step of a round alone: what is not random of it.
+
+  Args:
+    layers, prune, variant: as `outpost` takes them.
+  """
+  errors.check_number('outpost(prune)', prune, low=0, high=1)
+
+  def update(updates: Tree, state: OutpostState, params: Tree = None, **extra: Any) -> tuple[Tree, OutpostState]:
+    del params, extra
+    kept = _group_masks(lambda g: largest(g, prune), updates, _groups(updates, layers, variant))
+    count = optax.safe_increment(state.count)
+    pruned = jax.tree.map(lambda u, k: jnp.where(k | (count > 1), u, jnp.zeros_like(u)), updates, kept)
+    return pruned, OutpostState(count)
+
+  return optax.GradientTransformationExtraArgs(lambda params: OutpostState(jnp.zeros((), jnp.int32)), update)
+
+
 @defense(
   place='step',
   citation='Wang, Hugh, Li: More Than Enough Is Too Much: Adaptive Defenses against Gradient Leakage in Production '
@@ -51,6 +72,7 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   withholds='zeros',
   by_magnitude=True,
   noise=Noise(_variance, lambda settings: settings['fisher']),
+  simulated=lambda settings: outpost_pruning(prune=settings['prune'], variant=settings['variant']),
   idle=lambda settings: settings['noise'] == settings['prune'] == 0,
 )
 def outpost(

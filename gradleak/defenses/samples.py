@@ -24,7 +24,7 @@ def _stream(name: str, key: jax.Array | None) -> jax.Array:
   """Returns the defense's own stream of `key`. Raises `UsageError` without a key."""
   if key is None:
     raise errors.UsageError(f'the defense {name} is random and needs a key: give one to local_update')
-  return jax.random.fold_in(key, zlib.crc32(name.encode()))
+  return jax.random.fold_in(errors.check_key('key', key), zlib.crc32(name.encode()))
 
 
 # The operations of ATS, (key, image [H, W, C], magnitude) -> image.

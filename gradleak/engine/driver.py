@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
+from gradleak import errors, trees
 from gradleak.engine import groups, memory
 from gradleak.trees import Tree
 
@@ -30,6 +30,7 @@ class Progress(NamedTuple):
     group_size: lanes per micro-group; fewer than requested once memory ran out.
     notice: a message for the user, or ''.
     fetch: () -> the states.
+    unit: what `step` counts: 'step', or 'run' of an attack on the host.
   """
 
   step: int
@@ -39,6 +40,7 @@ class Progress(NamedTuple):
   group_size: int
   notice: str
   fetch: Callable[[], Tree]
+  unit: str = 'step'
 
   @property
   def states(self) -> Tree:
@@ -153,6 +155,48 @@ def run(
         last, resume = rescued, (rescued.step, jax.tree.leaves(rescued.states))
       group_size = -(-group_size // 2)
       notice = f'out of memory, continuing with groups of {group_size}'
+
+
+def run_on_host(
+  build: Callable,
+  shared: Tree,
+  lanes: Tree,
+  *,
+  group_size: int,
+  on_chunk: Callable[[Progress], None] | None = None,
+  resume: tuple[int, Sequence[Any]] | None = None,
+) -> Any:
+  """Returns the `Reconstruction`s of all lanes of an attack that runs on the host, one lane after another.
+
+  Nothing is compiled. The `Progress` counts lanes in place of steps, and its states are the reconstructions so far.
+
+  Args:
+    build, shared, lanes: as `run` takes them; `build` is called with arrays.
+    group_size: what the `Progress` states; it decides nothing.
+    on_chunk: called with a `Progress` at the start and after each lane.
+    resume: (lanes that are done, leaves of the states) of an earlier `Progress`.
+  """
+  count = _count(lanes)
+  done, earlier = (0, []) if resume is None else resume
+  found: list[Tree] = []
+  for i in range(done, count + 1):
+    if on_chunk is not None:
+      fetch = functools.partial(_stacked, earlier, list(found))
+      on_chunk(Progress(i, count, np.zeros(count, np.float32), count - i, group_size, '', fetch, 'run'))
+    if i < count:
+      attack, key, observation = build(shared, trees.take(lanes, i))
+      found.append(jax.tree.map(np.asarray, attack.reconstruct(attack.init(key, observation), observation)))
+  return _stacked(earlier, found)
+
+
+def _stacked(earlier: Sequence[Any], found: list[Tree]) -> Tree:
+  """Returns a tree with a leading axis: the leaves of earlier lanes, if there are any, then the lanes `found`."""
+  if not found:
+    return list(earlier)
+  leaves, treedef = jax.tree.flatten(jax.tree.map(lambda *xs: np.stack(xs), *found))
+  if earlier:
+    leaves = [np.concatenate([np.asarray(a), b]) for a, b in zip(earlier, leaves, strict=True)]
+  return treedef.unflatten(leaves)
 
 
 def evaluate(

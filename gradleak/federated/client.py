@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak import data, errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
-from gradleak.models.model import per_example_loss
+from gradleak.models.model import check_model, check_variables, has_init, per_example_loss
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -75,6 +75,13 @@ class Client:
   remat: bool = False
 
   def __post_init__(self) -> None:
+    check_model(self.model)
+    errors.check_number('num_classes', self.num_classes, low=1, integer=True)
+    for name in ('optimizer', 'step', 'upload'):
+      errors.check_instance(name, getattr(self, name), optax.GradientTransformation, 'an optax transformation')
+    for name in ('loss', *(['transform'] if self.transform is not None else [])):
+      if not callable(getattr(self, name)):
+        raise errors.UsageError(f'{name} is {errors.shown(getattr(self, name))}, expected a function')
     if self.share not in ('gradient', 'delta'):
       raise errors.unknown('share', self.share, ('gradient', 'delta'))
     if self.batch_norm not in ('train', 'eval'):
@@ -88,7 +95,8 @@ class Client:
       )
 
   def num_steps(self, num_samples: int) -> int:
-    """Returns the number of local steps on `num_samples` samples."""
+    """Returns the number of local steps on `num_samples` samples; raises `UsageError` for none of them."""
+    num_samples = int(errors.check_number('number of samples', num_samples, low=1, integer=True))
     return self.epochs * -(-num_samples // (self.batch_size or num_samples))
 
   def undefended(self) -> 'Client':
@@ -103,6 +111,9 @@ class Client:
       variables: the global model's.
       images: float32 [N, H, W, C] in [0, 1]; float64, as the variables, under `jax.enable_x64`.
       labels: class indices, integer [N], or probabilities, float32 [N, classes].
+
+    Raises:
+      UsageError: for anything else, variables of another model, and what `participate` refuses.
     """
     return self.participate(key, variables, images, labels)[0]
 
@@ -124,11 +135,13 @@ class Client:
       state: the upload chain's state after this client's last participation; None at its first.
 
     Raises:
-      UsageError: if a shared gradient would take several steps, or BatchNorm's statistics would include zeros as
-        padding.
+      UsageError: if the arguments do not fit the model or each other, a shared gradient would take several steps, or
+        BatchNorm's statistics would include zeros as padding.
     """
-    if jnp.issubdtype(labels.dtype, jnp.integer):
-      labels = jax.nn.one_hot(labels, self.num_classes, dtype=images.dtype)
+    key = None if key is None else errors.check_key('key', key)
+    images, labels = self._samples(images, labels)
+    if has_init(self.model, images.shape[1:]):  # a model made by hand may have none
+      check_variables(self.model, variables, images.shape[1:])
     if self.transform is not None:
       images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
     padded = weights is not None
@@ -150,6 +163,23 @@ class Client:
       update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
     upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
     return upload, state, batch_stats
+
+  def _samples(self, images: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
+    images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
+    if images.ndim != 4 or not images.size or not jnp.issubdtype(images.dtype, jnp.floating):
+      raise errors.UsageError(f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C], N ≥ 1')
+    count, classes = images.shape[0], self.num_classes
+    if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (count, classes):
+      return images, labels
+    if labels.shape != (count,) or not jnp.issubdtype(labels.dtype, jnp.integer):
+      raise errors.UsageError(
+        f'labels are {labels.dtype} of shape {labels.shape}, expected {count} integers, or probabilities: floats of '
+        f'shape {(count, classes)}'
+      )
+    if not isinstance(labels, jax.core.Tracer):
+      data.check_classes(labels, classes)
+    return images, jax.nn.one_hot(labels, classes, dtype=images.dtype)
 
   def _init_step(self, variables: Mapping) -> Any:
     return optax.with_extra_args_support(self.step).init(variables['params'])

@@ -60,6 +60,7 @@ class Knowledge:
     for field, (kind, valid) in _VALID.items():
       if getattr(self, field) not in valid:
         raise errors.unknown(kind, getattr(self, field), valid)
+    errors.check_number('local_steps', self.local_steps, low=1, integer=True)
 
   @property
   def tier(self) -> str:
@@ -133,6 +134,7 @@ class Observation:
     clip: the L2 norm that the update was clipped to; infinity if none is known.
     uploads: the updates of all rounds, every leaf [R, …], for attacks that read 'uploads'; else None.
     class_means: mean image of each class in the auxiliary data, [classes, H, W, C], or None without such data.
+    prepared: what the attack learned from the auxiliary data, see `attacks.base.AttackMethod`.
   """
 
   variables: Tree
@@ -146,3 +148,4 @@ class Observation:
   clip: jax.Array | float = math.inf
   uploads: Tree | None = None
   class_means: jax.Array | None = None
+  prepared: Tree | None = None

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from gradleak import errors
 from gradleak.federated.client import Upload
 from gradleak.trees import Tree
 
@@ -16,7 +17,11 @@ def layer_average(uploads: Upload, weights: jax.Array | None = None) -> Tree:
     uploads: an `Upload` of K clients, stacked: every leaf with a leading axis of K. Masks may be one per tensor, [K],
       or one per entry, [K, …].
     weights: of each client, ≥ 0, [K]; `uploads.num_samples` for FedAvg's mean. None means equal ones.
+
+  Raises:
+    UsageError: for anything but an `Upload`.
   """
+  errors.check_instance('uploads', uploads, Upload, 'an Upload of stacked leaves')
   weights = jnp.ones_like(uploads.num_samples) if weights is None else jnp.asarray(weights)
   weights = weights.astype(jnp.float32)
 

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak import errors
+from gradleak import data, errors
 from gradleak.federated import simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
-from gradleak.storage import Workdir, json_lines, write_atomically
+from gradleak.storage import Workdir, json_lines, naming, write_atomically
 
 
 def train(
@@ -58,6 +58,10 @@ def train(
       the first round alone exceeds.
   """
   _check(rounds, evaluate_every, budget, privacy)
+  key = errors.check_key('key', key, traced=False)
+  errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
+  errors.check_json('config', {} if config is None else config)
+  test = None if test is None else data.pair('test', test, federation.client.num_classes)
 
   def finished(state: State) -> bool:
     return state.number == rounds or _overdrawn(federation, state, key, privacy, budget)
@@ -90,6 +94,8 @@ def train(
 def _check(rounds: int, evaluate_every: int, budget: float | None, privacy: Ledger | None) -> None:
   errors.check_number('rounds', rounds, low=1, integer=True)
   errors.check_number('evaluate_every', evaluate_every, low=1, integer=True)
+  if privacy is not None:
+    errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   if budget is not None:
     errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
     if privacy is None:
@@ -165,7 +171,8 @@ def _save(store: Workdir, rows: list[dict], state: State, seconds: float, due: b
     write_atomically(store.path / 'rounds.jsonl', json_lines(rows))
     return _packed(state)
 
-  with open(store.path / 'timing.jsonl', 'a', encoding='utf-8') as file:
+  path = store.path / 'timing.jsonl'
+  with naming(path), open(path, 'a', encoding='utf-8') as file:
     file.write(json_lines([{'round': state.number, 'seconds': seconds}]))
   store.save_checkpoint('training', state.number, packed, due=due)
 

@@ -6,6 +6,7 @@ the host.
 """
 
 import collections
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,7 @@ REGISTRY: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> dict[str, Any]:
+def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, signed: bool = True) -> dict[str, Any]:
   """Returns the metrics of one reconstructed batch, after matching it one-to-one with the private one (`match`).
 
   Runs on the host and compiles once per shape.
@@ -57,6 +58,7 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> 
     truth: float [N, H, W, C], pixels in [0, 1].
     labels_hat: int [K], the attack's labels of its reconstructions, −1 for unknown; [0] if the attack gives no labels.
     labels: int [N], the labels of `truth`.
+    signed: whether an image must have the right sign to count as revealed, see `fully_revealed`.
 
   Returns:
     A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any of them diverged.
@@ -70,13 +72,14 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
   """
-  reconstructions, truth = np.asarray(reconstructions), np.asarray(truth)
+  reconstructions = errors.host_array('reconstructions', reconstructions)
+  truth = errors.host_array('truth', truth)
   if truth.ndim != 4:
     raise errors.UsageError(f'the truth has shape {truth.shape}, expected [N, H, W, C]')
   permutation = match(reconstructions, truth)
   if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
     raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
-  labelled = np.shape(labels_hat) != (0,)
+  labelled = errors.host_array('labels_hat', labels_hat).shape != (0,)
   labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions) if labelled else 0)
   labels = _checked_labels('labels', labels, len(truth))
 
@@ -91,7 +94,7 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> 
     )
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
-    'revealed': int(_revealed(reconstructions, truth)),
+    'revealed': int(_revealed(reconstructions, truth, signed)),
     'revealed_psnr': float(np.mean(values['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
     'label_correct': correct,
     'label_counts_correct': counts_correct,
@@ -99,9 +102,9 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any) -> 
   }
 
 
-@jax.jit
-def _revealed(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
-  return fully_revealed(reconstructions, truth).count
+@functools.partial(jax.jit, static_argnums=2)
+def _revealed(reconstructions: jax.Array, truth: jax.Array, signed: bool) -> jax.Array:
+  return fully_revealed(reconstructions, truth, signed=signed).count
 
 
 @jax.jit
@@ -110,7 +113,7 @@ def _all_metrics(reconstructions: jax.Array, truth: jax.Array) -> dict[str, jax.
 
 
 def _checked_labels(name: str, labels: Any, num: int) -> np.ndarray:
-  labels = np.asarray(labels)
+  labels = errors.host_array(name, labels)
   if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
     raise errors.UsageError(f'{name} are {labels.dtype} of shape {labels.shape}, expected integers of shape {(num,)}')
   return labels

@@ -32,7 +32,8 @@ def match(reconstructions: Any, truth: Any) -> np.ndarray:
   """
   from scipy import optimize
 
-  reconstructions, truth = np.asarray(reconstructions), np.asarray(truth)
+  reconstructions = errors.host_array('reconstructions', reconstructions)
+  truth = errors.host_array('truth', truth)
   shapes = reconstructions.shape, truth.shape
   if shapes[0][1:] != shapes[1][1:] or truth.ndim < 2 or 0 in (*shapes[0], *shapes[1]):
     raise errors.UsageError(

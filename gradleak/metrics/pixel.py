@@ -71,7 +71,8 @@ def pearson(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
 
 def float_pair(reconstructions: Any, truth: Any) -> list[jax.Array]:
   """Returns both as float32, images with a non-finite pixel entirely NaN; raises as `mse` does."""
-  pair = [jnp.asarray(reconstructions), jnp.asarray(truth)]
+  given = {'reconstructions': reconstructions, 'truth': truth}
+  pair = [jnp.asarray(errors.as_array(name, images)) for name, images in given.items()]
   check_shapes(pair[0].shape, pair[1].shape)
   for name, images in zip(('reconstructions', 'truth'), pair, strict=True):
     if not jnp.issubdtype(images.dtype, jnp.floating):

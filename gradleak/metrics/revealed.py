@@ -50,7 +50,8 @@ def fully_revealed(
     UsageError: if shapes do not fit, or the threshold is out of range.
   """
   errors.check_number('threshold', threshold, low=0, high=1)
-  reconstructions, truth = (jnp.asarray(images) for images in (reconstructions, truth))
+  reconstructions = jnp.asarray(errors.as_array('reconstructions', reconstructions))
+  truth = jnp.asarray(errors.as_array('truth', truth))
   shapes = reconstructions.shape, truth.shape
   if min(map(len, shapes)) < 2 or 0 in (*shapes[0], *shapes[1]) or math.prod(shapes[0][1:]) != math.prod(shapes[1][1:]):
     raise errors.UsageError(

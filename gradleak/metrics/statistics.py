@@ -86,7 +86,7 @@ def percentile_threshold(values: Any, q: float = 95) -> float:
 
 
 def _without_nan(values: Any) -> np.ndarray:
-  values = np.asarray(values, np.float64).ravel()
+  values = errors.host_array('values', values).astype(np.float64).ravel()
   return values[~np.isnan(values)]
 
 

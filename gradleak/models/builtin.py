@@ -24,8 +24,8 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   def build(num_classes: int, init: str = 'explicit', conv: str | None = None, **settings: Any) -> Model:
     num_classes = int(errors.check_number('num_classes', num_classes, low=1, integer=True))
     layers.initialiser(init)
-    conv = conv or convolution.default_formulation()
-    if conv not in convolution.FORMULATIONS:
+    conv = convolution.default_formulation() if conv is None else conv
+    if not isinstance(conv, str) or conv not in convolution.FORMULATIONS:
       raise errors.unknown('convolution formulation', conv, convolution.FORMULATIONS)
     model = factory(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

@@ -59,7 +59,7 @@ def initialiser(name: str) -> Callable[[int], Initialiser]:
   Raises:
     UsageError: for an unknown name.
   """
-  if name not in INITS:
+  if not isinstance(name, str) or name not in INITS:
     raise errors.unknown('init', name, INITS)
   return INITS[name]
 

@@ -63,12 +63,24 @@ def per_example_loss(
     loss: (logits, label probabilities) -> loss per example.
     variables, images, train, key: arguments of `Model.apply`.
     labels: probabilities [N, classes].
+
+  Raises:
+    UsageError: if the model returns anything but logits in the shape of the labels.
   """
   if model.penalised is None:
     logits, batch_stats = model.apply(variables, images, train, key)
-    return loss(logits, labels), batch_stats
+    return loss(check_logits(model, logits, labels.shape), labels), batch_stats
   logits, batch_stats, penalty = model.penalised(variables, images, train, key)
-  return loss(logits, labels) + penalty, batch_stats
+  return loss(check_logits(model, logits, labels.shape), labels) + penalty, batch_stats
+
+
+def check_logits(model: Model, logits: Any, shape: tuple[int, ...]) -> jax.Array:
+  """Returns what a model returned as logits; raises `UsageError` for anything but floats of this shape."""
+  if getattr(logits, 'shape', None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
+    raise errors.UsageError(
+      f'the model {model.name!r} returns {_what(logits)}, expected logits alone: floats of shape {shape}'
+    )
+  return logits
 
 
 def require(model: Model, what: str) -> Callable[..., Any]:
@@ -82,6 +94,23 @@ def require(model: Model, what: str) -> Callable[..., Any]:
   return function
 
 
+def check_model(model: Any) -> Model:
+  """Returns `model`; raises `UsageError` for anything but a `Model`."""
+  return errors.check_instance(
+    'the model', model, Model, 'a gradleak Model: wrap a network by gradleak.models.from_flax or from_functions'
+  )
+
+
+def check_image_shape(image_shape: Any) -> ImageShape:
+  """Returns (H, W, C) as a tuple of integers; raises `UsageError` for anything else."""
+  if not isinstance(image_shape, tuple | list) or len(image_shape) != 3:
+    raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected (height, width, channels)')
+  height, width, channels = (
+    int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape
+  )
+  return height, width, channels
+
+
 def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) -> None:
   """Checks that `variables` have the names and shapes that `model.init` gives, and floats where it gives floats.
 
@@ -93,8 +122,8 @@ def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) ->
   Raises:
     UsageError: if they differ; names the first difference.
   """
-  image_shape = tuple(image_shape)
-  expected = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  image_shape = check_image_shape(image_shape)
+  expected = _shapes(check_model(model), image_shape)
   if isinstance(variables, Mapping) and 'params' in variables:
     difference = _difference(variables, expected)
     if difference:
@@ -111,6 +140,22 @@ def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) ->
     )
 
 
+@functools.lru_cache(maxsize=256)
+def _shapes(model: Model, image_shape: ImageShape) -> Tree:
+  """Returns the shapes of the model's variables."""
+  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+
+
+@functools.lru_cache(maxsize=256)
+def has_init(model: Model, image_shape: ImageShape) -> bool:
+  """Returns whether the model can be initialised for images of this shape."""
+  try:
+    _shapes(model, image_shape)
+  except Exception:  # whatever a user's function raises
+    return False
+  return True
+
+
 def _difference(found: Tree, expected: Tree) -> str:
   """Returns the first difference of `found` from a tree of shapes, '' if there is none."""
   leaves, shapes = (
@@ -119,7 +164,7 @@ def _difference(found: Tree, expected: Tree) -> str:
   for path, wanted in shapes.items():
     if path not in leaves:
       return f'variables{path} is missing, expected shape {wanted.shape}'
-    leaf = leaves[path] if hasattr(leaves[path], 'dtype') else np.asarray(leaves[path])
+    leaf = leaves[path] if hasattr(leaves[path], 'dtype') else errors.as_array(f'variables{path}', leaves[path])
     if leaf.shape != wanted.shape:
       return f'variables{path} has shape {leaf.shape}, expected {wanted.shape}'
     if jnp.issubdtype(wanted.dtype, jnp.floating) and not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -138,6 +183,7 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
   Raises:
     UsageError: if it returns anything else, or fails.
   """
+  model, image_shape = check_model(model), check_image_shape(image_shape)
   images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))  # float64 if that is enabled
 
   def trace(variables: Tree, images: jax.Array) -> None:
@@ -149,7 +195,10 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
       )
     logits = result[0]
     if not (
-      getattr(logits, 'ndim', 0) == 2 and len(logits) == len(images) and jnp.issubdtype(logits.dtype, jnp.floating)
+      getattr(logits, 'ndim', 0) == 2
+      and len(logits) == len(images)
+      and logits.shape[1]
+      and jnp.issubdtype(logits.dtype, jnp.floating)
     ):
       raise errors.UsageError(f'the model {model.name!r} returns {_what(logits)}, expected logits alone: {expected}')
 
@@ -195,10 +244,13 @@ def from_flax(
   _check_linen(module)
   if (mean is None) != (std is None):
     raise errors.UsageError('from_flax takes mean and std together: give both or neither')
-  name = name or type(module).__name__.lower()
+  if mean is not None:
+    mean, std = (errors.host_array(what, values) for what, values in (('mean', mean), ('std', std)))
+  name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   call, normalise = _linen_caller(module, mean, std)
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+    key, image_shape = errors.check_key('key', key), check_image_shape(image_shape)
     images = jnp.zeros((1, *image_shape), jnp.float32)
     return dict(module.init(key, normalise(images), **({'train': False} if _takes_train(module) else {})))
 
@@ -272,6 +324,7 @@ def _linen_caller(
       return next_function(*args, **kwargs)
 
     options = {'train': train} if _takes_train(module) else {}
+    key = None if key is None else errors.check_key('key', key)
     rngs = {} if key is None else {'dropout': key}
     with nn.intercept_methods(intercept):
       return module.apply(variables, normalise(images), rngs=rngs, mutable=['batch_stats'], **options)
@@ -337,7 +390,7 @@ def from_functions(
       )
 
   def init_variables(key: jax.Array, image_shape: ImageShape) -> Tree:
-    params = init(key, image_shape)
+    params = init(errors.check_key('key', key), check_image_shape(image_shape))
     leaves = [None] if params is None else jax.tree.leaves(params)
     wrong = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int)]
     if wrong:

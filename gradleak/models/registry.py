@@ -31,11 +31,13 @@ def create(spec: str | specs.Spec, num_classes: int, *, init: str = 'explicit', 
   Raises:
     UsageError: for an unknown name, setting or init.
   """
-  base, *wrappers = specs.parse_chain(spec, 'model') if isinstance(spec, str) else (spec,)
+  base, *wrappers = (spec,) if isinstance(spec, specs.Spec) else specs.parse_chain(spec, 'model')
   if base.name in WRAPPERS:
     raise errors.UsageError(f'{base.name!r} wraps a model: write it after one, as in lenet+{base}')
   chosen = specs.method(base, REGISTRY, 'model')
   model = chosen.factory(num_classes, init, conv, **chosen.given)._replace(name=str(base))
+  if len({wrapper.name for wrapper in wrappers}) < len(wrappers):
+    raise errors.UsageError(f'a wrapper stands twice in the model {errors.shown(spec)}')
   for wrapper in wrappers:
     chosen = specs.method(wrapper, WRAPPERS, 'wrapper of a model')
     model = chosen.factory(model, **chosen.given)._replace(name=f'{model.name}+{wrapper}')

@@ -1,25 +1,28 @@
 """Reads PyTorch's weight files as variables of our residual networks, without PyTorch and without running their code.
 
 A file of `torch.save` is a pickle, and loading a pickle can call any function. The unpickler here accepts dictionaries
-and tensors only.
+and tensors only. What a file claims (lengths, shapes, strides, places in memory) is checked before it is used: a small
+file takes little memory.
 """
 
 import collections
+import io
 import json
 import math
 import pathlib
 import pickle
+import pickletools
 import re
 import zipfile
-from collections.abc import Sequence
-from typing import IO, Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.models.model import Model
+from gradleak.models.model import Model, check_model
 from gradleak.trees import Tree
 
 _STORAGES = {
@@ -46,6 +49,13 @@ _SAFETENSORS = {
   'U8': np.uint8,
   'BOOL': np.bool_,
 }
+# What torch.save writes, and pickles of plain values.
+_OPCODES = """
+  PROTO STOP MARK GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET EMPTY_DICT SETITEM SETITEMS
+  EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+  BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINSTRING SHORT_BINSTRING FRAME MEMOIZE STACK_GLOBAL
+""".split()  # noqa: SIM905
+_MOST_BYTES = 2**30  # of all arrays together, and of what a zip archive holds
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how files of PyTorch before 1.6 begin
 
 
@@ -66,6 +76,7 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int]) -> 
     UsageError: for what `read` refuses, for another model, and for entries that are missing, superfluous or of another
       shape; lists them.
   """
+  check_model(model)
   shapes = jax.eval_shape(lambda key: model.init(key, tuple(image_shape)), jax.random.key(0))
   if 'layer1_0' not in shapes['params']:
     raise errors.UsageError(f'PyTorch weights are for resnet18 and resnet20, and the model is {model.name!r}')
@@ -121,8 +132,13 @@ class _Storage:
   """The flat values that tensors are views of; files hold them after the pickle that refers to them."""
 
   def __init__(self, dtype: Any, count: int) -> None:
+    if dtype not in _STORAGES.values() or not _is_count(count):
+      raise errors.UsageError(f'it has a storage of {errors.shown(count)} values of {errors.shown(dtype)}')
     self.dtype, self.count = np.dtype(dtype), count
     self.values: Any = None
+
+  def __setstate__(self, state: Any) -> None:
+    raise errors.UsageError('it changes a storage')
 
   def fill(self, data: bytes) -> None:
     self.values = np.frombuffer(data, self.dtype, self.count)
@@ -136,6 +152,8 @@ class _Tensor(NamedTuple):
 
   def array(self) -> np.ndarray:
     values, offset = self.storage.values, self.offset
+    if math.prod(self.shape) > values.size:
+      raise errors.UsageError('a tensor reaches beyond its storage: it has more values')
     last = offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
     if min((offset, *self.stride)) < 0 or (math.prod(self.shape) != 0 and last >= values.size):
       raise errors.UsageError('a tensor reaches beyond its storage')
@@ -147,14 +165,36 @@ def _rebuild_tensor(
   storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *rest: Any
 ) -> _Tensor:
   del rest  # requires_grad and hooks
+  sizes = (offset, *shape, *stride)
+  if (
+    not isinstance(storage, _Storage) or len(shape) != len(stride) or len(shape) > 32 or not all(map(_is_count, sizes))
+  ):
+    raise errors.UsageError('a tensor reaches beyond its storage, or has no valid shape')
   return _Tensor(storage, offset, shape, stride)
+
+
+def _is_count(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**48
+
+
+class _Function:
+  """A function that a pickle may call and cannot change."""
+
+  def __init__(self, function: Callable) -> None:
+    self.function = function
+
+  def __call__(self, *arguments: Any) -> Any:
+    return self.function(*arguments)
+
+  def __setstate__(self, state: Any) -> None:
+    raise errors.UsageError('it changes a function')
 
 
 _KNOWN = {
   ('collections', 'OrderedDict'): collections.OrderedDict,
-  ('torch._utils', '_rebuild_tensor'): _rebuild_tensor,
-  ('torch._utils', '_rebuild_tensor_v2'): _rebuild_tensor,
-  ('torch._utils', '_rebuild_parameter'): lambda tensor, *rest: tensor,
+  ('torch._utils', '_rebuild_tensor'): _Function(_rebuild_tensor),
+  ('torch._utils', '_rebuild_tensor_v2'): _Function(_rebuild_tensor),
+  ('torch._utils', '_rebuild_parameter'): _Function(lambda tensor, *rest: tensor),
   **{('torch', name): dtype for name, dtype in _STORAGES.items()},
 }
 
@@ -162,7 +202,8 @@ _KNOWN = {
 class _Unpickler(pickle.Unpickler):
   """Builds dictionaries and tensors, and collects the storages to fill, by key."""
 
-  def __init__(self, file: IO[bytes]) -> None:
+  def __init__(self, file: BinaryIO) -> None:
+    _check_opcodes(file)
     super().__init__(file, encoding='latin1')
     self.storages = {}
 
@@ -178,13 +219,30 @@ class _Unpickler(pickle.Unpickler):
     return self.storages.setdefault(key, _Storage(dtype, count))
 
 
+def _check_opcodes(file: BinaryIO) -> None:
+  """Reads a pickle up to its end without loading it, and goes back; raises `UsageError` for other than `_OPCODES`.
+
+  A place in the memo is memory that the unpickler takes: it is at most as large as the number of opcodes.
+  """
+  start = file.tell()
+  try:
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+      if opcode.name not in _OPCODES or ('PUT' in opcode.name and int(argument or 0) > number):
+        raise errors.UsageError(f'its pickle has the opcode {opcode.name} {errors.shown(argument)}')
+  except ValueError as error:
+    raise error if isinstance(error, errors.UsageError) else pickle.UnpicklingError(str(error)) from error
+  file.seek(start)
+
+
 def _read_zip(file: BinaryIO) -> Any:
   with zipfile.ZipFile(file) as archive:
+    if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
+      raise errors.UsageError(f'it unpacks to more than {_MOST_BYTES:,} bytes')
     pickles = [name for name in archive.namelist() if name.endswith('/data.pkl')]
     if not pickles:
       file.seek(0)
       return dict(np.load(file, allow_pickle=False))
-    unpickler = _Unpickler(archive.open(pickles[0]))
+    unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])))
     content = unpickler.load()
     folder = pickles[0].removesuffix('data.pkl') + 'data/'
     for key, storage in unpickler.storages.items():
@@ -200,19 +258,33 @@ def _read_legacy(file: BinaryIO) -> Any:
   for key in _Unpickler(file).load():
     storage = unpickler.storages[key]
     file.seek(8, 1)  # skip the count, which the pickle holds too
-    storage.fill(file.read(storage.count * storage.dtype.itemsize))
+    storage.fill(_exactly(file, storage.count * storage.dtype.itemsize))
   return content
 
 
 def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
-  header = json.loads(file.read(int.from_bytes(file.read(8), 'little')))
+  header = json.loads(_exactly(file, int.from_bytes(file.read(8), 'little')))
   header.pop('__metadata__', None)
-  data = file.read()
+  data = file.read(_MOST_BYTES)
+  places = [entry['data_offsets'] for entry in header.values()]
+  if not all(0 <= start <= end <= len(data) for start, end in places):
+    raise errors.UsageError('an array reaches beyond the file')
+  if sum(end - start for start, end in places) > len(data):
+    raise errors.UsageError('its arrays are larger than the file')
 
   def array(dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
     return np.frombuffer(data[slice(*data_offsets)], _SAFETENSORS[dtype]).reshape(shape)
 
   return {name: array(**entry) for name, entry in header.items()}
+
+
+def _exactly(file: BinaryIO, count: int) -> bytes:
+  """Returns as many bytes; raises `UsageError`, without taking the memory, if the file has fewer."""
+  here = file.tell()
+  if count > file.seek(0, 2) - here:
+    raise errors.UsageError(f'it ends before {count:,} bytes that it announces')
+  file.seek(here)
+  return file.read(count)
 
 
 def _state_dict(content: Any) -> dict[str, np.ndarray]:
@@ -222,7 +294,7 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
     return (
       isinstance(value, dict)
       and bool(value)
-      and all(isinstance(each, (_Tensor, np.ndarray)) for each in value.values())
+      and all(isinstance(name, str) and isinstance(each, (_Tensor, np.ndarray)) for name, each in value.items())
     )
 
   if not is_one(content):
@@ -231,6 +303,9 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
       names = f': {", ".join(map(str, found))}' if found else ''
       raise errors.UsageError(f'it holds {len(found)} sets of tensors{names}; save the state_dict() of the network')
     (content,) = found.values()
+  tensors = [value for value in content.values() if isinstance(value, _Tensor)]
+  if sum(math.prod(tensor.shape) * tensor.storage.dtype.itemsize for tensor in tensors) > _MOST_BYTES:
+    raise errors.UsageError(f'its tensors take more than {_MOST_BYTES:,} bytes')
   return {name: value.array() if isinstance(value, _Tensor) else value for name, value in content.items()}
 
 

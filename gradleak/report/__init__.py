@@ -5,7 +5,9 @@ from typing import Any
 
 from gradleak import errors
 from gradleak.audit import AuditResult, load
+from gradleak.captured import Captured
 from gradleak.frontier import Frontier
+from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
 from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table, worst_case_of
 from gradleak.report.page import render, write_audit
@@ -16,6 +18,8 @@ from gradleak.report.tables import summarise, summary_csv, terminal_table, worst
 from gradleak.report.training import write_frontier, write_training
 
 __all__ = [
+  'captured_grid',
+  'captured_table',
   'curves',
   'data_uri',
   'entries',
@@ -25,6 +29,7 @@ __all__ = [
   'grid',
   'partition_picture',
   'render',
+  'render_captured',
   'strengths',
   'summarise',
   'summary_csv',
@@ -34,15 +39,16 @@ __all__ = [
   'worst_case',
   'worst_case_of',
   'write',
+  'write_captured',
   'write_training',
 ]
 
 
-def write(result: AuditResult | Frontier | str | os.PathLike, folder: Any = None) -> None:
-  """Writes the page, pictures and tables of an audit or a frontier, each file whole or not at all.
+def write(result: AuditResult | Frontier | Captured | str | os.PathLike, folder: Any = None) -> None:
+  """Writes the page, pictures and tables of an audit, a frontier or a captured update, each file whole or not at all.
 
   Args:
-    result: an `AuditResult` or a `Frontier`; or the work directory of a finished audit, see `gradleak.load`.
+    result: an `AuditResult`, a `Frontier` or a `Captured`; or the work directory of a finished audit, see `load`.
     folder: a path, made if it does not exist; by default the work directory.
 
   Raises:
@@ -55,5 +61,7 @@ def write(result: AuditResult | Frontier | str | os.PathLike, folder: Any = None
     raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
   if isinstance(result, Frontier):
     write_frontier(result, folder)
+  elif isinstance(result, Captured):
+    write_captured(result, folder)
   else:
     write_audit(result, folder)

@@ -8,7 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from gradleak.audit.result import AuditResult
+from gradleak.audit.result import AuditResult, check_result
 from gradleak.report import figures, tables
 
 _THEME_INK = figures.LINE  # replaced by the text colour of the page
@@ -43,7 +43,7 @@ def curves(result: AuditResult) -> dict[str, str]:
   objective at the private images where it is positive. Cases without steps (closed forms) or without a finite objective
   are left out.
   """
-  by_case = tables.by_case(result.rows)
+  by_case = tables.by_case(check_result(result).rows)
   cases = [tables.case(summary) for pair in tables.paired(tables.summarise(result.rows)).values() for summary in pair]
   panels: dict[str, list[Descent]] = {}
   for case in cases:

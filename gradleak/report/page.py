@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak import storage
-from gradleak.audit.result import AuditResult, Case
+from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.report import descent, findings, formatting, pictures, tables, wording
 from gradleak.report.pictures import Picture
 
@@ -17,7 +17,12 @@ _STAGGER = (0, -4, 4, -2, 2, -5, 5)
 
 
 def render(result: AuditResult) -> str:
-  """Returns the report as one HTML page that loads nothing; the same result gives the same text."""
+  """Returns the report as one HTML page that loads nothing; the same result gives the same text.
+
+  Raises:
+    UsageError: for anything but an `AuditResult`, as all functions of `gradleak.report` that take one.
+  """
+  check_result(result)
   return environment().get_template('page.html.j2').render(_context(result))
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import metrics
-from gradleak.audit.result import AuditResult, Case
+from gradleak import errors, metrics
+from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
@@ -42,7 +42,7 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   Of the aware attackers the strongest is shown, after the unaware one. Shown are the first trials, not the best, and
   the first images of a batch.
   """
-  rows = tables.by_case(result.rows)
+  rows = tables.by_case(check_result(result).rows)
   pairs = tables.paired(tables.summarise(result.rows)).values()
   trials = list(dict.fromkeys(row['trial'] for row in result.rows))
   truth = np.asarray(result.truth)
@@ -114,7 +114,9 @@ def data_uri(image: np.ndarray, largest: int = 192) -> str:
 
 def _bytes(image: np.ndarray) -> np.ndarray:
   """Returns uint8 [H, W] or [H, W, 3]; pixels that are not finite as a checkerboard; other channels averaged."""
-  image = np.asarray(image, np.float64)
+  image = errors.host_array('image', image).astype(np.float64)
+  if image.ndim != 3 or not image.size:
+    raise errors.UsageError(f'the image has the shape {image.shape}, expected [H, W, C]')
   image = image if image.shape[-1] == 3 else np.mean(image, axis=-1, keepdims=True)
   rows, columns = np.indices(image.shape[:2])
   board = np.where((rows + columns) % 2 == 0, 0.78, 0.9)[..., np.newaxis]

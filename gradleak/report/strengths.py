@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.tables import Row, Summary, grouped, paired, summarise
+from gradleak.report.tables import Row, Summary, check_rows, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
@@ -59,14 +59,14 @@ def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
 
 def _by_upload(rows: Iterable[Row]) -> list[Row]:
   """Returns the rows with trials numbered (audit, trial): trial 3 of two seeds are two uploads."""
-  return [{**row, 'trial': (row['audit'], row['trial'])} for row in rows]
+  return [{**row, 'trial': (row['audit'], row['trial'])} for row in check_rows(rows, 'audit', 'trial')]
 
 
 def sweep_csv(rows: Iterable[Row]) -> str:
   """Returns the summaries of all models as CSV text; None is an empty cell."""
   text = io.StringIO()
   flat = [{'model': model, **summary} for model, group in sweep_summaries(rows).items() for summary in group]
-  writer = csv.DictWriter(text, fieldnames=list(flat[0]))
+  writer = csv.DictWriter(text, fieldnames=list(flat[0]) if flat else ['model', 'attack', 'defense'])
   writer.writeheader()
   writer.writerows(flat)
   return text.getvalue()

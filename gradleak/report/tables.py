@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradleak.audit.result import AuditResult, Case
+from gradleak import errors
+from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.metrics import statistics
 from gradleak.report import findings
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
@@ -90,7 +91,7 @@ def summary_csv(rows: Iterable[Row]) -> str:
 
 def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
-  summaries, worst = summarise(result.rows), worst_case(result.rows)
+  summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
   head: tuple[str, ...] = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
   head += (f'fully, of {size}',) if size > 1 else ()
@@ -122,9 +123,18 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
 def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:
   """Returns {values of the keys: rows} in order of appearance; the value of a missing key is None."""
   groups: dict[tuple, list[dict]] = {}
-  for row in rows:
+  for row in check_rows(rows):
     groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
   return groups
+
+
+def check_rows(rows: Any, *columns: str) -> list[dict]:
+  """Returns rows as a list; raises `UsageError` for anything but dictionaries that have these columns."""
+  rows = list(errors.check_instance('rows', rows, Iterable, 'the rows of an audit'))
+  for row in rows:
+    if not isinstance(row, dict) or not all(column in row for column in columns):
+      raise errors.UsageError(f'a row is {errors.shown(row)}, expected one of docs/ROWS.md, with {", ".join(columns)}')
+  return rows
 
 
 def case(row: dict) -> Case:
@@ -135,7 +145,7 @@ def case(row: dict) -> Case:
 def by_case(rows: Iterable[dict]) -> dict[Case, list[dict]]:
   """Returns {`case`: rows} in order of appearance."""
   groups: dict[Case, list[dict]] = {}
-  for row in rows:
+  for row in check_rows(rows, 'attack', 'defense'):
     groups.setdefault(case(row), []).append(row)
   return groups
 

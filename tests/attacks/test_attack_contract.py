@@ -53,7 +53,7 @@ ROWS = {
   'dga': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
-  'fidel': Row({}, {'bias': 'no', 'candidates': 0}),
+  'fidel': Row({}, {'bias': 'no', 'combine': 'no', 'candidates': -1}),
   'peeling': Row({}, {'tolerance': 1.1}),
   'spear': Row({'submatrices': 10}, {'submatrices': 0}),
   'imprint': Row({'bins': 4}, {'bins': 1, 'measurement': 'median', 'gain': 0.0, 'quantiles': 'cauchy', 'sparse': 1}),
@@ -65,8 +65,12 @@ ROWS = {
 }
 
 
+# They read networks with convolutions: tests/attacks/test_convolutional.py.
+CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
+
+
 def test_every_attack_has_a_row():
-  assert ROWS.keys() == ATTACKS.keys()
+  assert ROWS.keys() | CONVOLUTIONAL == ATTACKS.keys()
 
 
 class Case(NamedTuple):
@@ -75,7 +79,7 @@ class Case(NamedTuple):
   Attributes:
     method: the `AttackMethod`.
     client: the `Client` of the model that its server sends.
-    run: (key, `Observation`) -> `Reconstruction`: the whole attack, compiled.
+    run: (key, `Observation`) -> `Reconstruction`: the whole attack, compiled unless it runs on the host.
     batch: the `Observation` of two 8×8 images; labels are not granted.
     narrow: three of a single image of 64×1 pixels each, as the attack was published; leaves [3, …].
   """
@@ -94,7 +98,8 @@ def case(name):
   client, batch = observed(method, (8, 8, 1), 2, granted=False)
   narrow = [observed(method, (64, 1, 1), 1, granted=True, first=i)[1] for i in range(3)]
   stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *narrow)
-  return Case(method, client, jax.jit(functools.partial(whole, method(client))), batch, stacked)
+  run = functools.partial(whole, method(client))
+  return Case(method, client, run if method(client).on_host else jax.jit(run), batch, stacked)
 
 
 @functools.cache
@@ -216,20 +221,43 @@ def test_dead_inputs_are_survived(name, value):
   check(found, batch)
 
 
-@every_attack
-def test_compiled_with_others_it_gives_what_it_gives_alone_and_not_compiled(name):
+def by_steps(attack, key, observation):
+  """The same, each phase compiled by itself, and the steps in a loop of Python's."""
+  phases = ('init', 'step') if attack.on_host else ('init', 'step', 'reconstruct')
+  compiled = {phase: jax.jit(getattr(attack, phase)) for phase in phases}
+  return whole(attack._replace(**compiled), key, observation, python_loop)
+
+
+def check_together(name, alone):
   """On three observations of one image each, one pixel wide, whose uploads, labels and keys differ."""
   method, client, _, _, narrow = case(name)
   attack, keys = method(client), jax.random.split(KEY, 3)
-  together = jax.jit(jax.vmap(functools.partial(whole, attack)))(keys, narrow)
+  if attack.on_host:  # lane by lane, as the driver calls it
+    lanes = [whole(attack, key, trees.take(narrow, i)) for i, key in enumerate(keys)]
+    together = jax.tree.map(lambda *xs: jnp.stack(xs), *lanes)
+  else:
+    together = jax.jit(jax.vmap(functools.partial(whole, attack)))(keys, narrow)
   for i, key in enumerate(keys):
-    alone = whole(attack, key, trees.take(narrow, i), python_loop)
-    check(alone, narrow)
-    close(trees.take(together, i), alone)
+    one = alone(attack, key, trees.take(narrow, i))
+    check(one, narrow)
+    close(trees.take(together, i), one)
   assert not np.array_equal(together.images[0], together.images[1])
 
 
-@pytest.mark.parametrize('name', ATTACKS)
+@every_attack
+def test_compiled_with_others_it_gives_what_it_gives_alone(name):
+  check_together(name, by_steps)
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] * (name != 'fidel')) for name in ATTACKS]
+)
+def test_not_compiled_it_gives_the_same(name):
+  """Each operation is compiled by itself, which takes longer than the whole."""
+  check_together(name, functools.partial(whole, loop=python_loop))
+
+
+@pytest.mark.parametrize('name', ROWS)
 def test_each_setting_has_a_range(name):
   """Refused at the call, by the factory without a client, or at the latest when it is traced."""
   row, (method, client, _, _, narrow) = ROWS[name], case(name)

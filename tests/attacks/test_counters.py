@@ -77,11 +77,14 @@ def only_view(counter, *updates):
     ('dgc(ratio=0.1)', ['masked', 'masked+prior']),
     ('fragmentation(ratio=0.4)', ['masked', 'masked+prior']),
     ('fragmentation_random(ratio=0.4)', ['masked', 'masked+prior']),
-    ('outpost', ['masked', 'masked+prior', 'masked+weighted']),
+    ('outpost', ['masked', 'masked+prior', 'masked+weighted', 'simulated']),
     ('soteria(rate=0.6)', ['masked', 'masked+prior', 'muted']),
     ('graddefense(stddev=0.1,estimate=probes)', ['prior', 'weighted', 'slices', 'compensated']),
-    ('concealment(steps=2)', ['decoys', 'class_average']),
-    ('prune(rate=0.7)+concealment(steps=2)', ['masked', 'masked+prior', 'masked+decoys', 'masked+class_average']),
+    ('concealment(steps=2)', ['decoys', 'smooth', 'class_average']),
+    (
+      'prune(rate=0.7)+concealment(steps=2)',
+      ['masked', 'masked+prior', 'masked+decoys', 'masked+smooth', 'masked+class_average'],
+    ),
   ],
 )
 def test_every_defense_has_the_counter_measures_that_are_known(text, names, context):
@@ -97,22 +100,22 @@ def test_rounds_are_averaged_where_the_defense_is_random(context):
   assert [counter.rounds for counter in counters('prune(rate=0.9)', context, rounds=4).values()] == [1, 1]
   concealed = counters('concealment(steps=2)', context, rounds=4)
   assert {name: counter.rounds for name, counter in concealed.items()} == {
-    'averaged': 4, 'decoys': 1, 'averaged+class_average': 4,
+    'averaged': 4, 'decoys': 1, 'averaged+smooth': 4, 'averaged+class_average': 4,
   }  # fmt: skip
 
 
 def test_without_auxiliary_data_nobody_starts_from_it(context):
-  assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys']
+  assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys', 'smooth']
 
 
 @pytest.mark.parametrize(
   ('attack', 'text', 'names'),
   [
-    (attacks.fidel(), 'prune(rate=0.7)+gaussian(stddev=0.1)', []),
+    (attacks.fidel(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['combined']),
     (attacks.fidel(), 'clip(norm=1)', []),
-    (attacks.fidel(), 'soteria(rate=0.5)', []),
+    (attacks.fidel(), 'soteria(rate=0.5)', ['combined']),
     (attacks.fidel(), 'concealment(steps=2)', []),
-    (attacks.fidel(), 'graddefense(stddev=0.1,num_slices=4)', ['compensated']),
+    (attacks.fidel(), 'graddefense(stddev=0.1,num_slices=4)', ['combined', 'compensated']),
     (attacks.csdlg(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor', 'masked+prior']),
     (gl.servers.class_fishing(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor']),
     (gl.servers.class_fishing(), 'clip(norm=1)', []),  # the norm of a batch says nothing of one of its samples
@@ -124,8 +127,9 @@ def test_a_counter_measure_that_an_attack_cannot_use_is_not_offered_to_it(attack
 
 
 def test_every_attack_can_use_an_average(context):
-  found = counters('prune(rate=0.7)+gaussian(stddev=0.1)', context, attacks.fidel(), rounds=4)
+  found = counters('prune(rate=0.7)+gaussian(stddev=0.1)', context, attacks.peeling(), rounds=4)
   assert [(counter.name, counter.words, counter.rounds) for counter in found.values()] == [('averaged', '', 4)]
+  assert list(counters('gaussian(stddev=0.1)', context, attacks.fidel(), rounds=4)) == ['averaged', 'averaged+combined']
 
 
 def test_averaging_counts_a_round_only_where_something_was_sent():
@@ -416,3 +420,26 @@ def test_what_an_audit_grants_is_what_it_says(linear, knowledge, attackers):
   assert ('does not know which defense the client uses, and ignores it' in said) == ('unaware' in attackers)
   assert ('nows the defense and its settings' in said) == ('aware' in attackers)
   assert {row['knowledge'] for row in result.rows} == attackers
+
+
+def test_what_is_not_random_of_outpost_is_simulated(context, gradient, small_images):
+  """The client that is simulated prunes; a sample's own upload is then nearer to it than to the bare gradient."""
+  found = counters('outpost(noise=0.0)', context)['simulated']
+  assert found.simulates == defenses.outpost_pruning(prune=0.8) and found.settings == (('prior', 0.05),)
+  images, labels = (jnp.asarray(part[:1]) for part in small_images)
+  simulated = defenses.place(found.simulates, context).client(context.client)
+  ours = jax.jit(simulated.local_update)(None, context.variables, images, labels).update
+  sent = jax.jit(placed('outpost(noise=0.0)', context).client(context.client).local_update)
+  np.testing.assert_array_equal(entries(ours), entries(sent(KEY, context.variables, images, labels).update))
+  assert 0.15 < np.mean(entries(ours) != 0) < 0.25 and np.mean(entries(gradient) != 0) > 0.5
+  view = only_view(found, ours)
+  assert (entries(view.weights) == 1).all() and view.noise == 0
+
+
+def test_a_defense_of_several_steps_is_simulated_in_the_first(context):
+  made = defenses.outpost_pruning(context.layers, prune=0.5)
+  state = made.init(context.variables['params'])
+  update = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), context.variables['params'])
+  first, state = made.update(update, state)
+  later, _ = made.update(update, state)
+  assert 0.4 < np.mean(entries(first) == 0) < 0.6 and (entries(later) != 0).all()

@@ -15,6 +15,7 @@ def rosenbrock(x):
   return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))  # eagerly, each operation would be compiled by itself
 def minimise(function, optimizer, x, steps):
   """Returns the values at all evaluated points, and the best point."""
 
@@ -58,6 +59,18 @@ def test_lbfgs_needs_about_as_many_evaluations_as_scipys():
   assert float(values.min()) < 1e-5 * float(values[0])
 
 
+def stepping(function, optimizer):
+  """Returns (x, state) -> gradient at x, next x, next state."""
+
+  @jax.jit
+  def step(x, state):
+    value, gradient = jax.value_and_grad(function)(x)
+    updates, state = optimizer.update(gradient, state, x, value=value)
+    return gradient, optax.apply_updates(x, updates), state
+
+  return step
+
+
 def test_compact_form_is_the_two_loop_recursion():
   """Direction after k accepted steps, against the textbook recursion in NumPy (Nocedal and Wright, algorithm 7.4)."""
   history, size, steps = 3, 5, 6
@@ -70,15 +83,14 @@ def test_compact_form_is_the_two_loop_recursion():
     return 0.5 * jnp.vdot(x, matrix @ x)
 
   x = jnp.asarray(rng.normal(size=size), jnp.float32)
-  state, pairs, last = optimizer.init(x), [], None
+  state, pairs, last, step = optimizer.init(x), [], None, stepping(quadratic, optimizer)
   for _ in range(steps):
-    value, gradient = jax.value_and_grad(quadratic)(x)
-    updates, state = optimizer.update(gradient, state, x, value=value)
+    gradient, after, state = step(x, state)
     if bool(jnp.array_equal(state.point, x)):  # accepted
       if last is not None:
         pairs.append((np.asarray(x - last[0], np.float64), np.asarray(gradient - last[1], np.float64)))
       last = (x, gradient)
-    x = optax.apply_updates(x, updates)
+    x = after
   q, alphas = np.asarray(last[1], np.float64), []
   for s, y in reversed(pairs[-history:]):
     alphas.append(s @ q / (y @ s))
@@ -97,12 +109,10 @@ def test_lbfgs_never_accepts_a_rise_and_survives_points_that_are_not_finite():
 
   optimizer = lbfgs(history=5)
   x = jnp.asarray([-2.0, 1.0, 0.3], jnp.float32)
-  state, accepted = optimizer.init(x), []
+  state, accepted, step = optimizer.init(x), [], stepping(cliff, optimizer)
   for _ in range(60):
-    value, gradient = jax.value_and_grad(cliff)(x)
-    updates, state = optimizer.update(gradient, state, x, value=value)
+    _, x, state = step(x, state)
     accepted.append(float(state.value))
-    x = optax.apply_updates(x, updates)
     assert np.isfinite(np.asarray(x)).all()
   assert np.isfinite(accepted).all()
   assert (np.diff(accepted) <= 2e-6 * np.abs(accepted[:-1])).all()
@@ -111,11 +121,11 @@ def test_lbfgs_never_accepts_a_rise_and_survives_points_that_are_not_finite():
 
 def test_lbfgs_lanes_are_independent():
   starts = jnp.asarray([[-1.2, 1.0], [0.5, 0.5], [2.0, -1.0]], jnp.float32)
-  run = jax.jit(lambda x: minimise(rosenbrock, lbfgs(history=5), x, 40)[1])
-  together = jax.jit(jax.vmap(lambda x: minimise(rosenbrock, lbfgs(history=5), x, 40)[1]))(starts)
-  alone = jnp.stack([run(x) for x in starts])
+  optimizer = lbfgs(history=5)
+  many = jax.jit(jax.vmap(lambda x: minimise(rosenbrock, optimizer, x, 40)[1]))
+  together, alone = many(starts), jnp.stack([minimise(rosenbrock, optimizer, x, 40)[1] for x in starts])
   np.testing.assert_allclose([rosenbrock(x) for x in together], [rosenbrock(x) for x in alone], atol=1e-3)
-  poisoned = jax.jit(jax.vmap(lambda x: minimise(rosenbrock, lbfgs(history=5), x, 40)[1]))(starts.at[1].set(jnp.nan))
+  poisoned = many(starts.at[1].set(jnp.nan))
   np.testing.assert_array_equal(poisoned[jnp.asarray([0, 2])], together[jnp.asarray([0, 2])])
 
 

@@ -106,18 +106,19 @@ def exactly(ratio, size):
 
 def test_portions_are_those_of_rational_arithmetic():
   ratios = [round(0.01 * i, 2) for i in range(101)]
-  count = jax.jit(jax.vmap(portion, (0, None)), static_argnums=1)
+  count = jax.jit(lambda ratios, sizes: jnp.stack([jax.vmap(portion, (0, None))(ratios, size) for size in sizes]),
+                  static_argnums=1)  # fmt: skip
   array = jnp.asarray(ratios, jnp.float32)
   naive = 0
-  for size in range(1, 65):
+  for size, found in enumerate(count(array, (*range(1, 65),)), 1):
     counts = [exactly(ratio, size) for ratio in ratios]
-    np.testing.assert_array_equal(count(array, size), counts, err_msg=str(size))
+    np.testing.assert_array_equal(found, counts, err_msg=str(size))
     naive += np.sum(np.ceil(np.float32(ratios) * np.float32(size)) != counts)
   assert naive > 0  # what the nudge is for
-  for size in (100, 1000, 3600, 23_040, 99_999, 1_000_000, 2_359_296, 102_760_448):
-    counts = [exactly(ratio, size) for ratio in (0.001, 0.01, 1)]
-    np.testing.assert_array_equal(count(jnp.asarray([0.001, 0.01, 1], jnp.float32), size), counts, err_msg=str(size))
-  np.testing.assert_array_equal(count(jnp.asarray([0, 1e-9, 1e-6], jnp.float32), 7), [0, 1, 1])
+  sizes = (100, 1000, 3600, 23_040, 99_999, 1_000_000, 2_359_296, 102_760_448)
+  for size, found in zip(sizes, count(jnp.asarray([0.001, 0.01, 1], jnp.float32), sizes), strict=True):
+    np.testing.assert_array_equal(found, [exactly(ratio, size) for ratio in (0.001, 0.01, 1)], err_msg=str(size))
+  np.testing.assert_array_equal(count(jnp.asarray([0, 1e-9, 1e-6], jnp.float32), (7,)), [[0, 1, 1]])
 
 
 @pytest.fixture(scope='module', params=['lenet', 'convnet(width=2)'])
@@ -141,11 +142,16 @@ def best(x, ratio):
   return mask.reshape(x.shape)
 
 
+@jax.jit
+def topk(ratio, updates):
+  defense = defenses.topk(ratio=ratio)
+  return defense.update(updates, defense.init(updates))
+
+
 @pytest.mark.parametrize('ratio', [0, 0.001, 0.05, 0.1, 0.2, 0.5, 1])
 def test_topk_sends_the_largest_and_says_which(gradients, ratio):
-  defense = defenses.topk(ratio=ratio)
   for updates in gradients[0][:2]:
-    sent, state = jax.jit(defense.update)(updates, defense.init(updates))
+    sent, state = topk(jnp.float32(ratio), updates)
     for u, s, mask in zip(*map(jax.tree.leaves, (updates, sent, state.sent)), strict=True):
       assert mask.shape == u.shape and mask.dtype == bool and mask.sum() == exactly(ratio, u.size)
       np.testing.assert_array_equal(mask, best(np.asarray(u), ratio))
@@ -189,6 +195,11 @@ class ReferenceDGC:
     return sent
 
 
+@jax.jit
+def dgc(settings, gradient, state):
+  return defenses.dgc(**settings).update(gradient, state)
+
+
 @pytest.mark.parametrize(
   'settings',
   [
@@ -201,9 +212,9 @@ def test_dgc_over_several_participations(gradients, settings):
   rounds = [*gradients[0], *gradients[0][::-1]]
   assert all(trees.norm(gradient) > 0.3 for gradient in rounds)
   defense, expected = defenses.dgc(**settings), ReferenceDGC(rounds[0], **settings)
-  update, state = jax.jit(defense.update), defense.init(rounds[0])
+  state = defense.init(rounds[0])
   for gradient in rounds:
-    sent, state = update(gradient, state)
+    sent, state = dgc(settings, gradient, state)
     close = [
       (jax.tree.leaves(sent), expected(gradient)),
       (jax.tree.leaves(state.velocity), expected.u),
@@ -222,7 +233,7 @@ def test_dgc_without_momentum_loses_nothing(gradients):
   defense = defenses.dgc(ratio=0.1, momentum=0.0)
   state, received = defense.init(gradients[0][0]), trees.zeros_like(gradients[0][0])
   for gradient in gradients[0]:
-    sent, state = jax.jit(defense.update)(gradient, state)
+    sent, state = dgc({'ratio': 0.1, 'momentum': 0.0, 'clip': math.inf}, gradient, state)
     received = jax.tree.map(jnp.add, received, sent)
   total = jax.tree.map(lambda *gs: sum(np.asarray(g, np.float64) for g in gs), *gradients[0])
   everything = jax.tree.map(jnp.add, received, state.residual)
@@ -234,7 +245,7 @@ def test_dgcs_momentum_and_its_masking_matter(gradients):
     defense = defenses.dgc(ratio=0.1, momentum=momentum)
     state = defense.init(gradients[0][0])
     for gradient in gradients[0][:2]:
-      sent, state = defense.update(gradient, state)
+      sent, state = dgc({'ratio': 0.1, 'momentum': momentum, 'clip': math.inf}, gradient, state)
     return sent, state
 
   (plain, _), (moving, state) = final(0.0), final(0.9)
@@ -245,12 +256,12 @@ def test_dgcs_momentum_and_its_masking_matter(gradients):
 
 def test_dgc_at_the_first_participation(gradients):
   for updates in gradients[0][:2]:
-    everything, topped = defenses.dgc(ratio=1), defenses.topk(ratio=0.1)
-    sent, state = everything.update(updates, everything.init(updates))
+    everything, first = defenses.dgc(ratio=1), defenses.dgc(ratio=0.1)
+    settings = {name: float(everything.members[0].settings[name]) for name in ('ratio', 'momentum', 'clip')}
+    sent, state = dgc(settings, updates, everything.init(updates))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.view(jnp.int32), y.view(jnp.int32)), sent, updates)
     assert not any(np.any(x) for x in jax.tree.leaves((state.velocity, state.residual)))
-    first = defenses.dgc(ratio=0.1)
-    alike = first.update(updates, first.init(updates))[0], topped.update(updates, topped.init(updates))[0]
+    alike = dgc({**settings, 'ratio': 0.1}, updates, first.init(updates))[0], topk(0.1, updates)[0]
     jax.tree.map(np.testing.assert_array_equal, *alike)
 
 

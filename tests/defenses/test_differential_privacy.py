@@ -69,8 +69,8 @@ def setting(request, small_images):
 
 
 @pytest.fixture(scope='module')
-def lenet(small_images):
-  return Setting('lenet', small_images[0][:4], small_images[1][:4])
+def dense(small_images):
+  return Setting('mlp(widths=32)', small_images[0][:4], small_images[1][:4])
 
 
 def test_every_sample_is_clipped_by_itself(setting):
@@ -83,12 +83,12 @@ def test_every_sample_is_clipped_by_itself(setting):
     assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-def test_padding_counts_for_nothing(lenet):
+def test_padding_counts_for_nothing(dense):
   padded = {'weights': jnp.asarray([1.0, 0.0, 1.0, 1.0])}
-  expected = clipped(lenet.gradients[[0, 2, 3]], 0.5).mean(0)
-  found = lenet.apply(dp.clip_samples, padded, norm=0.5)
+  expected = clipped(dense.gradients[[0, 2, 3]], 0.5).mean(0)
+  found = dense.apply(dp.clip_samples, padded, norm=0.5)
   np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
-  noisy, quiet = (lenet.apply(dp.dpsgd, padded, norm=0.5, noise=noise) for noise in (2.0, 0.0))
+  noisy, quiet = (dense.apply(dp.dpsgd, padded, norm=0.5, noise=noise) for noise in (2.0, 0.0))
   assert_gaussian(noisy - quiet, 2.0 * 0.5 / 3)
 
 
@@ -101,12 +101,12 @@ def assert_gaussian(drawn, stddev):
 
 
 @pytest.mark.parametrize(('norm', 'noise'), [(0.5, 1.0), (3.0, 0.2)])
-def test_dpsgd_adds_noise_of_the_sum_to_the_mean(lenet, norm, noise):
+def test_dpsgd_adds_noise_of_the_sum_to_the_mean(dense, norm, noise):
   settings = {'norm': norm, 'noise': noise}
-  noisy, expected = lenet.apply(dp.dpsgd, **settings), clipped(lenet.gradients, norm).mean(0)
+  noisy, expected = dense.apply(dp.dpsgd, **settings), clipped(dense.gradients, norm).mean(0)
   assert_gaussian(noisy - expected, noise * norm / 4)
-  np.testing.assert_array_equal(noisy, lenet.apply(dp.dpsgd, **settings))
-  other = lenet.apply(dp.dpsgd, {'key': jax.random.key(6)}, **settings)
+  np.testing.assert_array_equal(noisy, dense.apply(dp.dpsgd, **settings))
+  other = dense.apply(dp.dpsgd, {'key': jax.random.key(6)}, **settings)
   assert abs(np.corrcoef(noisy - expected, other - expected)[0, 1]) < 0.1
 
 
@@ -145,11 +145,12 @@ def test_the_server_clips_to_the_median_norm(count):
 
 def test_the_server_perturbs_the_sum():
   updates = {'a': jnp.ones((5, 20_000)) * jnp.arange(1.0, 6.0).reshape(5, 1), 'b': jnp.zeros((5, 7), jnp.bfloat16)}
-  quiet, median = dp.aggregate_client_dp(KEY, updates, 0.0)
-  noisy, _ = dp.aggregate_client_dp(KEY, updates, 0.5)
+  aggregate = jax.jit(dp.aggregate_client_dp)
+  quiet, median = aggregate(KEY, updates, 0.0)
+  noisy, _ = aggregate(KEY, updates, 0.5)
   assert_gaussian(np.asarray(noisy['a'] - quiet['a'], np.float64), 0.5 * float(median) / 5)
   assert noisy['b'].dtype == jnp.bfloat16
-  silent, zero = dp.aggregate_client_dp(KEY, jax.tree.map(jnp.zeros_like, updates), 1.0)
+  silent, zero = aggregate(KEY, jax.tree.map(jnp.zeros_like, updates), 1.0)
   assert zero == 0 and not flat(silent).any()
   with pytest.raises(errors.UsageError, match='noise'):
     dp.aggregate_client_dp(KEY, updates, -1.0)
@@ -164,11 +165,12 @@ def test_clients_that_did_not_answer_count_for_nothing(answered):
   rows = np.concatenate([x.reshape(5, -1) for x in updates.values()], axis=1)[present]
   bound = np.median(np.linalg.norm(rows, axis=1))
   stacked = {name: jnp.asarray(x, jnp.float32).at[~present].set(jnp.nan) for name, x in updates.items()}
-  mean, median = jax.jit(dp.aggregate_client_dp)(KEY, stacked, 0.0, present)
+  aggregate = jax.jit(dp.aggregate_client_dp)
+  mean, median = aggregate(KEY, stacked, 0.0, present)
   np.testing.assert_allclose(median, bound, rtol=1e-5)
   np.testing.assert_allclose(flat(mean), clipped(rows, bound).sum(0) / len(answered), rtol=1e-5, atol=1e-6)
-  noisy, _ = dp.aggregate_client_dp(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.5, present)
-  quiet, median = dp.aggregate_client_dp(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.0, present)
+  noisy, _ = aggregate(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.5, present)
+  quiet, median = aggregate(KEY, {**stacked, 'a': jnp.zeros((5, 20_000))}, 0.0, present)
   assert_gaussian(np.asarray(noisy['a'] - quiet['a'], np.float64), 0.5 * float(median) / len(answered))
 
 
@@ -180,26 +182,27 @@ def test_where_nobody_answered_there_is_nothing():
 
 
 def test_with_all_present_the_bits_are_the_same():
+  aggregate = jax.jit(dp.aggregate_client_dp)
   for count in (4, 5):
     updates = {'a': jnp.asarray(np.random.default_rng(count).normal(size=(count, 300)), jnp.float32)}
-    plain = dp.aggregate_client_dp(KEY, updates, 0.5)
-    masked = dp.aggregate_client_dp(KEY, updates, 0.5, np.ones(count, bool))
+    plain = aggregate(KEY, updates, 0.5)
+    masked = aggregate(KEY, updates, 0.5, np.ones(count, bool))
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, masked))
 
 
-def test_an_attacker_can_differentiate_with_respect_to_the_samples(lenet):
+def test_an_attacker_can_differentiate_with_respect_to_the_samples(dense):
   """Where a sample has no gradient (padding, a saturated loss) the norm has no derivative, but the defense has."""
 
   def size(images, norm):
-    transformation = dp.clip_samples(lenet.client, norm=norm)
-    labels = lenet.labels.at[1].set(0.0)
+    transformation = dp.clip_samples(dense.client, norm=norm)
+    labels = dense.labels.at[1].set(0.0)
     weights = jnp.asarray([1.0, 1.0, 1.0, 0.0])
     update, _ = transformation.update(
-      lenet.params, transformation.init(lenet.params), lenet.params, batch=(images, labels), weights=weights
+      dense.params, transformation.init(dense.params), dense.params, batch=(images, labels), weights=weights
     )
     return optax.tree.norm(update, squared=True)
 
-  slopes = jax.jit(jax.vmap(jax.grad(size), in_axes=(None, 0)))(lenet.images, jnp.asarray([0.5, 1e6, 1e30]))
+  slopes = jax.jit(jax.vmap(jax.grad(size), in_axes=(None, 0)))(dense.images, jnp.asarray([0.5, 1e6, 1e30]))
   assert np.isfinite(slopes).all()
   assert (np.abs(slopes).max(axis=(2, 3, 4)) > 0).tolist() == [[True, False, True, False]] * 3
 
@@ -232,31 +235,31 @@ def test_dropout_is_on_where_a_key_is_given(small_images):
 
 
 @pytest.mark.parametrize('norm', [0.5, math.inf])
-def test_local_training_clips_at_every_step(lenet, norm):
+def test_local_training_clips_at_every_step(dense, norm):
   """Four samples in batches of three, twice over: the second batch of each epoch is one sample and padding."""
-  step = dp.clip_samples(lenet.client, norm=norm)
-  client = dataclasses.replace(lenet.client, share='delta', epochs=2, batch_size=3, step=step)
-  found = jax.jit(client.local_update)(KEY, lenet.variables, lenet.images, lenet.labels).update
+  step = dp.clip_samples(dense.client, norm=norm)
+  client = dataclasses.replace(dense.client, share='delta', epochs=2, batch_size=3, step=step)
+  found = jax.jit(client.local_update)(KEY, dense.variables, dense.images, dense.labels).update
 
   @jax.jit
   def gradient(params, image, label):
     return jax.grad(lambda p: client.loss(client.model.apply({'params': p}, image[None])[0], label[None])[0])(params)
 
-  params = lenet.params
+  params = dense.params
   for batch in ([0, 1, 2], [3]) * 2:
-    gradients = [gradient(params, lenet.images[i], lenet.labels[i]) for i in batch]
+    gradients = [gradient(params, dense.images[i], dense.labels[i]) for i in batch]
     factors = [1 / max(1.0, np.linalg.norm(flat(g)) / norm) / len(batch) for g in gradients]
     for factor, g in zip(factors, gradients, strict=True):
       params = jax.tree.map(lambda p, g, f=factor: p - jnp.float32(0.1 * f) * g, params, g)
-  expected = flat(params) - flat(lenet.params)
+  expected = flat(params) - flat(dense.params)
   assert np.linalg.norm(flat(found) - expected) < 1e-4 * np.linalg.norm(expected)
 
 
-def test_each_local_step_and_each_trial_draws_its_own_noise(lenet):
+def test_each_local_step_and_each_trial_draws_its_own_noise(dense):
   def upload(key, noise, epochs=2):
-    step = dp.dpsgd(lenet.client, norm=1e-3, noise=noise)
-    client = dataclasses.replace(lenet.client, share='delta', epochs=epochs, step=step)
-    return client.local_update(key, lenet.variables, lenet.images, lenet.labels).update
+    step = dp.dpsgd(dense.client, norm=1e-3, noise=noise)
+    client = dataclasses.replace(dense.client, share='delta', epochs=epochs, step=step)
+    return client.local_update(key, dense.variables, dense.images, dense.labels).update
 
   lanes = jax.jit(jax.vmap(upload, in_axes=(0, None)))(jax.random.split(KEY, 2), jnp.float32(1e3))
   drawn = np.stack([flat(jax.tree.map(lambda x, i=i: x[i], lanes)) for i in range(2)])
@@ -343,10 +346,10 @@ def test_bad_accounting_is_named(changed, words):
   assert words in str(caught.value)
 
 
-def test_it_is_known_by_name(lenet):
-  context = defenses.Context(lenet.client, lenet.variables, (8, 8, 1))
+def test_it_is_known_by_name(dense):
+  context = defenses.Context(dense.client, dense.variables, (8, 8, 1))
   for text, place in (('client_dp(norm=0.1,noise=1)', 'upload'), ('dpsgd(norm=0.1,noise=1)', 'step')):
-    client = defenses.place(gl.parse(text), context).client(lenet.client)
-    assert getattr(client, place) is not getattr(lenet.client, place)
-    update = jax.jit(client.local_update)(KEY, lenet.variables, lenet.images, lenet.labels).update
-    assert np.linalg.norm(flat(update) - lenet.gradients.mean(0)) > 1
+    client = defenses.place(gl.parse(text), context).client(dense.client)
+    assert getattr(client, place) is not getattr(dense.client, place)
+    update = jax.jit(client.local_update)(KEY, dense.variables, dense.images, dense.labels).update
+    assert np.linalg.norm(flat(update) - dense.gradients.mean(0)) > 1

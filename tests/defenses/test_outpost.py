@@ -138,16 +138,22 @@ def test_the_example_of_twenty_weights():
   assert np.count_nonzero(apart['layer']['kernel']) == 4
 
 
-def protected_at(step, decay, variant='paper', trials=4000):
-  """In how many of the trials the `step`-th local step of a round is changed."""
+@functools.partial(jax.jit, static_argnames='variant')
+def steps_changed(keys, step, decay, variant):
   updates = params = {'w': jnp.arange(1.0, 11.0)}
-  defense = outpost(decay=decay, variant=variant)
 
   def changed(key):
-    out, state = defense.update(updates, OutpostState(jnp.int32(step - 1)), params, key=key)
+    defense = outpost(decay=decay, variant=variant)
+    out, state = defense.update(updates, OutpostState(step - 1), params, key=key)
     return jnp.any(out['w'] != updates['w']), state.count
 
-  changed, count = jax.jit(jax.vmap(changed))(jax.random.split(jax.random.key(step), trials))
+  return jax.vmap(changed)(keys)
+
+
+def protected_at(step, decay, variant='paper', trials=4000):
+  """In how many of the trials the `step`-th local step of a round is changed."""
+  keys = jax.random.split(jax.random.key(step), trials)
+  changed, count = steps_changed(keys, jnp.int32(step), jnp.float32(decay), variant)
   assert (np.asarray(count) == step).all()
   return int(np.sum(changed))
 

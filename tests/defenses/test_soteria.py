@@ -1,5 +1,6 @@
 """Soteria against Jacobians taken one entry at a time and a ranking in NumPy."""
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -56,8 +57,9 @@ def pruned_features(r, norms, rate, variant, weights=None):
   return set(order[: int(Fraction(str(rate)) * len(order))].tolist())
 
 
-def apply(model, variables, images, labels, updates, weights=None, **settings):
-  params, defense = variables['params'], soteria(model, **settings)
+@functools.partial(jax.jit, static_argnames=('model', 'variant'))  # the rate is traced
+def apply(model, variables, images, labels, updates, weights=None, *, rate, variant='paper'):
+  params, defense = variables['params'], soteria(model, rate=rate, variant=variant)
   given = {'batch': (images, labels), 'weights': weights, 'variables': variables}
   return defense.update(updates, defense.init(params), params, **given)[0]
 

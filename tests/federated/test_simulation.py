@@ -34,6 +34,9 @@ def loss(params, images, labels):
   return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, 10, dtype=jnp.float32), axis=1))
 
 
+gradient_of = jax.jit(jax.grad(loss))
+
+
 def close(found, expected):
   for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
@@ -42,7 +45,7 @@ def close(found, expected):
 def test_a_round_of_fedsgd_is_a_step_on_all_samples(setting):
   federation, variables = setting({'share': 'gradient', 'batch_size': None}, server=optax.sgd(0.5))
   state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
-  gradient = jax.grad(loss)(variables['params'], federation.images, federation.labels)
+  gradient = gradient_of(variables['params'], federation.images, federation.labels)
   expected = jax.tree.map(lambda p, g: p - 0.5 * g, variables['params'], gradient)
   close(state.variables['params'], expected)
   assert done.clients.tolist() == [0, 1, 2] and done.samples.tolist() == [3, 2, 3]
@@ -62,7 +65,7 @@ def test_a_round_of_fedavg_averages_clients_that_trained_alone(setting, weightin
     part, params = draw.permutation(part), variables['params']
     for batch in (part[:2], part[2:]) * 2:
       if len(batch):
-        gradient = jax.grad(loss)(params, federation.images[batch], federation.labels[batch])
+        gradient = gradient_of(params, federation.images[batch], federation.labels[batch])
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
     deltas.append(jax.tree.map(jnp.subtract, params, variables['params']))
   mean = jax.tree.map(lambda *xs: np.average(np.stack(xs), axis=0, weights=weights), *deltas)
@@ -141,7 +144,7 @@ def test_some_defend_themselves_and_others_do_not(setting):
 
 def upload(linear, chain):
   client = Client(linear.client.model, 10, upload=chain)
-  one = client.local_update(KEY, linear.variables, linear.images[:2], linear.labels[:2])
+  one = jax.jit(client.local_update)(KEY, linear.variables, linear.images[:2], linear.labels[:2])
   return jax.tree.map(lambda x: np.asarray(x)[np.newaxis], one)
 
 

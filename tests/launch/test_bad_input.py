@@ -196,7 +196,13 @@ def test_one_line_status_two_and_nothing_left_behind(here, tmp_path, case):
   check(programs.start, case, here, tmp_path)
 
 
-@pytest.mark.parametrize('flags', ['--trails=3', '--attacks=csdlg(tv=-1)', '--dataset=folder:{here}/unreadable'])
+@pytest.mark.parametrize(
+  'flags',
+  [
+    '--attacks=csdlg(tv=-1)',
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in ('--trails=3', '--dataset=folder:{here}/unreadable')),
+  ],
+)
 def test_the_same_in_a_process_of_its_own(here, tmp_path, flags):
   check(programs.spawn, next(case for case in CASES if case[0] == flags), here, tmp_path)
 

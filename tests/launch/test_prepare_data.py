@@ -10,6 +10,7 @@ import pytest
 
 from gradleak import data, errors
 from launch import prepare_data
+from tests import programs
 
 ROOT = pathlib.Path(prepare_data.__file__).parent.parent
 HAS_TENSORFLOW = importlib.util.find_spec('tensorflow') is not None
@@ -42,7 +43,11 @@ def write_info(data_dir, name, version):
   return folder
 
 
-@pytest.mark.parametrize('program', [('-m', 'launch.prepare_data'), ('launch/prepare_data.py',)], ids=['-m', 'path'])
+@pytest.mark.parametrize(
+  'program',
+  [pytest.param(('-m', 'launch.prepare_data'), marks=pytest.mark.slow), ('launch/prepare_data.py',)],
+  ids=['-m', 'path'],
+)
 def test_what_is_there_is_left_alone(tmp_path, program):
   folder = write_info(tmp_path, 'mnist', '3.0.1')
   done = run('--dataset=mnist', f'--data_dir={tmp_path}', program=program)
@@ -55,16 +60,16 @@ def test_what_is_there_is_left_alone(tmp_path, program):
   [
     (['--dataset=minst'], "unknown dataset 'minst'; did you mean 'mnist'"),
     (['--datset=mnist'], "Unknown command line flag 'datset'"),
-    pytest.param([], 'flag --dataset', marks=pytest.mark.slow),
-    pytest.param(['--dataset=mnist', 'cifar10'], "unexpected argument 'cifar10'", marks=pytest.mark.slow),
+    ([], 'flag --dataset'),
+    (['--dataset=mnist', 'cifar10'], "unexpected argument 'cifar10'"),
   ],
 )
 def test_usage_errors_end_on_one_line_with_status_two(tmp_path, arguments, message):
-  done = run(*arguments, f'--data_dir={tmp_path}/new')
-  assert done.returncode == 2
-  assert done.stderr.startswith('error: ')
-  assert message in done.stderr
-  assert done.stderr.count('\n') == 1
+  done = programs.start('prepare_data', *arguments, f'--data_dir={tmp_path}/new')
+  assert done.status == 2
+  assert done.err.startswith('error: ')
+  assert message in done.err
+  assert done.err.count('\n') == 1
   assert not list(tmp_path.iterdir())
 
 
@@ -72,9 +77,9 @@ def test_usage_errors_end_on_one_line_with_status_two(tmp_path, arguments, messa
   HAS_TENSORFLOW, reason='TensorFlow is installed; test_missing_tensorflow checks the same in process'
 )
 def test_missing_tensorflow_ends_with_status_two(tmp_path):
-  done = run('--dataset=mnist', f'--data_dir={tmp_path}')
-  assert done.returncode == 2
-  assert done.stderr == "error: preparing a dataset needs TensorFlow: pip install 'gradleak[prepare]'\n"
+  done = programs.start('prepare_data', '--dataset=mnist', f'--data_dir={tmp_path}')
+  assert done.status == 2
+  assert done.err == "error: preparing a dataset needs TensorFlow: pip install 'gradleak[prepare]'\n"
 
 
 def test_missing_tensorflow(tmp_path, monkeypatch):

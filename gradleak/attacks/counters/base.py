@@ -45,6 +45,7 @@ class Counter(NamedTuple):
     offers: the evidence that it offers, of `attacks.base.EVIDENCE` and 'update' where it changes what is compared.
     count: how many views there are.
     settings: settings of the attack that it changes, (name, value) pairs.
+    simulates: the defense of the client that it simulates, or None for none.
     rounds: how many uploads of the same samples it reads.
   """
 
@@ -54,7 +55,13 @@ class Counter(NamedTuple):
   offers: frozenset[str] = frozenset()
   count: int = 1  # type: ignore[assignment]
   settings: tuple[tuple[str, Any], ...] = ()
+  simulates: Defense | None = None
   rounds: int = 1
+
+  @property
+  def change(self) -> tuple[tuple, Defense | None]:
+    """What it changes of the attack: the settings, and the client that it simulates."""
+    return self.settings, self.simulates
 
   def suits(self, attack: AttackMethod) -> bool:
     """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
@@ -162,27 +169,38 @@ class Known:
     offers = frozenset(evidence for evidence, _ in parts.values())
     return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
 
-  def changed(self, name: str, words: str, weigh: Callable[[Tree], Tree] | None = None, **settings: Any) -> Counter:
+  def changed(
+    self,
+    name: str,
+    words: str,
+    weigh: Callable[[Tree], Tree] | None = None,
+    simulates: Defense | None = None,
+    **settings: Any,
+  ) -> Counter:
     """Returns the counter-measure that is the attack with other settings on all that is known but the noise level.
 
     Args:
-      name, words: see `Counter`.
+      name, words, simulates: see `Counter`. What is simulated is not masked.
       weigh: update -> weights of its entries, or None for 1.
       **settings: of the attack.
     """
     parts = {part: said for part, (_, said) in self.parts.items() if part != 'floor'}
+    if simulates is not None:
+      parts.pop('masked', None)
     name, words = '+'.join([*parts, name]), ' '.join(filter(None, [*parts.values(), words]))
 
     def views(upload: Upload) -> list[View]:
       update = self.observed(upload)
       weighted = None if weigh is None else jax.tree.map(lambda w: np.asarray(w, np.float16), weigh(update))
-      return [self.view(upload, weighted, update)._replace(noise=0.0)]
+      view = self.view(upload, weighted, update)._replace(noise=0.0)
+      return [view if simulates is None else view._replace(weights=ones(update))]
 
     return Counter(
       name,
       words,
       views,
       settings=tuple(settings.items()),
+      simulates=simulates,
       rounds=self.rounds,
     )
 
@@ -280,7 +298,7 @@ def counters(
   members = placed.defense.members
   averaged = rounds if any(member.traits.random for member in members) else 1
   known = Known(placed, context, num_samples, averaged, attack.reads)
-  found = [known.counter(), _prior(known), _weighted(known)]
+  found = [known.counter(), _prior(known), _weighted(known), _simulated(known), _combined(known)]
   for member, arguments in zip(members, placed.arguments, strict=True):
     special = SPECIAL.get(member.factory)
     found += [] if special is None else special(Case(member, arguments, known))
@@ -330,6 +348,26 @@ def _weighted(known: Known) -> Counter | None:
     words = f'It weighs each entry by the noise expected on it, and smoothness by {prior:g}.'
     return known.changed('weighted', words, weigh, prior=prior)
   return None
+
+
+def _simulated(known: Known) -> Counter | None:
+  """Returns the counter-measure that simulates what is not random of the defense, too; None where there is nothing."""
+  members = known.defense.members
+  parts = [m.traits.simulated(m.settings) for m in members if m.traits.simulated is not None]
+  if not parts:
+    return None
+  prior = PRIORS[-1]
+  words = f'It simulates what is not random of the defense, too, and weights smoothness by {prior:g}.'
+  simulates = Defense(tuple(member for part in parts for member in part.members))
+  return known.changed('simulated', words, simulates=simulates, prior=prior)
+
+
+def _combined(known: Known) -> Counter | None:
+  """Returns the counter-measure of closed forms that combine neurons under noise and gaps (Fidel, section II-B)."""
+  if not known.energy and not any(member.traits.withholds for member in known.defense.members):
+    return None
+  words = 'It combines all neurons that hold the same image, over the entries that were sent.'
+  return known.changed('combined', words, combine=True)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

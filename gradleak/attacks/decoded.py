@@ -1,0 +1,86 @@
+"""Fidel on convolutional networks: features that neurons give away, decoded (Enthoven & Al-Ars 2021, figure 7)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors, trees
+from gradleak.attacks import base
+from gradleak.attacks import decoder as decoders
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.fidel import CITATION, partial_reconstructions
+from gradleak.federated import Client, Observation
+from gradleak.models import Model
+from gradleak.models.model import ImageShape, require
+from gradleak.trees import Tree
+
+
+def _made(settings: Mapping[str, Any], image_shape: ImageShape) -> decoders.Decoder:
+  chosen, steps = settings['decoder'], settings['steps']
+  if chosen not in decoders.REGISTRY:
+    raise errors.unknown('decoder', chosen, decoders.REGISTRY)
+  return decoders.REGISTRY[chosen](image_shape, **({'steps': steps} if steps else {}))
+
+
+def _channels(model: Model, image_shape: ImageShape, params: Tree) -> int:
+  """Returns the channels of the feature maps before the first dense layer.
+
+  Raises:
+    UsageError: if no convolution stands before it.
+  """
+  layers = require(model, 'layers')(image_shape)
+  kernel, _ = first_dense_layer(layers, params)
+  first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
+  before = [trees.get(params, path) for layer in layers[:first] for path in layer.paths]
+  if not before:
+    raise errors.UsageError(
+      'no convolution stands before the first dense layer: the attack fidel reads such a network without a decoder'
+    )
+  return next((leaf.shape[0] for leaf in reversed(before) if leaf.ndim == 1), before[-1].shape[-1])
+
+
+def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any]) -> Tree:
+  """Returns the weights of the decoder, trained on the features of the public images."""
+  model, variables = scenario.client.model, scenario.variables
+  images = jnp.asarray(scenario.public[0])
+  shape = images.shape[1:]
+  channels = _channels(model, shape, variables['params'])
+  inputs = jax.jit(lambda images: decoders.dense_inputs(model, variables, images))(images)
+  return _made(settings, shape).fit(key, decoders.feature_maps(inputs, channels), images)
+
+
+@base.attack(citation=CITATION, prepare=_learned)
+def fidel_decoder(client: Client, *, decoder: str = 'windows', steps: int = 0) -> base.Attack:
+  """Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
+
+  The decoder is trained once, on the public images of the scenario, at the weights that the client received. Neurons
+  with the largest bias gradient come first. It returns no labels.
+
+  Args:
+    client: the `Client` whose model is attacked.
+    decoder: 'windows' (ours), or the paper's 'table_iii' or 'table_iv', see `gradleak.attacks.decoder`.
+    steps: of the decoder's training; 0 for its own number.
+
+  Raises:
+    UsageError: for an unknown decoder or negative steps; when run, for a model without convolutions before its first
+      dense layer, features that the decoder cannot take, or a scenario without public images.
+  """
+  errors.check_number('fidel_decoder(steps)', steps, low=0, integer=True)
+  settings = {'decoder': decoder, 'steps': steps}
+  _made(settings, (8, 8, 1))
+
+  def check(observation: Observation) -> int:
+    return _channels(client.model, observation.image_shape[1:], observation.update)
+
+  def read(observation: Observation) -> tuple[jax.Array, None]:
+    shape = observation.image_shape[1:]
+    found = first_dense_layer(require(client.model, 'layers')(shape), observation.update)
+    kernel, shares = (trees.get(observation.update, path) for path in found)
+    inputs, alive = partial_reconstructions(kernel, shares)
+    order = jnp.lexsort((-jnp.abs(shares), ~alive))
+    features = decoders.feature_maps(inputs[order], check(observation))
+    return _made(settings, shape).decode(observation.prepared, features), None
+
+  return base.closed_form(read, check=check, auxiliary_data=True)

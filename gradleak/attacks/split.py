@@ -1,0 +1,70 @@
+"""What stands before the first dense layer, matched exactly: nothing behind it needs to be known.
+
+For a single sample the layer's gradient gives its input and, as δ = W·∂b, the loss's gradient at that input, whatever
+stands behind the layer: labels, losses, dropout or noise, such as PRECODE's (Scheliga et al. 2022). What is left to
+match is the gradient of the layers before it, J(x)ᵀδ, and the input itself. Balunović et al. (2022) break PRECODE by
+the input alone.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors, trees
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.federated import Client, Observation
+from gradleak.trees import Layer, Tree
+
+
+def distance(client: Client, layers: Sequence[Layer], observation: Observation, images: jax.Array) -> jax.Array:
+  """Returns ‖J(x)ᵀδ − g‖²/‖g‖² + ‖f(x) − f‖²/‖f‖², g the update of the layers before the first dense one, f its input.
+
+  Args:
+    client: the `Client` whose model is attacked.
+    layers: the model's, in forward order.
+    observation: the `Observation`: the gradient of one sample, or the delta of one plain step on it.
+    images: [1, H, W, C].
+
+  Raises:
+    UsageError: for more than one sample, or a model without a dense layer behind others.
+  """
+  if observation.image_shape[0] != 1:
+    raise errors.UsageError(
+      f'the layers before the first dense one are matched for a single sample, not for {observation.image_shape[0]}'
+    )
+  kernel, bias = first_dense_layer(layers, observation.update)
+  first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
+  before = [path for layer in layers[:first] for path in layer.paths]
+  if not before:
+    raise errors.UsageError('no layer stands before the first dense one: the attack fidel reads such a network')
+  shares = trees.get(observation.update, bias)
+  seen = _quotient(trees.get(observation.update, kernel), shares)
+  variables = observation.variables
+  backward = trees.get(variables['params'], kernel) @ shares
+
+  def total(params: Tree) -> jax.Array:
+    logits, _ = client.model.apply({**variables, 'params': params}, images, client.batch_norm == 'train', None)
+    return jnp.sum(logits)
+
+  def passed(params: Tree) -> jax.Array:
+    """Returns the input of the dense layer: the sum of the logits has the same quotient as the loss."""
+    gradient = jax.grad(total)(params)
+    return _quotient(trees.get(gradient, kernel), trees.get(gradient, bias))
+
+  found, pull = jax.vjp(passed, variables['params'])
+  (gradient,) = pull(backward)
+  pairs = [(trees.get(gradient, path), trees.get(observation.update, path)) for path in before]
+  apart = sum(jnp.sum(jnp.square(ours - theirs)) for ours, theirs in pairs)
+  size = sum(jnp.sum(jnp.square(theirs)) for _, theirs in pairs)
+  return _relative(apart, size) + _relative(jnp.sum(jnp.square(found - seen)), jnp.sum(jnp.square(seen)))
+
+
+def _quotient(kernel: jax.Array, bias: jax.Array) -> jax.Array:
+  """Returns the input of a layer by least squares over its neurons; zeros for one without a gradient."""
+  size = jnp.sum(jnp.square(bias))
+  return (kernel @ bias) / jnp.where(size > 0, size, jnp.ones_like(size))
+
+
+def _relative(apart: jax.Array, size: jax.Array) -> jax.Array:
+  return apart / jnp.where(size > 0, size, jnp.ones_like(size))

@@ -1,0 +1,245 @@
+"""An update that a user brings: read from a file, and checked against the parameters that it should fit."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import errors, trees
+from gradleak.models import Model, torch_weights
+from gradleak.models.model import check_variables
+from gradleak.trees import Tree
+
+SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
+_LISTED = 4  # names in one part of a message
+_BUFFERS = ('num_batches_tracked',)  # what a state dict holds beside tensors of the model
+_STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
+
+
+def read_update(
+  path: Any,
+  model: Model,
+  variables: Mapping,
+  *,
+  image_shape: Sequence[int] | None = None,
+  names: Mapping[str, str] | None = None,
+  partial: bool = False,
+) -> Tree:
+  """Returns the update in a file, a tree shaped like the model's parameters.
+
+  The file is an `.npz`, a `.safetensors`, or of `torch.save` with a dictionary of tensors; the content decides, not the
+  suffix, and no code in it is run. Names are those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel',
+  in the layout of the parameters; or PyTorch's, such as 'Dense_0.weight', in PyTorch's layout: convolutions [out, in,
+  row, column], dense weights [out, in], channels before rows where an image is flattened. A common prefix 'params' or
+  'module', and statistics of BatchNorm, are left out.
+
+  Args:
+    path: of the file.
+    model: the `Model`.
+    variables: its variables; only their names and shapes are read.
+    image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
+    names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
+    partial: whether tensors may be missing, which are then zeros, as of a client that withholds whole layers.
+
+  Raises:
+    UsageError: for a file that cannot be read, and for tensors that are missing, not in the model or of another shape.
+  """
+  if not isinstance(variables, Mapping) or 'params' not in variables:
+    raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
+  params = {'params': variables['params']}
+  fitted = _fitted(path, 'update', model, params, image_shape, names, partial)
+  return fitted['params']
+
+
+def read_weights(
+  path: Any, model: Model, image_shape: Sequence[int], *, names: Mapping[str, str] | None = None
+) -> dict[str, Tree]:
+  """Returns the variables of a model with the weights in a file, of the formats and names of `read_update`.
+
+  Args:
+    path: of the file. The statistics of BatchNorm stand in it like parameters.
+    model: the `Model`.
+    image_shape: (H, W, C).
+    names: as in `read_update`.
+
+  Raises:
+    UsageError: as `read_update` does.
+  """
+  shapes = jax.eval_shape(lambda key: model.init(key, tuple(image_shape)), jax.random.key(0))
+  if 'layer1_0' in shapes['params'] and not names:
+    try:
+      return torch_weights.load(path, model, image_shape)  # the names of published residual networks
+    except errors.UsageError as error:
+      if 'do not fit' not in str(error):
+        raise
+  return _fitted(path, 'weights', model, dict(shapes), image_shape, names, False)
+
+
+def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
+  """Returns the only square shape of a usual side, grey or in colour, for which a model has these variables.
+
+  Raises:
+    UsageError: if none fits, or several do, as for networks that average over all pixels.
+  """
+  fitting = []
+  for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
+    try:
+      check_variables(model, variables, shape)
+    except Exception:  # whatever a user's network raises on images that it does not take
+      continue
+    fitting.append(shape)
+  if len(fitting) != 1:
+    found = f'several do ({", ".join(map(str, fitting[:_LISTED]))}, …)' if fitting else 'none of the usual ones does'
+    raise errors.UsageError(
+      f'image_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
+      'image_shape=(height, width, channels)'
+    )
+  return fitting[0]
+
+
+def checked(update: Any, params: Tree) -> Tree:
+  """Returns an update as NumPy arrays of the parameters' structure and types.
+
+  Args:
+    update: a tree like the parameters, or {'params': such a tree}.
+    params: the parameters.
+
+  Raises:
+    UsageError: for tensors that are missing, not in the model or of another shape; for values that are not finite; and
+      if every value is zero.
+  """
+  if (
+    isinstance(update, Mapping)
+    and set(update) == {'params'}
+    and not (isinstance(params, Mapping) and 'params' in params)
+  ):
+    update = update['params']
+  found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(update)}
+  wanted = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+  arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+  _refuse_misfits('the update does not fit the model', arrays, {name: leaf.shape for name, leaf in wanted.items()})
+  for name, array in arrays.items():
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise errors.UsageError(f'the tensor {name} of the update is {array.dtype}, expected floats')
+    bad = int((~np.isfinite(array.astype(np.float64))).sum())
+    if bad:
+      raise errors.UsageError(
+        f'the update has values that are not finite: {bad} of {array.size} in {name}. Nothing can be compared with '
+        'them: the training may have diverged, or the file be damaged'
+      )
+  if not any(array.any() for array in arrays.values()):
+    raise errors.UsageError('every value of the update is zero: there is nothing to attack')
+  leaves = [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()]
+  return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+def _name(path: Sequence) -> str:
+  return '.'.join(trees.path_names(path))
+
+
+def _fitted(
+  path: Any,
+  what: str,
+  model: Model,
+  wanted: dict[str, Tree],
+  image_shape: Sequence[int] | None,
+  names: Mapping[str, str] | None,
+  partial: bool,
+) -> dict[str, Tree]:
+  """Returns the tree `wanted`, {collection: tree}, with the values in a file; `what` it is called in messages."""
+  try:
+    entries = torch_weights.read(path)
+  except errors.UsageError as error:
+    raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
+  paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
+  entries = _renamed(entries, names or {}, statistics=len(wanted) > 1)
+  if isinstance(wanted['params'], Mapping) and 'layer1_0' in wanted['params']:
+    entries = torch_weights._common_names(entries)  # of published residual networks
+  ours = {'.'.join(place): place for place in paths}
+  theirs = {torch_weights._torch_name(place): place for place in paths} if all(paths) else {}
+  is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+  if is_torch:
+    shape = image_shape or derived_image_shape(model, wanted)
+    entries = _from_torch(entries, theirs, {place: leaf.shape for place, leaf in paths.items()}, model, shape)
+  known = theirs if is_torch else ours
+  shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
+  _refuse_misfits(f'the {what} in {str(path)!r} does not fit {model.name!r}', entries, shapes, partial)
+  double = jax.config.jax_enable_x64
+  leaves = [
+    np.asarray(entries.get(name, np.zeros(shapes[name])), np.float64 if double else paths[place].dtype)
+    for name, place in known.items()
+  ]
+  return jax.tree.unflatten(jax.tree.structure(wanted), [jnp.asarray(leaf) for leaf in leaves])
+
+
+def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistics: bool) -> dict[str, np.ndarray]:
+  """Returns the entries by names joined by dots, without common prefixes and without what is no tensor of the model."""
+  found = {name.replace('/', '.'): values for name, values in entries.items()}
+  for prefix in ('params.', 'module.'):
+    if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
+      found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): values for name, values in found.items()}
+  dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
+  found = {name: values for name, values in found.items() if name.rpartition('.')[2] not in dropped}
+  renamed = {}
+  for name, values in found.items():
+    module, _, leaf = name.rpartition('.')
+    renamed['.'.join(filter(None, (names.get(module, module), leaf)))] = values
+  return renamed
+
+
+def _from_torch(
+  entries: dict[str, np.ndarray],
+  places: Mapping[str, tuple[str, ...]],
+  shapes: Mapping[tuple[str, ...], tuple[int, ...]],
+  model: Model,
+  image_shape: Sequence[int],
+) -> dict[str, np.ndarray]:
+  """Returns the entries in the layout of our parameters; one that does not fit is left as it is."""
+  by_place = {place: name for name, place in places.items() if name in entries}
+  order = [path for layer in model.layers(tuple(image_shape)) for path in layer.paths] if model.layers else list(shapes)
+  channels, converted = int(image_shape[2]), dict(entries)
+  for place in [*order, *(place for place in shapes if place not in order)]:
+    name = by_place.get(place)
+    if name is None or place[-1] != 'kernel':
+      continue
+    values = entries[name]
+    if values.ndim == 4:
+      if len(shapes[place]) == 4:
+        converted[name] = values.transpose(2, 3, 1, 0)
+      else:
+        converted[name] = values.transpose(0, 3, 2, 1).reshape(len(values), -1)
+      channels = values.shape[0]
+    elif values.ndim == 2:
+      outputs, inputs = values.shape
+      pixels = inputs // channels if channels and inputs % channels == 0 else 1
+      converted[name] = values.reshape(outputs, -1, pixels).transpose(2, 1, 0).reshape(inputs, outputs)
+      channels = 0  # from here on there are features alone
+  return converted
+
+
+def _refuse_misfits(
+  what: str, found: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], partial: bool = False
+) -> None:
+  """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape."""
+  faults = {
+    'missing': [] if partial else [name for name in shapes if name not in found],
+    'not in the model': [name for name in found if name not in shapes],
+    'of another shape': [
+      f'{name} {tuple(values.shape)} where the model has {tuple(shapes[name])}'
+      for name, values in found.items()
+      if name in shapes and tuple(values.shape) != tuple(shapes[name])
+    ],
+  }
+  if any(faults.values()):
+    listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
+    raise errors.UsageError(f'{what}: {listed}')
+  if not found:
+    raise errors.UsageError(f'{what}: it holds no tensor')
+
+
+def _some(names: Sequence[str]) -> str:
+  more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+  return ', '.join(names[:_LISTED]) + more

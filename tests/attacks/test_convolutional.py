@@ -1,0 +1,128 @@
+"""Attacks that need convolutions before a dense layer: Fidel's decoder, and matching of what stands before it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import Knowledge, Observation, UsageError, trees
+from gradleak.attacks import split
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+def made(model, images, labels, **given):
+  return gl.scenario(gl.models.create(model, 10), images, labels, key=jax.random.key(0), dataset='digits', **given)
+
+
+@pytest.fixture(scope='module')
+def digits():
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  return (data.images[:200, :, :, None] / 16).astype(np.float32), data.target[:200].astype(np.int32)
+
+
+@pytest.fixture(scope='module')
+def convolutional(digits):
+  images, labels = digits
+  return made('cnn(widths=16)', images[:4], labels[:4], public=(images[8:], labels[8:]))
+
+
+@pytest.fixture(scope='module')
+def found(convolutional):
+  settings = {'batch_size': 2, 'controls': 4, 'progress': 'none'}
+  attack = gl.attacks.fidel_decoder(steps=100)
+  return gl.audit(jax.random.key(1), convolutional, [None, gl.defenses.gaussian(stddev=100.0)], [attack], 2, **settings)
+
+
+def test_the_decoder_shows_images_of_a_batch_and_noise_hides_them(found):
+  bare = [row for row in found.rows if row['defense'] == 'none']
+  noisy = [row for row in found.rows if row['defense'] != 'none']
+  assert min(row['pearson'] for row in bare) > 0.8 > 0.4 > max(row['pearson'] for row in noisy)
+  assert {row['tier'] for row in found.rows} == {'D'} and {row['verdict'] for row in bare} == {'recovered'}
+
+
+def test_it_learns_once_and_from_public_data_alone(convolutional):
+  attack = gl.attacks.fidel_decoder(steps=2)
+  key = jax.random.key(3)
+  learned = attack.prepare(key, convolutional, attack.settings)
+  images, labels = convolutional.public
+  others = convolutional._replace(images=1 - convolutional.images)
+  assert all(
+    map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(attack.prepare(key, others, attack.settings)))
+  )
+  changed = attack.prepare(key, convolutional._replace(public=(images[::-1] ** 2, labels)), attack.settings)
+  assert not all(map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(changed)))
+
+
+@pytest.mark.parametrize(
+  ('attack', 'model', 'message'),
+  [
+    (gl.attacks.fidel_decoder(), 'mlp', 'no convolution stands before the first dense layer'),
+    (gl.attacks.fidel_decoder(), 'cnn', 'learns from public data'),
+    (gl.attacks.prefix(), 'mlp', 'no layer stands before the first dense one'),
+    (gl.attacks.fidel(), 'cnn', 'not the 64 values of an image'),
+  ],
+)
+def test_what_cannot_be_attacked_is_refused_before_anything_runs(digits, attack, model, message):
+  images, labels = digits
+  public = (images[8:16], labels[8:16]) if model == 'mlp' else None
+  with pytest.raises(UsageError, match=message):
+    gl.audit(jax.random.key(0), made(model, images[:2], labels[:2], public=public), [None], [attack], 1)
+
+
+@pytest.mark.parametrize(
+  'call',
+  [
+    lambda: gl.attacks.fidel_decoder(decoder='table')(None),
+    lambda: gl.attacks.fidel_decoder(steps=-1)(None),
+    lambda: gl.attacks.prefix(steps=0)(None),
+  ],
+)
+def test_settings_have_a_range(call):
+  with pytest.raises(UsageError):
+    call()
+
+
+def sent(scenario, number=1, key=0):
+  images, labels = scenario.images[:number], scenario.labels[:number]
+  update = jax.jit(scenario.client.local_update)(jax.random.key(key), scenario.variables, images, labels).update
+  probabilities = jnp.zeros((number, 10))
+  return Observation(scenario.variables, update, probabilities, Knowledge(labels='unused'), images.shape, 10)
+
+
+@pytest.mark.parametrize('model', ['cnn(widths=16)', 'lenet(width=4)+precode(size=8)'])
+def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, model):
+  """Whatever label, dropout or noise of a bottleneck stands behind it."""
+  scenario = made(model, *(each[:4] for each in digits))
+  layers = scenario.client.model.layers((8, 8, 1))
+  for key in range(2):
+    observation = sent(scenario, key=key)
+    apart = [float(split.distance(scenario.client, layers, observation, scenario.images[i : i + 1])) for i in range(2)]
+    assert apart[0] < 1e-8 and apart[1] > 1e-3
+    scaled = Observation(**{**vars(observation), 'update': jax.tree.map(lambda x: -0.1 * x, observation.update)})
+    assert float(split.distance(scenario.client, layers, scaled, scenario.images[:1])) < 1e-8
+
+
+def test_one_sample_is_matched(digits):
+  scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
+  with pytest.raises(UsageError, match='for a single sample, not for 2'):
+    split.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.images[:2])
+
+
+@pytest.mark.slow
+def test_precode_is_read_exactly(digits):
+  scenario = made('lenet(width=4)+precode(size=8)', *(each[:4] for each in digits))
+  found = gl.audit(jax.random.key(1), scenario, [None], [gl.attacks.prefix()], 4, controls=4, progress='none')
+  assert min(row['psnr'] for row in found.rows) > 60 and {row['labels'] for row in found.rows} == {'unused'}
+  assert max(row['psnr'] for row in found.controls) < 15
+
+
+def test_nothing_is_nothing(digits):
+  scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
+  observation = sent(scenario)
+  dead = Observation(**{**vars(observation), 'update': jax.tree.map(jnp.zeros_like, observation.update)})
+  apart = split.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), dead, scenario.images[:1])
+  assert np.isfinite(apart) and trees.norm(dead.update) == 0

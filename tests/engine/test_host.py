@@ -1,0 +1,142 @@
+"""Attacks that run on the host: lane by lane between compiled programs, and a watch for runs that stand still."""
+
+import io
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import Knowledge, Observation, progress, storage
+from gradleak.attacks.base import host_form
+from gradleak.engine import driver
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+LANES = {'index': jnp.arange(4), 'key': jax.random.split(jax.random.key(0), 4)}
+
+
+def build(calls):
+  """Returns (shared, lane) -> an attack that finds an image of its lane's number and of its key."""
+
+  def made(shared, lane):
+    def read(observation, key):
+      calls.append(int(observation.update))
+      assert type(observation.update) is np.ndarray and key.dtype == np.uint32
+      return np.stack([np.full(4, observation.update), key[-1] % np.uint32(97) * np.ones(4)]), np.array([1, 2])
+
+    update = shared['scale'] * lane['index'].astype(jnp.float32)
+    return (
+      host_form(lambda _: None, read),
+      lane['key'],
+      Observation({}, update, jnp.zeros((3, 2)), Knowledge(), (3, 2, 2, 1), 2),
+    )
+
+  return made
+
+
+def run(calls, **options):
+  return driver.run_on_host(build(calls), {'scale': jnp.float32(2)}, LANES, group_size=3, **options)
+
+
+def test_lanes_run_one_after_another_and_missing_images_are_black():
+  calls, seen = [], []
+  found = run(calls, on_chunk=seen.append)
+  assert calls == [0, 2, 4, 6] and found.images.shape == (4, 3, 2, 2, 1) and found.labels.tolist() == [[1, 2, -1]] * 4
+  np.testing.assert_array_equal(found.images[:, 0, 0, 0, 0], [0, 2, 4, 6])
+  assert len(set(found.images[:, 1, 0, 0, 0].tolist())) > 1 and not found.images[:, 2].any()
+  assert found.images.dtype == np.float32 and found.diverged_step.tolist() == [-1] * 4
+  assert [(p.step, p.active, p.done, p.unit, p.group_size) for p in seen] == [
+    (i, 4 - i, i == 4, 'run', 3) for i in range(5)
+  ]
+
+
+def test_it_goes_on_where_it_was_interrupted():
+  seen = []
+  whole = run([], on_chunk=seen.append)
+  for at in range(4):
+    calls = []
+    leaves = jax.tree.leaves(seen[at].states)
+    again = run(calls, resume=(at, leaves))
+    assert calls == [0, 2, 4, 6][at:]
+    assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(whole)))
+
+
+def test_an_audit_stores_what_the_host_has_found(tmp_path, monkeypatch):
+  """Killed after its second run, it starts with the third."""
+  save = storage.Workdir.save_checkpoint
+  monkeypatch.setattr(storage.Workdir, 'save_checkpoint', lambda *args, due=False: save(*args, due=args[2] == 2))
+  calls = []
+
+  def attack(client):
+    del client
+    return host_form(lambda _: None, lambda seen, key: (calls.append(1), (np.zeros((1, 64)), None))[1])
+
+  data = gl.data.load('digits', 'test', limit=4)
+  scenario = gl.scenario(gl.models.create('mlp(widths=8)', 10), data.images, data.labels, key=jax.random.key(0))
+  named = {'host': gl.attacks.own(attack, 'host', reads=())}
+
+  def audit(progress):
+    return gl.audit(
+      jax.random.key(1), scenario, [None], named, 4, controls=2, workdir=tmp_path / 'w', progress=progress
+    )
+
+  def killed(attack, state, objective):
+    del attack, objective
+    if state.step == 3:  # what was reported before is stored
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    audit(killed)
+  assert len(calls) == 3
+  assert len(audit('none').rows) == 4 and len(calls) == 3 + 4  # of six, two are not run again
+
+
+@pytest.fixture(scope='module')
+def photographs():
+  rng = np.random.default_rng(0)
+  rough = rng.random((8, 4, 4, 3))
+  return np.repeat(np.repeat(rough, 8, axis=1), 8, axis=2).astype(np.float32), np.arange(8, dtype=np.int32)
+
+
+CLOSED = [gl.attacks.fidel(), gl.servers.imprint(bins=16), gl.servers.trap()]
+HOST = [gl.attacks.peeling(), gl.attacks.spear(submatrices=10_000)]
+
+
+@pytest.mark.parametrize('attack', [*HOST, *(pytest.param(each, marks=pytest.mark.slow) for each in CLOSED)], ids=str)
+def test_every_closed_form_comes_to_an_end_at_the_size_of_cifar(photographs, attack):
+  """On two devices, eight images behind an upload; a callback of a compiled program once waited for its own device."""
+  assert jax.device_count() == 2
+  scenario = gl.scenario(gl.models.create('mlp(widths=64)', 10), *photographs, key=jax.random.key(0))
+  result = []
+  settings = {'batch_size': 4, 'controls': 2, 'knowledge': 'unaware', 'progress': 'none'}
+  worker = threading.Thread(
+    target=lambda: result.append(gl.audit(jax.random.key(1), scenario, [None], [attack], 2, **settings)), daemon=True
+  )
+  worker.start()
+  worker.join(120)
+  assert not worker.is_alive() and len(result[0].rows) == 2
+
+
+def test_a_run_that_stands_still_says_where(monkeypatch):
+  monkeypatch.setattr(progress, 'SILENT', 0.05 / 60)
+  stream = io.StringIO()
+  lines = progress.reporter('lines', stream)
+  lines.note('compiling …')
+  for _ in range(200):
+    time.sleep(0.01)
+    if stream.getvalue().count('no progress') >= 2:
+      break
+  lines('spear', driver.Progress(1, 4, np.zeros(4), 3, 1, '', list, 'run'), np.zeros(4))
+  for _ in range(200):
+    time.sleep(0.01)
+    if 'spear, run 1 of 4' in stream.getvalue():
+      break
+  lines.end()
+  said = stream.getvalue()
+  assert said.count('minutes; the last was: compiling …') >= 2 and 'the last was: spear, run 1 of 4' in said
+  time.sleep(0.15)
+  assert stream.getvalue() == said

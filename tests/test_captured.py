@@ -1,0 +1,314 @@
+"""A captured update: read from any format, attacked without a truth, and described in words that claim no more."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import captured, report, trees
+from gradleak.captured.hints import hints
+from gradleak.models import torch_weights
+from tests.models.test_torch_weights import small, written
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+SHAPE = (8, 8, 1)
+
+
+class Case:
+  """A model with its variables and clients' updates on real digits."""
+
+  def __init__(self, model, images, labels, **client):
+    self.model, self.images, self.labels, self.fields = model, images, labels, client
+    self.variables = model.init(jax.random.key(0), images.shape[1:])
+    self.client = gl.ClientSettings(**client).client(model, 10)
+
+  def update(self, number=1, client=None):
+    """Returns what a client sends of the first images."""
+    sent = (client or self.client).local_update(
+      jax.random.key(3), self.variables, self.images[:number], self.labels[:number]
+    )
+    return jax.tree.map(np.asarray, sent.update)
+
+  def stand_in(self, number):
+    """Returns the scenario that stands in for one whose images are known."""
+    return captured._stand_in(self.model, self.variables, SHAPE, None, number, gl.ClientSettings(**self.fields))
+
+  def attack(self, update, **options):
+    """Returns the `Captured` of a few steps and two control runs."""
+    options = {'controls': 2, 'steps': 5, 'progress': 'none', 'image_shape': SHAPE, **self.fields, **options}
+    return gl.attack(jax.random.key(1), self.model, self.variables, update, **options)
+
+
+@pytest.fixture(scope='module')
+def dense(small_images):
+  return Case(gl.models.mlp(10, widths=16), *small_images)
+
+
+@pytest.fixture(scope='module')
+def affine(linear, small_images):
+  return Case(linear.client.model, *small_images)
+
+
+def named(tree, joint='.'):
+  return {joint.join(trees.path_names(path)): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+
+
+def as_torch(update):
+  """Returns an update of a dense network on grey images as PyTorch names and lays out its tensors."""
+  return {name.replace('kernel', 'weight'): x.T.copy() if x.ndim == 2 else x for name, x in named(update).items()}
+
+
+@pytest.mark.parametrize('kind', ['npz', 'safetensors', 'legacy', 'zip', 'names'])
+def test_every_format_gives_the_private_image(kind, dense, tmp_path):
+  update, names = dense.update(), None
+  if kind in ('npz', 'safetensors'):
+    path = written(kind, {f'params/{name}': x for name, x in named(update, '/').items()}, tmp_path)
+  elif kind == 'names':
+    names = {'fc1': 'Dense_0', 'net.fc2': 'Dense_1'}
+    entries = as_torch(update)
+    for theirs, ours in names.items():
+      entries = {name.replace(ours, theirs): x for name, x in entries.items()}
+    path = written('npz', {f'module.{name}': x for name, x in entries.items()}, tmp_path)
+  else:
+    path = written(kind, as_torch(update), tmp_path)
+  read = gl.read_update(path, dense.model, dense.variables, image_shape=SHAPE, names=names)
+  jax.tree.map(np.testing.assert_array_equal, read, update)
+  (one,) = dense.attack(read, attacks=[gl.attacks.fidel()]).inversions
+  np.testing.assert_allclose(one.images[0], dense.images[0], atol=1e-5)
+  assert one.mismatch < 1e-9 and (one.control_mismatch > 0.5).all() and one.closer == 2 and one.counter is None
+  assert one.likeness < 0.9 and one.control_images.shape[0] == 2 and one.steps == 0
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_the_layout_of_a_convolutional_network_in_pytorch(channels, tmp_path):
+  model = gl.models.cnn(10, width=2, widths=8)
+  variables = model.init(jax.random.key(0), (10, 8, channels))
+  entries = {}
+  for name, x in named(variables['params']).items():
+    name = name.replace('kernel', 'weight')
+    if x.shape[0] == 2 and x.ndim == 2:  # [out, column·row·in] → [out, in, row, column]
+      x = x.reshape(2, 3, 3, channels).transpose(0, 3, 2, 1)
+    elif name == 'Dense_0.weight':  # features of 4 × 3 pixels and 2 channels
+      x = x.reshape(4, 3, 2, -1).transpose(3, 2, 0, 1).reshape(-1, 24)
+    elif x.ndim == 2:
+      x = x.T
+    entries[name] = np.ascontiguousarray(x)
+  path = written('zip', entries, tmp_path)
+  read = gl.read_update(path, model, variables, image_shape=(10, 8, channels))
+  jax.tree.map(np.testing.assert_array_equal, read, variables['params'])
+  weights = gl.read_weights(path, model, (10, 8, channels))
+  jax.tree.map(np.testing.assert_array_equal, weights, dict(variables))
+
+
+def test_an_update_of_a_published_residual_network(tmp_path):
+  model, rng = small(), np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda key: model.init(key, SHAPE), jax.random.key(0))
+  entries = {}
+  for path, leaf in jax.tree.leaves_with_path(shapes):
+    name, shape = torch_weights._torch_name(trees.path_names(path)[1:]), leaf.shape
+    if name.startswith('linear.'):
+      shape = shape[::-1]
+    elif len(shape) == 2:
+      side = 1 if 'shortcut' in name else 3
+      shape = (shape[0], shape[1] // side**2, side, side)
+    name = name.replace('linear', 'fc').replace('shortcut', 'downsample')
+    entries[f'module.{name}'] = rng.normal(size=shape).astype(np.float32)
+  path = written('zip', entries, tmp_path)
+  expected = torch_weights.load(path, model, SHAPE)
+  read = gl.read_update(path, model, expected, image_shape=SHAPE)  # without the statistics of BatchNorm
+  jax.tree.map(np.testing.assert_array_equal, read, expected['params'])
+  jax.tree.map(np.testing.assert_array_equal, gl.read_weights(path, model, SHAPE), expected)
+
+
+def test_files_that_do_not_fit_name_the_tensors(dense, tmp_path):
+  def read(entries, **options):
+    return gl.read_update(written('npz', entries, tmp_path), dense.model, dense.variables, **options)
+
+  update = dense.update()
+  entries = named(update)
+  without = {name: x for name, x in entries.items() if name != 'Dense_1.bias'}
+  with pytest.raises(
+    gl.UsageError, match=r"the update in '.*' does not fit 'mlp\(widths=16\)': missing: Dense_1\.bias$"
+  ):
+    read(without)
+  read_partly = read(without, partial=True)
+  assert not np.any(read_partly['Dense_1']['bias']) and np.any(read_partly['Dense_1']['kernel'])
+  with pytest.raises(gl.UsageError, match=r'not in the model: extra\.bias$'):
+    read({**entries, 'extra.bias': np.zeros(3, np.float32)})
+  with pytest.raises(gl.UsageError, match=r'of another shape: Dense_0\.bias \(3,\) where the model has \(16,\)$'):
+    read({**entries, 'Dense_0.bias': np.zeros(3, np.float32)})
+  (tmp_path / 'text').write_text('no tensors')
+  with pytest.raises(gl.UsageError, match=r"cannot read the update in '.*text'"):
+    gl.read_update(tmp_path / 'text', dense.model, dense.variables)
+
+
+def test_updates_that_cannot_be_attacked_say_why(affine):
+  update = affine.update()
+  for changed, message in [
+    ({'kernel': update['kernel']}, 'the update does not fit the model: missing: bias'),
+    ({**update, 'bias': np.zeros(3, np.float32)}, r'of another shape: bias \(3,\) where the model has \(10,\)'),
+    ({**update, 'bias': np.full(10, np.nan, np.float32)}, 'not finite: 10 of 10 in bias'),
+    ({**update, 'bias': np.zeros(10, np.int32)}, 'the tensor bias of the update is int32, expected floats'),
+    (jax.tree.map(np.zeros_like, update), 'every value of the update is zero'),
+  ]:
+    with pytest.raises(gl.UsageError, match=message):
+      affine.attack(changed)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'labels': [1, 2]}, 'labels are .*, expected 1 integers'),
+    ({'labels': 'guessed'}, "unknown way to obtain labels 'guessed'"),
+    ({'controls': -1}, 'controls is -1'),
+    ({'epochs': 2}, "unknown setting of gradleak.attack: 'epochs'"),
+    ({'attacks': [gl.attacks.fidel()]}, "does not offer 'layers'"),
+    ({'attacks': [gl.servers.imprint()]}, 'malicious server'),
+    ({'image_shape': (8, 8)}, r'image_shape is \(8, 8\), expected \(height, width, channels\)'),
+    ({'image_shape': None}, r'image_shape is not given'),
+  ],
+)
+def test_settings_that_cannot_be_run_say_why(affine, options, message):
+  with pytest.raises(gl.UsageError, match=message):
+    affine.attack(affine.update(), **options)
+
+
+def test_the_shape_of_images_is_derived_where_one_fits(dense):
+  assert captured.derived_image_shape(dense.model, dense.variables) == SHAPE
+
+
+def test_what_stands_out_in_an_update(affine):
+  def warned(update, labels=None):
+    return ' '.join(hints(update, affine.variables, affine.client, SHAPE, 1, labels))
+
+  update = affine.update()
+  assert warned(update) == ''
+  norm = float(np.sqrt(sum(np.square(x).sum(dtype=np.float64) for x in jax.tree.leaves(update))))
+  assert 'clip(norm=0.5)' in warned(jax.tree.map(lambda x: x * np.float32(0.5 / norm), update))
+  pruned = affine.update(client=_defended(affine, gl.defenses.prune(rate=0.8)))
+  assert 'Single entries are exactly zero' in warned(pruned) and 'of kernel' in warned(pruned)
+  assert 'Nothing but zeros: kernel.' in warned({**update, 'kernel': np.zeros_like(update['kernel'])})
+  weights = jax.tree.map(lambda x, w: np.asarray(w) - np.float32(0.01) * x, update, dict(affine.variables['params']))
+  assert 'looks like weights after training' in warned(weights)
+  assert "signs in the classifying layer are those of share='delta'" in warned(jax.tree.map(np.negative, update))
+  assert 'asks for 3 classes, and 1 sample is said' in warned(affine.update(3))
+  right = int(affine.labels[0])
+  wrong = (right + 1) % 10
+  assert warned(update, [right]) == ''
+  assert f'The label is given as {wrong}, and the classifying layer asks for {right}' in warned(update, [wrong])
+
+
+def _defended(case, defense):
+  from gradleak.defenses.defense import Context, place
+
+  return place(defense, Context(case.client, case.variables, SHAPE)).client(case.client)
+
+
+def test_an_attacker_who_knows_the_defense_and_its_own_controls(affine):
+  defense = gl.defenses.prune(rate=0.5)
+  update = affine.update(client=_defended(affine, defense))
+  found = affine.attack(update, defense=defense, attacks=[gl.attacks.csdlg_fast()], steps=30).inversions
+  assert [one.counter for one in found] == [None, 'masked', 'masked+prior']
+  unaware, masked, _ = found
+  assert masked.mismatch < unaware.mismatch and masked.does.startswith('It compares only what was sent')
+  assert all(one.closer == 2 and one.control_mismatch.shape == (2,) for one in found)
+  assert 'It knows the defense and its settings.' in masked.granted and masked.labels.tolist() == [affine.labels[0]]
+
+
+def test_samples_of_one_class_start_apart(affine):
+  one, several = (
+    [str(named.method) for named in captured._attacks(None, jax.random.key(0), affine.stand_in(n), chosen)]
+    for n, chosen in ((1, gl.CapturedSettings()), (2, gl.CapturedSettings(num_samples=2)))
+  )
+  assert (one, several) == (['csdlg_fast'], ['csdlg_fast(start=uniform)'])
+
+
+@pytest.fixture(scope='module')
+def delta(linear, small_images):
+  return Case(linear.client.model, *small_images, share='delta', local_epochs=2)
+
+
+def test_a_client_that_shares_its_delta(delta):
+  options = {'num_samples': 2, 'labels': delta.labels[:2], 'restarts': 2, 'steps': 20}
+  (one,) = delta.attack(delta.update(2), **options).inversions
+  assert one.images.shape == (2, *SHAPE) and one.labels_mode == 'known'
+  assert one.objective < one.objective_start and one.mismatch < one.control_mismatch.min()
+  np.testing.assert_allclose(one.mismatch, one.distance, atol=1e-5)
+  assert any('2 local steps' in sentence for sentence in one.granted)
+
+
+@pytest.fixture(scope='module')
+def stored(affine, tmp_path_factory):
+  """Returns (what was found, the work directory)."""
+  folder = tmp_path_factory.mktemp('stored') / 'new'
+  return affine.attack(affine.update(), workdir=folder), folder
+
+
+def test_a_work_directory_holds_what_was_found(affine, stored):
+  first, folder = stored
+  again = affine.attack(affine.update(), workdir=folder, progress=None)
+  for one, other in zip(first.inversions, again.inversions, strict=True):
+    np.testing.assert_array_equal(one.images, other.images)
+    assert (one.mismatch, one.granted) == (other.mismatch, other.granted)
+  told = json.loads((folder / 'result.json').read_text('utf-8'))
+  assert told['inversions'][0]['closer'] == first.inversions[0].closer and told['config'] == first.config
+  with np.load(folder / 'reconstructions.npz') as archive:
+    np.testing.assert_array_equal(archive['["csdlg_fast", null]'], first.inversions[0].images)
+  with pytest.raises(gl.UsageError, match=r'belongs to other settings: .*steps was 5, now 6'):
+    affine.attack(affine.update(), workdir=folder, steps=6)
+
+
+def test_a_run_that_was_stopped_goes_on(affine, stored, tmp_path):
+  def stop(title, progress, objective):
+    if progress.step == 3:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    affine.attack(affine.update(), workdir=tmp_path / 'w', progress=stop)
+  assert len(list((tmp_path / 'w' / 'checkpoints').iterdir())) == 1
+  (one,) = affine.attack(affine.update(), workdir=tmp_path / 'w').inversions
+  np.testing.assert_array_equal(one.images, stored[0].inversions[0].images)
+  assert not (tmp_path / 'w' / 'checkpoints').exists()
+
+
+def test_the_page_escapes_and_claims_nothing(stored, tmp_path):
+  script = '<script>alert(1)</script>'
+  result, _ = stored
+  config = {**result.config, 'model': script, 'defense': script}
+  (one,) = (dataclasses.replace(one, attack=script, counter=script) for one in result.inversions)
+  changed = dataclasses.replace(result, inversions=[one], config=config, warnings=[script], citations=[script])
+  gl.report.write(changed, tmp_path)
+  page = (tmp_path / 'report.html').read_text('utf-8')
+  assert '<script' not in page and '&lt;script&gt;' in page and page.rstrip().endswith('</html>')
+  assert page.count('<img') == 3 and 'on noise, 2 runs' in page
+  assert 'recovered' not in page.lower().replace('--recovered', '') and 'nothing on this page says' in page
+  assert (tmp_path / 'reconstructions.png').read_bytes().startswith(b'\x89PNG')
+  table = report.captured_table(changed)
+  assert script in table and '2 of 2' in table
+
+
+def test_the_page_without_controls(stored):
+  nothing = np.zeros(0, np.float32)
+  (one,) = (
+    dataclasses.replace(one, control_mismatch=nothing, control_images=one.control_images[:0])
+    for one in stored[0].inversions
+  )
+  result = dataclasses.replace(stored[0], inversions=[one], config={**stored[0].config, 'controls': 0})
+  page = report.render_captured(result)
+  assert 'No control was run.' in page and 'no control was run' in page and page.count('<img') == 1
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  path = pathlib.Path(__file__).parents[1] / 'examples' / 'captured_upload.py'
+  assert len(path.read_text('utf-8').splitlines()) < 40
+  (one,) = runpy.run_path(str(path))['result'].inversions
+  face = gl.data.load('faces', 'test', limit=1).images[0]
+  assert gl.metrics.pearson(one.images[:1], face[None])[0] > 0.98 and one.closer == 16
+  assert 'report: results/captured/report.html' in capsys.readouterr().out
