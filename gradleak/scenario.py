@@ -36,6 +36,22 @@ class Scenario(NamedTuple):
   public: tuple | None = None
   previous: dict | None = None
 
+  def trained(self, variables: Mapping, previous: Mapping | None = None) -> 'Scenario':
+    """Returns the same with other weights of the model, and those that clients were sent before.
+
+    Raises:
+      UsageError: for variables of another model.
+    """
+    shape = self.images.shape[1:]
+    for one in (variables, *([] if previous is None else [previous])):
+      check_variables(self.client.model, one, shape)
+    known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
+    return self._replace(
+      variables=dict(variables),
+      previous=None if previous is None else dict(previous),
+      settings={**known, **_fingerprints(weights=variables, previous=previous)},
+    )
+
 
 def scenario(
   model: Model,

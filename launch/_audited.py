@@ -8,6 +8,7 @@ from absl import flags
 
 import gradleak as gl
 from gradleak import errors, progress
+from gradleak.federated.earlier import earlier
 from launch import _program, _settings
 
 
@@ -26,6 +27,7 @@ def define(**defaults: Any) -> types.SimpleNamespace:
     one('integer', 'channels', None, '1: convert to grey, 3: to RGB.')
     one('integer', 'trials', 8, 'Uploads attacked per defense.')
     one('integer', 'public', 100, 'Public images for defenses and attackers, from the split train (test for train).')
+    one('integer', 'rounds_before', 0, 'Rounds of training on the public images before; 0: nobody has taken part yet.')
     one('string', 'init', 'explicit', 'explicit: U(-0.5, 0.5), as in DLG; default: U(±1/√fan_in), as PyTorch.')
   with _program.group('client'):
     given.client = _settings.define(gl.ClientSettings)
@@ -90,6 +92,7 @@ def scenario(
 ) -> tuple[jax.Array, gl.Scenario]:
   """Returns (key of the audit, `Scenario`) of a model and a seed."""
   key = jax.random.key(seed)
+  rounds = errors.check_number('rounds_before', given.rounds_before.value, low=0, high=10**6, integer=True)
   built = gl.scenario(
     model,
     dataset.images,
@@ -99,8 +102,19 @@ def scenario(
     dataset=dataset.name,
     client=_settings.made(gl.ClientSettings, given.client),
     public=public,
-    notes={'split': dataset.split, 'init': given.init.value, 'seed': seed},
+    notes={
+      'split': dataset.split,
+      'init': given.init.value,
+      'seed': seed,
+      **({'rounds_before': rounds} if rounds else {}),
+    },
   )
+  if rounds and public is None:
+    raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
+  if rounds:
+    _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public images …')
+    current, previous = earlier(jax.random.fold_in(key, 2), built.client, built.variables, *public, rounds=rounds)
+    built = built.trained(current, previous)
   return jax.random.fold_in(key, 1), built
 
 

@@ -19,6 +19,7 @@ _GIVEN = _audited.define(
   defenses='none;gaussian(stddev=0.05);prune(rate=0.9);fragmentation(ratio=0.4);soteria(rate=0.6);'
   'graddefense(stddev=0.1);outpost',
   workdir='results/audit',
+  rounds_before=1,
 )
 with _program.group('what is audited'):
   _MODEL = flags.DEFINE_string(

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
   write_atomically(os.path.join(workdir, 'table.md'), table)
   write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))
   print(f'\n{experiment.table}\n{experiment.metrics}\n')
-  print(machinery.terminal(experiment, outcomes))
+  print(machinery.terminal(experiment, _SCALE.value, _SEED.value, outcomes))
   print('\n' + '\n'.join(machinery.settings(experiment, _SCALE.value, _SEED.value)))
   print(f'\ntable: {os.path.join(workdir, "table.md")}')
   for name, run in runs.items():

@@ -20,7 +20,6 @@ from launch import _audited, _program
 _GIVEN = _audited.define(
   defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);prune(rate=0.5|0.9|0.99)',
   trials=16,
-  knowledge='unaware',
   workdir='results/sweep',
 )
 with _program.group('what is audited'):

@@ -1,6 +1,7 @@
 """Strict settings for all tests, two CPU devices so that sharding is always exercised, and shared fixtures."""
 
 import atexit
+import gc
 import os
 import pathlib
 import shutil
@@ -25,6 +26,11 @@ jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 # XLA's emitters for fused loops take half of the seconds that it compiles, for programs of which tests run a few steps.
 QUICK_XLA = '--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
+
+
+def pytest_collection_finish():
+  gc.freeze()  # what is imported stays: going through it again and again would take a tenth of the time
+  gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_addoption(parser):

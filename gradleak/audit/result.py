@@ -11,7 +11,7 @@ from gradleak.audit.scores import Part, judged
 from gradleak.audit.settings import Group, Plan
 from gradleak.audit.verdict import require_undefended_recovery
 from gradleak.defenses import guarantees
-from gradleak.defenses.defense import Defense
+from gradleak.defenses.defense import Defense, remarks
 from gradleak.inspection import inspect
 
 _INSPECTED = 32  # images of the client that its check of the model is given
@@ -37,7 +37,8 @@ class AuditResult:
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
       sentences; None for a model that it cannot read.
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
-      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms' and 'missing_bound'.
+      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms', 'missing_bound' and
+      'remark'.
     versions: of gradleak, JAX and Python, and the hardware.
     seconds: wall time.
     resumed: whether all of it was found on disk.
@@ -209,7 +210,10 @@ def methods(plan: Plan) -> dict[str, dict[str, Any]]:
   attacks: dict[str, AttackMethod] = {label: attack for group in plan.groups for label, attack in group.attacks}
   return {
     'attacks': {label: {'citations': list(filter(None, [attacks[label].citation]))} for label in plan.attacks},
-    'defenses': {label: facts(placed.defense, epochs) for label, placed in plan.groups[0].defenses},
+    'defenses': {
+      label: {**facts(placed.defense, epochs), 'remark': remarks(placed.defense, plan.groups[0].context)}
+      for label, placed in plan.groups[0].defenses
+    },
     'model': {'citations': list(client.model.citations)},
   }
 

@@ -15,6 +15,7 @@ from gradleak.audit.settings import Group
 from gradleak.audit.uploads import Uploads, share_sent
 from gradleak.audit.verdict import CONTROL, judge
 from gradleak.audit.views import Target
+from gradleak.defenses.defense import remarks
 from gradleak.storage import plain
 
 Part = tuple[list[dict], dict[str, np.ndarray]]
@@ -91,6 +92,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': granted.labels,
     **figures,
+    'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
     'objective': float(reconstructions.objective[chosen]),
     'distance': float(reconstructions.distance[chosen]),
     'objective_start': float(reconstructions.objective_start[chosen]),
@@ -105,6 +107,15 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   return row, chosen, permutation
 
 
+def _to_trained(sent: Uploads, target: Target, images: jax.Array) -> float | None:
+  """Returns the PSNR of a reconstruction to what the client trained on, None where this is what is private."""
+  trained = None if target.defense < 0 else sent.trained[target.defense]
+  if trained is None:
+    return None
+  nothing = np.zeros(0, np.int32), np.zeros(len(trained[target.place]), np.int32)
+  return metrics.evaluate(images, trained[target.place], *nothing)['psnr']
+
+
 def _met(group: Group, target: Target) -> dict:
   """Returns the columns that say which defense the attacker met, and by which counter-measure."""
   control, unaware = target.defense < 0, target.counter is UNAWARE
@@ -114,6 +125,7 @@ def _met(group: Group, target: Target) -> dict:
     'knowledge': 'unaware' if unaware else 'aware',
     'counter': None if unaware else target.counter.name,
     'rounds': target.counter.rounds,
+    'remark': '' if control else remarks(group.defenses[target.defense].method.defense, group.context),
   }
 
 

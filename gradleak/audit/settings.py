@@ -52,7 +52,7 @@ class AuditSettings:
     choices=KNOWLEDGE,
   )
   rounds: int = setting(
-    1, 'Uploads of the same samples on the same model that an aware attacker averages.', **_ATTACKER, **_COUNT
+    1, 'Uploads of the same samples on the same model that an aware attacker averages or sums.', **_ATTACKER, **_COUNT
   )
   counters: tuple[str, ...] | None = setting(None, 'Names of the counter-measures to try; all by default.', **_ATTACKER)
 

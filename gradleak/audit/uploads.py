@@ -29,6 +29,8 @@ class Uploads(NamedTuple):
       that of the undefended upload; NaN for control runs.
     variables: per defense, and last of the control runs, the variables that a server of several rounds refers the
       upload to, every leaf [T, …]; None where all were sent the same.
+    trained: per defense the images that the clients trained on in the first round, [T, B, H, W, C]; None where these
+      are the private ones, or no images in [0, 1].
   """
 
   trials: np.ndarray
@@ -36,6 +38,7 @@ class Uploads(NamedTuple):
   sent: list[Upload]
   changes: list[np.ndarray]
   variables: list[Tree | None]
+  trained: list[np.ndarray | None]
 
 
 class _Request(NamedTuple):
@@ -67,6 +70,35 @@ class Send:
     return client.local_update(lane['key'], lane.get('variables', shared.get('variables')), images, labels)
 
 
+@dataclasses.dataclass(frozen=True)
+class SendInTurn:
+  """(shared, lane) -> the `Upload`s of several rounds, [R, …], of a client that keeps its state between them."""
+
+  send: Send
+
+  def __call__(self, shared: dict, lane: dict) -> Upload:
+    """Called while tracing, by the driver."""
+    client = self.send.placed.build(lane['numbers'], self.send.client)
+    images, labels = shared['images'][lane['trial']], shared['labels'][lane['trial']]
+    state, found = None, []
+    for i in range(lane['key'].shape[0]):
+      sent, state, _ = client.participate(lane['key'][i], shared['variables'], images, labels, None, state)
+      found.append(sent)
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformed:
+  """(shared, lane) -> the images that a client under a defense on the samples trains on."""
+
+  send: Send
+
+  def __call__(self, shared: dict, lane: dict) -> jax.Array:
+    """Called while tracing, by the driver."""
+    client = self.send.placed.build(lane['numbers'], self.send.client)
+    return client.transformed(lane['key'], shared['images'][lane['trial']], shared['labels'][lane['trial']])[0]
+
+
 def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: int) -> Uploads:
   """Returns the `Uploads` of some trials and control runs; their figures do not depend on which others are computed.
 
@@ -88,7 +120,8 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
   if group.server is not None and group.server.rounds > 1:
     pairs = [_served(group, request, upload, group_size) for request, upload in zip(requests[1:], first, strict=True)]
     sent, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-  return Uploads(trials, controls, sent, [*changed, np.full(len(controls), np.nan)], variables)
+  trained = [_trained(group, request, group_size) for request in requests[1 : 1 + len(group.defenses)]]
+  return Uploads(trials, controls, sent, [*changed, np.full(len(controls), np.nan)], variables, trained)
 
 
 def _rounds(group: Group, placed: Placed) -> int:
@@ -101,11 +134,15 @@ def _rounds(group: Group, placed: Placed) -> int:
 def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:
   """Returns the uploads of each request on the variables of the group; one compilation per structure of defense."""
   found: list[Any] = [None] * len(requests)
-  structures = [request.placed.defense.structure for request in requests]
-  for structure in dict.fromkeys(structures):
+  for i, request in enumerate(requests):
+    if request.rounds > 1 and any(member.traits.accumulates for member in request.placed.defense.members):
+      found[i] = _in_turn(group, request, group_size)
+  structures = [request.placed.defense.structure if found[i] is None else None for i, request in enumerate(requests)]
+  for structure in dict.fromkeys(one for one in structures if one is not None):
     chosen = [i for i, other in enumerate(structures) if other == structure]
     lanes = jax.tree.map(lambda *xs: jnp.concatenate(xs), *(_lanes(group, requests[i]) for i in chosen))
-    made = _evaluate(group, requests[chosen[0]].placed, lanes, group_size, variables=group.scenario.variables)
+    function = Send.of(requests[chosen[0]].placed, group.client)
+    made = _evaluate(group, function, lanes, group_size, variables=group.scenario.variables)
     start = 0
     for i in chosen:
       shape = requests[i].rounds, len(requests[i].addresses)
@@ -113,6 +150,25 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
       found[i] = jax.tree.map(_reshaped(part, shape), made)
       start = part.stop
   return found
+
+
+def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:
+  """Returns the uploads of a client that keeps its state between the rounds, [R, T, …]."""
+  lanes, count = _lanes(group, request), len(request.addresses)
+  keys = lanes['key'].reshape(request.rounds, count).T
+  lanes = {'key': keys, 'trial': lanes['trial'][:count], 'numbers': tuple(x[:count] for x in lanes['numbers'])}
+  function = SendInTurn(Send.of(request.placed, group.client))
+  made = _evaluate(group, function, lanes, group_size, variables=group.scenario.variables)
+  return jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 0, 1), made)
+
+
+def _trained(group: Group, request: _Request, group_size: int) -> np.ndarray | None:
+  """Returns the images that the clients trained on, [T, B, …]; None for the private ones, or none in [0, 1]."""
+  if not request.placed.defense.at('data'):
+    return None
+  lanes = _lanes(group, request._replace(rounds=1))
+  images = np.asarray(_evaluate(group, Transformed(Send.of(request.placed, group.client)), lanes, group_size))
+  return images if images.min() >= 0 and images.max() <= 1 else None
 
 
 def _reshaped(part: slice, shape: tuple[int, int]) -> Callable[[Any], np.ndarray]:
@@ -132,10 +188,10 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}
 
 
-def _evaluate(group: Group, placed: Placed, lanes: dict, group_size: int, **shared: Any) -> Upload:
+def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **shared: Any) -> Any:
   images, labels = jnp.asarray(group.truth), jnp.asarray(group.labels)
   shared = {**shared, 'images': images, 'labels': labels}
-  return driver.evaluate(Send.of(placed, group.client), shared, lanes, group_size=group_size)
+  return driver.evaluate(function, shared, lanes, group_size=group_size)
 
 
 def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:
@@ -152,7 +208,7 @@ def _served(group: Group, request: _Request, first: Upload, group_size: int) -> 
     one = request._replace(addresses=request.addresses[asking], rounds=1)
     asked = jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *(server.send(states[t]) for t in asking))
     lanes = {**_lanes(group, one, number), 'variables': asked}
-    answers = _evaluate(group, request.placed, lanes, group_size).update
+    answers = _evaluate(group, Send.of(request.placed, group.client), lanes, group_size).update
     for place_, t in enumerate(asking):
       states[t] = server.receive(states[t], jax.tree.map(lambda x, i=place_: np.asarray(x[i]), answers))
   seen = [server.observed(state) for state in states]

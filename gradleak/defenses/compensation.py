@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from gradleak.defenses.graddefense import CITATION, num_perturbed
 from gradleak.trees import Tree
 
 RULES = ('band', 'below')
+LAYOUTS = ('columns', 'rows')
 
 
 def noise_variance(weights: Sequence[float] | jax.Array, *, stddev: float, ratio: float, num_slices: int) -> jax.Array:
@@ -42,7 +43,9 @@ def _client_variance(stddev: float, ratio: float, num_slices: int) -> jax.Array:
   return perturbed * jnp.square(jnp.asarray(stddev, jnp.float32))
 
 
-def compensate(update: Tree, variance: float | jax.Array, *, q: float = 6, rule: str = 'band') -> Tree:
+def compensate(
+  update: Tree, variance: float | jax.Array, *, q: float = 6, rule: str = 'band', layout: str = 'columns'
+) -> Tree:
   """Returns the update without the directions that cannot be distinguished from noise (section V-B).
 
   The update of n entries, flattened and padded with zeros, becomes a matrix C [v, w] with w = ⌈√(n/q)⌉ columns. If C
@@ -56,19 +59,21 @@ def compensate(update: Tree, variance: float | jax.Array, *, q: float = 6, rule:
     q: the desired ratio Q, ≥ 1; 6 in the paper.
     rule: 'band' drops the eigenvectors with λ− ≤ λ ≤ λ+; 'below' drops all with λ ≤ λ+, the "simple threshold" that
       the paper's text also mentions.
+    layout: 'columns' as in section VI-D: the vector is cut into w pieces of equal length, which are the columns.
+      'rows': the matrix is filled row by row, as in the published code.
 
   Raises:
-    UsageError: for a negative variance, a q below 1, or an unknown rule.
+    UsageError: for a negative variance, a q below 1, an unknown rule or layout.
   """
   errors.check_number('compensate(variance)', variance, low=0, finite=True)
   errors.check_number('compensate(q)', q, low=1, finite=True)
-  if rule not in RULES:
-    raise errors.unknown('compensation rule', rule, RULES)
+  _check_choices('compensate', rule, layout)
   leaves, treedef = jax.tree.flatten(update)
   flat = jnp.concatenate([jnp.asarray(leaf, jnp.float32).ravel() for leaf in leaves])
   columns = math.ceil(math.sqrt(flat.size / q))
   rows = -(-flat.size // columns)
-  matrix = jnp.pad(flat, (0, rows * columns - flat.size)).reshape(rows, columns)
+  padded = jnp.pad(flat, (0, rows * columns - flat.size))
+  matrix = padded.reshape(columns, rows).T if layout == 'columns' else padded.reshape(rows, columns)
 
   product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
   values, vectors = jnp.linalg.eigh(product(matrix.T, matrix) / rows)
@@ -78,7 +83,8 @@ def compensate(update: Tree, variance: float | jax.Array, *, q: float = 6, rule:
     noise &= values >= variance * (1 - spread) ** 2
   # Subtracting what is dropped, rather than adding what is kept, leaves C exactly as it is where nothing is dropped.
   dropped = vectors * noise.astype(jnp.float32)[None]
-  flat = (matrix - product(product(matrix, dropped), vectors.T)).ravel()
+  matrix = matrix - product(product(matrix, dropped), vectors.T)
+  flat = (matrix.T if layout == 'columns' else matrix).ravel()
 
   compensated, start = [], 0
   for leaf in leaves:
@@ -87,42 +93,91 @@ def compensate(update: Tree, variance: float | jax.Array, *, q: float = 6, rule:
   return jax.tree.unflatten(treedef, compensated)
 
 
+def _check_choices(name: str, rule: str, layout: str) -> None:
+  if rule not in RULES:
+    raise errors.unknown(f'{name}(rule)', rule, RULES)
+  if layout not in LAYOUTS:
+    raise errors.unknown(f'{name}(layout)', layout, LAYOUTS)
+
+
+class CompensationState(NamedTuple):
+  """What the server keeps from round to round.
+
+  Attributes:
+    dropped: all that compensation has dropped and not yet added back, a tree of float32 shaped like the parameters.
+  """
+
+  dropped: Tree
+
+
 @defense(place='round', citation=CITATION, post_processing=True, idle=lambda settings: settings['stddev'] == 0)
 def compensation(
-  *, stddev: float, ratio: float = 0.3, num_slices: int = 10, q: int = 6, rule: str = 'band'
+  *,
+  stddev: float,
+  ratio: float = 0.3,
+  num_slices: int = 10,
+  q: int = 6,
+  rule: str = 'band',
+  layout: str = 'columns',
+  memory: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  """Global update compensation, for the server's chain on the mean update of equally weighted clients.
+  """Global update compensation, for the server's chain on the mean update: see `compensate`.
 
-  It helps where noise dominates and the mean update, as a matrix, has nearly low rank, so that its few large
-  eigenvalues lie above the band: early training of small networks, with σ as large as the paper's. Where the update
-  dominates the noise it changes little, since hardly any eigenvalue lies in the band; in between it may remove weak
-  directions of the update. It does not reduce the clients' privacy: a curious server can apply it to a single upload in
-  any case (section V-C).
+  A direction of the update is seen, and kept, where it exceeds about σ̂·(v·w)^¼ (in the norm of its part of C). All
+  others are dropped with the noise.
+
+  FIGURES
+
+  It does not reduce the clients' privacy: a curious server can apply it to a single upload in any case (section V-C).
 
   Args:
     stddev, ratio, num_slices: the clients' settings of `graddefense`.
-    q, rule: see `compensate`.
+    q, rule, layout: see `compensate`.
+    memory: whether what was dropped is added to the mean of the next round (error feedback). The procedure of section
+      V-B has no memory; eq. 6 of the convergence analysis has it, as ϑ_{t−1} − ϑ_t. The band stays that of one round's
+      noise.
 
   Raises:
-    UsageError: for a setting out of range; from its update, if no `num_clients=` is given.
+    UsageError: for a setting out of range; from its update, if neither `num_clients=` nor `weights=` is given.
   """
   errors.check_number('compensation(stddev)', stddev, low=0, finite=True)
   errors.check_number('compensation(ratio)', ratio, low=0, high=1)
   errors.check_number('compensation(num_slices)', num_slices, low=1, integer=True)
   errors.check_number('compensation(q)', q, low=1, integer=True)
-  if rule not in RULES:
-    raise errors.unknown('compensation(rule)', rule, RULES)
+  _check_choices('compensation', rule, layout)
+  if not isinstance(memory, bool):
+    raise errors.UsageError(f'compensation(memory) is {errors.shown(memory)}, expected True or False')
+  noise: dict[str, Any] = {'stddev': stddev, 'ratio': ratio, 'num_slices': num_slices}
+
+  def init(params: Tree) -> optax.OptState:
+    if not memory:
+      return optax.EmptyState()
+    return CompensationState(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
 
   def update(
-    updates: Tree, state: optax.OptState, params: Tree = None, *, num_clients: Any = None, **extra: Any
+    updates: Tree,
+    state: Any,
+    params: Tree = None,
+    *,
+    num_clients: Any = None,
+    weights: Any = None,
+    **extra: Any,
   ) -> tuple[Tree, optax.OptState]:
     del params, extra
-    if num_clients is None:
+    if weights is not None:
+      variance = noise_variance(weights, **noise)
+    elif num_clients is not None:
+      errors.check_number('compensation(num_clients)', num_clients, low=1)
+      variance = _client_variance(**noise) / jnp.asarray(num_clients, jnp.float32)
+    else:
       raise errors.UsageError(
         'compensation needs the number of clients in the mean: call update(updates, state, params, num_clients=…)'
       )
-    errors.check_number('compensation(num_clients)', num_clients, low=1)
-    variance = _client_variance(stddev, ratio, num_slices) / jnp.asarray(num_clients, jnp.float32)
-    return compensate(updates, variance, q=q, rule=rule), state
+    if not memory:
+      return compensate(updates, variance, q=q, rule=rule, layout=layout), state
+    whole = jax.tree.map(lambda u, d: u.astype(jnp.float32) + d, updates, state.dropped)
+    kept = compensate(whole, variance, q=q, rule=rule, layout=layout)
+    dropped = jax.tree.map(jnp.subtract, whole, kept)
+    return jax.tree.map(lambda k, u: k.astype(u.dtype), kept, updates), CompensationState(dropped)
 
-  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+  return optax.GradientTransformationExtraArgs(init, update)

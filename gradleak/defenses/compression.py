@@ -160,6 +160,7 @@ class DGCState(NamedTuple):
   place='upload',
   citation='Lin, Han, Mao, Wang, Dally: Deep Gradient Compression. ICLR 2018.',
   withholds='mask',
+  accumulates=True,
   by_magnitude=True,
   selects=True,
   idle=lambda settings: settings['ratio'] == 1 and math.isinf(settings['clip']),

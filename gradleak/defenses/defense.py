@@ -96,6 +96,7 @@ class Traits:
     arguments: (`Context`, settings) -> the factory's positional arguments, computed once, on the host.
     withholds: '' (nothing), 'zeros' (dropped entries are sent as zeros) or 'mask' (dropped entries are not sent, and
       the server knows which; its state has a field `sent`).
+    accumulates: whether it sends in later rounds what it withheld: an attacker may then sum repeated uploads.
     by_magnitude: whether it drops the entries of smallest magnitude: an attacker then has a bound on them.
     noise: the `Noise` that it adds, or None.
     clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
@@ -108,6 +109,7 @@ class Traits:
     selects: whether the mask of `withholds` depends on the update: noise that is added later does not protect the mask.
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
       simulates; or None where the mask of what was withheld says as much.
+    remark: (`Context`, settings) -> what results say of it there, a few words; '' for nothing.
     idle: settings -> whether it is the identity.
   """
 
@@ -116,6 +118,7 @@ class Traits:
   citation: str = ''
   arguments: Callable[[Context, Settings], tuple] = lambda context, settings: ()
   withholds: str = ''
+  accumulates: bool = False
   by_magnitude: bool = False
   noise: Noise | None = None
   clips: Callable[[Settings], float] | None = None
@@ -124,6 +127,7 @@ class Traits:
   post_processing: bool = False
   selects: bool = False
   simulated: Callable[[Settings], Any] | None = None
+  remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
@@ -360,6 +364,12 @@ class Placed:
   def client(self, client: Any) -> Any:
     """Returns the client under the defense with its own numbers."""
     return self.build(self.defense.numbers, client)
+
+
+def remarks(defense: Defense, context: Context) -> str:
+  """Returns what results say of a defense in a context, joined by '; '; '' for nothing."""
+  found = [member.traits.remark(context, member.settings) for member in defense.members]
+  return '; '.join(dict.fromkeys(filter(None, found)))
 
 
 def place(defense: Defense | None, context: Context) -> Placed:

@@ -42,11 +42,17 @@ def _arguments(context: Context, settings: Settings) -> tuple:
   return context.layers, context.client.share, previous
 
 
+def _remark(context: Context, settings: Settings) -> str:
+  del settings
+  return 'first participation: layers are random' if context.previous is None else ''
+
+
 @defense(
   place='upload',
   citation=CITATION,
   random=True,
   arguments=_arguments,
+  remark=_remark,
   withholds='mask',
   selects=True,
   idle=lambda settings: settings['ratio'] == 1,

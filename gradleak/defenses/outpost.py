@@ -36,7 +36,9 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   leaves, treedef = jax.tree.flatten(context.variables['params'])
   found = [0.0] * len(leaves)
   for group in _groups(context.variables['params'], context.layers, settings['variant']):
-    risk = min(1.0, float(np.var(np.concatenate([np.ravel(leaves[i]) for i in group]))))
+    entries = np.concatenate([np.ravel(leaves[i]) for i in group])
+    lost = min(_lost(settings['variant']), entries.size - 1)
+    risk = min(1.0, float(np.var(entries, ddof=lost)))
     for i in group:
       found[i] = (settings['noise'] * risk) ** 2
   return jax.tree.unflatten(treedef, found)
@@ -86,8 +88,9 @@ def outpost(
 ) -> optax.GradientTransformationExtraArgs:
   """OUTPOST (section IV, algorithm 1), a defense of the step chain; `init` its state at the start of each round.
 
-  The i-th local step of a round, i = 1, 2, …, is protected with probability 1/(1 + decay·i), the first one always. A
-  protected step changes the gradient g of each layer: the fraction `prune` with the smallest |g| becomes zero, and the
+  The i-th local step of a round, i = 1, 2, …, is protected with probability 1/(1 + decay·i), the first one always: of
+  the 180 steps of the paper's training 29.1 are expected to be, of 7 steps 5.2 (see `step_probability`). A protected
+  step changes the gradient g of each layer: the fraction `prune` with the smallest |g| becomes zero, and the
   fraction `fisher` with the highest empirical Fisher information receives N(0, (noise·r)²). Other steps do not change
   g.
 
@@ -95,6 +98,9 @@ def outpost(
   most 1. The Fisher information is g² of this batch before pruning, in the order of |g|: with the defaults 60 % of a
   layer become zero, 20 % pure noise, 20 % gradient plus noise. Noise goes to ⌈fisher·n⌉ of a layer's n entries, of
   equal ones to the first; all entries equal to the pruning threshold are kept.
+
+  The noise goes with the variance of the weights, and at a large learning rate raises it: in long trainings with few
+  local steps the two grow together. The paper trains at a rate of 0.01.
 
   Args:
     layers: the model's layers, a sequence of `gradleak.trees.Layer`; None takes the modules of the parameter tree.
@@ -104,8 +110,10 @@ def outpost(
     prune: ρ in [0, 1], a fraction. noise = prune = 0 is the identity.
     variant: 'paper', or 'code' for the rules of the authors' code: each tensor has its own risk and pruning threshold;
       the whole model has one Fisher threshold, ties included, on means of g² along axis 0 of each tensor as it is
-      stored (in PyTorch axis 0 counts a kernel's outputs, in Flax its inputs); the first step is protected with
-      probability 1/(1 + decay) only. Its β was 0.125.
+      stored (in PyTorch axis 0 counts a kernel's outputs, in Flax its inputs); r is the sample variance, 0 for a
+      tensor of one entry (PyTorch's is NaN); i is the number of the epoch times that of the batch in it, both from 1
+      on, which the `Client` gives as `position=`, and the first step is no exception. Its β was 0.125: of 180 steps in
+      5 epochs 38.8 are expected to be protected.
 
   Raises (update too):
     UsageError: for a setting out of range, an unknown variant, or a missing `key=` or `params`.
@@ -119,7 +127,13 @@ def outpost(
   protect = functools.partial(_protected, layers, variant, noise=noise, fisher=fisher, prune=prune)
 
   def update(
-    updates: Tree, state: OutpostState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+    updates: Tree,
+    state: OutpostState,
+    params: Tree = None,
+    *,
+    key: jax.Array | None = None,
+    position: tuple | None = None,
+    **extra: Any,
   ) -> tuple[Tree, OutpostState]:
     del extra
     key = jax.random.fold_in(require_key('outpost', key), zlib.crc32(b'outpost'))
@@ -129,13 +143,33 @@ def outpost(
       )
     protected = protect(jax.random.fold_in(key, 1), updates, params)
     count = optax.safe_increment(state.count)
-    probability = 1 / (1 + jnp.asarray(decay, jnp.float32) * count.astype(jnp.float32))
-    active = jax.random.uniform(jax.random.fold_in(key, 0)) < probability
-    if variant == 'paper':
-      active |= count == 1
+    active = jax.random.uniform(jax.random.fold_in(key, 0)) < step_probability(count, decay, variant, position)
     return jax.tree.map(lambda p, u: jnp.where(active, p, u), protected, updates), OutpostState(count)
 
   return optax.GradientTransformationExtraArgs(lambda params: OutpostState(jnp.zeros((), jnp.int32)), update)
+
+
+def step_probability(
+  count: int | jax.Array, decay: float | jax.Array, variant: str = 'paper', position: tuple | None = None
+) -> jax.Array:
+  """Returns the probability that a local step is protected, a float32 scalar.
+
+  Args:
+    count: its number in the round, from 1 on.
+    decay: β ≥ 0.
+    variant: 'paper': 1/(1 + β·count), and 1 for the first step. 'code': 1/(1 + β·epoch·batch).
+    position: (epoch, batch), both from 1 on, for 'code'; None takes all steps for those of one epoch: (1, count).
+  """
+  count = jnp.asarray(count, jnp.int32)
+  epoch, batch = (1, count) if position is None or variant == 'paper' else position
+  step = (jnp.asarray(epoch, jnp.int32) * batch).astype(jnp.float32)
+  probability = 1 / (1 + jnp.asarray(decay, jnp.float32) * step)
+  return jnp.where(count == 1, 1.0, probability) if variant == 'paper' else probability
+
+
+def _lost(variant: str) -> int:
+  """Returns the degrees of freedom that the variance of a variant loses: 1 for PyTorch's, the sample variance."""
+  return int(variant == 'code')
 
 
 def _protected(
@@ -164,7 +198,7 @@ def _protected(
     updates,
     _group_masks(lambda g: largest(g, prune), updates, groups),
     chosen(updates, groups, fisher),
-    _risks(params, groups),
+    _risks(params, groups, _lost(variant)),
     trees.fold_in_leaves(key, updates),
   )
 
@@ -203,12 +237,13 @@ def _group_masks(function: Callable[[jax.Array], jax.Array], tree: Tree, groups:
   return jax.tree.unflatten(treedef, masks)
 
 
-def _risks(params: Tree, groups: list[list[int]]) -> Tree:
+def _risks(params: Tree, groups: list[list[int]], lost: int) -> Tree:
   """Returns a tree of float32 scalars: each tensor's risk, the clamped variance of its group's parameters."""
   leaves, treedef = jax.tree.flatten(params)
   risks: list[Any] = [None] * len(leaves)
   for group in groups:
-    risk = jnp.minimum(jnp.var(_vector([leaves[i] for i in group])), jnp.float32(1))
+    entries = _vector([leaves[i] for i in group])
+    risk = jnp.minimum(jnp.var(entries, ddof=min(lost, entries.size - 1)), jnp.float32(1))
     for i in group:
       risks[i] = risk
   return jax.tree.unflatten(treedef, risks)

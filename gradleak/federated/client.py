@@ -43,7 +43,8 @@ class Client:
   """How a client trains and what it uploads.
 
   The step chain receives, besides gradient and parameters, `key=`, `batch=` (images, labels as probabilities),
-  `weights=` (of the examples: 0 for padding) and `variables=` (the current parameters and batch statistics).
+  `weights=` (of the examples: 0 for padding), `variables=` (the current parameters and batch statistics) and
+  `position=` (the number of the epoch and of the batch in it, both from 1 on).
 
   Attributes:
     model: the network.
@@ -142,8 +143,7 @@ class Client:
     images, labels = self._samples(images, labels)
     if has_init(self.model, images.shape[1:]):  # a model made by hand may have none
       check_variables(self.model, variables, images.shape[1:])
-    if self.transform is not None:
-      images, labels = self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
+    images, labels = self.transformed(key, images, labels)
     padded = weights is not None
     if weights is not None:
       count = jnp.sum(weights).astype(jnp.int32)
@@ -163,6 +163,18 @@ class Client:
       update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
     upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
     return upload, state, batch_stats
+
+  def transformed(self, key: jax.Array | None, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples that the client trains on in place of these, labels as probabilities.
+
+    Args:
+      key: as `local_update` takes it.
+      images, labels: floats [N, H, W, C], and class indices or probabilities.
+    """
+    images, labels = self._samples(images, labels)
+    if self.transform is None:
+      return images, labels
+    return self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
 
   def _samples(self, images: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
@@ -192,6 +204,7 @@ class Client:
     images: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
+    position: tuple = (1, 1),
   ) -> tuple[Tree, Tree, Any]:
     """Returns the step chain's output, the new batch statistics and the chain's new state."""
     params = variables['params']
@@ -206,7 +219,14 @@ class Client:
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
-      gradient, state, params, key=noise, batch=(images, labels), weights=weights, variables=variables
+      gradient,
+      state,
+      params,
+      key=noise,
+      batch=(images, labels),
+      weights=weights,
+      variables=variables,
+      position=position,
     )
     return gradient, batch_stats, state
 
@@ -244,7 +264,10 @@ class Client:
       if variables.get('batch_stats'):
         current['batch_stats'] = batch_stats
       batch = trees.take(data, index % per_epoch)
-      gradient, batch_stats, state = self._defended_gradient(step_key, current, state, *batch)
+      position = index // per_epoch + 1, index % per_epoch + 1
+      gradient, batch_stats, state = self._defended_gradient(
+        step_key, current, state, batch[0], batch[1], batch[2], position
+      )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:

@@ -4,6 +4,7 @@ In FedSGD the clients upload gradients, in FedAvg deltas. The clients are those 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
+from gradleak import data, errors, trees
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver, groups
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import cross_entropy
 from gradleak.federated.server import layer_average
-from gradleak.models import Model
+from gradleak.models import Model, check_variables
+from gradleak.models.model import check_logits, check_model
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -38,7 +40,8 @@ class Federation:
     per_round: clients that are drawn for a round.
     server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
       is FedAvg, Adam is FedAdam (Reddi et al. 2021).
-    chain: defenses at the server, on the mean upload before its optimizer; they receive `key=` and `num_clients=`.
+    chain: defenses at the server, on the mean upload before its optimizer; they receive `key=`, `num_clients=` and
+      `weights=`, float32 [K] with sum 1: the clients' portions of the mean, 0 for those that did not answer.
     weighting: the weight of an upload: 'samples' (the number behind it) or 'equal'.
     server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` computes the
       mean, with equal weights and 0 for what was not sent.
@@ -61,6 +64,9 @@ class Federation:
   group_size: int | None = None
 
   def __post_init__(self) -> None:
+    errors.check_instance('client', self.client, Client, 'a gradleak.Client')
+    data.validate(self.images, self.labels, self.client.num_classes)
+    self._check_partition()
     errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.group_size is not None:
       errors.check_number('group_size', self.group_size, low=1, integer=True)
@@ -68,11 +74,31 @@ class Federation:
     errors.check_number('server_noise', self.server_noise, low=0, finite=True)
     if self.weighting not in WEIGHTINGS:
       raise errors.unknown('weighting', self.weighting, WEIGHTINGS)
-    empty = [i for i, part in enumerate(self.partition) if not len(part)]
-    if empty:
-      raise errors.UsageError(f'client {empty[0]} has no samples')
+    if self.defended is not None and not isinstance(self.defended, tuple | list):
+      raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')
     for client in self.defended or ():
       errors.check_number('defended client', client, low=0, high=len(self.partition) - 1, integer=True)
+
+  def _check_partition(self) -> None:
+    """Raises `UsageError` for a client without samples, or one with samples that there are not."""
+    if not isinstance(self.partition, list | tuple) or not self.partition:
+      raise errors.UsageError(
+        f'the partition is {errors.shown(self.partition)}, expected a list with an array for each'
+      )
+    for client, part in enumerate(self.partition):
+      numbers = errors.host_array(f'the samples of client {client}', part)
+      if not numbers.size:
+        raise errors.UsageError(f'client {client} has no samples')
+      if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise errors.UsageError(f'the samples of client {client} are {errors.shown(part)}, expected their numbers')
+      for sample in (numbers.min(), numbers.max()):
+        errors.check_number(f'a sample of client {client}', int(sample), low=0, high=len(self.images) - 1, integer=True)
+
+  @functools.cached_property
+  def layers(self) -> tuple[trees.Layer, ...] | None:
+    """The model's layers, or None if it does not offer them."""
+    offered = self.client.model.layers
+    return None if offered is None else offered(self.images.shape[1:])
 
   @property
   def at_once(self) -> int:
@@ -106,8 +132,9 @@ class Round(NamedTuple):
   Attributes:
     clients: those that answered, ascending.
     samples: how many samples each of them trained on.
-    bytes_up: bytes that each of them sent, see `bytes_sent`.
-    bytes_down: bytes that each drawn client received: the global model.
+    bytes_up: bytes that each of them sent: of its update, see `bytes_sent`, and of BatchNorm's statistics.
+    bytes_down: bytes that each drawn client received: the global model, BatchNorm's statistics included.
+    bytes_statistics: of `bytes_up`, those of the statistics.
     update_norm: L2 norm of the mean upload, before the server's chain.
   """
 
@@ -115,11 +142,13 @@ class Round(NamedTuple):
   samples: np.ndarray
   bytes_up: np.ndarray
   bytes_down: int
+  bytes_statistics: np.ndarray
   update_norm: float
 
 
 def start(federation: Federation, variables: Mapping) -> State:
-  """Returns the `State` before the first round."""
+  """Returns the `State` before the first round; raises `UsageError` for variables of another model."""
+  check_variables(federation.client.model, variables, federation.images.shape[1:])
   params = variables['params']
   server = lenient(federation.server).init(params)
   return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
@@ -169,11 +198,14 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
   drawn, answers, generator = draw(federation, state.number, key)
   key = jax.random.fold_in(key, state.number)
   uploads, new, batch_stats = _take_part(federation, state, drawn, generator, jax.random.fold_in(key, 1))
+  sent = statistics_sent(uploads.sent, state.variables.get('batch_stats', {}), federation.layers)
+  statistics = _statistics_bytes(state.variables, sent, len(drawn))
   done = Round(
     drawn[answers],
     np.asarray(uploads.num_samples[answers]),
-    bytes_sent(uploads)[answers],
+    (bytes_sent(uploads) + statistics)[answers],
     sum(x.nbytes for x in jax.tree.leaves(state.variables)),
+    statistics[answers],
     0.0,
   )
   if not answers.any():
@@ -186,6 +218,7 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
     state.chain,
     uploads,
     batch_stats,
+    sent,
     np.where(answers, weights, 0).astype(np.float32),
     jax.random.fold_in(key, 2),
     np.float32(answers.sum()),
@@ -276,7 +309,7 @@ def _kept(client: Client, state: State, drawn: np.ndarray) -> Any:
 def _server(
   chain: optax.GradientTransformation, server: optax.GradientTransformation, share: str, noise: float
 ) -> Callable[..., tuple]:
-  """Returns the compiled step of the server; BatchNorm's statistics are averaged with the same weights."""
+  """Returns the compiled step of the server; BatchNorm's statistics are averaged over those who sent them."""
   chain, server = optax.with_extra_args_support(chain), lenient(server)
 
   @jax.jit
@@ -286,6 +319,7 @@ def _server(
     chain_state: Any,
     uploads: Upload,
     batch_stats: Tree,
+    statistics: Tree,
     weights: jax.Array,
     key: jax.Array,
     num_clients: jax.Array,
@@ -296,20 +330,66 @@ def _server(
     else:
       mean = layer_average(uploads, weights)
     norm = trees.norm(mean)
-    mean, chain_state = chain.update(mean, chain_state, params, key=key, num_clients=num_clients)
+    portions = (weights > 0).astype(jnp.float32) if noise else weights
+    mean, chain_state = chain.update(
+      mean, chain_state, params, key=key, num_clients=num_clients, weights=portions / jnp.sum(portions)
+    )
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
     updates, server_state = server.update(gradient, server_state, params)
     variables = {**variables, 'params': optax.apply_updates(params, updates)}
     if variables.get('batch_stats'):
-      part = weights / jnp.sum(weights)
-      variables['batch_stats'] = jax.tree.map(lambda x: jnp.tensordot(part, x, 1), batch_stats)
+      average = functools.partial(_mean_statistics, weights)
+      variables['batch_stats'] = jax.tree.map(average, variables['batch_stats'], batch_stats, statistics)
     return variables, server_state, chain_state, norm
 
   return step
 
 
+def _mean_statistics(weights: jax.Array, before: jax.Array, new: jax.Array, sent: jax.Array) -> jax.Array:
+  """Returns the mean of one of BatchNorm's statistics over the clients that sent it; that before, if none did."""
+  portions = jnp.where(sent, weights, 0.0)
+  total = jnp.sum(portions)
+  mean = jnp.tensordot(portions / jnp.where(total > 0, total, 1.0), new, 1)
+  return jnp.where(total > 0, mean, before)
+
+
+def statistics_sent(sent: Tree, batch_stats: Tree, layers: Sequence[trees.Layer] | None = None) -> Tree:
+  """Returns which of BatchNorm's statistics each client sends, a tree shaped like `batch_stats` of bool [K].
+
+  The statistics of a layer go with it: a client that sends nothing of the layer's parameters does not send them, nor
+  does it tell the server of them by other means. Those of a norm without parameters are always sent.
+
+  Args:
+    sent: the masks of the uploads of K clients, stacked.
+    batch_stats: the running statistics, a tree like that of the modules that they belong to.
+    layers: the model's layers; None takes each module for one, as `trees.layer_numbers` does.
+  """
+  numbers, count = trees.layer_numbers(sent, layers)
+  masks = [np.asarray(mask).reshape(len(mask), -1).any(1) for mask in jax.tree.leaves(sent)]
+  some = np.zeros((count, len(masks[0])), bool)
+  of_module: dict[tuple, set] = {}
+  for (path, number), mask in zip(jax.tree.leaves_with_path(numbers), masks, strict=True):
+    some[number] |= mask
+    of_module.setdefault(trees.path_names(path)[:-1], set()).add(number)
+
+  def of_statistic(path: Sequence, leaf: Any) -> np.ndarray:
+    del leaf
+    owners = of_module.get(trees.path_names(path)[:-1])
+    return np.ones(some.shape[1], bool) if owners is None else np.any(some[sorted(owners)], axis=0)
+
+  return jax.tree_util.tree_map_with_path(of_statistic, batch_stats)
+
+
+def _statistics_bytes(variables: Mapping, sent: Tree, clients: int) -> np.ndarray:
+  """Returns the bytes of BatchNorm's statistics that each client sends, int64 [K]."""
+  total = np.zeros(clients, np.int64)
+  for statistic, mask in zip(jax.tree.leaves(variables.get('batch_stats', {})), jax.tree.leaves(sent), strict=True):
+    total += mask * statistic.nbytes
+  return total
+
+
 def bytes_sent(uploads: Upload) -> np.ndarray:
-  """Returns the bytes of each upload, int64 [K], counting only what was sent.
+  """Returns the bytes of each upload, int64 [K], counting only what was sent; without BatchNorm's statistics.
 
   A tensor sent whole takes the bytes of its values. A tensor sent in part takes those of the values sent, and the
   smaller of a 32-bit index for each of them and a bit for every entry. If whole tensors are withheld, there is a bit
@@ -341,7 +421,13 @@ def accuracy(
     images: float32 [N, H, W, C] in [0, 1].
     labels: integers [N].
     batch_size: samples per compiled pass; changes speed, and the last bits.
+
+  Raises:
+    UsageError: for samples that `gradleak.data.validate` refuses, or variables of another model.
   """
+  images, labels = data.pair('the samples', (images, labels))
+  check_variables(check_model(model), variables, images.shape[1:])
+  batch_size = int(errors.check_number('batch_size', batch_size, low=1, high=10**6, integer=True))
   correct, loss, score = 0, 0.0, _score(model)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)
@@ -355,6 +441,7 @@ def _score(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
   @jax.jit
   def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits, _ = model.apply(variables, images, False, None)
+    check_logits(model, logits, (len(images), *getattr(logits, 'shape', ())[1:2]))
     hits = jnp.sum((jnp.argmax(logits, axis=-1) == labels).astype(jnp.int32))
     return hits, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))
 

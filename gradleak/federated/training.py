@@ -36,8 +36,9 @@ def train(
   """Trains for a number of rounds; returns (the last `State`, a row per round).
 
   A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
-  together), 'bytes_up' and 'bytes_down' (of all of them together), 'update_norm', and at evaluated rounds 'accuracy'
-  and 'loss' on the test samples; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
+  together), 'bytes_up' and 'bytes_down' (of all of them together, BatchNorm's statistics included), 'bytes_statistics'
+  (of 'bytes_up', those of the statistics), 'update_norm', and at evaluated rounds 'accuracy' and 'loss' on the test
+  samples; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
@@ -119,6 +120,7 @@ def _row(federation: Federation, state: State, done: Round, privacy: Ledger | No
     'samples': int(done.samples.sum()),
     'bytes_up': int(done.bytes_up.sum()),
     'bytes_down': done.bytes_down * federation.per_round,
+    'bytes_statistics': int(done.bytes_statistics.sum()),
     'update_norm': done.update_norm,
   }
   if privacy is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gradleak import errors, specs
-from gradleak.models import convnets, precode, resnet, small
+from gradleak.models import convnets, normalisation, precode, resnet, small
 from gradleak.models.model import Model
 
 REGISTRY: dict[str, Callable[..., Model]] = {
@@ -16,11 +16,14 @@ REGISTRY: dict[str, Callable[..., Model]] = {
   'resnet18': resnet.resnet18,
   'resnet20': resnet.resnet20,
 }
-WRAPPERS: dict[str, Callable[..., Model]] = {'precode': precode.precode}
+WRAPPERS: dict[str, Callable[..., Model]] = {
+  'normalised': normalisation.normalised,
+  'precode': precode.precode,
+}
 
 
 def create(spec: str | specs.Spec, num_classes: int, *, init: str = 'explicit', conv: str | None = None) -> Model:
-  """Returns the `Model` that `spec` describes, such as `lenet`, `convnet(width=8)` or `lenet+precode(size=64)`.
+  """Returns the `Model` that `spec` describes, such as `convnet(width=8)` or `lenet+normalised(pixels=mnist)`.
 
   Args:
     spec: a name of `REGISTRY` with settings in parentheses, then any `WRAPPERS` of it; or a parsed `Spec`.

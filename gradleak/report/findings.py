@@ -14,15 +14,41 @@ Summary = dict[str, Any]  # of `tables.summarise`
 Config = Mapping[str, Any]  # of the audit; only `batch_size` is read
 
 
-def sentences(summaries: Sequence[Summary], worst: Sequence[Entry], config: Config) -> list[str]:
-  """Returns the sentences that open the page: without a defense, with each defense, and what they do not show.
+def sentences(
+  summaries: Sequence[Summary], worst: Sequence[Entry], config: Config, methods: Mapping[str, Any]
+) -> list[str]:
+  """Returns the sentences that open the page: who attacked, without a defense, with each, and what they do not show.
 
   Args:
     summaries: from `tables.summarise`.
     worst: from `tables.worst_case`.
     config: the audit's settings.
+    methods: `AuditResult.methods`.
   """
-  return [undefended(summaries, worst, config), *defended(worst, config), caution(worst)]
+  return [
+    *unaware(summaries),
+    *remarks(methods),
+    undefended(summaries, worst, config),
+    *defended(worst, config),
+    caution(worst),
+  ]
+
+
+def unaware(summaries: Sequence[Summary]) -> list[str]:
+  """Returns at most one sentence: that no attacker knew the defenses; `summaries` are from `tables.summarise`."""
+  defended = [summary for summary in summaries if summary['defense'] != 'none']
+  if not defended or any(summary['counter'] for summary in summaries):
+    return []
+  return ['All attackers here are unaware of the defenses: one who knows a defense may recover more.']
+
+
+def remarks(methods: Mapping[str, Any]) -> list[str]:
+  """Returns what there is to say of the defenses in this setting; `methods` is `AuditResult.methods`."""
+  together: dict[str, list[str]] = {}
+  for defense, known in methods.get('defenses', {}).items():
+    if known.get('remark'):
+      together.setdefault(known['remark'], []).append(f'`{defense}`')
+  return [f'{listed(defenses)}: {remark}.' for remark, defenses in together.items()]
 
 
 def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Config) -> str:
@@ -146,7 +172,7 @@ def cautions(
     )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
-  return notes + _transformed(worst, methods)
+  return notes + _transformed(summaries, worst, methods)
 
 
 def _leaking(leaking: Sequence[Entry]) -> list[str]:
@@ -172,8 +198,11 @@ def _withstood(withstood: Sequence[Entry], config: Config) -> list[str]:
     f'singles out these images.{_tried(tried, untried)}'
   ]
   if untried:
-    where = f' of {_names(untried)}' if tried else ''
-    found.append(f'An attacker who knows the defense{where} may do better.')
+    all_known = config.get('knowledge') != 'unaware' and config.get('counters') is None
+    known = f'No counter-attack to {_names(untried)} is known here, and one' if all_known else 'An attacker'
+    found.append(
+      f'{known} who knows the defense{" of " + _names(untried) if tried and not all_known else ""} may do better.'
+    )
   return found
 
 
@@ -189,7 +218,7 @@ def _unsolved(unsolved: Sequence[Entry], config: Config) -> str:
   )
 
 
-def _transformed(worst: Sequence[Entry], methods: Mapping[str, Any]) -> list[str]:
+def _transformed(summaries: Sequence[Summary], worst: Sequence[Entry], methods: Mapping[str, Any]) -> list[str]:
   """Returns at most one sentence: the defenses on the samples, which metrics against the originals underrate."""
   known = methods.get('defenses', {})
   transformed = [entry for entry in worst if 'data' in known.get(entry['defense'], {}).get('places', [])]
@@ -198,9 +227,20 @@ def _transformed(worst: Sequence[Entry], methods: Mapping[str, Any]) -> list[str
   return [
     f'Under {_names(transformed)} the client trains on transformed images, and these are what an attack reconstructs: '
     'metrics against the originals are low even where a moved or mixed image can be recognised, so look at the '
-    'pictures. No attack here undoes the transformation (by a policy guessed from early rounds, or by decoding many '
-    'encodings of InstaHide).'
+    f'pictures.{_to_trained(summaries, transformed)} No attack here undoes the transformation (by a policy guessed '
+    'from early rounds, or by decoding many encodings of InstaHide).'
   ]
+
+
+def _to_trained(summaries: Sequence[Summary], transformed: Sequence[Entry]) -> str:
+  """Returns the sentence on how near the reconstructions are to the images that were trained on."""
+  found = []
+  for entry in transformed:
+    reached = [s for s in summaries if s['defense'] == entry['defense'] and s.get('trained_psnr') is not None]
+    if reached:
+      best = max(reached, key=lambda summary: summary['trained_psnr'])
+      found.append(f'{number(best["trained_psnr"])} dB by `{best["attack"]}` under `{entry["defense"]}`')
+  return f' To the images that were trained on, the reconstructions reach {listed(found)}.' if found else ''
 
 
 def _runs(count: int) -> str:

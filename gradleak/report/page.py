@@ -72,7 +72,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
   return {
     'config': result.config,
     'shape': wording.shape(result.config),
-    'findings': findings.sentences(summaries, worst, result.config),
+    'findings': findings.sentences(summaries, worst, result.config, result.methods),
     'cautions': findings.cautions(summaries, worst, result.controls, result.methods),
     'symbols': pictures.SYMBOLS,
     'columns': _columns(truth),

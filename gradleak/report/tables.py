@@ -111,6 +111,8 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   table = [text for line in [head, *lines] for text in _aligned(line, widths)]
   table.insert(1, '-' * (sum(widths) + 2 * (len(head) - 1)))
   found = [
+    *findings.unaware(summaries),
+    *findings.remarks(result.methods),
     findings.undefended(summaries, worst, result.config),
     *findings.broken(worst, result.config),
     findings.caution(worst),
@@ -183,13 +185,20 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
   return math.fsum(values) / len(values) if values else None
 
 
+# Of two runs, Student's interval is 12.7 standard errors wide on each side, and tells nothing.
+MIN_RUNS = 3
+
+
 def _mean_interval(rows: Iterable[Row], key: str) -> dict[str, float | None]:
-  """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range; None if not computable."""
+  """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
+
+  The bounds are None where they cannot be computed, and for fewer than `MIN_RUNS` runs.
+  """
   values = _numbers(rows, key)
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
   mean, low, high = (float(value) for value in statistics.mean_interval(values))
-  bounded = math.isfinite(low) and math.isfinite(high)
+  bounded = len(values) >= MIN_RUNS and math.isfinite(low) and math.isfinite(high)
   least, most = METRICS[key]
   return {
     key: mean,
@@ -230,6 +239,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'unfinished': sum(row['verdict'] == 'recovered' and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
     'revealed_psnr': _mean(rows, 'revealed_psnr'),
+    'trained_psnr': _mean(rows, 'trained_psnr'),
     'oracle_psnr': _mean(rows, 'oracle_psnr'),
     'control_psnr': _mean(rows, 'control_psnr'),
     'label_correct': _mean(rows, 'label_correct'),

@@ -406,7 +406,7 @@ def test_a_random_defense_of_ones_own_is_averaged(linear, random):
   mine = gl.defenses.own(optax.GradientTransformationExtraArgs(optax.init_empty_state, noisy), 'upload', random=random)
   result = audit(linear, mine, divide, rounds=4)
   rounds = {row['counter']: row['rounds'] for row in result.rows}
-  assert rounds == ({None: 1, 'averaged': 4} if random else {None: 1})
+  assert rounds == ({None: 1, 'averaged': 4, 'averaged+shown': 4} if random else {None: 1, 'shown': 1})
   mean = [np.mean([row['psnr'] for row in rows(result, counter=counter)]) for counter in rounds]
   assert not random or mean[1] > mean[0] + 3  # a quarter of the variance is 6 dB
 
@@ -443,3 +443,35 @@ def test_a_defense_of_several_steps_is_simulated_in_the_first(context):
   first, state = made.update(update, state)
   later, _ = made.update(update, state)
   assert 0.4 < np.mean(entries(first) == 0) < 0.6 and (entries(later) != 0).all()
+
+
+@pytest.mark.parametrize('place', ['step', 'upload'])
+def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, place):
+  """Zeros are left out, if there are more than usual, and what is simulated is clipped to the upload's norm."""
+  mine = defenses.place(gl.defenses.own(optax.identity(), place), context)
+  (counter,) = counters_of(mine, context, 1, attacks.csdlg(), 1)
+  assert counter.name == 'shown' and counters_of(mine, context, 1, attacks.fidel(), 1) == []
+  full = only_view(counter, gradient)
+  assert (entries(full.weights) == 1).all() and full.noise == 0
+  np.testing.assert_allclose(full.clip, float(trees.norm(gradient)), rtol=1e-5)
+  rng = np.random.default_rng(0)
+  gaps = jax.tree.map(lambda x: np.where(rng.random(x.shape) < 0.5, x, 0), gradient)
+  np.testing.assert_array_equal(entries(only_view(counter, gaps).weights), entries(gaps) != 0)
+
+
+def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
+  assert counters('ats', context) == {}
+  known = defenses.place(gl.defenses.own(optax.identity(), 'upload', withholds='zeros'), context)
+  assert [c.name for c in counters_of(known, context, 1, attacks.csdlg(), 1)] == ['masked', 'masked+prior']
+
+
+@pytest.mark.slow
+def test_a_users_own_top_k_is_attacked_as_ours_is(small_images):
+  model = models.create('mlp(widths=32)', 10)
+  scenario = gl.scenario(model, *small_images, key=jax.random.key(0))
+  ours = gl.defenses.topk(ratio=0.2)
+  plain = optax.GradientTransformation(ours.init, lambda u, s, p=None: ours.update(u, s, p))
+  found = gl.audit(jax.random.key(1), scenario, {'ours': ours, 'mine': gl.defenses.own(plain, 'upload')},
+                   [attacks.csdlg_fast(steps=300)], 4, controls=16, progress='none')  # fmt: skip
+  best = {label: max(row['psnr'] for row in found.rows if row['defense'] == label) for label in ('ours', 'mine')}
+  assert abs(best['ours'] - best['mine']) < 3

@@ -16,15 +16,15 @@ def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), 
   }  # fmt: skip
 
 
-def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0):
+def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0, counter=None):
   return {
     'attack': attack, 'defense': defense, 'recovered': recovered, 'n': 4, 'psnr': psnr, 'control_psnr': 9.83,
-    'unfinished': unfinished, 'diverged': diverged,
+    'unfinished': unfinished, 'diverged': diverged, 'counter': counter,
   }  # fmt: skip
 
 
-def paragraph(worst, summaries=None, config=SINGLE):
-  return ' '.join(findings.sentences(summaries or [summary()], worst, config))
+def paragraph(worst, summaries=None, config=SINGLE, methods=None):
+  return ' '.join(findings.sentences(summaries or [summary()], worst, config, methods or {}))
 
 
 def test_undefended_names_the_strongest_attack_with_its_control():
@@ -72,7 +72,7 @@ def test_defenses_are_grouped_by_what_was_found():
   leaking, withstood, knowing, unsolved, idle = findings.defended(worst, SINGLE)
   assert leaking == 'With a defense, they still recover 3 of 4 under `prune` (10–90 %).'
   assert withstood.startswith('Under `laplace` none of the 4 images is recovered (10–90 %), although')
-  assert knowing == 'An attacker who knows the defense may do better.'
+  assert knowing == 'No counter-attack to `laplace` is known here, and one who knows the defense may do better.'
   assert unsolved.startswith('Under `topk` none of the 4 images is recovered, but 3 of 4 runs failed')
   assert unsolved.endswith('this does not show that it protects.')
   assert idle.startswith('`noop` changed nothing')
@@ -157,7 +157,7 @@ def test_aware_attackers_that_failed_are_mentioned(failure):
   assert 'may do better' not in text
   text = paragraph([entry(recovered=4), tried, untried])
   assert 'Attackers who know the defense of `prune` were tried and failed, too.' in text or failure
-  assert ('who knows the defense of `laplace` may do better' in text) == (not failure)
+  assert ('No counter-attack to `laplace` is known here' in text) == (not failure)
   text = paragraph([entry(recovered=4), untried])
   assert 'were tried' not in text
   assert ('An attacker who knows the defense may do better.' in text) == (not failure)
@@ -181,7 +181,7 @@ def test_many_defenses_make_few_sentences():
   )
   assert unaware.endswith('no more than 5 of 8 under `leaking2` and `leaking3`.')
   assert 'Attackers who know the defense of `silent1`, `silent2` and `silent3` were tried and failed, too.' in silent
-  assert better == 'An attacker who knows the defense of `silent0` may do better.'
+  assert better == 'No counter-attack to `silent0` is known here, and one who knows the defense may do better.'
   assert '10 of 32 runs failed' in unsolved
   for i in range(4):
     for kind in ('broken', 'leaking', 'silent', 'unsolved'):
@@ -200,3 +200,21 @@ def test_defenses_with_the_same_guarantee_are_named_together():
 def test_a_label_with_a_colon_stays_whole():
   known = facts.of_defenses({'a: b': gl.defenses.gaussian(stddev=1)})
   assert findings.guarantees(known) == ['`a: b`: no ε: the sensitivity is unbounded.']
+
+
+def test_where_only_unaware_attackers_ran_this_is_said_first():
+  rows = [summary(), summary(defense='prune(rate=0.9)')]
+  worst = [entry(recovered=4), entry('prune(rate=0.9)')]
+  first = 'All attackers here are unaware of the defenses: one who knows a defense may recover more.'
+  text = paragraph(worst, rows, {**SINGLE, 'knowledge': 'unaware'})
+  assert text.startswith(first) and 'An attacker who knows the defense may do better.' in text
+  assert first not in paragraph(worst, [*rows, summary(defense='prune(rate=0.9)', counter='masked')])
+  assert first not in paragraph([entry(recovered=4)])
+
+
+def test_what_there_is_to_say_of_a_defense_stands_before_its_figures():
+  methods = {
+    'defenses': {'none': {'remark': ''}, 'a': {'remark': 'first participation'}, 'b': {'remark': 'first participation'}}
+  }
+  assert findings.remarks(methods) == ['`a` and `b`: first participation.'] and not findings.remarks({})
+  assert paragraph([entry(recovered=4)], methods=methods).startswith('`a` and `b`: first participation. Without')

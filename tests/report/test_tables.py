@@ -89,12 +89,15 @@ def test_the_word_for_several_runs_claims_no_more_than_all_of_them_show(verdicts
 
 def test_intervals_stay_within_the_range_of_their_metric():
   rows = [row(psnr=1.0, ssim=0.1, mse=0.02), row(psnr=30.0, ssim=0.99, mse=0.9, trial=1)]
+  (two,) = summarise(rows)
+  assert (two['psnr'], two['psnr_low'], two['ssim_high']) == (15.5, None, None)  # of two runs it tells nothing
+  rows.append(row(psnr=30.0, ssim=0.99, mse=0.9, trial=2))
   (summary,) = summarise(rows)
   ends = [(summary[f'{metric}_low'], summary[f'{metric}_high']) for metric in ('ssim', 'mse')]
-  assert ends == [(-1, 1), (0, 1)]
-  half = stats.t.ppf(0.975, 1) * np.std([1.0, 30.0], ddof=1) / np.sqrt(2)
-  assert (summary['psnr_low'], summary['psnr_high']) == (0, pytest.approx(15.5 + half))
-  assert formatting.plus_minus(summary, 'psnr') == f'15.5 ± {half:.1f}'
+  assert ends == [(pytest.approx(0.693 - 1.277, abs=2e-3), 1), (0, 1)]
+  half = stats.t.ppf(0.975, 2) * np.std([1.0, 30.0, 30.0], ddof=1) / np.sqrt(3)
+  assert (summary['psnr_low'], summary['psnr_high']) == (0, pytest.approx(61 / 3 + half))
+  assert formatting.plus_minus(summary, 'psnr') == f'20.3 ± {half:.1f}'
 
 
 def test_unfinished_counts_recovered_runs_that_were_not_solved():

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import weights
-from gradleak.defenses.defense import Context, Defense, Member, Placed, bound
+from gradleak.defenses.defense import Context, Defense, Member, Placed, Traits, bound
 from gradleak.federated.client import Upload
 from gradleak.federated.server import layer_average
 from gradleak.trees import Tree
@@ -91,7 +92,8 @@ class Known:
     placed: the defense, made for `context`.
     context: the `Context`.
     num_samples: samples behind one upload.
-    rounds: uploads of the same samples on the same model that are averaged, 1 for a defense that is not random.
+    rounds: uploads of the same samples on the same model that are averaged, or summed where the defense sends later
+      what it withheld; 1 for a defense that does neither and is not random.
     reads: the evidence that the attack reads; nothing else is offered.
   """
 
@@ -105,6 +107,11 @@ class Known:
   def defense(self) -> Defense:
     """The `Defense`."""
     return self.placed.defense
+
+  @property
+  def sums(self) -> bool:
+    """Whether several uploads are summed, not averaged."""
+    return any(member.traits.accumulates for member in self.defense.members)
 
   @property
   def withholds(self) -> bool:
@@ -153,7 +160,12 @@ class Known:
     """What is made use of: name -> (the evidence it is, what the attacker does, a sentence)."""
     floor = 'noise' in self.reads and _expected(self.variance, ones(self.context.variables['params'])) > 0
     found = {
-      'averaged': (self.rounds > 1, 'update', ''),  # the number of rounds is stated elsewhere
+      'averaged': (self.rounds > 1 and not self.sums, 'update', ''),  # the number of rounds is stated elsewhere
+      'summed': (
+        self.rounds > 1 and self.sums,
+        'update',
+        'It sums the uploads: what one withholds, a later one sends.',
+      ),
       'masked': (self.withholds, 'weights', 'It compares only what was sent and is not zero.'),
       'clipped': (math.isfinite(self.clip), 'clip', 'It clips what it simulates to the same norm.'),
       'floor': (floor, 'noise', 'It stops at the distance that the noise alone would leave.'),
@@ -205,8 +217,12 @@ class Known:
     )
 
   def observed(self, upload: Upload) -> Tree:
-    """Returns the update that is compared: the first, or the mean over the rounds."""
-    return jax.device_get(layer_average(upload)) if self.rounds > 1 else first(upload)
+    """Returns the update that is compared: the first, or the mean or the sum over the rounds."""
+    if self.rounds == 1:
+      return first(upload)
+    if self.sums:
+      return jax.tree.map(lambda u: np.sum(u, axis=0), upload.update)
+    return jax.device_get(layer_average(upload))
 
   def view(self, upload: Upload, weighted: Tree = None, update: Tree = None) -> View:
     """Returns the `View` of all that is known.
@@ -292,16 +308,17 @@ def counters(
     context: the `Context`.
     num_samples: samples behind one upload.
     attack: the `AttackMethod`; it names the evidence that it reads.
-    rounds: uploads of the same samples on the same model that an attacker may average; 1 is used for a defense that is
-      not random.
+    rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
+      under which all of them are equal.
   """
   members = placed.defense.members
-  averaged = rounds if any(member.traits.random for member in members) else 1
-  known = Known(placed, context, num_samples, averaged, attack.reads)
+  several = any(member.traits.random or member.traits.accumulates for member in members)
+  known = Known(placed, context, num_samples, rounds if several else 1, attack.reads)
   found = [known.counter(), _prior(known), _weighted(known), _simulated(known), _combined(known)]
   for member, arguments in zip(members, placed.arguments, strict=True):
     special = SPECIAL.get(member.factory)
     found += [] if special is None else special(Case(member, arguments, known))
+  found.append(_shown(known))
   return [counter for counter in found if counter is not None and counter.suits(attack)]
 
 
@@ -350,6 +367,45 @@ def _weighted(known: Known) -> Counter | None:
   return None
 
 
+# An update has gaps where this many more of its entries are zero than an undefended one of random pixels has.
+_GAPS = 0.05
+
+
+def _shown(known: Known) -> Counter | None:
+  """Returns the counter-measure to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
+
+  The update that is simulated is clipped to the norm of the observed one: at the truth, it has that norm or a larger
+  one, whether the client clips or not.
+  """
+  members = known.defense.at('step', 'upload')
+  if not members or any(member.factory in SPECIAL or _declared(member.traits) for member in members):
+    return None
+
+  def views(upload: Upload) -> list[View]:
+    update = known.observed(upload)
+    context = known.context
+    usual = typical_zeros(context.client, context.image_shape, known.num_samples, context.variables)
+    gaps = _zeros(update) > float(usual) + _GAPS
+    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if gaps else ones(update)
+    norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
+    return [View(update, weighted, 0.0, norm)]
+
+  words = 'It compares only what is not zero where the upload has gaps, and clips what it simulates to its norm.'
+  name = 'averaged+shown' if known.rounds > 1 else 'shown'
+  return Counter(name, words, views, frozenset({'weights', 'clip'}), rounds=known.rounds)
+
+
+def _declared(traits: Traits) -> bool:
+  """Returns whether the traits of a defense say what its uploads show."""
+  return bool(traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated)
+
+
+def _zeros(update: Tree) -> float:
+  """Returns the fraction of an update's entries that are exactly zero."""
+  leaves = jax.tree.leaves(update)
+  return sum(int(np.sum(np.asarray(u) == 0)) for u in leaves) / sum(u.size for u in leaves)
+
+
 def _simulated(known: Known) -> Counter | None:
   """Returns the counter-measure that simulates what is not random of the defense, too; None where there is nothing."""
   members = known.defense.members
@@ -373,7 +429,18 @@ def _combined(known: Known) -> Counter | None:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def typical_squared_norm(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
   """Returns the squared norm of an undefended update of samples of random pixels and labels."""
+  return trees.squared_norm(_typical(client, image_shape, num_samples, variables))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_zeros(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+  """Returns the fraction of zeros in an undefended update of samples of random pixels and labels."""
+  leaves = jax.tree.leaves(_typical(client, image_shape, num_samples, variables))
+  return sum(jnp.sum(u == 0) for u in leaves) / sum(u.size for u in leaves)
+
+
+def _typical(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
   pixels, classes = jax.random.split(jax.random.key(0))
   images = jax.random.uniform(pixels, (num_samples, *image_shape))
   labels = jax.random.randint(classes, (num_samples,), 0, client.num_classes)
-  return trees.squared_norm(client.undefended().local_update(None, variables, images, labels).update)
+  return client.undefended().local_update(None, variables, images, labels).update

@@ -1,0 +1,55 @@
+"""A model along its training: some rounds on public images, so that clients have received a model before this one."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import optax
+
+from gradleak import errors
+from gradleak.federated import simulation
+from gradleak.federated.client import Client
+
+
+def earlier(
+  key: jax.Array,
+  client: Client,
+  variables: Mapping,
+  images: np.ndarray,
+  labels: np.ndarray,
+  *,
+  rounds: int = 1,
+  clients: int = 10,
+  rate: float = 0.1,
+) -> tuple[Mapping, Mapping]:
+  """Returns the variables after some rounds in which all clients take part, and those before the last round.
+
+  Args:
+    key: of the `simulation.Federation`.
+    client: how each client trains.
+    variables: of the model at the start.
+    images: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
+    labels: int32 [K].
+    rounds: at least 1.
+    clients: number of clients; at most K.
+    rate: the server's learning rate on the mean gradient; deltas are added as they are (FedAvg).
+
+  Raises:
+    UsageError: for a number out of range.
+  """
+  errors.check_number('rounds', rounds, low=1, integer=True)
+  errors.check_number('clients', clients, low=1, high=len(images), integer=True)
+  size = len(images) // clients
+  federation = simulation.Federation(
+    client,
+    images[: clients * size],
+    labels[: clients * size],
+    np.split(np.arange(clients * size), clients),
+    clients,
+    server=optax.sgd(rate if client.share == 'gradient' else 1.0),
+  )
+  state = simulation.start(federation, variables)
+  before = state
+  for _ in range(rounds):
+    before, (state, _) = state, simulation.run_round(federation, state, key)
+  return state.variables, before.variables

@@ -1,0 +1,70 @@
+"""Normalisation of the pixels inside a network, so that clients and attacks keep to images in [0, 1]."""
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors
+from gradleak.models import resnet
+from gradleak.models.model import ImageShape, Model
+from gradleak.trees import Tree
+
+# Name -> mean and standard deviation of each channel of the train split, as in the published code of DCS².
+STATISTICS = {
+  'mnist': ((0.13066,), (0.30811,)),
+  'cifar10': ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
+  'imagenet': resnet.PIXELS['imagenet'],
+}
+
+
+def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
+  """Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
+
+  Its variables, layers and features are those of `model`. Closed forms that read the input of the first layer return
+  normalised pixels.
+
+  Args:
+    model: any `Model` that does not normalise its images itself.
+    pixels: whose mean and standard deviation, a name of `STATISTICS`.
+
+  Raises:
+    UsageError: for an unknown name; at `init` and when applied, for images of another number of channels.
+  """
+  if pixels not in STATISTICS:
+    raise errors.unknown('statistics of pixels', pixels, STATISTICS)
+  mean, std = STATISTICS[pixels]
+
+  def check(channels: int) -> None:
+    if channels != len(mean):
+      raise errors.UsageError(
+        f'normalised(pixels={pixels}) has statistics of {len(mean)} channel(s), and the images have {channels}'
+      )
+
+  def passed(images: jax.Array) -> jax.Array:
+    check(images.shape[-1])
+    centre, scale = (jnp.asarray(values, images.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
+    return (images - centre) / scale
+
+  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+    check(image_shape[-1])
+    return model.init(key, image_shape)
+
+  def apply(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
+    return model.apply(variables, passed(images), train, key)
+
+  def penalised(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree, jax.Array]:
+    return model.penalised(variables, passed(images), train, key)  # type: ignore[misc]
+
+  def features(variables: Tree, images: jax.Array) -> jax.Array:
+    return model.features(variables, passed(images))  # type: ignore[misc]
+
+  return model._replace(
+    name=f'{model.name}+normalised(pixels={pixels})',
+    init=init,
+    apply=apply,
+    features=None if model.features is None else features,
+    penalised=None if model.penalised is None else penalised,
+  )
