@@ -93,6 +93,10 @@ def scenario(
   """Returns (key of the audit, `Scenario`) of a model and a seed."""
   key = jax.random.key(seed)
   rounds = errors.check_number('rounds_before', given.rounds_before.value, low=0, high=10**6, integer=True)
+  if rounds and public is None:
+    if given.rounds_before.present:
+      raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
+    rounds = 0
   built = gl.scenario(
     model,
     dataset.images,
@@ -109,12 +113,13 @@ def scenario(
       **({'rounds_before': rounds} if rounds else {}),
     },
   )
-  if rounds and public is None:
-    raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
   if rounds:
     _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public images …')
-    current, previous = earlier(jax.random.fold_in(key, 2), built.client, built.variables, *public, rounds=rounds)
-    built = built.trained(current, previous)
+    clients = min(10, len(public[0]))
+    trained = earlier(
+      jax.random.fold_in(key, 2), built.client, built.variables, *public, rounds=rounds, clients=clients
+    )
+    built = built.trained(*trained)
   return jax.random.fold_in(key, 1), built
 
 

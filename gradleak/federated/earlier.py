@@ -20,7 +20,7 @@ def earlier(
   *,
   rounds: int = 1,
   clients: int = 10,
-  rate: float = 0.1,
+  rate: float = 1e-3,
 ) -> tuple[Mapping, Mapping]:
   """Returns the variables after some rounds in which all clients take part, and those before the last round.
 
@@ -32,12 +32,14 @@ def earlier(
     labels: int32 [K].
     rounds: at least 1.
     clients: number of clients; at most K.
-    rate: the server's learning rate on the mean gradient; deltas are added as they are (FedAvg).
+    rate: the server's learning rate on the mean gradient or the mean delta. The default hardly moves the weights: at
+      0.1, one round kills the ReLUs of a dense network with DLG's initialisation.
 
   Raises:
     UsageError: for a number out of range.
   """
   errors.check_number('rounds', rounds, low=1, integer=True)
+  errors.check_number('rate', rate, low=0, finite=True)
   errors.check_number('clients', clients, low=1, high=len(images), integer=True)
   size = len(images) // clients
   federation = simulation.Federation(
@@ -46,7 +48,7 @@ def earlier(
     labels[: clients * size],
     np.split(np.arange(clients * size), clients),
     clients,
-    server=optax.sgd(rate if client.share == 'gradient' else 1.0),
+    server=optax.sgd(rate),
   )
   state = simulation.start(federation, variables)
   before = state

@@ -52,7 +52,7 @@ def _network(config: Mapping[str, Any]) -> str:
   start = f', initialised as “{config["init"]}”' if config.get('init') else ''
   if config.get('rounds_before'):
     rounds = config['rounds_before']
-    start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images'
+    start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images at a small rate'
   norm = f'; BatchNorm runs in {config["batch_norm"]} mode' if config.get('batch_norm', 'none') != 'none' else ''
   return f'The network is {config["model"]}{start}{norm}.'
 

@@ -14,7 +14,7 @@ from tests import programs
 
 SMOKE = (
   '--dataset=digits', '--model=mlp', '--trials=2', '--steps=5', '--controls=2', '--knowledge=unaware',
-  '--compilation_cache=',
+  '--compilation_cache=', '--rounds_before=0',
 )  # fmt: skip
 DEFENSES = '--defenses=none;prune(rate=0.9)'
 READING = 'reading digits …\n'  # the first line of feedback

@@ -57,6 +57,8 @@ CASES = [
   ('--knowledge=awar', "unknown knowledge 'awar'", "did you mean 'aware'", 'both'),
   ('--rounds=0', 'rounds is 0', 'in [1, 1000000]'),
   ('--public=5000', '5000 images are asked for', 'has 1297'),
+  ('--public=0 --rounds_before=2', '2 rounds before the audit need public images'),
+  ('--rounds_before=-1', 'rounds_before is -1', 'nearest valid value is 0'),
   ('--public=-1', 'public is -1', 'nearest valid value is 0'),
   ('--public=0 --defenses=graddefense(stddev=0.1)', 'graddefense', 'public'),
   ('--public=0 --defenses=instahide', 'public'),

@@ -1,0 +1,63 @@
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak import UsageError
+from gradleak.federated.earlier import earlier
+
+
+def moved(linear, **options):
+  current, previous = earlier(
+    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, **options
+  )
+  return jax.tree.map(lambda a, b: np.asarray(a - b), current['params'], previous['params']), previous
+
+
+def test_one_round_is_a_step_along_the_mean_gradient_of_all_clients(linear):
+  step, previous = moved(linear, clients=4, rate=0.5)
+  gradient = linear.client.local_update(None, linear.variables, linear.images, linear.labels).update
+  for ours, theirs in zip(jax.tree.leaves(step), jax.tree.leaves(gradient), strict=True):
+    np.testing.assert_allclose(ours, -0.5 * theirs, atol=1e-6)
+  assert all(map(np.array_equal, jax.tree.leaves(previous), jax.tree.leaves(linear.variables)))
+
+
+def test_of_several_rounds_the_last_two_models_are_returned(linear):
+  current, previous = earlier(
+    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, rounds=2, clients=2, rate=0.5
+  )
+  first, _ = earlier(
+    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, clients=2, rate=0.5
+  )
+  assert all(map(np.array_equal, jax.tree.leaves(previous), jax.tree.leaves(first)))
+  assert not np.array_equal(current['params']['kernel'], previous['params']['kernel'])
+
+
+@pytest.mark.parametrize('options', [{'rounds': 0}, {'clients': 9}, {'clients': 0}, {'rate': -1.0}, {'rate': np.nan}])
+def test_settings_out_of_range(linear, options):
+  with pytest.raises(UsageError):
+    moved(linear, **options)
+
+
+def test_fragmentation_at_a_first_participation_is_said_to_be_random(linear):
+  """Rows, methods, page and terminal say so; with an earlier model, layers are chosen, and nothing is said."""
+  current, previous = earlier(
+    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, clients=2
+  )
+  attack, settings = gl.attacks.csdlg_fast(steps=2), {'controls': 2, 'knowledge': 'unaware', 'progress': 'none'}
+  defense = gl.defenses.fragmentation(ratio=0.5)
+  first, later = (
+    gl.audit(jax.random.key(1), scenario, [None, defense], [attack], 1, **settings)
+    for scenario in (linear, linear.trained(current, previous))
+  )
+  words = 'first participation: layers are random'
+  assert [row['remark'] for row in first.rows] == ['', words] and [row['remark'] for row in later.rows] == ['', '']
+  assert f'{defense}: {words}.' in ' '.join(gl.report.terminal_table(first).split())
+  assert words not in gl.report.terminal_table(later)
+  assert 'previous_fingerprint' in later.config and 'previous_fingerprint' not in first.config
+  assert first.config['weights_fingerprint'] != later.config['weights_fingerprint']
+
+
+def test_weights_of_another_model_are_refused(linear):
+  with pytest.raises(UsageError, match='variables'):
+    linear.trained({'params': {}})
