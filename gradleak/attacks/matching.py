@@ -170,6 +170,10 @@ def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array
   return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
 
 
+# Noise on a constant start of several images: equal ones with one label would stay equal in every step.
+_APART = 1e-2
+
+
 def start_images(
   start: Any,
   key: jax.Array,
@@ -179,13 +183,14 @@ def start_images(
 ) -> jax.Array:
   """Returns the first dummy images.
 
-  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5, 'class_average' the mean image of each sample's class; or they
-  are the array given.
+  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5 (for several images plus N(0, 0.01²)), 'class_average' the mean
+  image of each sample's class; or they are the array given.
   """
+  apart = jnp.float32(_APART if shape[0] > 1 else 0.0)
   starts = {
     'normal': lambda: jax.random.normal(key, shape),
     'uniform': lambda: jax.random.uniform(key, shape),
-    'constant': lambda: jnp.full(shape, 0.5, jnp.float32),
+    'constant': lambda: 0.5 + apart * jax.random.normal(key, shape),
     'class_average': lambda: class_average(labels, class_means),
   }
   if isinstance(start, str):
