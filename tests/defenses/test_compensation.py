@@ -14,38 +14,41 @@ from gradleak.defenses.graddefense import slice_gradients
 KEY = jax.random.key(9)
 
 
-def reference(flat, variance, q, rule='band', rows_in_covariance=True):
+def reference(flat, variance, q, rule='band', rows_in_covariance=True, layout='columns'):
   """Section V-B in float64; returns the compensated vector and how many directions were dropped."""
   n = flat.size
   columns = int(np.ceil(np.sqrt(n / q)))
   rows = int(np.ceil(n / columns))
   c = np.zeros(rows * columns)
   c[:n] = flat
-  c = c.reshape(rows, columns)
+  c = c.reshape(columns, rows).T if layout == 'columns' else c.reshape(rows, columns)
   values, vectors = np.linalg.eigh(c.T @ c / (rows if rows_in_covariance else columns))
   low, high = (variance * (1 + sign / np.sqrt(rows / columns)) ** 2 for sign in (-1, 1))
   keep = [vectors[:, i] for i in range(columns) if not (values[i] <= high and (rule == 'below' or values[i] >= low))]
   z = np.stack(keep, 1) if keep else np.zeros((columns, 0))
-  return (c @ z @ z.T).ravel()[:n], columns - len(keep)
+  c = c @ z @ z.T
+  return (c.T if layout == 'columns' else c).ravel()[:n], columns - len(keep)
 
 
-def low_rank(n, q=6, rank=2, scale=10.0):
+def low_rank(n, q=6, rank=2, scale=10.0, layout='columns'):
   """Returns a vector that is of low rank as a matrix of √(n/q) columns."""
   rng = np.random.default_rng(0)
   columns = int(np.ceil(np.sqrt(n / q)))
   rows = -(-n // columns)
-  return scale * (rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns))).ravel()[:n]
+  matrix = rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns))
+  return scale * (matrix.T if layout == 'columns' else matrix).ravel()[:n]
 
 
+@pytest.mark.parametrize('layout', ['columns', 'rows'])
 @pytest.mark.parametrize('rule', ['band', 'below'])
 @pytest.mark.parametrize('q', [1, 6, 20])
-def test_compensation_equals_the_papers_steps(rule, q):
+def test_compensation_equals_the_papers_steps(rule, q, layout):
   rng = np.random.default_rng(1)
-  flat = (low_rank(3001, q) + rng.normal(size=3001)).astype(np.float32)
+  flat = (low_rank(3001, q, layout=layout) + rng.normal(size=3001)).astype(np.float32)
   tree = {'b': jnp.asarray(flat[:1]).reshape(()), 'k': jnp.asarray(flat[1:]).reshape(300, 10)}
   for variance in (0.3, 1.0, 3.0):
-    compensated = jax.jit(functools.partial(compensate, q=q, rule=rule))(tree, variance)
-    expected, dropped = reference(flat.astype(np.float64), variance, q, rule)
+    compensated = jax.jit(functools.partial(compensate, q=q, rule=rule, layout=layout))(tree, variance)
+    expected, dropped = reference(flat.astype(np.float64), variance, q, rule, layout=layout)
     got = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(compensated)])
     np.testing.assert_allclose(got, expected, atol=1e-3 * np.abs(flat).max())
     if variance == 1:  # the update's two stay, and a few at the edges of the band

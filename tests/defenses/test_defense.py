@@ -262,9 +262,9 @@ def test_a_users_own_noise_is_countered_by_its_traits_alone(context):
   ours = names(defenses.gaussian(stddev=0.1), context)
   assert ours == ['averaged+floor', 'averaged+prior']
   assert names(defenses.own(noisy(0.1), 'upload', random=True, noise=noise), context) == ours
-  assert names(defenses.own(noisy(0.1), 'step', random=True), context) == ['averaged']
+  assert names(defenses.own(noisy(0.1), 'step', random=True), context) == ['averaged', 'averaged+shown']
   assert names(defenses.own(noisy(0.1), 'upload', noise=noise), context) == ['floor', 'prior']
-  assert names(defenses.own(noisy(0.1), 'upload'), context) == []
+  assert names(defenses.own(noisy(0.1), 'upload'), context) == ['shown']
   assert names(defenses.own(lambda key, images, labels: (images, labels), 'data'), context) == []
 
 

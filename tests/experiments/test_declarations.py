@@ -18,7 +18,7 @@ from tests import programs
 
 NAMES = sorted(experiments.REGISTRY)
 TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
-UNSCALED = ('peeling_cifar10', 'spear_exact')  # two cores carry all of it
+UNSCALED = ('peeling_cifar10', 'spear_exact', 'graddefense_readings')  # two cores carry all of it
 AUDITS = [name for name in NAMES if all(run.kind == 'audit' for run in experiments.get(name).runs.values())]
 
 
@@ -169,7 +169,7 @@ def test_a_training_says_what_its_scale_changes(name):
 
 @pytest.mark.parametrize(('name', 'count'), [('ffl_4_cifar10_convnet', 15), ('graddefense_2a_accuracy', 18)])
 def test_no_accuracy_is_forgotten(name, count):
-  cells = [cell for cell in experiments.get(name).cells if cell.metric == 'accuracy']
+  cells = [cell for cell in experiments.get(name).cells if cell.metric == 'accuracy' and 'uncomp' not in cell.row]
   assert len(cells) == count and all(cell.paper is not None for cell in cells)
 
 

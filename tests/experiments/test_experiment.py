@@ -13,6 +13,7 @@ from scipy import stats
 
 import gradleak as gl
 from experiments import experiment as machinery
+from experiments.comparison import Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
 from gradleak import errors
 
@@ -29,7 +30,7 @@ CELLS = (
 )
 EXPERIMENT = Experiment(
   'toy_1', 'A, B: C. 2024.', 'Table 1: toys', 'It shows.', {'run': RUN}, CELLS, 'Defined so.', ('A choice.',),
-  {'other': 'They disagree.', '': 'All in all.'},
+  (Note('toy_1', 'They disagree.', 'other', seed=3), Note('toy_1', 'All in all.', seed=3)),
 )  # fmt: skip
 
 
@@ -96,7 +97,8 @@ def test_training_is_federated_averaging(linear, small_images, share, defense):
   client = dataclasses.replace(linear.client, share=share)
   scenario = linear._replace(client=client)
   training = Training(rounds=3, clients=2, samples=4, rate=0.5, defense=defense)
-  found, before = machinery.train(jax.random.key(1), scenario, images, labels, training)
+  found, before, reached = machinery.train(jax.random.key(1), scenario, images, labels, training)
+  assert reached == {'rounds_done': 3}
 
   x, y = images.reshape(8, 64).astype(float), np.eye(10)[labels]
   params = jax.tree.map(lambda p: np.asarray(p, float), linear.variables['params'])
@@ -178,16 +180,16 @@ def test_the_table_sets_ours_beside_the_papers():
 def test_markdown_says_how_it_was_run():
   text = machinery.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
   for said in (
-    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 | n/a | 0.500 | 3 of 4 |',
+    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 | agrees | n/a | 0.500 |  | 3 of 4 |',
     '## other', 'They disagree.\n', 'All in all.', '- Scale mini, seed 3.', '- A choice.',
     '- run: model convnet(width=8) instead of convnet(width=64); trials 4 instead of 100',
   ):  # fmt: skip
     assert said in text
   tables = [line for line in text.splitlines() if line.startswith('|')]
-  assert [line.count('|') for line in tables] == [7, 7, 7, 7, 5, 5, 5]
-  shown = machinery.terminal(EXPERIMENT, OUTCOMES).splitlines()
+  assert [line.count('|') for line in tables] == [9, 9, 9, 9, 5, 5, 5]
+  shown = machinery.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
   assert shown[0] == 'CIFAR-10' and len({len(line.partition('paper')[0]) for line in shown[1:2]}) == 1
-  assert shown[3].split() == ['none', '19.50', '±', '1.25', '20.41', '±', '3.15', 'n/a', '0.500', '3', 'of', '4']
+  assert ' '.join(shown[3].split()) == 'none 19.50 ± 1.25 20.41 ± 3.15 agrees n/a 0.500 3 of 4'
 
 
 def test_csv_reads_back():

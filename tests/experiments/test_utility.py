@@ -175,7 +175,7 @@ def test_the_server_compensates_what_the_clients_add():
   expected = compensate(noise, variance, q=2)
   np.testing.assert_allclose(found['w'], expected['w'], atol=1e-6)
   assert jnp.linalg.norm(found['w']) < 0.5 * jnp.linalg.norm(noise['w'])  # most of it lies in the band
-  assert str(method).endswith(' & compensation(q=2) at the server')
+  assert str(method).endswith(' & compensation(q=2,layout=columns) at the server')
 
 
 @pytest.mark.slow
