@@ -180,6 +180,14 @@ class _Forecast:
       self._say(f'at this pace the rest takes about {_duration(seconds)}')
       self._said = True
 
+  def note(self, text: str) -> None:
+    """Passes a line between the attacks on."""
+    getattr(self._progress, 'note', lambda _: None)(text)
+
+  def end(self) -> None:
+    """Ends the watch of the progress that it passes on."""
+    getattr(self._progress, 'end', lambda: None)()
+
   def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
     """Returns the steps of all runs that this process has not done yet."""
     names = list(self._planned)

@@ -134,7 +134,10 @@ def attack(
   config = _config(key, stand_in, update, groups, chosen, labels, protected)
   show = reporter(progress) if isinstance(progress, str) else progress
   store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
-  found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
+  try:
+    found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
+  finally:
+    getattr(show, 'end', lambda: None)()
   warned = hints(update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members))
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
   outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
