@@ -98,7 +98,7 @@ def test_a_notebook_shows_a_table_and_the_pictures(finished):
   (image,) = page.attributes('img')
   assert image['src'].startswith('data:image/png;base64,') and 100 < int(image['width']) < 2000
   labels = {label: f'<b>{label}' for label in DEFENSES}
-  cases = {(attack, labels[defense]): images for (attack, defense), images in result.reconstructions.items()}
+  cases = {(attack, labels[one], *rest): images for (attack, one, *rest), images in result.reconstructions.items()}
   rows = [row | {'defense': labels[row['defense']]} for row in result.rows]
   evil = gl.AuditResult(**{**vars(result), 'rows': rows, 'reconstructions': cases})
   assert not Page(evil._repr_html_()).attributes('b')

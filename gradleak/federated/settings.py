@@ -6,13 +6,14 @@ from typing import Any
 
 import optax
 
-from gradleak import errors, settings
+from gradleak import errors, settings, trees
 from gradleak.federated.client import Client
 from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
 from gradleak.settings import setting
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
+_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm')  # of local training, recorded where they are used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,14 @@ class ClientSettings:
     None, 'Batch size of local training; all samples by default.', **_CLIENT, low=1, integer=True
   )
   learning_rate: float = setting(0.1, 'Learning rate of local training.', **_CLIENT, low=1e-12, finite=True)
-  momentum: float = setting(0.0, 'Momentum of local training.', **_CLIENT, low=0, high=1)
+  optimizer: str = setting('sgd', 'Optimizer of local training: sgd or adam.', **_CLIENT, choices=('sgd', 'adam'))
+  momentum: float = setting(
+    0.0, "Momentum of local training by sgd; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
+  )
   weight_decay: float = setting(0.0, 'Weight decay of local training.', **_CLIENT, low=0, high=1)
+  max_norm: float | None = setting(
+    None, 'L2 norm that the gradient of each local step is clipped to; not clipped by default.', **_CLIENT, low=1e-12
+  )
   batch_norm: str = setting(
     'train',
     'train: batch statistics; eval: running ones, as older attacks assumed.',
@@ -49,32 +56,49 @@ class ClientSettings:
     settings.check(self)
     if self.share == 'gradient':
       defaults = ClientSettings()
-      for name in ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay'):
+      for name in ('local_epochs', 'local_batch_size', *_OPTIONAL):
         if getattr(self, name) != getattr(defaults, name):
           raise errors.UsageError(
             f'{name} is {getattr(self, name)!r}, and a client that shares its gradient takes one step without it: set '
             "share='delta'"
           )
+    if self.optimizer == 'adam' and self.momentum:
+      raise errors.UsageError(f'momentum is {self.momentum!r}, and adam has its own: leave it at 0')
     return _client(self, model, num_classes)
 
   def recorded(self) -> dict[str, Any]:
     """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
     local = {'local_epochs', 'local_batch_size', 'learning_rate'}
-    optional = {name: getattr(self, name) for name in ('momentum', 'weight_decay') if getattr(self, name)}
+    defaults = ClientSettings()
+    optional = {name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) != getattr(defaults, name)}
     kept = {'loss', 'share'} | (local if self.share == 'delta' else set())
     return {**{name: value for name, value in dataclasses.asdict(self).items() if name in kept}, **optional}
 
 
 @functools.lru_cache(maxsize=256)
 def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
-  local = optax.sgd(given.learning_rate, given.momentum or None)
+  parts = [_sgd(given) if given.optimizer == 'sgd' else _adam(given)]
+  if given.weight_decay:
+    parts.insert(0, optax.add_decayed_weights(given.weight_decay))
+  if given.max_norm is not None:
+    bound = given.max_norm
+    parts.insert(0, optax.stateless(lambda updates, params: trees.clip(updates, bound)))
   return Client(
     model,
     num_classes,
     LOSSES[given.loss],
     given.share,
-    optax.chain(optax.add_decayed_weights(given.weight_decay), local) if given.weight_decay else local,
+    parts[0] if len(parts) == 1 else optax.chain(*parts),
     epochs=given.local_epochs,
     batch_size=given.local_batch_size,
     batch_norm=given.batch_norm,
   )
+
+
+def _sgd(given: ClientSettings) -> optax.GradientTransformation:
+  return optax.sgd(given.learning_rate, given.momentum or None)
+
+
+def _adam(given: ClientSettings) -> optax.GradientTransformation:
+  """Returns Adam; an attacker differentiates through its root, which is therefore not of zero."""
+  return optax.adam(given.learning_rate, eps_root=1e-16)

@@ -63,10 +63,22 @@ def _client(config: Mapping[str, Any]) -> str:
   if config.get('share') == 'delta':
     epochs = config.get('local_epochs') or 1
     return (
-      f'Each client trains on {batch} for {epochs} local epoch{"s" if epochs > 1 else ""} '
+      f'Each client trains on {batch} for {epochs} local epoch{"s" if epochs > 1 else ""}{_local(config)} '
       'and sends the change of its weights (FedAvg).'
     )
   return f'Each client sends the gradient of {batch} (FedSGD).' if config.get('share') == 'gradient' else ''
+
+
+def _local(config: Mapping[str, Any]) -> str:
+  """Returns what is unusual of local training, '' for plain SGD."""
+  words = {
+    'optimizer': f'by {str(config.get("optimizer")).capitalize()}',
+    'momentum': f'with a momentum of {config.get("momentum"):g}' if config.get('momentum') else '',
+    'weight_decay': f'with a weight decay of {config.get("weight_decay"):g}' if config.get('weight_decay') else '',
+    'max_norm': f'with gradients clipped to {config.get("max_norm"):g}' if config.get('max_norm') else '',
+  }
+  used = [text for name, text in words.items() if config.get(name)]
+  return f' {listed(used)}' if used else ''
 
 
 def _attacker(config: Mapping[str, Any]) -> str:

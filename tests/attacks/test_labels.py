@@ -87,3 +87,10 @@ def test_a_network_without_a_classifying_bias_is_named(small_images):
   model = models.from_functions(lambda key, shape: {'w': jnp.zeros((64, 10))}, lambda p, x: x.reshape(-1, 64) @ p['w'])
   with pytest.raises(errors.UsageError, match='0 biases for 10 classes'):
     rules.last_layer(model, {'w': jnp.zeros((64, 10))}, (8, 8, 1), 10)
+
+
+def test_idlg_takes_the_sum_of_a_class_not_its_extreme():
+  kernel = jnp.asarray([[-1.0, 2.0, 0.5], [-1.0, -3.0, 0.5]])  # sums −2, −1, 1; least entries −1, −3, 0.5
+  assert rules.RULES['idlg'](kernel, jnp.zeros(3), 1).tolist() == [0]
+  flipped = jnp.asarray([[1.0, -0.5], [-4.0, -0.5]])  # sums −3, −1; largest entries 1, −0.5
+  assert rules.RULES['idlg'](flipped, jnp.zeros(2), 1).tolist() == [0]

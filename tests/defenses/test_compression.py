@@ -274,3 +274,9 @@ def test_noise_does_not_fill_what_is_withheld(gradients, text):
   for mask, sent, u in zip(*map(jax.tree.leaves, (upload.sent, upload.update, updates)), strict=True):
     assert mask.shape == u.shape and mask.sum() == exactly(0.1, u.size)
     np.testing.assert_array_equal(np.asarray(sent) != 0, mask)
+
+
+def test_dropping_everything_leaves_nothing_not_even_infinities():
+  x = jnp.asarray([0.0, 1.0, -2.0, jnp.inf])
+  assert not largest(x, 1.0).any() and largest(x, 0.0).all()
+  assert largest(x, 0.75).tolist() == [False, False, False, True]

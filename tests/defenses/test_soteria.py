@@ -156,7 +156,7 @@ def dense(activation, first, out_first=False, layers=None):
 
 
 def prune_dense(model, image, rate, variant='paper'):
-  params = model.init(None, None)['params']
+  params = model.init(jax.random.key(0), (2, 1, 1))['params']
   images = jnp.asarray(image, jnp.float32).reshape(1, 2, 1, 1)
   defense = soteria(model, rate=rate, variant=variant)
   updates = jax.tree.map(jnp.ones_like, params)
@@ -247,7 +247,7 @@ def test_what_is_refused(small_images):
 def digits(small_images):
   """(model, variables, images, labels): two digits under a network of 20 features that compiles fast."""
   model = dense(jnp.tanh, np.random.default_rng(1).normal(size=(20, 64)).astype(np.float32) / 8)
-  variables = model.init(None, None)
+  variables = model.init(jax.random.key(0), (2, 1, 1))
   variables['params']['second'] = jnp.asarray(np.random.default_rng(2).normal(size=(20, 10)), jnp.float32)
   return model, variables, jnp.asarray(small_images[0][:2]), jnp.asarray(small_images[1][:2])
 

@@ -130,7 +130,7 @@ class Trained(nnx.Module):
 def test_train_is_passed_and_the_users_module_is_unchanged():
   module = Trained(nnx.Rngs(0))
   model, images = models.from_nnx(module), np.ones((1, *SHAPE), np.float32)
-  variables = model.init(None, SHAPE)
+  variables = model.init(jax.random.key(0), SHAPE)
   once, twice, training = (model.apply(variables, images, train)[0] for train in (False, False, True))
   np.testing.assert_array_equal(once, twice)
   np.testing.assert_allclose(training, 2 * once, rtol=1e-6)

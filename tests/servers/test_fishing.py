@@ -142,11 +142,21 @@ def classifier():
   layer = trees.Layer('linear', (('linear', 'kernel'), ('linear', 'bias')))
   return models.from_functions(
     lambda key, shape: {'linear': {'kernel': jnp.zeros((shape[0], 10)), 'bias': jnp.zeros(10)}},
-    lambda params, x: x @ params['linear']['kernel'] + params['linear']['bias'].reshape(1, -1),
+    lambda params, x: flat(x) @ params['linear']['kernel'] + params['linear']['bias'].reshape(1, -1),
     'classifier',
-    features=lambda params, x: x,
+    features=lambda params, x: flat(x),
     layers=[layer],
   )
+
+
+def flat(x):
+  return x.reshape(x.shape[0], 12)
+
+
+def answers(classifier):
+  """Returns (variables, features [N, 12], labels) -> update: features are images of one column."""
+  update = compiled(Client(classifier, 10))
+  return lambda variables, x, labels: update(variables, x.reshape(-1, 12, 1, 1), labels)
 
 
 def features_of(rng, labels, clean):
@@ -161,14 +171,14 @@ def test_feature_fishing_isolates_one_of_several(classifier, method, clean):
   rng = np.random.default_rng(1)
   labels = np.r_[np.zeros(3), rng.integers(1, 10, 29)].astype(np.int32)
   x = features_of(rng, labels, clean)
-  update = compiled(Client(classifier, 10))
+  update = answers(classifier)
   asked = []
 
   def query(variables):
     asked.append(variables)
     return update(variables, x, labels).update
 
-  found = fish(query, classifier, classifier.init(None, (12,)), (12,), 32, method=method)
+  found = fish(query, classifier, classifier.init(jax.random.key(0), (12, 1, 1)), (12, 1, 1), 32, method=method)
   assert found.queries == len(asked) <= 64
   # A naive search among the features themselves.
   expected = min(x[:3, 5]) if method == 'published' else max(x[:, 5])
@@ -196,15 +206,15 @@ def test_a_discriminant_finds_the_class_where_no_feature_does(classifier):
   mixing = rng.normal(size=(12, 12)) + 3  # every feature is mostly what all have in common
   labels = np.r_[np.zeros(2), rng.integers(1, 10, 62)].astype(np.int32)
   x, public = ((features_of(rng, y, True) @ mixing).astype(np.float32) for y in (labels, rng.integers(0, 10, 500)))
-  update = compiled(Client(classifier, 10))
+  update = answers(classifier)
   found = fish(
     lambda variables: update(variables, x, labels).update,
     classifier,
-    classifier.init(None, (12,)),
-    (12,),
+    classifier.init(jax.random.key(0), (12, 1, 1)),
+    (12, 1, 1),
     64,
     method='difference',
-    public=public,
+    public=public.reshape(-1, 12, 1, 1),
   )
   assert found.alone
   assert np.abs(x - found.features).sum(axis=1).argmin() < 2
@@ -214,9 +224,9 @@ def test_a_discriminant_finds_the_class_where_no_feature_does(classifier):
 def test_no_sample_of_the_class_or_one_needs_one_query(classifier, count):
   labels = np.r_[np.zeros(count), np.ones(8 - count)].astype(np.int32)
   x = features_of(np.random.default_rng(0), labels, True)
-  update = compiled(Client(classifier, 10))
-  variables = classifier.init(None, (12,))
-  found = fish(lambda v: update(v, x, labels).update, classifier, variables, (12,), 8)
+  update = answers(classifier)
+  variables = classifier.init(jax.random.key(0), (12, 1, 1))
+  found = fish(lambda v: update(v, x, labels).update, classifier, variables, (12, 1, 1), 8)
   assert found.queries == 1 and found.alone == (count == 1) and abs(found.samples - count) < 1e-3
   if count:
     np.testing.assert_allclose(found.features, x[0], rtol=1e-4)
@@ -473,7 +483,15 @@ def test_settings_out_of_range(network):
 
 def test_public_images_that_are_alike_are_a_usage_error(classifier):
   with pytest.raises(errors.UsageError, match='the same features'):
-    fish(None, classifier, classifier.init(None, (12,)), (12,), 8, method='difference', public=np.ones((5, 12)))
+    fish(
+      None,
+      classifier,
+      classifier.init(jax.random.key(0), (12, 1, 1)),
+      (12, 1, 1),
+      8,
+      method='difference',
+      public=np.ones((5, 12, 1, 1)),
+    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""The training of a network that is attacked: it ends at an accuracy, and says what it reached."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import experiments
+from experiments import experiment as machinery
+from experiments.experiment import Cell, Run, Training
+
+RUN = Run('digits', 'mlp', 'csdlg', {'none': 'none'}, trials=2)
+
+
+@pytest.fixture(scope='module')
+def made():
+  """Returns rounds and accuracy at which a training ends that wants 40 %, and the data of it."""
+  run = dataclasses.replace(RUN, training=Training(60, 2, 50, rate=0.5, share=0.5, accuracy=40.0, tested=50))
+  data = run.load(None)
+  return run, data, run.scenario(data, 0).settings['training']
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_it_ends_at_the_accuracy_on_held_out_samples(made):
+  run, data, reached = made
+  assert len(data.others[0]) == run.training.held == 150
+  assert len(np.unique(np.concatenate([data.others[0], data.private.images]), axis=0)) == 152
+  assert reached['accuracy_reached'] >= 40 and reached['rounds_done'] % machinery.EVALUATED == 0
+  assert reached['rounds_done'] < 60 and reached['share'] == 0.5
+
+
+@pytest.mark.parametrize(
+  ('found', 'words'),
+  [
+    (85.0, 'trained network, 85.0 % accurate after 40 rounds'),
+    (61.2, 'network 61.2 % accurate after 40 rounds'),
+    (10.3, 'untrained network, 10.3 % accurate after 40 rounds'),
+    (12.6, 'untrained network, 12.6 % accurate after 40 rounds'),  # within the noise of 500 samples
+    (12.8, 'network 12.8 % accurate after 40 rounds'),
+  ],
+)
+def test_a_network_is_called_what_it_is(found, words):
+  training = dataclasses.asdict(Training(accuracy=80.0, tested=500)) | {'rounds_done': 40, 'accuracy_reached': found}
+  assert machinery.called(training, 10) == words
+
+
+def test_nothing_is_said_of_what_was_not_measured():
+  assert machinery.called(None, 10) == '' == machinery.called({'rounds_done': 3, 'tested': 0}, 10)
+  rows = [{'defense': 'none', 'psnr': 9.0, 'success': False, 'diverged': False, 'counter': None}]
+  cell = Cell('', '', 'psnr', 'run', 'none')
+  assert RUN.outcome(cell, rows).remark == '0 of 1'
+  assert RUN.outcome(cell, [{**rows[0], 'network': 'network 61.2 % accurate'}]).remark == (
+    '0 of 1; network 61.2 % accurate'
+  )
+
+
+@pytest.mark.parametrize('name', ['ffl_1', 'ffl_5'])
+@pytest.mark.parametrize('scale', machinery.SCALES)
+def test_attacked_networks_state_their_accuracy(name, scale):
+  for run in experiments.get(name).runs.values():
+    training = run.scaled(scale).training
+    assert training.tested and training.accuracy == 80
+    if scale == 'paper':
+      assert (training.clients, training.share, training.rounds) == (100, 0.1, 2000)
+  assert not any('trained' in cell.column for cell in experiments.get(name).cells)
