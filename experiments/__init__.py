@@ -12,7 +12,9 @@ from experiments.notes import NOTES
 from gradleak import errors
 
 REGISTRY: dict[str, Experiment] = {
-  experiment.name: dataclasses.replace(experiment, notes=NOTES.get(experiment.name, {}))
+  experiment.name: dataclasses.replace(
+    experiment, notes=tuple(note for note in NOTES if note.experiment == experiment.name)
+  )
   for module in (graddefense, outpost, dcs2, ffl, fidel_pictures, fidel, separation, peeling, spear)
   for experiment in module.EXPERIMENTS
 }

@@ -18,30 +18,40 @@ import numpy as np
 import optax
 
 import gradleak as gl
+from experiments.comparison import HEADINGS, Cell, Note, Outcome, ours_text, paper_text, remarks, verdict
 from gradleak import AuditResult, AuditSettings, ClientSettings, errors, report, specs
 from gradleak.attacks import AttackMethod
 from gradleak.data import Dataset
 from gradleak.federated import simulation
 from gradleak.metrics import statistics
-from gradleak.report.formatting import aligned, number, significant
+from gradleak.report.formatting import aligned
 
 SCALES = ('smoke', 'mini', 'paper')
 UNAWARE = AuditSettings(knowledge='unaware')
+VERDICT = (
+  'Verdicts are computed: “agrees” where our 95 % interval and the paper’s figure, with its ±, meet (to its rounding, '
+  'or 5 % where neither has an interval); “same order of magnitude” within 10 dB of PSNR or a factor of ten; '
+  '“undecided” where our interval is wider than that; else “differs”.'
+)
+UNCOMPARED = 'No verdicts: this scale has other data and another network than the paper.'
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """A short federated training on other data: it gives the model that is attacked, and the one sent before it.
+  """A federated training on other data: it gives the model that is attacked, and the one sent before it.
 
-  In each round every client shares its update on all its samples, and the server takes the mean, of each entry over the
-  clients that sent it.
+  In each round the clients drawn share their updates on all their samples, and the server takes the mean, of each entry
+  over the clients that sent it. It ends when the model has the `accuracy` on held-out samples, or after `rounds`.
 
   Attributes:
-    rounds: number of rounds.
+    rounds: number of rounds at most.
     clients: number of clients.
     samples: samples of each, from the train split.
     rate: the server's learning rate on the mean gradient.
     defense: the clients' defense, a text.
+    share: of the clients that is drawn for a round.
+    accuracy: in %, of the network that is to be attacked; a network below it is not called trained.
+    tested: number of held-out samples, the next ones of the train split; 0 measures no accuracy.
   """
 
   rounds: int = 20
@@ -49,6 +59,14 @@ class Training:
   samples: int = 50
   rate: float = 0.1
   defense: str = 'none'
+  share: float = 1.0
+  accuracy: float = 100.0
+  tested: int = 0
+
+  @property
+  def held(self) -> int:
+    """Number of samples that it needs."""
+    return self.clients * self.samples + self.tested
 
 
 class Scaled:
@@ -131,7 +149,7 @@ class Run(Scaled):
       restarts=min(self.settings.restarts, 2),
       controls=2,
       public=min(self.public, 16),
-      training=self.training and dataclasses.replace(self.training, rounds=2, clients=2, samples=4),
+      training=self.training and _smoke_training(self.training),
       changed={
         **({attack.name: {'steps': 3}} if attack.takes({'steps': 3}) else {}),
         'concealment': {'steps': 2},
@@ -169,7 +187,7 @@ class Run(Scaled):
     """
     limit = self.trials * self.settings.batch_size
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit)
-    trained = self.training.clients * self.training.samples if self.training else 0
+    trained = self.training.held if self.training else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
     if not pool + trained:
@@ -188,7 +206,10 @@ class Run(Scaled):
     result = self.audit(data, seed, workdir=workdir, progress=progress)
     if not (result.resumed and os.path.exists(os.path.join(workdir, self.page))):
       self.write(result, workdir)
-    return result.rows
+    if self.training is None or not self.training.tested:
+      return result.rows
+    network = called(result.config['training'], result.config['num_classes'])
+    return [{**row, 'network': network} for row in result.rows]
 
   def write(self, result: AuditResult, folder: str) -> None:
     """Writes the report of the audit."""
@@ -213,11 +234,11 @@ class Run(Scaled):
     untrained = self.scenario_of(data, key=jax.random.fold_in(key, 0))
     if self.training is None:
       return untrained
-    variables, previous = train(jax.random.fold_in(key, 1), untrained, *data.others, self.training)
-    return self.scenario_of(data, variables=variables, previous=previous)
+    variables, previous, reached = train(jax.random.fold_in(key, 1), untrained, *data.others, self.training)
+    return self.scenario_of(data, reached, variables=variables, previous=previous)
 
-  def scenario_of(self, data: 'Data', **given: Any) -> gl.Scenario:
-    """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones."""
+  def scenario_of(self, data: 'Data', reached: Mapping | None = None, **given: Any) -> gl.Scenario:
+    """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones, and what training `reached`."""
     return gl.scenario(
       gl.models.create(self.model, data.private.num_classes, init=self.init),
       data.private.images,
@@ -229,12 +250,12 @@ class Run(Scaled):
       notes={
         'split': data.private.split,
         'init': self.init,
-        'training': self.training and dataclasses.asdict(self.training),
+        'training': self.training and {**dataclasses.asdict(self.training), **(reached or {})},
       },
       **given,
     )
 
-  def rows_of(self, cell: 'Cell', rows: list[dict]) -> list[dict]:
+  def rows_of(self, cell: Cell, rows: list[dict]) -> list[dict]:
     """Returns the rows of an audit that a cell is about.
 
     Raises:
@@ -246,7 +267,7 @@ class Run(Scaled):
       raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
     return found
 
-  def outcome(self, cell: 'Cell', rows: list[dict]) -> 'Outcome':
+  def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     rows = self.rows_of(cell, rows)
     values = [row.get(cell.metric) for row in rows]
@@ -254,11 +275,12 @@ class Run(Scaled):
     finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
     recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
+    remark += f'; {rows[0]["network"]}' if 'network' in rows[0] else ''
     return Outcome(*finite, len(rows), recovered, diverged, remark)
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
-    model, given = specs.spec(self.model, 'model'), self.settings
+    model, given = specs.parse_chain(self.model, 'model')[0], self.settings
     width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
     cost = MILLISECONDS[model.name] * (width / 8) ** 1.6
     local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
@@ -269,30 +291,6 @@ class Run(Scaled):
     uploads = self.trials * (unaware + aware) + given.controls
     steps = self.method().settings.get('steps', 1)
     return uploads * given.restarts * given.batch_size * local_steps * steps * cost / 60_000
-
-
-class Cell(NamedTuple):
-  """One number of the paper, and where ours is found.
-
-  Attributes:
-    column: the heading of the part of the table, such as the dataset.
-    row: the line of the table, such as the paper's name of the defense.
-    metric: a key of an audit's rows, or 'lpips'; of a training, one of `utility.METRICS`.
-    run: a key of the experiment's `runs`.
-    defense: a label of that run's defenses.
-    paper: its number; several where it prints several (one per picture); None where it prints none.
-    spread: the number that the paper prints after ±.
-    counter: the counter-measure of an attacker who knows the defense; None: the attacker is unaware of it.
-  """
-
-  column: str
-  row: str
-  metric: str
-  run: str
-  defense: str
-  paper: float | tuple[float, ...] | None = None
-  spread: float | None = None
-  counter: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +307,7 @@ class Experiment:
     cells: its numbers.
     metrics: one sentence: how the paper's figures are defined, compared with ours.
     choices: sentences on what the paper does not state, and what is used here.
-    notes: column, or '' for all, -> a sentence on where ours and the paper's disagree.
+    notes: on where ours and the paper's disagree, and why.
   """
 
   name: str
@@ -320,27 +318,7 @@ class Experiment:
   cells: tuple[Cell, ...]
   metrics: str
   choices: tuple[str, ...] = ()
-  notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-class Outcome(NamedTuple):
-  """Our figure for a cell, with its 95 % interval; None where there is none.
-
-  Attributes:
-    mean, low, high: of the cell's metric; in audits, over the trials that did not diverge.
-    n: number of trials, or of test samples.
-    recovered: how many trials were successes beyond the control; None in trainings.
-    diverged: how many have no figure.
-    remark: the last column of its line.
-  """
-
-  mean: float | None
-  low: float | None
-  high: float | None
-  n: int
-  recovered: int | None
-  diverged: int
-  remark: str = ''
+  notes: tuple[Note, ...] = ()
 
 
 def with_weights(experiment: Experiment, path: str) -> Experiment:
@@ -354,6 +332,12 @@ def with_weights(experiment: Experiment, path: str) -> Experiment:
     raise errors.UsageError(f'{experiment.name} attacks no model whose weights could be given')
   runs = {n: dataclasses.replace(run, weights=path) if n in takes else run for n, run in experiment.runs.items()}
   return dataclasses.replace(experiment, runs=runs)
+
+
+def _smoke_training(training):
+  """Returns a training of two rounds."""
+  small = {'rounds': 2, 'clients': 2, 'samples': 4, 'share': 1.0, 'tested': min(training.tested, 20)}
+  return dataclasses.replace(training, **small)
 
 
 def _smoke_root(root):
@@ -418,122 +402,116 @@ def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:
   return np.sort(np.concatenate(chosen))
 
 
+EVALUATED = 10  # rounds from one evaluation to the next
+
+
 def train(
   key: jax.Array, scenario: gl.Scenario, images: np.ndarray, labels: np.ndarray, training: Training
-) -> tuple[dict, dict]:
-  """Returns the variables after a short federated training, and those of one round before.
+) -> tuple[dict, dict, dict]:
+  """Returns the variables after a federated training, those of one round before, and what it reached.
 
   Args:
     key: of the `simulation.Federation`.
     scenario: its client and model are trained.
-    images, labels: [clients · samples, …] of the train split.
+    images, labels: [clients · samples + tested, …] of the train split.
     training: the `Training`.
+
+  Returns:
+    (variables, variables of one round before, {'rounds_done', and 'accuracy_reached' if any samples are held out}).
   """
   client, variables = scenario.client, scenario.variables
   context = gl.defenses.Context(client, variables, images.shape[1:], scenario.public)
+  count = training.clients * training.samples
   federation = simulation.Federation(
     gl.defenses.place(specs.defense(training.defense), context).client(client),
-    images,
-    labels,
-    np.split(np.arange(training.clients * training.samples), training.clients),
-    training.clients,
+    images[:count],
+    labels[:count],
+    np.split(np.arange(count), training.clients),
+    max(1, round(training.share * training.clients)),
     server=optax.sgd(training.rate if client.share == 'gradient' else 1.0),
   )
+  held_out, accuracy = (images[count:], labels[count:]), None
   state = simulation.start(federation, variables)
-  for _ in range(training.rounds):
+  for number in range(1, training.rounds + 1):
     before, (state, _) = state, simulation.run_round(federation, state, key)
-  return state.variables, before.variables
+    if training.tested and (number % EVALUATED == 0 or number == training.rounds):
+      accuracy = simulation.accuracy(client.model, state.variables, *held_out)[0]
+      if 100 * accuracy >= training.accuracy:
+        break
+  reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
+  return state.variables, before.variables, {'rounds_done': number, **reached}
 
 
-# Metric -> (heading, value -> text).
-HEADINGS = {
-  'psnr': ('PSNR dB', lambda value: number(value, 2)),
-  'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
-  'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),
-  'oracle_ssim': ('SSIM (best restart by the truth)', lambda value: number(value, 3)),
-  'oracle_mse_unclipped': ('MSE (unclipped, best restart by the truth)', significant),
-  'ssim': ('SSIM', lambda value: number(value, 3)),
-  'mse_unclipped': ('MSE (unclipped)', significant),
-  'lpips': ('LPIPS', lambda value: number(value, 3)),
-  'accuracy': ('accuracy %', lambda value: number(value, 2)),
-  'sensitive_accuracy': ('accuracy on sensitive samples %', lambda value: number(value, 2)),
-  'accuracy_share': ('% of the undefended accuracy', lambda value: number(value, 1)),
-  'overhead': ('round time, % over none', lambda value: number(value, 2)),
-  'round_seconds': ('seconds of a round', lambda value: number(value, 2)),
-  'train_seconds': ('training s', lambda value: number(value, 2)),
-  'defense_seconds': ('defense s', lambda value: number(value, 3)),
-  'parameters': ('parameters sent, millions', lambda value: number(value, 3)),
-  'share_sent': ('% of the parameters', lambda value: number(value, 1)),
-  'total_parameters': ('parameters at full width, millions', lambda value: number(value, 6)),
-  'epsilon': ('ε', lambda value: number(value, 2)),
-  'revealed': ('samples fully revealed', number),
-  'revealed_90': ('samples at ≥ 0.9', number),
-  'certified': ('images certified', number),
-  'largest_error': ('largest error', significant),
-  'cosine': ('cosine', lambda value: number(value, 3)),
-  'queries': ('queries', number),
-  'alone': ('known to be alone', lambda value: number(value, 2)),
-}
+def called(training: Mapping | None, num_classes: int) -> str:
+  """Returns what the network that was attacked is called; '' where no accuracy was measured.
+
+  It is 'trained' only with the accuracy that its `Training` states, and 'untrained' where its accuracy is within two
+  standard deviations of chance.
+  """
+  if not training or 'accuracy_reached' not in training:
+    return ''
+  found, chance = training['accuracy_reached'], 100 / num_classes
+  noise = 2 * math.sqrt(chance * (100 - chance) / training['tested'])
+  told = f'{found:.1f} % accurate after {training["rounds_done"]} rounds'
+  if found >= training['accuracy']:
+    return f'trained network, {told}'
+  return f'untrained network, {told}' if found <= chance + noise else f'network {told}'
 
 
-def ours_text(metric: str, found: Outcome) -> str:
-  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks are not included."""
-  show = HEADINGS[metric][1]
-  if found.mean is None:
-    return 'n/a' if metric == 'lpips' else 'diverged' if found.diverged else '–'
-  return show(found.mean) if found.low is None else f'{show(found.mean)} ± {show((found.high - found.low) / 2)}'
-
-
-def paper_text(cell: Cell) -> str:
-  """Returns the paper's number or numbers; '–' where it prints none."""
-  show = HEADINGS[cell.metric][1]
-  if cell.paper is None:
-    return '–'
-  if isinstance(cell.paper, tuple):
-    return ' and '.join(map(show, cell.paper))
-  return show(cell.paper) + ('' if cell.spread is None else f' ± {show(cell.spread)}')
-
-
-def sections(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, list[list[str]]]:
+def sections(
+  experiment: Experiment, outcomes: Sequence[Outcome], *, judged: bool = False
+) -> dict[str, list[list[str]]]:
   """Returns the table as {column: [heading line, line, …]}, each line a list of texts.
 
   Args:
     experiment: the `Experiment`.
     outcomes: one `Outcome` per cell, in their order.
+    judged: whether a verdict stands beside each figure that the paper prints, too.
   """
-  found = dict(zip(((cell.column, cell.row, cell.metric) for cell in experiment.cells), outcomes, strict=True))
+  found = {(cell.column, cell.row, cell.metric): pair for cell, *pair in zip(experiment.cells, outcomes, strict=True)}
   cells = {(cell.column, cell.row, cell.metric): cell for cell in experiment.cells}
   tables = {}
   for column in dict.fromkeys(cell.column for cell in experiment.cells):
     inside = [cell for cell in experiment.cells if cell.column == column]
     metrics = list(dict.fromkeys(cell.metric for cell in inside))
-    head = ['', *(text for metric in metrics for text in (HEADINGS[metric][0], 'paper'))]
-    head.append(experiment.runs[inside[0].run].remarks)
-    lines = [head]
+    compared = {cell.metric for cell in inside if judged and cell.paper is not None}
+    heads = [[HEADINGS[metric][0], 'paper', *(['verdict'] if metric in compared else [])] for metric in metrics]
+    lines = [['', *(text for head in heads for text in head), experiment.runs[inside[0].run].remarks]]
     for row in dict.fromkeys(cell.row for cell in inside):
       line, shown = [row], None
-      for metric in metrics:
+      for metric, head in zip(metrics, heads, strict=True):
         cell = cells.get((column, row, metric))
-        shown = shown or (cell and found[column, row, metric])
-        line += ['', ''] if cell is None else [ours_text(metric, found[column, row, metric]), paper_text(cell)]
+        one = cell and found[column, row, metric][0]
+        shown = shown or one
+        texts = [''] * 3 if cell is None else [ours_text(metric, one), paper_text(cell), verdict(cell, one)]
+        line += texts[: len(head)]
       lines.append([*line, shown.remark])
     # An empty column is left out.
     tables[column] = lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
   return tables
 
 
+def compares(scale: str) -> bool:
+  """Returns whether figures at a scale can be set against the paper's: 'smoke' has other data and another network."""
+  return scale != 'smoke'
+
+
+def notes(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+  """Returns column, or '' for all, -> the notes that stand below it."""
+  weights = any(getattr(run, 'weights', '') for run in experiment.runs.values())
+  return remarks(experiment.notes, experiment.cells, outcomes, scale, seed, weights)
+
+
 def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
   """Returns table.md: our figures and the paper's, what was changed, and where they differ."""
   parts = [f'# {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
-  for column, lines in sections(experiment, outcomes).items():
+  below = notes(experiment, scale, seed, outcomes)
+  for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():
     text = ['| ' + ' | '.join(line) + ' |' for line in lines]
     text.insert(1, '|' + ' --- |' * len(lines[0]))
-    parts.append(f'## {column}\n\n' + '\n'.join(text))
-    if column in experiment.notes:
-      parts.append(experiment.notes[column])
-  if '' in experiment.notes:
-    parts.append(experiment.notes[''])
+    parts += [f'## {column}\n\n' + '\n'.join(text), *below.get(column, [])]
+  parts += below.get('', [])
   parts.append('## Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
   return '\n\n'.join(parts) + '\n'
 
@@ -543,14 +521,16 @@ def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
   by_change = {}
   for name, run in experiment.runs.items():
     by_change.setdefault('; '.join(run.changes(scale)) or 'nothing is scaled down', []).append(name)
-  lines = [f'Scale {scale}, seed {seed}.', *experiment.choices]
+  lines = [f'Scale {scale}, seed {seed}.', *([VERDICT] if compares(scale) else [UNCOMPARED]), *experiment.choices]
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
 
-def terminal(experiment: Experiment, outcomes: Sequence[Outcome]) -> str:
-  """Returns the table for the terminal, aligned."""
-  tables = [[column, *aligned(lines)] for column, lines in sections(experiment, outcomes).items()]
-  return '\n\n'.join('\n'.join(lines) for lines in tables)
+def terminal(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
+  """Returns the table for the terminal, aligned, each column with its notes."""
+  parts, below = [], notes(experiment, scale, seed, outcomes)
+  for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():
+    parts += ['\n'.join([column, *aligned(lines)]), *below.get(column, [])]
+  return '\n\n'.join([*parts, *below.get('', [])])
 
 
 def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> str:
@@ -559,14 +539,14 @@ def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -
   names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged', 'remark')
   writer = csv.writer(text)
   head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'counter')
-  writer.writerow([*head, *names, 'paper', 'paper_spread'])
+  writer.writerow([*head, *names, 'paper', 'paper_spread', 'verdict'])
   for cell, found in zip(experiment.cells, outcomes, strict=True):
     defense = experiment.runs[cell.run].scaled(scale).texts()[cell.defense]
     paper = ';'.join(map(str, cell.paper)) if isinstance(cell.paper, tuple) else cell.paper
     writer.writerow(
       [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.counter]
       + [getattr(found, name) for name in names]
-      + [paper, cell.spread]
+      + [paper, cell.spread, verdict(cell, found) if compares(scale) else '']
     )
   return text.getvalue()
 

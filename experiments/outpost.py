@@ -25,7 +25,7 @@ CHOICES = (
   'All its defenses act on the gradient of a local step; gradient compression and Laplacian noise act on the delta '
   'here. The delta of one step is −η times the gradient, so its noise has η times the scale: 0.01·√(0.1/2); of two '
   'steps, √2 times that.',
-  'GradDefense is the published code (each step, 5 of 10 slices); the bound of its clipping is not stated: 1 here.',
+  'GradDefense is the published code: each step, 5 of 10 slices, clipped to its standard deviation of 0.1.',
 )
 
 LABELS = ('none', 'GC', 'DP', 'Soteria', 'GD', 'OUTPOST')
@@ -69,7 +69,7 @@ def _scenario(index):
     'GC': 'prune(rate=0.8)',
     'DP': f'laplace(scale={0.01 * (0.1 / 2) ** 0.5 * steps**0.5:.6g})',
     'Soteria': 'soteria(rate=0.5)',
-    'GD': 'graddefense_step(stddev=0.1,clip=1)',
+    'GD': 'graddefense_step(stddev=0.1,clip=0.1)',
     'OUTPOST': 'outpost(noise=0.8,fisher=0.4,decay=0.1,prune=0.8)',
   }
   trials, restarts, controls, attack_steps = MINI[index]
@@ -126,7 +126,7 @@ def _methods(steps):
     'GC': Method('prune(rate=0.8)'),
     'DP': Method(f'laplace(scale={0.01 * (0.1 / 2 * steps) ** 0.5:.6g})'),
     'Soteria': Method('soteria(rate=0.5)'),
-    'GD': Method('graddefense_step(stddev=0.1,clip=1)'),
+    'GD': Method('graddefense_step(stddev=0.1,clip=0.1)'),
     'OUTPOST': Method('outpost(noise=0.8,fisher=0.4,decay=0.1,prune=0.8)'),
   }
 
@@ -170,9 +170,11 @@ def _figure_3(name):
     (
       'How the data are non-i.i.d. is not stated: each client holds half of the classes, 1 % of the samples.',
       'LeNet with four convolutions has the “explicit” weights, which its sigmoids need to learn at all.',
+      'OUTPOST’s noise goes with the variance of the weights: it needs the paper’s rate of 0.01. Of 180 local steps 29 '
+      'are expected to be protected, of 80 22, of the 20 at scale mini 11.',
       'Gradient compression and Laplacian noise act on the delta, the latter with the scale that noise of variance 0.1 '
       'on the gradient of each local step would have there.',
-      'GradDefense is the published code (each step, 5 of 10 slices); the bound of its clipping is not stated: 1 here.',
+      'GradDefense is the published code: each step, 5 of 10 slices, clipped to its standard deviation of 0.1.',
     ),
   )
 

@@ -25,6 +25,7 @@ from gradleak.frontier import Trained
 from gradleak.report.training import curves as accuracy_curves
 from gradleak.scenario import fingerprint
 from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
+from gradleak.strictness import lenient
 
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
 METRICS = (
@@ -44,8 +45,9 @@ class Protocol:
     clients, per_round: number of clients, and of those that are drawn for a round.
     partition: as in `gradleak.data.partition.parse`.
     rounds: of training.
-    local_epochs, local_batch_size, learning_rate: of local training by plain SGD; the delta is shared.
+    local_epochs, local_batch_size, learning_rate: of local training by SGD; the delta is shared.
     weighting: of the uploads, as in `simulation.Federation`.
+    momentum, weight_decay: of local training; momentum starts anew in each round, see `Trainings.carried`.
   """
 
   clients: int
@@ -56,6 +58,8 @@ class Protocol:
   local_batch_size: int
   learning_rate: float
   weighting: str = 'samples'
+  momentum: float = 0.0
+  weight_decay: float = 0.0
 
 
 # FFL: local epochs and learning rate are not stated.
@@ -65,10 +69,12 @@ GRADDEFENSE = Protocol(100, 10, 'classes(number=2,low=1,high=10)', 200, 2, 1, 0.
 GRADDEFENSE_CIFAR10 = Protocol(1000, 200, 'classes(number=2,low=1,high=20)', 2000, 2, 1, 0.01, 'equal')
 # OUTPOST on CIFAR-10; how its data are “non-i.i.d.” is not stated.
 OUTPOST = Protocol(100, 10, 'classes(number=5)', 150, 5, 32, 0.01)
-# DCS²: nothing but the target client's 64 samples is known (see its choices).
-DCS2 = Protocol(10, 10, 'iid', 100, 1, 64, 0.1)
+# DCS²: of its scripts, on MNIST; of a client's 200 samples three batches of 64 are used in an epoch, 31 of 2,000.
+DCS2 = Protocol(10, 10, 'iid(samples=192)', 200, 1, 64, 0.01, momentum=0.9)
+DCS2_CIFAR10 = dataclasses.replace(DCS2, partition='iid(samples=1984)', rounds=50, weight_decay=1e-3)
 PROTOCOLS = {
   'dcs2': DCS2,
+  'dcs2_cifar10': DCS2_CIFAR10,
   'ffl': FFL,
   'graddefense': GRADDEFENSE,
   'graddefense_cifar10': GRADDEFENSE_CIFAR10,
@@ -83,20 +89,41 @@ class Method(NamedTuple):
     clients: the clients' defense, a text as in the programs.
     q: Q of GradDefense's compensation at the server, for the noise of the clients' `graddefense`; None: without.
     delta: δ of Geyer's mechanism at the server, with the noise that spends ε = 8 in all rounds; None: without.
+    layout, memory: of the compensation.
   """
 
   clients: str = 'none'
   q: int | None = None
   delta: float | None = None
+  layout: str = 'columns'
+  memory: bool = False
 
   def __str__(self) -> str:
-    server = {'compensation': self.q and f'q={self.q}', 'client_dp': self.delta and f'delta={self.delta}'}
+    given = f'q={self.q},layout={self.layout}' + (',memory=True' if self.memory else '')
+    server = {'compensation': self.q and given, 'client_dp': self.delta and f'delta={self.delta}'}
     return self.clients + ''.join(f' & {name}({given}) at the server' for name, given in server.items() if given)
 
 
 UNDEFENDED = Method()
 SPENT = 5.0  # seconds of measuring rounds with and without a defense, roughly
-SERVER = optax.sgd(1.0)  # FedAvg; one object, so that the server's step is compiled once
+
+
+@functools.cache  # one object, so that the server's step is compiled once
+def server(decay: float, drop: int, momentum: float) -> optax.GradientTransformation:
+  """Returns FedAvg's optimizer on the mean delta, which is multiplied as `Trainings.decay` and `drop` say."""
+  if decay == 1 and not drop and not momentum:
+    return optax.sgd(1.0)
+  rates = [optax.exponential_decay(rate, 1, decay) for rate in ((1.0, 0.1) if drop else (1.0,))]
+  return lenient(optax.sgd(optax.join_schedules(rates, [drop]) if drop else rates[0], momentum or None))
+
+
+def carried(momentum: float, steps: int) -> float:
+  """Returns the server's momentum with which gradients move the model as far as if clients kept theirs between rounds.
+
+  A gradient then moves it by rate / (1 − momentum) in all; the k-th step from the end of a round, with a momentum that
+  starts anew, by the share 1 − momentum^k of it.
+  """
+  return float(np.mean(momentum ** np.arange(1, steps + 1)))
 
 
 class Data(NamedTuple):
@@ -122,6 +149,9 @@ class Trainings(Scaled):
     public: number of public samples, the next ones of the train split.
     sensitive: number of samples of the first client, which is then the only one with a defense; 0: all clients have
       the defense, and the samples of the partition.
+    decay: factor of the learning rate from round to round; the server multiplies the mean delta by it.
+    drop: the round in which the rate falls to a tenth, and its decay begins anew; 0: never.
+    carried: momentum of the server, in place of what clients keep of theirs from round to round, see `carried`.
     timed: whether seconds of a round are measured.
     extrapolated: labels under which training would take too long: one local step is timed instead.
     mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
@@ -138,6 +168,9 @@ class Trainings(Scaled):
   batch_norm: str = 'train'
   public: int = 0
   sensitive: int = 0
+  decay: float = 1.0
+  drop: int = 0
+  carried: float = 0.0
   timed: bool = True
   extrapolated: tuple[str, ...] = ()
   mini: Mapping = dataclasses.field(default_factory=dict)
@@ -169,6 +202,7 @@ class Trainings(Scaled):
       self,
       dataset='digits',
       model='mlp',
+      defenses=self.mini.get('defenses', self.defenses),
       protocol=small,
       samples=200,
       tested=50,
@@ -251,14 +285,22 @@ class Trainings(Scaled):
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
-    protocol, model = self.protocol, specs.spec(self.model, 'model')
+    protocol, model = self.protocol, specs.parse_chain(self.model, 'model')[0]
     spread = dict(specs.spec(protocol.partition, 'partition').settings)
     each = spread['number'] * spread['high'] if 'high' in spread else self.samples / protocol.clients
     width = dict(model.settings).get('width', FULL_WIDTH.get(model.name, 8))
     passed = protocol.rounds * protocol.per_round * each * protocol.local_epochs
     cost = MILLISECONDS[model.name] * (width / 8) ** 1.6 + OVERHEAD / protocol.local_batch_size
+    defended = protocol.rounds * self.sensitive if self.sensitive else passed
+    added = sum(_added(method) for label, method in self.defenses.items() if label not in self.extrapolated)
     trained = len(self.defenses) - len(self.extrapolated)
-    return trained * (passed * cost / 60_000 + 0.2)
+    return trained * (passed * cost / 60_000 + 0.2) + added * defended * cost / 60_000
+
+
+def _added(method: Method) -> float:
+  """Returns a rough estimate of how often a defense passes each sample through the model."""
+  given = {spec.name: dict(spec.settings) for spec in specs.parse_chain(method.clients, 'defense')}
+  return 3 * given['concealment']['steps'] if 'concealment' in given else 300 * ('soteria' in given)
 
 
 # Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; OVERHEAD is that of any step.
@@ -307,6 +349,8 @@ def prepare(run: Trainings, data: Data, seed: int) -> Setting:
     local_batch_size=protocol.local_batch_size,
     learning_rate=protocol.learning_rate,
     batch_norm=run.batch_norm,
+    momentum=protocol.momentum,
+    weight_decay=protocol.weight_decay,
   ).client(model, samples.num_classes)
   return Setting(
     client,
@@ -337,18 +381,19 @@ def federation(run: Trainings, setting: Setting, method: Method) -> simulation.F
     setting.labels,
     setting.parts,
     protocol.per_round,
-    server=SERVER,
-    chain=NO_DEFENSE if method.q is None else _compensation(defense, method.q),
+    server=server(run.decay, run.drop, run.carried),
+    chain=NO_DEFENSE if method.q is None else _compensation(defense, method),
     weighting=protocol.weighting,
     server_noise=noise,
     defended=(0,) if run.sensitive else None,
   )
 
 
-def _compensation(defense: Defense, q: int) -> Defense:
+def _compensation(defense: Defense, method: Method) -> Defense:
   """Returns the compensation of the noise that the clients' `graddefense` adds."""
   settings = next(member.settings for member in defense.members if member.name == 'graddefense')
-  return compensation(q=q, **{name: settings[name] for name in ('stddev', 'ratio', 'num_slices')})
+  noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
+  return compensation(q=method.q, layout=method.layout, memory=method.memory, **noise)
 
 
 def noise_for(budget: float, delta: float, rounds: int, sampling_rate: float) -> float:
@@ -386,7 +431,8 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   )
   rounds = plain(rounds)  # NaN is None, as after a resume
   last, answered = rounds[-1], max(1, sum(row['clients'] for row in rounds))
-  sent = sum(row['bytes_up'] for row in rounds) / answered / 4  # float32
+  # Of parameters alone, as the papers count; float32. Rounds of older folders have no statistics among their bytes.
+  sent = sum(row['bytes_up'] - row.get('bytes_statistics', 0) for row in rounds) / answered / 4
   row = {
     'correct': round(last['accuracy'] * run.tested),
     'tested': run.tested,

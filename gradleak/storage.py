@@ -214,6 +214,8 @@ class Workdir:
     tree = tree() if callable(tree) else tree
     folder = (self.path / 'checkpoints').absolute()
     leaves = dict(_named(i, np.asarray(leaf)) for i, leaf in enumerate(jax.tree.leaves(tree)))
+    if not leaves:
+      return
     ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
     if self.writes:
       self._forget_checkpoints(name, kept=f'{name}-{step:08}')

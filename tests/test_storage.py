@@ -276,3 +276,12 @@ def test_saving_takes_a_tenth_of_the_time_at_most(tmp_path, monkeypatch):
     store.save_checkpoint('00-csdlg', step, [])
     now += 1.0  # seconds of work between
   assert saved == [0, 20, 40, 60, 80]
+
+
+def test_empty_arrays_are_stored_by_their_shape_and_no_arrays_not_at_all(tmp_path):
+  store = open_workdir(tmp_path / 'w')
+  store.save_checkpoint('part', 0, [], due=True)
+  assert store.load_checkpoint('part') is None
+  store.save_checkpoint('part', 1, [np.zeros((2, 0), np.int32), np.arange(3.0)], due=True)
+  step, (empty, full) = store.load_checkpoint('part')
+  assert step == 1 and empty.shape == (2, 0) and empty.dtype == np.int32 and full.tolist() == [0, 1, 2]

@@ -72,6 +72,9 @@ def fragmentation(
   same number of layers, drawn at random. Without `previous`, `key=` is therefore needed at every update: whether it is
   used is decided at run time. The current `params` are always needed, and are the next update's previous ones.
 
+  The running statistics of BatchNorm are no parameters: in a training they are sent with their layer, and withheld with
+  it, see `federated.simulation.statistics_sent`.
+
   Equation 4 is printed with the sign of equation 1 reversed. Here an update equal to the global one has cosine +1:
   gradients are compared with previous − current parameters, deltas with current − previous.
 

@@ -65,7 +65,7 @@ def test_every_text_is_understood(name, scale):
     gl.models.create(run.model, 10, init=run.init)
     if run.training:
       specs.defense(run.training.defense)
-    assert all(member.settings.get('root', 0) <= run.public for one in made for member in one.members)
+    assert all((member.settings.get('root') or 0) <= run.public for one in made for member in one.members)
 
 
 @pytest.mark.parametrize('name', NAMES)

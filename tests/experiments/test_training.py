@@ -7,6 +7,7 @@ import pytest
 
 import experiments
 from experiments import experiment as machinery
+from experiments import utility
 from experiments.experiment import Cell, Run, Training
 
 RUN = Run('digits', 'mlp', 'csdlg', {'none': 'none'}, trials=2)
@@ -63,3 +64,25 @@ def test_attacked_networks_state_their_accuracy(name, scale):
     if scale == 'paper':
       assert (training.clients, training.share, training.rounds) == (100, 0.1, 2000)
   assert not any('trained' in cell.column for cell in experiments.get(name).cells)
+
+
+def test_the_servers_momentum_moves_the_model_as_far_as_momentum_that_is_kept():
+  """Against a loop: constant gradients of three steps a round, momentum 0.9, until the speed is steady."""
+  steps, speed, velocity = 3, 0.0, 0.0
+  for _ in range(400):
+    moved, momentum = 0.0, 0.0
+    for _ in range(steps):  # as a client whose momentum starts anew
+      momentum = 0.9 * momentum + 1.0
+      moved += momentum
+    speed = utility.carried(0.9, steps) * speed + moved
+    velocity = 0.9 * velocity + 1.0
+  assert speed == pytest.approx(steps * velocity)
+
+
+def test_the_servers_rate_decays_and_drops():
+  optimizer = utility.server(0.9, 2, 0.0)
+  state, found = optimizer.init({'w': np.float32(0)}), []
+  for _ in range(4):
+    update, state = optimizer.update({'w': np.float32(-1)}, state)
+    found.append(float(update['w']))
+  np.testing.assert_allclose(found, [1, 0.9, 0.1, 0.09], rtol=1e-6)

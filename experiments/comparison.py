@@ -1,0 +1,267 @@
+"""Ours beside the paper's: the cells of a table, our figures for them, verdicts, and notes that are filled from both.
+
+No verdict and no figure is typed: words such as “agrees” are computed by `verdict`, and the text of a `Note` names the
+cells that its figures are read from.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradleak.report.formatting import number, significant
+
+
+class Cell(NamedTuple):
+  """One number of the paper, and where ours is found.
+
+  Attributes:
+    column: the heading of the part of the table, such as the dataset.
+    row: the line of the table, such as the paper's name of the defense.
+    metric: a key of `HEADINGS`: one of an audit's rows, or 'lpips'; of a training, one of `utility.METRICS`.
+    run: a key of the experiment's `runs`.
+    defense: a label of that run's defenses.
+    paper: its number; several where it prints several (one per picture); None where it prints none.
+    spread: the number that the paper prints after ±.
+    counter: the counter-measure of an attacker who knows the defense; None: the attacker is unaware of it.
+  """
+
+  column: str
+  row: str
+  metric: str
+  run: str
+  defense: str
+  paper: float | tuple[float, ...] | None = None
+  spread: float | None = None
+  counter: str | None = None
+
+
+class Outcome(NamedTuple):
+  """Our figure for a cell, with its 95 % interval; None where there is none.
+
+  Attributes:
+    mean, low, high: of the cell's metric; in audits, over the trials that did not diverge.
+    n: number of trials, or of test samples.
+    recovered: how many trials were successes beyond the control; None in trainings.
+    diverged: how many have no figure.
+    remark: the last column of its line.
+  """
+
+  mean: float | None
+  low: float | None
+  high: float | None
+  n: int
+  recovered: int | None
+  diverged: int
+  remark: str = ''
+
+
+# Metric -> (heading, value -> text).
+HEADINGS = {
+  'psnr': ('PSNR dB', lambda value: number(value, 2)),
+  'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
+  'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),
+  'last_psnr': ('PSNR dB (last image returned)', lambda value: number(value, 2)),
+  'oracle_ssim': ('SSIM (best restart by the truth)', lambda value: number(value, 3)),
+  'oracle_mse_unclipped': ('MSE (unclipped, best restart by the truth)', significant),
+  'ssim': ('SSIM', lambda value: number(value, 3)),
+  'last_ssim': ('SSIM (last image returned)', lambda value: number(value, 3)),
+  'mse_unclipped': ('MSE (unclipped)', significant),
+  'lpips': ('LPIPS', lambda value: number(value, 3)),
+  'accuracy': ('accuracy %', lambda value: number(value, 2)),
+  'sensitive_accuracy': ('accuracy on sensitive samples %', lambda value: number(value, 2)),
+  'accuracy_share': ('% of the undefended accuracy', lambda value: number(value, 1)),
+  'overhead': ('round time, % over none', lambda value: number(value, 2)),
+  'round_seconds': ('seconds of a round', lambda value: number(value, 2)),
+  'train_seconds': ('training s', lambda value: number(value, 2)),
+  'defense_seconds': ('defense s', lambda value: number(value, 3)),
+  'parameters': ('parameters sent, millions', lambda value: number(value, 3)),
+  'share_sent': ('% of the parameters', lambda value: number(value, 1)),
+  'total_parameters': ('parameters at full width, millions', lambda value: number(value, 6)),
+  'epsilon': ('ε', lambda value: number(value, 2)),
+  'revealed': ('samples fully revealed', number),
+  'revealed_90': ('samples at ≥ 0.9', number),
+  'certified': ('images certified', number),
+  'largest_error': ('largest error', significant),
+  'cosine': ('cosine', lambda value: number(value, 3)),
+  'queries': ('queries', number),
+  'alone': ('known to be alone', lambda value: number(value, 2)),
+}
+
+DECADE = 10.0  # dB in PSNR, a factor elsewhere
+ROUNDED, EXACT = 0.005, 0.05  # share of the paper's figure by which ours may differ: beside an interval, without one
+# Metric -> the width of its range, where a figure has no order of magnitude.
+BOUNDED = {
+  **dict.fromkeys(('ssim', 'oracle_ssim', 'last_ssim', 'lpips', 'cosine', 'alone'), 1.0),
+  **dict.fromkeys(('accuracy', 'sensitive_accuracy', 'accuracy_share', 'share_sent'), 100.0),
+}
+VERDICTS = ('agrees', 'same order of magnitude', 'differs', 'undecided')
+
+
+def verdict(cell: Cell, found: Outcome) -> str:
+  """Returns how our figure stands to the paper's, one of `VERDICTS`; '' where either prints none.
+
+  Our interval is the 95 % interval, the paper's its figure ± what it prints, or from the least to the largest of
+  several figures.
+
+  - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
+  - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number; if neither has an
+    interval, the figures differ by at most 5 %.
+  - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten;
+    never of a bounded score (SSIM, LPIPS, cosine, accuracy, shares).
+  - 'differs': all else.
+  """
+  ours, papers = (_interval(cell, found, shown) for shown in ('ours', 'paper'))
+  if ours is None or papers is None:
+    return ''
+  (low, high), (least, largest) = ours, papers
+  printed = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,)
+  if _wide(cell.metric, low, high):
+    return 'undecided'
+  slack = (EXACT if low == high and least == largest else ROUNDED) * max(map(abs, printed))
+  slack = max(slack, 0.5 if all(isinstance(value, int) for value in printed) else 0.0)
+  if low <= largest + slack and least - slack <= high:
+    return 'agrees'
+  middle = sum(printed) / len(printed)
+  if 'psnr' in cell.metric:
+    near = abs(found.mean - middle) <= DECADE
+  else:
+    small, large = sorted((found.mean, middle))
+    near = cell.metric not in BOUNDED and small > 0 and large <= DECADE * small
+  return 'same order of magnitude' if near else 'differs'
+
+
+def _wide(metric: str, low: float, high: float) -> bool:
+  """Returns whether an interval is too wide to be compared."""
+  if low == high:
+    return False
+  if 'psnr' in metric:
+    return high - low > DECADE
+  if metric in BOUNDED:
+    return high - low > BOUNDED[metric] / 2
+  return low <= 0 or high > DECADE * low
+
+
+def ours_text(metric: str, found: Outcome) -> str:
+  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks are not included."""
+  show = HEADINGS[metric][1]
+  if found.mean is None:
+    return 'n/a' if metric == 'lpips' else 'diverged' if found.diverged else '–'
+  return show(found.mean) if found.low is None else f'{show(found.mean)} ± {show((found.high - found.low) / 2)}'
+
+
+def paper_text(cell: Cell) -> str:
+  """Returns the paper's number or numbers; '–' where it prints none."""
+  show = HEADINGS[cell.metric][1]
+  if cell.paper is None:
+    return '–'
+  if isinstance(cell.paper, tuple):
+    return ' and '.join(map(show, cell.paper))
+  return show(cell.paper) + ('' if cell.spread is None else f' ± {show(cell.spread)}')
+
+
+class Note(NamedTuple):
+  """A remark beside a table, for the scale and the seed that it was written for.
+
+  Attributes:
+    experiment: the name of the table.
+    text: what is said; `{row | metric}` stands for our figure of a cell, `{column | row | metric}` for one of another
+      column, and a last part 'paper', 'verdict' or 'remark' for the paper's figure, for what `verdict` says, or for the
+      last entry of the line.
+    column: where it stands; '' below all columns.
+    scale, seed: of the runs that it is about.
+    weights: whether it is about weights given as a file.
+    holds: what it presumes, each (place, '<' or '~', place), places as in the text: the first figure is below the
+      second beyond the intervals of both, or the intervals meet.
+  """
+
+  experiment: str
+  text: str
+  column: str = ''
+  scale: str = 'mini'
+  seed: int = 0
+  weights: bool = False
+  holds: tuple[tuple[str, str, str], ...] = ()
+
+
+PLACE = re.compile(r'\{([^{}]+)\}')
+_SHOWN = {
+  'ours': lambda cell, found: ours_text(cell.metric, found),
+  'paper': lambda cell, found: paper_text(cell),
+  'verdict': lambda cell, found: verdict(cell, found) or 'no verdict',
+  'remark': lambda cell, found: found.remark,
+}
+
+
+def places(note: Note) -> list[tuple[tuple[str, str, str], str]]:
+  """Returns ((column, row, metric), what is shown of it) of all places in a note's text and in what it presumes."""
+  named = [*PLACE.findall(note.text), *(place for one, _, other in note.holds for place in (one, other))]
+  return [_place(text, note.column) for text in named]
+
+
+def _place(text: str, column: str) -> tuple[tuple[str, str, str], str]:
+  parts = [part.strip() for part in text.split('|')]
+  shown = parts.pop() if parts[-1] in _SHOWN else 'ours'
+  return (*([column] if len(parts) == 2 else []), *parts), shown  # type: ignore[return-value]
+
+
+def said(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str:
+  """Returns the text of a note with the figures of a run, or that it does not hold for them."""
+  found = {(cell.column, cell.row, cell.metric): (cell, one) for cell, one in zip(cells, outcomes, strict=True)}
+
+  def figure(text: str) -> str:
+    place, shown = _place(text, note.column)
+    return _SHOWN[shown](*found[place])
+
+  for one, relation, other in note.holds:
+    if not _related(relation, *(_interval(*found[place], shown) for place, shown in _pair(one, other, note.column))):
+      wanted = 'below' if relation == '<' else 'about the same as'
+      return (
+        f'A note of this table does not hold for these figures: it needs “{one}” ({figure(one)}) to be {wanted} '
+        f'“{other}” ({figure(other)}).'
+      )
+  return PLACE.sub(lambda match: figure(match[1]), note.text)
+
+
+def _pair(one: str, other: str, column: str) -> list[tuple[tuple[str, str, str], str]]:
+  return [_place(text, column) for text in (one, other)]
+
+
+def _interval(cell: Cell, found: Outcome, shown: str) -> tuple[float, float] | None:
+  """Returns the interval of our figure or of the 'paper'’s, None where there is none."""
+  if shown == 'paper':
+    if cell.paper is None:
+      return None
+    printed, spread = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,), cell.spread or 0
+    return min(printed) - spread, max(printed) + spread
+  if found.mean is None:
+    return None
+  return (found.mean, found.mean) if found.low is None else (found.low, found.high)
+
+
+def _related(relation: str, one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+  """Returns whether '<' or '~' holds between two intervals; neither does where one is missing."""
+  if one is None or other is None:
+    return False
+  return one[1] < other[0] if relation == '<' else one[0] <= other[1] and other[0] <= one[1]
+
+
+def remarks(
+  notes: Sequence[Note], cells: Sequence[Cell], outcomes: Sequence[Outcome], scale: str, seed: int, weights: bool
+) -> dict[str, list[str]]:
+  """Returns column -> what stands below it; '' -> what stands below all of them.
+
+  Args:
+    notes: of one experiment.
+    cells, outcomes: of the experiment, in the same order.
+    scale, seed, weights: of the run at hand. Notes that were written for others are not shown; where none is left, this
+      is said.
+  """
+  found: dict[str, list[str]] = {}
+  for note in notes:
+    if (note.scale, note.seed, note.weights) == (scale, seed, weights):
+      found.setdefault(note.column, []).append(said(note, cells, outcomes))
+  if not found:
+    at_scale = [note for note in notes if note.scale == scale]
+    missing = 'scale' if not at_scale else 'seed' if seed not in {note.seed for note in at_scale} else 'model'
+    found[''] = [f'No note at this {missing}.']
+  return found
