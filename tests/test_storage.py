@@ -273,7 +273,7 @@ def test_saving_takes_a_tenth_of_the_time_at_most(tmp_path, monkeypatch):
 
   monkeypatch.setattr(ocp, 'save', save)
   for step in range(100):
-    store.save_checkpoint('00-csdlg', step, [])
+    store.save_checkpoint('00-csdlg', step, [np.zeros(1)])
     now += 1.0  # seconds of work between
   assert saved == [0, 20, 40, 60, 80]
 
