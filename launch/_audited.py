@@ -90,7 +90,7 @@ def load(given: types.SimpleNamespace) -> tuple[Any, tuple | None]:
 def scenario(
   given: types.SimpleNamespace, model: gl.models.Model, seed: int, dataset: Any, public: tuple | None
 ) -> tuple[jax.Array, gl.Scenario]:
-  """Returns (key of the audit, `Scenario`) of a model and a seed."""
+  """Returns (key of the audit, `Scenario`) of a model and a seed, before any training."""
   key = jax.random.key(seed)
   rounds = errors.check_number('rounds_before', given.rounds_before.value, low=0, high=10**6, integer=True)
   if rounds and public is None:
@@ -113,14 +113,22 @@ def scenario(
       **({'rounds_before': rounds} if rounds else {}),
     },
   )
-  if rounds:
-    _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public images …')
-    clients = min(10, len(public[0]))
-    trained = earlier(
-      jax.random.fold_in(key, 2), built.client, built.variables, *public, rounds=rounds, clients=clients
-    )
-    built = built.trained(*trained)
   return jax.random.fold_in(key, 1), built
+
+
+def trained(seed: int, scenario: gl.Scenario) -> gl.Scenario:
+  """Returns the scenario after the rounds of training that the flags ask for."""
+  rounds = scenario.settings.get('rounds_before')
+  if not rounds:
+    return scenario
+  _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public images …')
+  assert scenario.public is not None
+  clients = min(10, len(scenario.public[0]))
+  key = jax.random.fold_in(jax.random.key(seed), 2)
+  current, previous = earlier(
+    key, scenario.client, scenario.variables, *scenario.public, rounds=rounds, clients=clients
+  )
+  return scenario.trained(current, previous)
 
 
 def settings(given: types.SimpleNamespace) -> gl.AuditSettings:

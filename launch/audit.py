@@ -47,6 +47,7 @@ def main(argv):
 
   import gradleak as gl
   from gradleak import errors, specs
+  from gradleak.audit import plan
   from gradleak.report import terminal_table, write
 
   attacks, defenses = specs.attacks(_GIVEN.attacks.value), specs.defenses(_GIVEN.defenses.value)
@@ -54,17 +55,18 @@ def main(argv):
   dataset, public = _audited.load(_GIVEN)
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
   key, scenario = _audited.scenario(_GIVEN, model, _SEED.value, dataset, public)
-  workdir = _GIVEN.workdir.value
+  workdir, settings = _GIVEN.workdir.value, _audited.settings(_GIVEN)
+  plan(key, scenario, defenses, attacks, _GIVEN.trials.value, settings)  # an error comes before the training
   result = gl.audit(
     key,
-    scenario,
+    _audited.trained(_SEED.value, scenario),
     defenses,
     attacks,
     _GIVEN.trials.value,
     workdir=workdir,
     split=_DISTRIBUTED.value is not None,
     progress='none' if jax.process_index() else _GIVEN.progress.value,
-    settings=_audited.settings(_GIVEN),
+    settings=settings,
     group_size=_GIVEN.group_size.value,
   )
   if jax.process_index():

@@ -58,7 +58,8 @@ def main(argv):
   for name in names:
     model = gl.models.create(name, dataset.num_classes, init=_GIVEN.init.value)
     for seed in seeds:
-      audits[f'{model.name}-seed{seed}'] = _audited.scenario(_GIVEN, model, seed, dataset, public)
+      key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
+      audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)
 
   def on_result(folder, result):
     if not (result.resumed and (folder / 'report.html').exists()):

@@ -233,6 +233,7 @@ def delta(linear, small_images):
   return Case(linear.client.model, *small_images, share='delta', local_epochs=2)
 
 
+@pytest.mark.slow
 def test_a_client_that_shares_its_delta(delta):
   options = {'num_samples': 2, 'labels': delta.labels[:2], 'restarts': 2, 'steps': 20}
   (one,) = delta.attack(delta.update(2), **options).inversions

@@ -32,6 +32,7 @@ def test_a_defense_of_ones_own(capsys):
   assert {row['counter'] for row in result.rows if row['defense'] == strengths[0]} == {None, *counters}
 
 
+@pytest.mark.slow
 def test_an_attack_of_ones_own(capsys):
   result, printed = run('attack_of_your_own', capsys)
   assert list(result.methods['attacks']) == ['neurons', 'neurons(ridge=0.0001)', 'fidel']

@@ -93,7 +93,10 @@ def sent(scenario, number=1, key=0):
   return Observation(scenario.variables, update, probabilities, Knowledge(labels='unused'), images.shape, 10)
 
 
-@pytest.mark.parametrize('model', ['cnn(widths=16)', 'lenet(width=4)+precode(size=8)'])
+PRECODE = pytest.param('lenet(width=4)+precode(size=8)', marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize('model', ['cnn(widths=16)', PRECODE])
 def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, model):
   """Whatever label, dropout or noise of a bottleneck stands behind it."""
   scenario = made(model, *(each[:4] for each in digits))

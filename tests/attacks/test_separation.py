@@ -109,6 +109,7 @@ def alternate(victim):
   return jax.jit(jax.vmap(separate, (0, None, None)))
 
 
+@pytest.mark.slow
 def test_alternating_reveals_what_no_neuron_holds_alone(victim, alternate):
   client, _, update, images, labels = victim
   alone = from_update(client.model.layers((8, 8, 1)), update)

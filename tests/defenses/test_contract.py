@@ -191,7 +191,7 @@ KEY = jax.random.key(11)
 
 every_defense = pytest.mark.parametrize('name', CASES)
 # Those that optimise or differentiate samples compile for long: `pytest -m slow` has them everywhere.
-HEAVY = ('concealment', 'graddefense_step', 'clip_samples')
+HEAVY = ('concealment', 'graddefense_step', 'graddefense', 'clip_samples', 'dpsgd')
 every_defense_but_heavy = pytest.mark.parametrize(
   'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
 )

@@ -46,6 +46,7 @@ def test_a_batch_holds_as_many_of_the_class_as_are_asked_for(count):
   assert (labels[chosen] == 1).tolist() == [True] * count + [False] * (12 - count)
 
 
+@pytest.mark.slow
 def test_each_trial_has_a_batch_of_its_own():
   data = RUN.load(None)
   made = RUN.scenario(data, 0)

@@ -39,6 +39,7 @@ def row(correct, tested=1000, **others):
   return {'correct': correct, 'tested': tested, 'diverged': False, **others}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   monkeypatch.setattr(utility, 'SPENT', 0.0)

@@ -14,6 +14,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_the_program_compensates(tmp_path):
   defenses = [NOISE, f'{NOISE}+{SERVER})', f'{NOISE}+{SERVER},memory=True)']

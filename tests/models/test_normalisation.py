@@ -26,6 +26,7 @@ def test_the_network_sees_normalised_pixels(pixels, channels):
   assert model.name == TEXT.format(pixels=pixels) and model.penalised is None
 
 
+@pytest.mark.slow
 def test_it_wraps_a_model_that_adds_to_its_loss():
   model = models.create('lenet(width=4)+precode(size=3)+normalised(pixels=mnist)', 5)
   variables = model.init(jax.random.key(0), (8, 8, 1))
