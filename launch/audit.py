@@ -4,7 +4,7 @@ r"""Audits what one client update leaks: attacks it with and without defenses, a
     python launch/audit.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=16 \
       --attacks='csdlg(tv=1e-4);dlg' --defenses='none;prune(rate=0.9)+laplace(scale=0.001)' --steps=4000
 
-The first runs on the embedded faces in about a minute on two cores. A run that was stopped goes on from its last
+The first runs on the embedded faces in two to three minutes on two cores. A run that was stopped goes on from its last
 checkpoint when the same command is given again.
 """
 
