@@ -473,6 +473,7 @@ def test_each_chosen_slice_is_clipped(scale):
   assert np.any(after == before) and np.any(after != before)
 
 
+@pytest.mark.slow
 def test_running_statistics_are_asked_for():
   client, variables, images, labels, gradient = setting('convnet(width=2)')
   running = Client(client.model, 10, batch_norm='eval')

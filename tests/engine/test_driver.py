@@ -169,6 +169,7 @@ def test_sharding_does_not_sum_gradients_over_devices(table, reference):
   np.testing.assert_allclose(reference.objective_start[3], info['objective'], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_group_sizes_agree_at_the_first_step(table, reference):
   found = run(table, group_size=2)
   np.testing.assert_allclose(found.objective_start, reference.objective_start, rtol=1e-4)

@@ -112,6 +112,7 @@ def test_weights_take_the_place_of_training():
     dataclasses.replace(RUN, pool=3).load(None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_the_rows_say_what_was_isolated(tmp_path, monkeypatch):
   run = dataclasses.replace(RUN, defenses={'none': 'none', 'DP': 'laplace(scale=0.223607)'})

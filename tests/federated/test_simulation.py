@@ -266,6 +266,7 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
     training.train(KEY, federation, variables, 9, budget=1.0)
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_round_are_split(setting):
   """A defense that does ten thousand times too much shows in its own part."""
 

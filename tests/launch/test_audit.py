@@ -103,6 +103,7 @@ def test_it_prints_a_table_and_shows_progress(completed):
   assert 'csdlg(tv=1e-06): 6 runs of 5 steps' in err and '100 %, objective' in err
 
 
+@pytest.mark.slow
 def test_the_second_start_says_that_it_is_complete(completed):
   """In a process of its own: what a user does."""
   before = snapshot(completed.workdir)
