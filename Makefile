@@ -1,5 +1,5 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
-# make audit-all   the same for every defense, about ten minutes: results/audit-all/report.html
+# make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
 # make lint    ruff and mypy
 # make benchmark   speed beside PyTorch and breaching, as ratios in one run; make benchmark MEASURE=scaling and so on
