@@ -431,15 +431,13 @@ def train(
     server=optax.sgd(training.rate if client.share == 'gradient' else 1.0),
   )
   held_out, accuracy = (images[count:], labels[count:]), None
-  state = simulation.start(federation, variables)
-  for number in range(1, training.rounds + 1):
-    before, (state, _) = state, simulation.run_round(federation, state, key)
+  for number, models in enumerate(simulation.along(federation, variables, key, training.rounds), 1):
     if training.tested and (number % EVALUATED == 0 or number == training.rounds):
-      accuracy = simulation.accuracy(client.model, state.variables, *held_out)[0]
+      accuracy = simulation.accuracy(client.model, models[0], *held_out)[0]
       if 100 * accuracy >= training.accuracy:
         break
   reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
-  return state.variables, before.variables, {'rounds_done': number, **reached}
+  return *models, {'rounds_done': number, **reached}
 
 
 def called(training: Mapping | None, num_classes: int) -> str:

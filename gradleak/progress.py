@@ -28,6 +28,16 @@ def reporter(mode: str = 'auto', stream: TextIO | None = None) -> Callable[[str,
   return _chosen(mode, stream or sys.stderr, _Bar, _Lines)
 
 
+def note(progress: Callable | None, text: str) -> None:
+  """Hands a line to a callback of `reporter`; a user's own function takes none."""
+  getattr(progress, 'note', lambda _: None)(text)
+
+
+def end(progress: Callable | None) -> None:
+  """Says to a callback of `reporter` that the run is over or has failed."""
+  getattr(progress, 'end', lambda: None)()
+
+
 def rounds(
   mode: str, total: int, stream: TextIO | None = None
 ) -> Callable[[Mapping[str, Any], Any, float], None] | None:

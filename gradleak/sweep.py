@@ -12,7 +12,7 @@ from gradleak import settings as settings_of
 from gradleak.audit import AuditResult, AuditSettings, Planned, audit, check_group_size, check_process, planned_of
 from gradleak.audit import plan as plan_of
 from gradleak.engine import driver
-from gradleak.progress import reporter
+from gradleak.progress import end, note, reporter
 from gradleak.scenario import Scenario
 from gradleak.storage import json_lines, write_atomically
 
@@ -182,11 +182,11 @@ class _Forecast:
 
   def note(self, text: str) -> None:
     """Passes a line between the attacks on."""
-    getattr(self._progress, 'note', lambda _: None)(text)
+    note(self._progress, text)
 
   def end(self) -> None:
     """Ends the watch of the progress that it passes on."""
-    getattr(self._progress, 'end', lambda: None)()
+    end(self._progress)
 
   def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
     """Returns the steps of all runs that this process has not done yet."""

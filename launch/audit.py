@@ -56,7 +56,8 @@ def main(argv):
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
   key, scenario = _audited.scenario(_GIVEN, model, _SEED.value, dataset, public)
   workdir, settings = _GIVEN.workdir.value, _audited.settings(_GIVEN)
-  plan(key, scenario, defenses, attacks, _GIVEN.trials.value, settings)  # an error comes before the training
+  if _GIVEN.rounds_before.value:  # an error comes before the training
+    plan(key, scenario, defenses, attacks, _GIVEN.trials.value, settings)
   result = gl.audit(
     key,
     _audited.trained(_SEED.value, scenario),

@@ -16,7 +16,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.attacks import labels as label_rules
-from gradleak.attacks import split
+from gradleak.attacks import prefix_matching
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.federated import Client, Observation
@@ -92,7 +92,7 @@ DISTANCES: dict[str, Callable[..., jax.Array]] = {
   'chordal': chordal,
   'dense_input': dense_input,
 }
-CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `split`
+CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `prefix_matching`
 
 # Observed update -> its distance from an update of zeros.
 UNITS: dict[str, Callable[[Tree], jax.Array]] = {
@@ -275,7 +275,7 @@ class Matching:
     observed = weighed(observation.update, observation)
     if self.distance == 'prefix':
       layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
-      apart = split.distance(self.client, layers, observation, images)
+      apart = prefix_matching.distance(self.client, layers, observation, images)
     else:
       apart = self.apart(observation, observed, images if decoys is None else jnp.concatenate([images, decoys]), labels)
     weight = self.tv + self.prior * UNITS[self.distance](observed)

@@ -129,7 +129,7 @@ def prefix(client: Client, *, steps: int = 400, history: int = 100, tv: float = 
   """Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 
   Balunović et al. (2022) match the layer's input; here the gradients of the layers before it are matched, too, which a
-  single sample determines exactly. See `gradleak.attacks.split`. It needs no labels.
+  single sample determines exactly. See `gradleak.attacks.prefix_matching`. It needs no labels.
   """
   return gradient_matching(client, lbfgs(history=history), steps, distance='prefix', tv=tv, labels='unused', **shared)
 

@@ -34,7 +34,7 @@ from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Views, views
 from gradleak.engine import driver
-from gradleak.progress import reporter
+from gradleak.progress import end, note, reporter
 from gradleak.scenario import Scenario
 from gradleak.storage import Workdir, json_lines, naming, plain, write_atomically
 
@@ -124,7 +124,7 @@ def audit(
   try:
     parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
   finally:
-    getattr(show, 'end', lambda: None)()
+    end(show)
   found = []
   for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
     of_structure = [parts.get(name) or worker.load(name) for name in names]
@@ -204,9 +204,7 @@ class _Worker:
     return parts
 
   def _note(self, text: str) -> None:
-    note = getattr(self.progress, 'note', None)  # a function of a user's own may have none
-    if note is not None:
-      note(text)
+    note(self.progress, text)
 
   def _seen(self, made: Plan, work: list, index: int, count: int, which: int) -> tuple[Group, Uploads, Views]:
     """Returns the uploads and views of a group on one share, for all that is missing there, and the group of those."""

@@ -65,9 +65,14 @@ class Send:
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
+    client, images, labels = self.given(shared, lane)
+    variables: Any = lane.get('variables', shared.get('variables'))
+    return client.local_update(lane['key'], variables, images, labels)
+
+  def given(self, shared: dict, lane: dict) -> tuple[Client, jax.Array, jax.Array]:
+    """Returns the lane's client under the defense, and its private samples."""
     client = self.placed.build(lane['numbers'], self.client)
-    images, labels = shared['images'][lane['trial']], shared['labels'][lane['trial']]
-    return client.local_update(lane['key'], lane.get('variables', shared.get('variables')), images, labels)
+    return client, shared['images'][lane['trial']], shared['labels'][lane['trial']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +83,7 @@ class SendInTurn:
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
-    client = self.send.placed.build(lane['numbers'], self.send.client)
-    images, labels = shared['images'][lane['trial']], shared['labels'][lane['trial']]
+    client, images, labels = self.send.given(shared, lane)
     state, found = None, []
     for i in range(lane['key'].shape[0]):
       sent, state, _ = client.participate(lane['key'][i], shared['variables'], images, labels, None, state)
@@ -95,8 +99,8 @@ class Transformed:
 
   def __call__(self, shared: dict, lane: dict) -> jax.Array:
     """Called while tracing, by the driver."""
-    client = self.send.placed.build(lane['numbers'], self.send.client)
-    return client.transformed(lane['key'], shared['images'][lane['trial']], shared['labels'][lane['trial']])[0]
+    client, images, labels = self.send.given(shared, lane)
+    return client.transformed(lane['key'], images, labels)[0]
 
 
 def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: int) -> Uploads:

@@ -27,7 +27,7 @@ from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
-from gradleak.progress import reporter
+from gradleak.progress import end, reporter
 from gradleak.scenario import Scenario, fingerprint, scenario
 from gradleak.settings import setting
 from gradleak.storage import Workdir, plain, write_atomically
@@ -137,7 +137,7 @@ def attack(
   try:
     found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
   finally:
-    getattr(show, 'end', lambda: None)()
+    end(show)
   warned = hints(update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members))
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
   outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
@@ -229,7 +229,7 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
   if entries is None:
     optional = [methods.fidel(), methods.peeling()]
     entries = [one for one in optional if _reads(one, key, stand_in, chosen)]
-    # From one grey start, samples of one class would stay alike for ever, and so would several starts.
+    # Several starts from one grey image would be one start.
     several = max(chosen.num_samples, chosen.restarts) > 1
     descent = methods.csdlg_fast(start='uniform') if several else methods.csdlg_fast()
     entries += [] if jax.config.jax_enable_x64 else [descent]

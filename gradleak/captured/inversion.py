@@ -21,6 +21,7 @@ from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.engine import driver
 from gradleak.federated import Upload
+from gradleak.progress import note
 from gradleak.storage import Workdir
 from gradleak.trees import Tree
 
@@ -162,9 +163,7 @@ def _attacked(
     if store is not None and not progress.done:
       store.save_checkpoint(name, progress.step, lambda: progress.states)
 
-  note = getattr(show, 'note', None)
-  if note is not None:
-    note(f'compiling {title} …')
+  note(show, f'compiling {title} …')
   options: dict[str, Any] = {'group_size': size, 'on_chunk': on_chunk, 'resume': checkpoint}
   if made.on_host:
     found = driver.run_on_host(made.build, made.shared, made.arrays, **options)

@@ -50,8 +50,5 @@ def earlier(
     clients,
     server=optax.sgd(rate),
   )
-  state = simulation.start(federation, variables)
-  before = state
-  for _ in range(rounds):
-    before, (state, _) = state, simulation.run_round(federation, state, key)
-  return state.variables, before.variables
+  *_, last = simulation.along(federation, variables, key, rounds)
+  return last

@@ -5,7 +5,7 @@ In FedSGD the clients upload gradients, in FedAvg deltas. The clients are those 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -226,6 +226,14 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
   kept = {**state.kept, **{client: new[client] for client in drawn[answers].tolist() if client in new}}
   state = State(state.number + 1, variables, server, chain, kept, _counted(state, drawn[answers]))
   return state, done._replace(update_norm=float(norm))
+
+
+def along(federation: Federation, variables: Mapping, key: jax.Array, rounds: int) -> Iterator[tuple[Mapping, Mapping]]:
+  """Yields (variables after, variables before) each of some rounds; the arguments are those of `start`, `run_round`."""
+  state = start(federation, variables)
+  for _ in range(rounds):
+    before, (state, _) = state, run_round(federation, state, key)
+    yield state.variables, before.variables
 
 
 @dataclasses.dataclass(frozen=True)
