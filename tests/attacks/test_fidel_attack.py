@@ -59,6 +59,7 @@ def test_without_the_bias_gradient_the_sign_is_that_of_an_image(sent):
   found = read(update, images, bias=False)
   assert found[0].min() >= -1e-6 and found[0].max() == pytest.approx(1)
   assert revealed(found[:1], images) == 1
+  assert found.min() >= -1e-6  # of every neuron, and not of the surest alone
   assert attack().signed and not attack(bias=False).signed
   assert revealed(-found[:1], images) == 0 and revealed(-found[:1], images, signed=False) == 1
 
