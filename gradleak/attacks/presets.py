@@ -22,7 +22,9 @@ CSDLG = (
 )
 
 
-def _settings(*, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0) -> None:
+def _settings(
+  *, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0, form: str = 'auto'
+) -> None:
   """Settings of `gradient_matching` that all presets have."""
 
 

@@ -46,8 +46,7 @@ class Views(NamedTuple):
 
   Attributes:
     stacked: 'update', 'weights', 'noise', 'clip'; 'variables', of a server of several rounds; 'uploads', where an
-      attack reads them: trees of arrays with a leading axis of views. Weights are None where no attacker knows a
-      defense.
+      attack reads them: trees of arrays with a leading axis of views. Weights are None where all are 1.
     targets: the `Target`s that they belong to, the control runs' last.
   """
 
@@ -84,15 +83,21 @@ def views(group: Group, sent: Uploads) -> Views:
         add(d, counter, reads, t, t, i)
   for i, run in enumerate(sent.controls.tolist()):
     add(-1, UNAWARE, None, run % group.num_trials, run, i)
-  stacked = _stacked(found)._asdict()
-  if group.settings.knowledge == 'unaware':
-    stacked['weights'] = None
-  for name in ('noise', 'clip'):
-    stacked[name] = stacked[name].astype(jnp.float32)
+  stacked = stack(found)
   for name, each in (('variables', variables), ('uploads', raw)):
     if any(one is not None for one in each):
       stacked[name] = _stacked(each)
   return Views(stacked, targets)
+
+
+def stack(found: list[View]) -> dict[str, Tree]:
+  """Returns `Views.stacked` of what every view has: 'update', 'weights', 'noise' and 'clip'."""
+  stacked = _stacked(found)._asdict()
+  if all(np.all(weights == 1) for weights in jax.tree.leaves(stacked['weights'])):
+    stacked['weights'] = None  # a distance without weights needs fewer passes
+  for name in ('noise', 'clip'):
+    stacked[name] = stacked[name].astype(jnp.float32)
+  return stacked
 
 
 def _stacked(trees_: list) -> Any:

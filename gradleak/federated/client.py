@@ -80,13 +80,11 @@ class Client:
     errors.check_number('num_classes', self.num_classes, low=1, integer=True)
     for name in ('optimizer', 'step', 'upload'):
       errors.check_instance(name, getattr(self, name), optax.GradientTransformation, 'an optax transformation')
-    for name in ('loss', *(['transform'] if self.transform is not None else [])):
-      if not callable(getattr(self, name)):
-        raise errors.UsageError(f'{name} is {errors.shown(getattr(self, name))}, expected a function')
-    if self.share not in ('gradient', 'delta'):
-      raise errors.unknown('share', self.share, ('gradient', 'delta'))
-    if self.batch_norm not in ('train', 'eval'):
-      raise errors.unknown('batch_norm mode', self.batch_norm, ('train', 'eval'))
+    errors.check_function('loss', self.loss, 2)
+    if self.transform is not None:
+      errors.check_function('transform', self.transform, 3)
+    errors.check_choice('share', self.share, ('gradient', 'delta'))
+    errors.check_choice('batch_norm mode', self.batch_norm, ('train', 'eval'))
     errors.check_number('epochs', self.epochs, low=1, integer=True)
     if self.batch_size is not None:
       errors.check_number('local batch size', self.batch_size, low=1, integer=True)
@@ -103,6 +101,18 @@ class Client:
   def undefended(self) -> 'Client':
     """Returns the same client without its defenses: what an unaware attacker simulates."""
     return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None)
+
+  @property
+  def sends_gradient(self) -> bool:
+    """Whether the upload is the plain gradient of all samples, without defenses."""
+    plain = self.step is NO_DEFENSE and self.upload is NO_DEFENSE and self.transform is None
+    return self.share == 'gradient' and plain
+
+  def gradient(self, variables: Mapping, images: jax.Array, labels: jax.Array) -> Tree:
+    """Returns the gradient of the mean loss of samples, without dropout and defenses; arguments as `local_update`'s."""
+    plain, (images, labels) = self.undefended(), self._samples(images, labels)
+    weights = jnp.ones(images.shape[:1], images.dtype)
+    return plain._defended_gradient(None, variables, plain._init_step(variables), images, labels, weights)[0]
 
   def local_update(self, key: jax.Array | None, variables: Mapping, images: jax.Array, labels: jax.Array) -> Upload:
     """Trains on the samples and returns the `Upload`. Pure; `variables` are not changed.

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+_SMALL = 8  # pixels on a side
+
 
 def native(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
   """Convolves by XLA's own operation; all formulations have these arguments.
@@ -32,7 +34,12 @@ def native(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding
 
 
 def patches(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
-  """Convolves by copying out each pixel's neighbourhood (im2col), and one matrix product.
+  """Convolves by copying out each pixel's neighbourhood (im2col), and one matrix product."""
+  return jnp.einsum('nhwk,fk->nhwf', columns(images, size, stride, padding), kernel)
+
+
+def columns(images: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+  """Returns what each output of a convolution sees, [N, H', W', size·size·C], ordered (column, row, channel).
 
   Rows are copied first, then columns: half the copies of a single stage.
   """
@@ -40,9 +47,8 @@ def patches(images: jax.Array, kernel: jax.Array, size: int, stride: int, paddin
   height = (images.shape[1] - size) // stride + 1
   width = (images.shape[2] - size) // stride + 1
   rows = [images[:, i : i + stride * (height - 1) + 1 : stride] for i in range(size)]
-  rows = jnp.concatenate(rows, axis=-1)
-  columns = [rows[:, :, j : j + stride * (width - 1) + 1 : stride] for j in range(size)]
-  return jnp.einsum('nhwk,fk->nhwf', jnp.concatenate(columns, axis=-1), kernel)
+  joined = jnp.concatenate(rows, axis=-1)
+  return jnp.concatenate([joined[:, :, j : j + stride * (width - 1) + 1 : stride] for j in range(size)], axis=-1)
 
 
 def hybrid(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
@@ -50,9 +56,10 @@ def hybrid(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding
 
   A convolution and its two gradients are bilinear, and the derivatives of each are the other two: one rule per
   operation holds at every order of differentiation. Weight gradients differ between lanes, and so does whatever is
-  convolved with their cotangents. With fewer than 16 channels, as in LeNet, the copies are cheap: always `patches`.
+  convolved with their cotangents. Always `patches` where the copies are cheap: with fewer than 16 channels, as in
+  LeNet, and on images of up to 8×8, as in the last layers of deep networks.
   """
-  if images.shape[-1] < 16:
+  if images.shape[-1] < 16 or max(images.shape[1:3]) <= _SMALL:
     return patches(images, kernel, size, stride, padding)
   geometry = {'side': images.shape[1:3], 'size': size, 'stride': stride, 'padding': padding}
   return _convolve.bind(images, kernel, **geometry)
