@@ -26,6 +26,7 @@ class Column(NamedTuple):
 _NUMBER = (int, float)
 _DIVERGED = 'the trial diverged'
 _CONTROL = 'it is a control run, or not finite'
+_NO_LPIPS = 'its weights were not given, or the trial diverged'
 _NO_LABELS = 'the attack returns no labels'
 
 _HEAD = """\
@@ -56,6 +57,7 @@ COLUMNS = (
   Column('batch_size', int, 'images', 'Private images behind one upload.'),
   Column('restarts', int, '', 'Starts; the one with the smallest matching distance is kept.'),
   Column('labels', str, '', "Where the attack has labels from: 'known', 'inferred', 'optimised' or 'unused'."),
+  Column('ms_ssim', _NUMBER, '[0, 1]', 'MS-SSIM, on as many of five scales as fit; mean over the batch.', _DIVERGED),
   Column('mse', _NUMBER, '', 'Mean squared error, images clipped to [0, 1]; mean over the batch.', _DIVERGED),
   Column('mse_unclipped', _NUMBER, '', 'The same without clipping.', _DIVERGED),
   Column('pearson', _NUMBER, '[-1, 1]', 'Pearson correlation; mean over the batch.', _DIVERGED),
@@ -66,6 +68,8 @@ COLUMNS = (
   Column('revealed_psnr', _NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
   Column('label_correct', _NUMBER, '[0, 1]', 'Fraction of the images whose label is right.', _NO_LABELS),
   Column('label_counts_correct', _NUMBER, '[0, 1]', 'Fraction of the labels that are right in any order.', _NO_LABELS),
+  Column('fmse', _NUMBER, '', 'Feature MSE: of the logits of the model that was sent, without clipping.', _DIVERGED),
+  Column('lpips', _NUMBER, '', 'LPIPS, 0 for equal images; mean over the batch.', _NO_LPIPS),
   Column('trained_psnr', _NUMBER, 'dB', 'PSNR to the images that the client trained on.', 'these are the private ones'),
   Column('objective', _NUMBER, '', 'The objective of the attack at its reconstruction.', _DIVERGED),
   Column('distance', _NUMBER, '', 'The matching distance alone, without priors.', _DIVERGED),

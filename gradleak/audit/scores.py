@@ -1,7 +1,9 @@
 """Scored and judged: what the attacks found against the private images, one row per target."""
 
+import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +18,11 @@ from gradleak.audit.uploads import Uploads, share_sent
 from gradleak.audit.verdict import CONTROL, judge
 from gradleak.audit.views import Target
 from gradleak.defenses.defense import remarks
+from gradleak.models import Model
 from gradleak.storage import plain
+from gradleak.trees import Tree
+
+_PAIRS = 16  # that a network compares at once
 
 Part = tuple[list[dict], dict[str, np.ndarray]]
 
@@ -92,6 +98,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': granted.labels,
     **figures,
+    **_by_networks(group, reconstructions.images[chosen], truth, permutation),
     'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
     'objective': float(reconstructions.objective[chosen]),
     'distance': float(reconstructions.distance[chosen]),
@@ -105,6 +112,34 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'tier': granted.tier,
   }
   return row, chosen, permutation
+
+
+def _by_networks(group: Group, images: jax.Array, truth: np.ndarray, permutation: list[int]) -> dict:
+  """Returns 'fmse' and 'lpips', means over the pairs; the latter None where its weights were not given."""
+  matched = np.asarray(permutation) >= 0
+  pairs = np.asarray(images)[np.asarray(permutation)[matched]], truth[matched]
+  fmse = functools.partial(_fmse, group.client.model, group.scenario.variables)
+  return {
+    'fmse': _mean(fmse, *pairs),
+    'lpips': None if group.lpips is None else _mean(functools.partial(_lpips, group.lpips), *pairs),
+  }
+
+
+def _mean(metric: Callable[[np.ndarray, np.ndarray], jax.Array], images: np.ndarray, truth: np.ndarray) -> float:
+  """Returns the mean of a metric over pairs of images, of which a network is given a few at a time."""
+  chunks = [slice(start, start + _PAIRS) for start in range(0, len(truth), _PAIRS)]
+  return float(np.mean(np.concatenate([metric(images[chunk], truth[chunk]) for chunk in chunks]), dtype=np.float64))
+
+
+# Run on few images once per row: compiling it well would take longer than running it.
+@functools.partial(jax.jit, static_argnums=0, compiler_options={'xla_backend_optimization_level': 0})
+def _fmse(model: Model, variables: Tree, images: jax.Array, truth: jax.Array) -> jax.Array:
+  return metrics.fmse(images, truth, lambda pixels: model.apply(variables, pixels.astype(truth.dtype), False, None)[0])
+
+
+@jax.jit
+def _lpips(weights: metrics.LpipsWeights, images: jax.Array, truth: jax.Array) -> jax.Array:
+  return metrics.lpips(images, truth, weights)
 
 
 def _to_trained(sent: Uploads, target: Target, images: jax.Array) -> float | None:

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, settings
+from gradleak import errors, metrics, settings
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.attacks.counters import UNAWARE, Counter, counters
 from gradleak.attacks.labels import RULES
 from gradleak.defenses.defense import Context, Placed, as_defense, place
 from gradleak.federated import Client, Knowledge
 from gradleak.federated import knowledge as grants
+from gradleak.metrics import perceptual
 from gradleak.scenario import Scenario
 from gradleak.servers.base import Server
 from gradleak.settings import setting
@@ -55,6 +56,16 @@ class AuditSettings:
     1, 'Uploads of the same samples on the same model that an aware attacker averages or sums.', **_ATTACKER, **_COUNT
   )
   counters: tuple[str, ...] | None = setting(None, 'Names of the counter-measures to try; all by default.', **_ATTACKER)
+  lpips_backbone: str = setting(
+    'alex',
+    'Network of LPIPS: alex (AlexNet), vgg (VGG-16) or squeeze (SqueezeNet 1.1).',
+    **_RUN,
+    choices=perceptual.BACKBONES,
+  )
+  lpips_weights: str | None = setting(
+    None, "File of torchvision's weights of that network; without it there is no LPIPS.", **_RUN
+  )
+  lpips_heads: str | None = setting(None, "File of LPIPS's own weights for it (version 0.1).", **_RUN)
 
 
 class Labelled(NamedTuple):
@@ -77,6 +88,7 @@ class Group:
     defenses: their labels and `Placed` defenses.
     num_trials: T.
     settings: the `AuditSettings`.
+    lpips: the weights of LPIPS, None where none were given.
   """
 
   key: jax.Array
@@ -87,6 +99,7 @@ class Group:
   defenses: tuple[Labelled, ...]
   num_trials: int
   settings: AuditSettings
+  lpips: metrics.LpipsWeights | None = None
 
   @property
   def client(self) -> Client:
@@ -201,6 +214,7 @@ def plan(
       f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; the most '
       f'trials are {len(scenario.images) // size}'
     )
+  lpips = _lpips(given, scenario.images.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)
   chosen_defenses = named_defenses(defenses)
   config = {
@@ -208,7 +222,7 @@ def plan(
     'attacks': [attack.label for attack in named_attacks],
     'defenses': [defense.label for defense in chosen_defenses],
     'trials': num_trials,
-    **_recorded(given),
+    **_recorded(given, lpips),
     **_texts(attack=named_attacks, defense=chosen_defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
@@ -222,7 +236,7 @@ def plan(
     context = Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
     placed = tuple(Labelled(label, place(defense, context)) for label, defense in chosen_defenses)
     chosen = tuple(attack for attack in stepped if attack.method.server == server)
-    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given))
+    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, lpips))
     for attack in chosen:
       _trace(groups[-1], attack)
   return Plan(config['attacks'], config['defenses'], groups, config)
@@ -279,12 +293,29 @@ def _with_steps(attack: AttackMethod, steps: int | None) -> AttackMethod:
   return attack.changed(steps=steps)
 
 
-def _recorded(given: AuditSettings) -> dict:
-  """Returns what identifies the settings, plain JSON; settings that came later stand only where they are used."""
+def _lpips(given: AuditSettings, image_shape: tuple[int, ...]) -> metrics.LpipsWeights | None:
+  """Returns the weights of LPIPS that the settings name, None where they name none."""
+  paths = {'lpips_weights': given.lpips_weights, 'lpips_heads': given.lpips_heads}
+  missing = [name for name, path in paths.items() if path is None]
+  if len(missing) == len(paths):
+    return None
+  if missing:
+    raise errors.UsageError(f'{missing[0]} is missing: LPIPS needs two files, {" and ".join(paths)}')
+  perceptual.check_lpips_shape(given.lpips_backbone, image_shape)
+  return metrics.read_lpips(given.lpips_backbone, backbone_weights=given.lpips_weights, heads=given.lpips_heads)
+
+
+def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
+  """Returns what identifies the settings, plain JSON; settings that came later stand only where they are used.
+
+  LPIPS is identified by its weights, wherever their files are.
+  """
   found = dataclasses.asdict(given)
   found['counters'] = None if given.counters is None else list(given.counters)
   unused = {name for name, value in (('rounds', 1), ('counters', None)) if found[name] == value}
-  return {name: value for name, value in found.items() if name not in unused}
+  unused |= {'lpips_weights', 'lpips_heads', *(['lpips_backbone'] if lpips is None else [])}
+  recorded = {name: value for name, value in found.items() if name not in unused}
+  return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}
 
 
 def _texts(**kinds: list[Labelled]) -> dict:

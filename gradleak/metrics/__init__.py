@@ -1,8 +1,8 @@
 """How close a reconstruction is to the private images: metrics, matching, and the statistics of many trials.
 
 The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), both float [N, H, W, C] with pixels in
-[0, 1]; they return float32 [N] and work under `jit` and `vmap`. The other functions, except `fully_revealed`, run on
-the host.
+[0, 1]; they return float32 [N] and work under `jit` and `vmap`. So do `lpips`, which also takes the weights of its
+network, and `fmse`, which takes a network. The other functions, except `fully_revealed`, run on the host.
 """
 
 import collections
@@ -16,18 +16,23 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.metrics.assignment import match
+from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
 from gradleak.metrics.revealed import FULLY, fully_revealed
 from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
-from gradleak.metrics.structural import ssim
+from gradleak.metrics.structural import ms_ssim, ssim
 
 __all__ = [
   'MAX_PSNR',
   'REGISTRY',
+  'LpipsWeights',
   'evaluate',
+  'fmse',
   'fully_revealed',
+  'lpips',
   'match',
   'mean_interval',
+  'ms_ssim',
   'mse',
   'mse_unclipped',
   'pearson',
@@ -35,6 +40,7 @@ __all__ = [
   'proportion_interval',
   'psnr',
   'psnr_unclipped',
+  'read_lpips',
   'ssim',
 ]
 
@@ -42,6 +48,7 @@ REGISTRY: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
   'mse': mse,
   'psnr': psnr,
   'ssim': ssim,
+  'ms_ssim': ms_ssim,
   'pearson': pearson,
   'mse_unclipped': mse_unclipped,
   'psnr_unclipped': psnr_unclipped,

@@ -50,6 +50,7 @@ def fully_revealed(
     UsageError: if shapes do not fit, or the threshold is out of range.
   """
   errors.check_number('threshold', threshold, low=0, high=1)
+  errors.check_instance('signed', signed, bool, 'True or False')
   reconstructions = jnp.asarray(errors.as_array('reconstructions', reconstructions))
   truth = jnp.asarray(errors.as_array('truth', truth))
   shapes = reconstructions.shape, truth.shape

@@ -1,13 +1,12 @@
 """The page, the pictures and the table of a captured update: what was measured, with no truth to judge it by."""
 
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from gradleak import storage
+from gradleak import errors, storage
 from gradleak.captured import Captured, Inversion
 from gradleak.report import figures, pictures, wording
 from gradleak.report.formatting import aligned, listed, number, significant, wrap
@@ -26,14 +25,15 @@ def write_captured(result: Captured, folder: Any) -> None:
     result: a `Captured`.
     folder: a path, made if it does not exist.
   """
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
+  _check(result)
+  folder = storage.made_folder(folder)
   storage.write_atomically(folder / 'reconstructions.png', captured_grid(result))
   storage.write_atomically(folder / 'report.html', render_captured(result))
 
 
 def render_captured(result: Captured) -> str:
   """Returns the page of a captured update, which loads nothing; the same result gives the same text."""
+  _check(result)
   made = environment()
   made.globals['bounds'] = bounds
   size = result.config['num_samples']
@@ -50,6 +50,11 @@ def render_captured(result: Captured) -> str:
     versions=result.versions,
     citations=result.citations,
   )
+
+
+def _check(result: Any) -> Captured:
+  """Returns `result`; raises `UsageError` for anything but a `Captured`."""
+  return errors.check_instance('the result', result, Captured, 'a Captured: what gradleak.attack returns')
 
 
 def finding(one: Inversion, config: dict[str, Any]) -> str:
@@ -92,6 +97,7 @@ def bounds(values: np.ndarray) -> str:
 
 def captured_table(result: Captured) -> str:
   """Returns the figures of all attackers as a text for a terminal, the warnings below."""
+  _check(result)
   head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', 'closer than', 'like control']
   lines = [
     [
@@ -111,7 +117,8 @@ def captured_table(result: Captured) -> str:
 
 def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> bytes:
   """Returns a PNG: a row of pictures per attacker, and below it a control run of the same attack on noise."""
-  size = min(result.config['num_samples'], columns)
+  errors.check_number('columns', columns, low=1, integer=True)
+  size = min(_check(result).config['num_samples'], columns)
   rows: list[tuple[list[str], np.ndarray]] = []
   for one in result.inversions:
     if not _found(one):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gradleak import errors
 from gradleak.frontier import Trained
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
@@ -18,6 +19,7 @@ COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
   'seconds_defense', 'epsilon', 'protects',
 )  # fmt: skip
+_DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
 _COLOUR = '#0f6674'
 Entry = dict[str, Any]  # with COLUMNS as keys
 _WIDTH, _LEFT, _RIGHT, _TALL, _BELOW, _ABOVE, _LINE = 7.2, 0.62, 0.15, 3.4, 0.5, 0.3, 0.17  # inches
@@ -38,6 +40,8 @@ def entries(trained: Mapping[str, Trained], rows: Iterable[tables.Row] = ()) -> 
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
   """
   worst = worst_case_of(rows)
+  for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
+    errors.check_instance('a training', one, Trained, 'a gradleak.frontier.Trained')
   return [_entry(defense, one, worst.get(defense, {})) for defense, one in trained.items()]
 
 
@@ -50,7 +54,7 @@ def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
   Args:
     rows: of an audit.
   """
-  rows = list(rows)
+  rows = tables.check_rows(rows)
   groups = tables.grouped(tables.summarise(rows), 'defense')
   found = {}
   for entry in tables.worst_case(rows):
@@ -91,7 +95,7 @@ def frontier_csv(found: Iterable[Entry]) -> str:
   text = io.StringIO()
   writer = csv.DictWriter(text, fieldnames=COLUMNS)
   writer.writeheader()
-  writer.writerows(found)
+  writer.writerows(_check(found))
   return text.getvalue()
 
 
@@ -110,7 +114,7 @@ def frontier_table(found: Iterable[Entry]) -> str:
       '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
       one['by'] or '–',
     )
-    for one in found
+    for one in _check(found)
   ]
   return '\n'.join(aligned([head, *lines]))
 
@@ -183,8 +187,17 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     return png()
 
 
+def _check(found: Any, columns: Iterable[str] = COLUMNS) -> list[Entry]:
+  """Returns entries as a list; raises `UsageError` for anything but dicts with these columns."""
+  found = list(errors.check_instance('found', found, Iterable, 'what gradleak.report.entries returns'))
+  for one in found:
+    if not isinstance(one, dict) or not set(one) >= set(columns):
+      raise errors.UsageError(f'an entry is {errors.shown(one)}, expected one that gradleak.report.entries returns')
+  return found
+
+
 def _measured(found: Iterable[Entry]) -> list[Entry]:
-  return [one for one in found if one['psnr'] is not None and one['accuracy'] is not None]
+  return [one for one in _check(found, _DRAWN) if one['psnr'] is not None and one['accuracy'] is not None]
 
 
 def _point(one: Entry) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,8 +57,8 @@ def write_audit(result: AuditResult, folder: Any) -> None:
     result: an `AuditResult`.
     folder: a path, made if it does not exist.
   """
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
+  check_result(result)
+  folder = storage.made_folder(folder)
   storage.write_atomically(folder / 'grid.png', pictures.grid(result))
   storage.write_atomically(folder / 'summary.csv', tables.summary_csv(result.rows))
   storage.write_atomically(folder / 'report.html', render(result))
@@ -81,6 +80,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'shown': _shown(shown),
     'num_trials': len({row['trial'] for row in result.rows}),
     'attacks': _attacks(result, summaries),
+    'perceptual': any(summary['lpips'] is not None for summary in summaries),
     'worst': worst,
     'aware_run': any(entry['aware'] is not None for entry in worst),
     'curves': descent.curves(result),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gradleak import data, errors
+from gradleak.data import partition
 from gradleak.report import figures
 from gradleak.report.figures import INK, SOFT
 
@@ -42,7 +44,12 @@ def partition_picture(parts: Sequence[np.ndarray], labels: np.ndarray, class_nam
   """
   from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-  labels = np.asarray(labels)
+  labels = errors.host_array('labels', labels)
+  names = errors.check_instance('class_names', class_names, (tuple, list), 'a name for each label')
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise errors.UsageError(f'labels are {labels.dtype} of shape {labels.shape}, expected integers [N]')
+  data.check_classes(labels, len(names))
+  partition.check(parts, len(labels))
   counts = np.stack([np.bincount(labels[part], minlength=len(class_names)) for part in parts], axis=1)
   classes, clients = counts.shape
   ordered = clients > _MAX_UNSORTED

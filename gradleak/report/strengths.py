@@ -2,54 +2,96 @@
 
 import csv
 import io
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gradleak import specs
+from gradleak.audit.settings import Labelled, named_defenses
+from gradleak.defenses.defense import Defense
+from gradleak.methods import identity
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.report.tables import Row, Summary, check_rows, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
-_NUMBER = re.compile(r'(?<==)[-+]?[0-9.]+(?:e[-+]?[0-9]+)?(?=[,)])')
 _COLOURS = ('#0f6674', '#b03a10', '#735a00', '#5a3d8a', '#2d6a2f', '#8a1d52')
 
 
 class Line(NamedTuple):
-  """Labels that differ in one number.
+  """Defenses that differ in one number.
 
   Attributes:
-    label: the label with … in place of the number.
-    points: (number, label), in ascending order.
+    label: the text of the defense with … in place of the number.
+    points: (number, label of the defense), in ascending order.
   """
 
   label: str
   points: list[tuple[float, str]]
 
 
-def lines(texts: Iterable[str]) -> list[Line]:
-  """Returns the `Line`s among labels that are equal but for numbers; the number with most values varies along a line.
+def lines(defenses: Iterable[Labelled]) -> list[Line]:
+  """Returns the `Line`s among defenses that are equal but for numbers; that with most values varies along a line.
 
-  A label that equals no other is on no line.
+  A defense that equals no other is on no line.
   """
-  shapes: dict[str, list[tuple[list[str], str]]] = {}
-  for text in texts:
-    shapes.setdefault(_NUMBER.sub('…', text), []).append((_NUMBER.findall(text), text))
+  alike: dict[Hashable, list[Labelled]] = {}
+  for one in defenses:
+    alike.setdefault(_shape(one.method), []).append(one)
   found = []
-  for shape, alike in shapes.items():
-    distinct = [len(set(map(float, column))) for column in zip(*(numbers for numbers, _ in alike), strict=True)]
-    if max(distinct, default=1) == 1:
+  for group in alike.values():
+    numbers = [_numbers(one.method) for one in group]
+    distinct = {place: len({each[place] for each in numbers}) for place in numbers[0]}
+    along = max(distinct, key=distinct.__getitem__, default=None)
+    if along is None or distinct[along] == 1:
       continue
-    along = distinct.index(max(distinct))
-    of_line: dict[str, list[tuple[float, str]]] = {}
-    for numbers, text in alike:
-      rest = [*numbers[:along], '…', *numbers[along + 1 :]]
-      parts = shape.split('…')
-      label = ''.join(part + value for part, value in zip(parts, [*rest, ''], strict=True))
-      of_line.setdefault(label, []).append((float(numbers[along]), text))
-    found += [Line(label, sorted(points)) for label, points in of_line.items()]
+    of_line: dict[Hashable, list[tuple[Labelled, float]]] = {}
+    for one, each in zip(group, numbers, strict=True):
+      of_line.setdefault(tuple(each[place] for place in each if place != along), []).append((one, each[along]))
+    for points in of_line.values():
+      label = _text(points[0][0].method, along)
+      found.append(Line(label, sorted((number, one.label) for one, number in points)))
   return found
+
+
+def _numbers(defense: Defense) -> dict[tuple[int, str], float]:
+  """Returns (index of the member, setting) -> value of the settings that are numbers, defaults included."""
+  return {
+    (index, name): float(value)
+    for index, member in enumerate(defense.members)
+    for name, value in member.settings.items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+  }
+
+
+def _shape(defense: Defense) -> Hashable:
+  """Returns what defenses have in common that differ in numbers alone."""
+  numbers = _numbers(defense)
+  return tuple(
+    (
+      member.factory,
+      member.name,
+      tuple(map(identity, member.arguments)),
+      tuple((name, (index, name) in numbers or identity(value)) for name, value in member.settings.items()),
+    )
+    for index, member in enumerate(defense.members)
+  )
+
+
+def _text(defense: Defense, along: tuple[int, str]) -> str:
+  """Returns the text of a defense with … in place of a number."""
+  texts = []
+  for index, member in enumerate(defense.members):
+    given = {**member.given, along[1]: _Varies()} if index == along[0] else member.given
+    texts.append(specs.written(member.name, given))
+  return '+'.join(texts)
+
+
+class _Varies:
+  """A number that varies."""
+
+  def __repr__(self) -> str:
+    return '…'
 
 
 def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
@@ -72,16 +114,20 @@ def sweep_csv(rows: Iterable[Row]) -> str:
   return text.getvalue()
 
 
-def strengths(rows: Iterable[Row]) -> bytes | None:
+def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
   """Returns a PNG: PSNR (dB) against the strength of each defense that was run with several strengths, else None.
+
+  The rows are those of a sweep over these defenses, as `gradleak.audit` takes them: strengths are their settings.
 
   One row per model, one panel per defense, one colour per attack. Solid lines are unaware attackers, dashed ones the
   strongest aware attacker at each strength, dotted ones uploads without a defense. Bands: 95 % intervals of the mean.
   """
   rows_of_panels = []
+  named = named_defenses(defenses)
   for model, summaries in sweep_summaries(rows).items():
     pairs = paired(summaries)
-    panels = [(model, line, pairs) for line in lines(dict.fromkeys(defense for _, defense in pairs))]
+    shown = {defense for _, defense in pairs}
+    panels = [(model, line, pairs) for line in lines(one for one in named if one.label in shown)]
     rows_of_panels += [panels[i : i + COLUMNS] for i in range(0, len(panels), COLUMNS)]
   rows_of_panels = rows_of_panels[:MAX_ROWS]
   if not rows_of_panels:

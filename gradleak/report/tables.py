@@ -15,7 +15,15 @@ from gradleak.report.formatting import number, percent_range, plus_minus, wrap
 
 VERDICTS = ('recovered', 'protected', 'not solved', 'diverged')
 # Metrics whose means are summarised, and the range that each lies in by definition.
-METRICS = {'psnr': (0.0, math.inf), 'ssim': (-1.0, 1.0), 'mse': (0.0, 1.0), 'pearson': (-1.0, 1.0)}
+METRICS = {
+  'psnr': (0.0, math.inf),
+  'ssim': (-1.0, 1.0),
+  'mse': (0.0, 1.0),
+  'pearson': (-1.0, 1.0),
+  'ms_ssim': (0.0, 1.0),
+  'lpips': (0.0, math.inf),
+  'fmse': (0.0, math.inf),
+}
 
 Row = dict[str, Any]
 Summary = dict[str, Any]
@@ -31,12 +39,12 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
   Returns:
     A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
-    counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson` the
-    mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of runs recovered) with its exact 95 %
-    interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and `unfinished` (recovered before the
-    attack had converged); the means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (dB, of
-    these), `oracle_psnr` (dB), `control_psnr` (dB), `label_correct`, `change` and `sent` (fraction of the entries
-    sent); and `verdict`, one word for all runs. What cannot be computed is None.
+    counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
+    `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
+    runs recovered) with its exact 95 % interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and
+    `unfinished` (recovered before the attack had converged); the means of `revealed` (images of a batch that are fully
+    revealed), `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `label_correct`, `change` and
+    `sent` (fraction of the entries sent); and `verdict`, one word for all runs. What cannot be computed is None.
   """
   return [_summary(group) for group in by_case(rows).values()]
 

@@ -1,10 +1,9 @@
 """One self-contained HTML page of a federated training: what its defenses hide, and what they cost."""
 
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak import storage
+from gradleak import errors, storage
 from gradleak.frontier import Frontier, Trained
 from gradleak.report import figures, page, tables, training_findings, wording
 from gradleak.report.figures import SOFT
@@ -49,9 +48,9 @@ def write_training(
     audits: text -> the relative link to the page of an audit.
     methods: facts about the methods, see `AuditResult.methods`.
   """
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
   found = entries(trained, audit_rows)
+  errors.check_json('config', config)
+  folder = storage.made_folder(folder)
   pictures = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
   for name, png in pictures.items():
     if png is not None:

@@ -16,6 +16,7 @@ _LABELS = {
 def settings(config: Mapping[str, Any]) -> list[str]:
   """Returns the settings of an audit as sentences; missing ones are left out."""
   parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config), _knowledge(config)]
+  parts.append(_lpips(config))
   return [part for part in parts if part]
 
 
@@ -52,7 +53,8 @@ def _network(config: Mapping[str, Any]) -> str:
   start = f', initialised as “{config["init"]}”' if config.get('init') else ''
   if config.get('rounds_before'):
     rounds = config['rounds_before']
-    start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images at a small rate'
+    start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images'
+    start += f' at a rate of {config["rate_before"]:g}' if 'rate_before' in config else ''
   norm = f'; BatchNorm runs in {config["batch_norm"]} mode' if config.get('batch_norm', 'none') != 'none' else ''
   return f'The network is {config["model"]}{start}{norm}.'
 
@@ -112,3 +114,9 @@ def _knowledge(config: Mapping[str, Any]) -> str:
     'aware': f'All attackers {knowing}.',
     'both': f'Each attack is run by an attacker who is unaware of the defense, and by attackers who {knowing}.',
   }.get(config.get('knowledge', ''), '')
+
+
+def _lpips(config: Mapping[str, Any]) -> str:
+  if 'lpips_weights' not in config:
+    return ''
+  return f'LPIPS is by the network {config["lpips_backbone"]}, weights {config["lpips_weights"]} (SHA-256).'

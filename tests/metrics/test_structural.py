@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from gradleak import metrics
 from gradleak.metrics import structural
@@ -89,3 +90,56 @@ def test_exact_is_one_and_clipping_comes_first():
 def test_a_negative_scores_below_zero():
   truth = smooth_pair((1, 16, 16, 1), 0)[1]
   assert ssim(1 - truth, truth)[0] < 0
+
+
+def ms_ssim_by_definition(reconstruction, truth, scales):
+  """Wang, Simoncelli and Bovik's product for one channel of images in [0, 1], in float64."""
+  exponents = np.array([0.0448, 0.2856, 0.3001, 0.2363, 0.1333][:scales])
+  window = np.exp(-(np.arange(-5, 6) ** 2) / (2 * 1.5**2))
+  window /= window.sum()
+
+  def smooth(image):
+    for axis in (0, 1):
+      image = ndimage.correlate1d(image, window, axis)
+    return image[5:-5, 5:-5]
+
+  def halved(image):
+    rows, columns = (np.arange(0, side, 2) for side in image.shape)
+    following = [np.minimum(places + 1, side - 1) for places, side in zip((rows, columns), image.shape, strict=True)]
+    return sum(image[np.ix_(r, c)] for r in (rows, following[0]) for c in (columns, following[1])) / 4
+
+  x, y = reconstruction.astype(np.float64), truth.astype(np.float64)
+  value = 1.0
+  for scale, exponent in enumerate(exponents / exponents.sum()):
+    mx, my = smooth(x), smooth(y)
+    vx, vy, vxy = smooth(x * x) - mx**2, smooth(y * y) - my**2, smooth(x * y) - mx * my
+    term = (2 * vxy + 9e-4) / (vx + vy + 9e-4)
+    if scale == scales - 1:
+      term = term * (2 * mx * my + 1e-4) / (mx**2 + my**2 + 1e-4)
+    value *= max(term.mean(), 0) ** exponent
+    x, y = halved(x), halved(y)
+  return value
+
+
+@pytest.mark.parametrize(
+  'shape, scales', [((2, 176, 176, 1), 5), ((1, 161, 187, 2), 5), ((1, 160, 90, 1), 4), ((2, 32, 32, 3), 2)]
+)
+def test_multiscale_equals_its_definition(shape, scales):
+  reconstructions, truth = smooth_pair(shape, 0.2)
+  pairs = list(zip(np.clip(reconstructions, 0, 1), truth, strict=True))
+  expected = [
+    np.mean([ms_ssim_by_definition(r[:, :, c], t[:, :, c], scales) for c in range(shape[3])]) for r, t in pairs
+  ]
+  np.testing.assert_allclose(jax.jit(metrics.ms_ssim)(reconstructions, truth), expected, rtol=0, atol=1e-4)
+  assert np.min(expected) > 0.1 and np.max(expected) < 0.9995
+
+
+def test_as_many_scales_as_fit():
+  sides = {8: 1, 11: 1, 20: 1, 21: 2, 28: 2, 32: 2, 40: 2, 41: 3, 80: 3, 81: 4, 160: 4, 161: 5, 1000: 5}
+  assert {side: structural.num_scales(side, side + 3) for side in sides} == sides
+
+
+def test_an_inverted_image_has_no_multiscale_similarity():
+  _, truth = smooth_pair((1, 16, 16, 1), 0)
+  assert metrics.ms_ssim(1 - truth, truth)[0] == 0
+  assert metrics.ms_ssim(truth, truth)[0] == pytest.approx(1, abs=1e-6)

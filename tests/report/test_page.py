@@ -282,7 +282,7 @@ def test_aware_attackers_alone(knowing):
 def test_guarantees_and_what_was_sent(both, beside):
   settings = section(beside, 'Each client sends', 'Every setting')
   assert 'laplace(scale=0.1) and prune(rate=0.99)+gaussian(stddev=0.01): no ε' in settings
-  rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 8]
+  rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 10]
   assert rows[0][-1] == 'entriessent'
   sent = {(row[0], row[1]): row[-1] for row in rows[1:]}
   for attack in both.config['attacks']:
@@ -290,7 +290,7 @@ def test_guarantees_and_what_was_sent(both, beside):
     assert sent[attack, 'prune(rate=0.9)aware: masked+prior'] == sent[attack, 'prune(rate=0.9)unaware'] == '10 %'
     assert sent[attack, 'prune(rate=0.99)+gaussian(stddev=0.01)aware: masked'] == '1.25 %'
   bare = [{key: value for key, value in row.items() if key != 'sent'} for row in both.rows]
-  shares = [row[-1] for row in Page(report.render(replace(both, rows=bare))).rows if len(row) == 8][1:]
+  shares = [row[-1] for row in Page(report.render(replace(both, rows=bare))).rows if len(row) == 10][1:]
   assert shares == ['–'] * len(both.reconstructions)
 
 
