@@ -98,7 +98,7 @@ class Run(Scaled):
     public: number of public images, from the train split.
     bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes the first
       ones.
-    training: how the attacked model was trained; None attacks it untrained.
+    training: how the attacked model was trained, its BatchNorm in train mode; None attacks it untrained.
     changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value
       in the text.
     mini: name -> value at scale 'mini', of a field of this or of `settings` or `client`.
@@ -231,9 +231,9 @@ class Run(Scaled):
   def scenario(self, data: 'Data', seed: int) -> gl.Scenario:
     """Returns the `Scenario`, its model initialised and trained."""
     key = jax.random.fold_in(jax.random.key(seed), 0)
-    untrained = self.scenario_of(data, key=jax.random.fold_in(key, 0))
     if self.training is None:
-      return untrained
+      return self.scenario_of(data, key=jax.random.fold_in(key, 0))
+    untrained = self.replaced(batch_norm='train').scenario_of(data, key=jax.random.fold_in(key, 0))
     variables, previous, reached = train(jax.random.fold_in(key, 1), untrained, *data.others, self.training)
     return self.scenario_of(data, reached, variables=variables, previous=previous)
 
@@ -550,7 +550,9 @@ def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -
 
 
 # Milliseconds per step and image on two idle cores, 32×32 pixels; a ConvNet's of width 8.
-MILLISECONDS = {'mlp': 0.1, 'lenet': 0.5, 'lenet4': 0.8, 'convnet': 4.0, 'resnet20': 10.0}
+MILLISECONDS = {
+  'mlp': 0.1, 'lenet': 0.5, 'lenet4': 0.8, 'convnet': 4.0, 'convnet9': 4.5, 'resnet18': 3.0, 'resnet20': 10.0,
+}  # fmt: skip
 # Defense -> number of attacks on one upload by an attacker who knows the defense, where it is not 1.
 COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}
 

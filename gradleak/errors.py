@@ -1,10 +1,12 @@
 """The two exceptions that a user sees, and checks of values that users give."""
 
 import difflib
+import inspect
 import math
+import operator
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 _LONGEST = 1000  # characters of a text that a user gives, and of a message
@@ -43,6 +45,13 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> UsageError:
   return UsageError(f'unknown {kind} {shown(name)}{hint} (valid: {", ".join(valid)})')
 
 
+def check_choice(kind: str, value: Any, valid: Collection[str]) -> Any:
+  """Returns `value`; raises the error of `unknown` for anything but one of the `valid` texts."""
+  if not isinstance(value, str) or value not in valid:
+    raise unknown(kind, value, valid)
+  return value
+
+
 def check_number(
   name: str,
   value: Any,
@@ -59,7 +68,7 @@ def check_number(
     value: a real number of Python, NumPy or JAX. Traced numbers are not checked; traced integers are refused, because
       integers decide shapes and loops.
     low, high: inclusive bounds.
-    integer: whether its value must be integral.
+    integer: whether it must be an integer; a float with an integral value is none.
     finite: whether infinity is refused; with `integer` it always is.
 
   Raises:
@@ -80,7 +89,7 @@ def check_number(
   if not low <= number <= high:
     nearest = '' if math.isnan(number) else f'; the nearest valid value is {_bound(low if number < low else high)}'
     raise UsageError(f'{name} is {shown(value)}, expected {expected}{nearest}')
-  if (integer and not number.is_integer()) or (finite and math.isinf(number)):
+  if (integer and not _is_integer(value)) or (finite and math.isinf(number)):
     raise UsageError(f'{name} is {shown(value)}, expected {expected}')
   return value
 
@@ -164,6 +173,31 @@ def check_instance(name: str, value: Any, kind: type | tuple[type, ...], expecte
   """
   if not isinstance(value, kind):
     raise UsageError(f'{name} is {shown(value)}, expected {expected}')
+  return value
+
+
+def check_function(name: str, value: Any, arguments: int, expected: str = 'a function') -> Any:
+  """Returns `value`.
+
+  Args:
+    name: what messages call it.
+    value: what is checked.
+    arguments: how many it must take.
+    expected: what was expected, in words.
+
+  Raises:
+    UsageError: for a class, and for anything that cannot be called with so many arguments.
+  """
+  fits = callable(value) and not isinstance(value, type)
+  if fits:
+    try:
+      inspect.signature(value).bind(*range(arguments))
+    except TypeError:
+      fits = False
+    except ValueError:  # functions written in C may have no signature
+      pass
+  if not fits:
+    raise UsageError(f'{name} is {shown(value)}, expected {expected} of {arguments} argument{"s" * (arguments > 1)}')
   return value
 
 
@@ -255,6 +289,14 @@ def _as_float(value: Any) -> float:
     return float(value)
   except (TypeError, ValueError):
     return math.nan
+
+
+def _is_integer(value: Any) -> bool:
+  try:
+    operator.index(value)
+  except TypeError:
+    return False
+  return True
 
 
 def _bound(number: float) -> str:

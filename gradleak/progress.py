@@ -54,8 +54,7 @@ def rounds(
 
 
 def _chosen(mode: str, stream: TextIO, bar: Callable, lines: Callable) -> Callable | None:
-  if not isinstance(mode, str) or mode not in MODES:
-    raise errors.unknown('progress mode', mode, MODES)
+  errors.check_choice('progress mode', mode, MODES)
   if mode == 'none':
     return None
   return bar(stream) if mode == 'bar' or (mode == 'auto' and stream.isatty()) else lines(stream)

@@ -37,8 +37,7 @@ def check(settings: Any) -> None:
     if value is None and field.default is None:
       continue
     if choices is not None:
-      if not isinstance(value, str) or value not in choices:
-        raise errors.unknown(field.name, value, choices)
+      errors.check_choice(field.name, value, choices)
     elif limits:
       errors.check_number(field.name, value, **limits)
 
@@ -58,6 +57,5 @@ def replaced(settings: S, what: str, /, **changes: Any) -> S:
     raise errors.UsageError(f'settings of {what} are {errors.shown(settings)}, expected a settings object')
   names = [field.name for field in dataclasses.fields(settings)]
   for name in changes:
-    if name not in names:
-      raise errors.unknown(f'setting of {what}:', name, names)
+    errors.check_choice(f'setting of {what}:', name, names)
   return dataclasses.replace(settings, **changes)  # type: ignore[type-var]

@@ -220,8 +220,7 @@ def _defenses() -> dict[str, Callable]:
 
 
 def _known(given: Spec, registry: Mapping[str, Any], kind: str) -> Callable:
-  if given.name not in registry:
-    raise errors.unknown(kind, given.name, registry)
+  errors.check_choice(kind, given.name, registry)
   return registry[given.name]
 
 

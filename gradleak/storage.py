@@ -47,6 +47,19 @@ def write_atomically(path: Any, content: bytes | str) -> None:
       raise
 
 
+def made_folder(path: Any) -> pathlib.Path:
+  """Returns a folder that a user names, made if it does not exist.
+
+  Raises:
+    UsageError: for anything but a path, and for that of a file.
+  """
+  folder = errors.check_path('the folder', path)
+  if folder.exists() and not folder.is_dir():
+    raise errors.UsageError(f'the folder is {errors.shown(str(folder))}, which is a file')
+  folder.mkdir(parents=True, exist_ok=True)
+  return folder
+
+
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
   """Makes errors of the operating system name the file at `path`."""
@@ -216,7 +229,8 @@ class Workdir:
     leaves = dict(_named(i, np.asarray(leaf)) for i, leaf in enumerate(jax.tree.leaves(tree)))
     if not leaves:
       return
-    ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
+    with naming(folder / f'{name}-{step:08}'):
+      ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
     if self.writes:
       self._forget_checkpoints(name, kept=f'{name}-{step:08}')
     self._checkpoint_time = time.monotonic()

@@ -8,7 +8,7 @@ from absl import flags
 
 import gradleak as gl
 from gradleak import errors, progress
-from gradleak.federated.earlier import earlier
+from gradleak.federated.earlier import RATE, earlier
 from launch import _program, _settings
 
 
@@ -110,7 +110,7 @@ def scenario(
       'split': dataset.split,
       'init': given.init.value,
       'seed': seed,
-      **({'rounds_before': rounds} if rounds else {}),
+      **({'rounds_before': rounds, 'rate_before': RATE} if rounds else {}),
     },
   )
   return jax.random.fold_in(key, 1), built

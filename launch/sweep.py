@@ -84,7 +84,7 @@ def main(argv):
     print(f'process {process[0]} of {process[1]} has done its share; the last one writes the tables.')
     return
   write_atomically(os.path.join(workdir, 'sweep.csv'), sweep_csv(rows))
-  picture = strengths(rows)
+  picture = strengths(rows, defenses)
   if picture is not None:
     write_atomically(os.path.join(workdir, 'sweep.png'), picture)
   print(_table(rows))

@@ -110,7 +110,7 @@ def test_an_update_of_a_published_residual_network(tmp_path):
   shapes = jax.eval_shape(lambda key: model.init(key, SHAPE), jax.random.key(0))
   entries = {}
   for path, leaf in jax.tree.leaves_with_path(shapes):
-    name, shape = torch_weights._torch_name(trees.path_names(path)[1:]), leaf.shape
+    name, shape = torch_weights.torch_name(trees.path_names(path)[1:]), leaf.shape
     if name.startswith('linear.'):
       shape = shape[::-1]
     elif len(shape) == 2:

@@ -1,11 +1,18 @@
 """A full disk and folders that cannot be written: one line with the file and the cause, and a run that goes on."""
 
+import builtins
 import errno
+import gc
 import os
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import gradleak
 from gradleak import errors, storage
+from gradleak.federated import simulation, training
 from tests import programs
 
 CAUSES = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
@@ -108,3 +115,81 @@ def test_files_of_others_are_left_alone(tmp_path):
   with pytest.raises(errors.UsageError, match='holds other files'):
     storage.Workdir(tmp_path / 'work', {}, {})
   assert [path.name for path in (tmp_path / 'work').iterdir()] == ['diary.txt']
+
+
+# ---- checkpoints, trainings and sweeps
+
+
+@pytest.mark.parametrize('number', CAUSES)
+@pytest.mark.parametrize('function', ['open', 'rename', 'mkdir'])
+@pytest.mark.filterwarnings('ignore')  # Orbax leaves coroutines behind that were never awaited
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch, function, number):
+  work = storage.Workdir(tmp_path / 'work', {}, {})
+  first, second = ([np.full(3, value, np.float32), np.arange(4)] for value in (1, 2))
+  work.save_checkpoint('part', 1, first, due=True)
+  with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)) as caught:
+    patch.setattr(builtins if function == 'open' else os, function, failing(number))
+    work.save_checkpoint('part', 2, second, due=True)
+  assert str(caught.value.filename) == str(tmp_path / 'work' / 'checkpoints' / 'part-00000002')
+  caught.value.__traceback__ = None
+  del caught
+  gc.collect()
+  again = storage.Workdir(tmp_path / 'work', {}, {})
+  step, leaves = again.load_checkpoint('part')
+  assert step == 1
+  for leaf, expected in zip(leaves, first, strict=True):
+    np.testing.assert_array_equal(leaf, expected)
+  again.save_checkpoint('part', 3, second, due=True)
+  assert again.load_checkpoint('part')[0] == 3
+
+
+TRAINED = ('rounds.jsonl', 'config.json', 'timing.jsonl')
+
+
+@pytest.fixture(scope='module')
+def train(fast_compilation):
+  """A training of three rounds, on the same data and from the same key."""
+  images = np.random.default_rng(0).uniform(size=(8, 8, 8, 1)).astype(np.float32)
+  model = gradleak.models.from_functions(
+    lambda key, shape: {'w': jnp.zeros((64, 10))}, lambda params, x: x.reshape(-1, 64) @ params['w'], 'own'
+  )
+  variables = {'params': {'w': np.zeros((64, 10), np.float32)}}
+  parts = [np.arange(4), np.arange(4, 8)]
+  federation = simulation.Federation(gradleak.Client(model, 10), images, np.arange(8, dtype=np.int32), parts, 2)
+
+  def run(folder):
+    return training.train(jax.random.key(0), federation, variables, 3, workdir=folder, config={'a': 1})[1]
+
+  return run
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize('name', TRAINED)
+def test_a_training_names_the_file_and_goes_on_as_if_nothing_had_been(train, tmp_path, monkeypatch, name, number):
+  whole = train(tmp_path / 'whole')
+  with monkeypatch.context() as patch:
+    if name == 'timing.jsonl':
+      opens = failing(number, lambda path, *_: str(path).endswith(name), open)
+      patch.setattr(training, 'open', opens, raising=False)
+    else:
+      patch.setattr(os, 'replace', failing(number, lambda _, path: path.name == name, os.replace))
+    with pytest.raises((OSError, errors.UsageError), match=os.strerror(number)) as caught:
+      train(tmp_path / 'work')
+  assert name in str(caught.value) or 'work' in str(caught.value)
+  assert train(tmp_path / 'work') == whole
+  assert (tmp_path / 'work' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS])
+def test_a_sweep_that_cannot_write_its_table_is_complete_when_called_again(tmp_path, monkeypatch, number):
+  flags = [flag for flag in RUN if not flag.startswith('--model=')]
+  flags += ['--models=mlp(widths=4)', '--group_size=2', f'--workdir={tmp_path / "new"}']
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'replace', failing(number, lambda _, path: path.name == 'sweep.csv', os.replace))
+    done = programs.start('sweep', *flags)
+  assert done.status == 1 and done.err.splitlines()[-1].startswith('error: ') and not list(tmp_path.rglob('*.tmp'))
+  assert str(tmp_path / 'new' / 'sweep.csv') in done.err and 'same command again' in done.err
+  before = (tmp_path / 'new' / 'rows.jsonl').read_bytes()
+  assert programs.start('sweep', *flags).status == 0
+  assert (tmp_path / 'new' / 'rows.jsonl').read_bytes() == before
+  assert (tmp_path / 'new' / 'sweep.csv').read_text().startswith('model,attack,defense')

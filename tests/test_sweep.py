@@ -12,9 +12,11 @@ from unittest import mock
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import gradleak as gl
+from gradleak.audit.settings import named_defenses
 from gradleak.report import strengths, sweep_csv
 from gradleak.report.strengths import lines
 from gradleak.sweep import plan, sweep
@@ -104,19 +106,42 @@ def test_tables_tell_the_uploads_of_two_models_apart(swept):
 
 @pytest.mark.slow
 def test_the_picture_has_a_panel_per_defense(swept):
-  assert strengths(swept[1])[:8] == b'\x89PNG\r\n\x1a\n'
-  assert strengths([row for row in swept[1] if row['defense'] == str(STRENGTHS[0])]) is None  # nothing varies
+  assert strengths(swept[1], STRENGTHS)[:8] == b'\x89PNG\r\n\x1a\n'
+  assert strengths([row for row in swept[1] if row['defense'] == str(STRENGTHS[0])], STRENGTHS) is None
+  assert strengths(swept[1], STRENGTHS[:1]) is None  # nothing varies
 
 
 def test_lines_run_along_the_number_that_varies_most():
   texts = ['none', 'prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=1e-2)', 'clip(norm=1)+gaussian(stddev=1e-3)']
   texts += ['clip(norm=2)+gaussian(stddev=1e-3)', 'clip(norm=1)+gaussian(stddev=1.5)']
-  assert lines(texts) == [
+  made = objects(texts)
+  labels = ['none', *map(str, made[1:])]
+  assert lines(named_defenses(made)) == [
     (
       'clip(norm=1)+gaussian(stddev=…)',
-      [(1e-3, texts[3]), (1e-2, texts[2]), (1.5, texts[5])],
+      [(1e-3, labels[3]), (1e-2, labels[2]), (1.5, labels[5])],
     ),
-    ('clip(norm=2)+gaussian(stddev=…)', [(1e-3, texts[4])]),
+    ('clip(norm=2)+gaussian(stddev=…)', [(1e-3, labels[4])]),
+  ]
+
+
+def test_strengths_are_those_of_the_settings_and_not_of_labels():
+  defenses = {
+    'clip(norm=3)': gl.defenses.gaussian(stddev=0.1),
+    'mild': gl.defenses.gaussian(stddev=0.01),
+    'own(level=1)': gl.defenses.own(optax.scale(0.5), 'upload', label='own(level=1)'),
+    'own(level=2)': gl.defenses.own(optax.scale(0.25), 'upload', label='own(level=2)'),
+    'some': gl.defenses.outpost(noise=0.25),
+    'default': gl.defenses.outpost(),
+    'words': gl.defenses.graddefense(stddev=0.1),
+    'slices': gl.defenses.graddefense(stddev=0.1, num_slices=7),
+  }
+  slices = gl.defenses.graddefense(stddev=0.1).members[0].settings['num_slices']
+  noise = gl.defenses.outpost().members[0].settings['noise']
+  assert lines(named_defenses(defenses)) == [
+    ('gaussian(stddev=…)', [(0.01, 'mild'), (0.1, 'clip(norm=3)')]),
+    ('outpost(noise=…)', [(0.25, 'some'), (noise, 'default')]),
+    ('graddefense(stddev=0.1,num_slices=…)', sorted([(7, 'slices'), (slices, 'words')])),
   ]
 
 

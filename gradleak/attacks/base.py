@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from gradleak import errors, methods
 from gradleak.federated import Client, Observation
@@ -57,6 +58,7 @@ class Attack(NamedTuple):
     on_host: whether `reconstruct` runs on the host, in NumPy: it cannot be compiled, and the driver calls it lane by
       lane. `init` checks what it is given, so that errors come before anything runs.
     signed: whether it determines the sign of an image; else the samples that it reveals are counted by |Pearson|.
+    assumes: a sentence on what it knows, or assumes, of local training; empty where nothing of it is simulated.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -68,6 +70,7 @@ class Attack(NamedTuple):
   auxiliary_data: bool = False
   on_host: bool = False
   signed: bool = True
+  assumes: str = ''
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -146,8 +149,7 @@ def attack(
     UsageError: for evidence that does not exist, or a server with a setting that the attack does not have.
   """
   for one in reads:
-    if one not in EVIDENCE:
-      raise errors.unknown('evidence', one, EVIDENCE)
+    errors.check_choice('evidence', one, EVIDENCE)
 
   needed = server.setting_names if server is not None else ()  # type: ignore[attr-defined]
 
@@ -198,10 +200,10 @@ def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE) -
   Raises:
     UsageError: if it is not a function.
   """
-  if not callable(factory):
-    raise errors.UsageError(
-      f'the attack is {factory!r}, expected one of gradleak.attacks, or a function of a Client that returns an Attack'
-    )
+  expected = 'one of gradleak.attacks, such as gradleak.attacks.csdlg(), or a function that returns an Attack'
+  if isinstance(factory, Method | optax.GradientTransformation):
+    raise errors.UsageError(f'the attack is {errors.shown(factory)}, expected {expected}')
+  errors.check_function('the attack', factory, 1, expected)
   label = label or getattr(factory, '__name__', type(factory).__name__)
   return AttackMethod(factory, {}, reads=frozenset(reads), label=label)
 

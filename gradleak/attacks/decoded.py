@@ -19,8 +19,7 @@ from gradleak.trees import Tree
 
 def _made(settings: Mapping[str, Any], image_shape: ImageShape) -> decoders.Decoder:
   chosen, steps = settings['decoder'], settings['steps']
-  if chosen not in decoders.REGISTRY:
-    raise errors.unknown('decoder', chosen, decoders.REGISTRY)
+  errors.check_choice('decoder', chosen, decoders.REGISTRY)
   return decoders.REGISTRY[chosen](image_shape, **({'steps': steps} if steps else {}))
 
 

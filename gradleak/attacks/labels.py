@@ -113,8 +113,7 @@ def infer(rule: str, model: Model, observation: Observation) -> jax.Array:
   Raises:
     UsageError: for an unknown rule, or one that cannot read this batch.
   """
-  if rule not in RULES:
-    raise errors.unknown('label rule', rule, RULES)
+  errors.check_choice('label rule', rule, RULES)
   kernel, bias = last_layer(model, observation.update, observation.image_shape[1:], observation.num_classes)
   sign = -1.0 if observation.knowledge.share == 'delta' else 1.0
   return jnp.sort(RULES[rule](sign * kernel, sign * bias, observation.image_shape[0]).astype(jnp.int32))

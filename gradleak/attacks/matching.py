@@ -7,6 +7,7 @@ same way, since the client simulation is the client's own code.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
-from gradleak.attacks import ghost, prefix_matching
+from gradleak.attacks import ghost, image_priors, prefix_matching
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.federated import Client, Observation
 from gradleak.models import model as models
 from gradleak.trees import Tree
@@ -150,15 +152,6 @@ def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...
   )
 
 
-def total_variation(images: jax.Array) -> jax.Array:
-  """Returns the anisotropic total variation, mean |∂x/∂row| + mean |∂x/∂column|; images [N, H, W, C].
-
-  Along a side of one pixel there is no difference, and nothing is added.
-  """
-  rows, columns = images[:, 1:] - images[:, :-1], images[:, :, 1:] - images[:, :, :-1]
-  return sum((jnp.mean(jnp.abs(x)) for x in (rows, columns) if x.size), jnp.zeros((), images.dtype))
-
-
 def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array:
   """Returns the mean auxiliary image of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
 
@@ -173,6 +166,9 @@ def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array
   return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
 
 
+# How far along its gradient the objective is looked at for its sharpness.
+_NEAR = 1e-2
+
 # Noise on a constant start of several images: equal ones with one label would stay equal in every step.
 _APART = 1e-2
 
@@ -183,17 +179,18 @@ def start_images(
   shape: tuple[int, ...],
   labels: jax.Array | None = None,
   class_means: jax.Array | None = None,
+  apart: bool = False,
 ) -> jax.Array:
   """Returns the first dummy images.
 
-  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5 (for several images plus N(0, 0.01²)), 'class_average' the mean
-  image of each sample's class; or they are the array given.
+  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5 (for several images, or those of one that are to be `apart`,
+  plus N(0, 0.01²)), 'class_average' the mean image of each sample's class; or they are the array given.
   """
-  apart = jnp.float32(_APART if shape[0] > 1 else 0.0)
+  deviation = jnp.float32(_APART if apart or shape[0] > 1 else 0.0)
   starts = {
     'normal': lambda: jax.random.normal(key, shape),
     'uniform': lambda: jax.random.uniform(key, shape),
-    'constant': lambda: 0.5 + apart * jax.random.normal(key, shape),
+    'constant': lambda: 0.5 + deviation * jax.random.normal(key, shape),
     'class_average': lambda: class_average(labels, class_means),
   }
   if isinstance(start, str):
@@ -219,18 +216,29 @@ def weighed(update: Tree, observation: Observation) -> Tree:
   )
 
 
+def compared(observation: Observation, thresholds: Tree | None) -> Observation:
+  """Returns the observation in which entries of the update below the thresholds have the weight 0."""
+  if thresholds is None:
+    return observation
+  large = jax.tree.map(lambda x, least: (jnp.abs(x) >= least).astype(jnp.float32), observation.update, thresholds)
+  weights = large if observation.weights is None else jax.tree.map(jnp.multiply, large, observation.weights)
+  return dataclasses.replace(observation, weights=weights)
+
+
 class MatchState(NamedTuple):
   """State of a matching attack.
 
   Attributes:
     count: steps done.
-    dummy: {'images': [N, H, W, C]}; while labels are optimised, {'logits': [N, classes]}; with decoys, the same of
-      them under 'decoys' and 'decoy_logits'.
+    dummy: {'images': [seeds, copies · N, H, W, C], without the first axis for one seed}; while labels are optimised,
+      {'logits': [N, classes]}; with decoys, the same of them under 'decoys' and 'decoy_logits'; 'place', a scalar, of
+      the surrogate model (`simulated.point`).
     labels: the labels that are not optimised, probabilities [N, classes].
     optimizer: its state.
     best: (dummy, objective, distance) of the lowest objective so far.
     objective_start: the objective of the start.
     diverged_step: first step that was not finite, −1 before.
+    thresholds: the least magnitude that is compared of each tensor, a tree of scalars; None for all entries.
   """
 
   count: jax.Array
@@ -240,6 +248,23 @@ class MatchState(NamedTuple):
   best: tuple
   objective_start: jax.Array
   diverged_step: jax.Array
+  thresholds: Tree | None
+
+
+class Priors(NamedTuple):
+  """The weights of what is held for likely of images (`image_priors`); those that are None are not computed.
+
+  Attributes:
+    tv, l2, prior: as `gradient_matching` takes them.
+    batch_norm, group, order: of `batch_statistics`, `disagreement` and `disorder`.
+  """
+
+  tv: float | jax.Array
+  l2: float | jax.Array
+  prior: float | jax.Array
+  batch_norm: float | None
+  group: float | None
+  order: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,56 +272,88 @@ class Matching:
   """Gradient matching of one client; the pure functions of an `Attack` are its methods.
 
   Attributes:
-    client, distance, layer_weighting, tv, l2, box, start, decoys, prior, tolerance, form: as `gradient_matching` takes
-      them.
+    client, distance, layer_weighting, box, start, decoys, tolerance, form, seeds, partial, sharpness: as
+      `gradient_matching` takes them.
     optimizer: of the dummy samples, with support for extra arguments.
+    simulation: what the update is taken for.
+    priors: their weights.
   """
 
   client: Client
   optimizer: optax.GradientTransformationExtraArgs
+  simulation: Simulation
+  priors: Priors
   distance: str
   layer_weighting: str
-  tv: float | jax.Array
-  l2: float | jax.Array
   box: bool
   start: Any
   decoys: int
-  prior: float | jax.Array
   tolerance: float | jax.Array
   form: str
+  seeds: int
+  partial: float | None
+  sharpness: float | None
 
   def losses(
-    self, observation: Observation, images: jax.Array, labels: jax.Array, decoys: jax.Array | None = None
+    self,
+    observation: Observation,
+    images: jax.Array,
+    labels: jax.Array,
+    decoys: jax.Array | None = None,
+    place: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at images and labels (probabilities); the priors are on the images alone.
 
     Args:
       observation: the `Observation`.
-      images: [N, H, W, C].
-      labels: of the images, and behind them of the decoys.
+      images: [copies · N, H, W, C], N for each epoch that has dummy samples of its own.
+      labels: [N, classes], and behind them those of the decoys.
       decoys: further images that the client is simulated on, or None.
+      place: of the surrogate model, or None.
     """
+    copies = self.simulation.copies(self.client)
+    labels = jnp.tile(labels, (copies, 1))
     observed = weighed(observation.update, observation)
     if self.distance == 'prefix':
       layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
       apart = prefix_matching.distance(self.client, layers, observation, images)
     else:
-      apart = self.apart(observation, observed, images if decoys is None else jnp.concatenate([images, decoys]), labels)
-    weight = self.tv + self.prior * UNITS[self.distance](observed)
-    return apart + weight * total_variation(images) + self.l2 * jnp.mean(jnp.square(images)), apart
+      everything = images if decoys is None else jnp.concatenate([images, decoys])
+      apart = self.apart(observation, observed, everything, labels, place)
+    priors = self.priors
+    weight = priors.tv + priors.prior * UNITS[self.distance](observed)
+    objective = apart + weight * image_priors.total_variation(images) + priors.l2 * jnp.mean(jnp.square(images))
+    if priors.batch_norm is not None:
+      statistics = image_priors.batch_statistics(self.client.model.apply, observation.variables, images)
+      objective += priors.batch_norm * statistics
+    if priors.order is not None and copies > 1:
+      objective += priors.order * image_priors.disorder(images.reshape(copies, -1, *images.shape[1:]))
+    return objective, apart
 
-  def apart(self, observation: Observation, observed: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
+  def apart(
+    self,
+    observation: Observation,
+    observed: Tree,
+    images: jax.Array,
+    labels: jax.Array,
+    place: jax.Array | None = None,
+  ) -> jax.Array:
     """Returns the distance between what the client would send of these samples and what was observed, weighed."""
-    image_shape = observation.image_shape[1:]
+    image_shape, simulation = observation.image_shape[1:], self.simulation
     weights = layer_weights(self.client.model, observation.update, image_shape, self.layer_weighting)
+    variables = simulation.model(observation, place)
+    if simulation.as_gradient():
+      observed = reverse(observed)
     if self.by_products(observation, images, labels):
-      gradient = functools.partial(self.client.gradient, observation.variables)
-      return ghost.cosine(ghost.products(gradient, observed, images, labels, weights=weights))
-    simulated = self.client.local_update(None, observation.variables, images, labels).update
+      return ghost.cosine(ghost.products(self.client.gradient, observed, variables, images, labels, weights=weights))
+    if simulation.as_gradient():
+      update = self.client.gradient(variables, images, labels)
+    else:
+      update = simulation.update(self.client, variables, images, labels)
     options = {}
     if self.distance == 'dense_input':
       options['layers'] = models.require(self.client.model, 'layers')(image_shape)
-    return DISTANCES[self.distance](weighed(clipped(simulated, observation), observation), observed, weights, **options)
+    return DISTANCES[self.distance](weighed(clipped(update, observation), observation), observed, weights, **options)
 
   def by_products(self, observation: Observation, images: jax.Array, labels: jax.Array) -> bool:
     """Returns whether the distance is computed without the whole gradient, see `ghost`; shapes alone decide.
@@ -305,7 +362,8 @@ class Matching:
       UsageError: if form='ghost' is asked for and cannot be had.
     """
     directions = self.distance in ('cosine', 'chordal')  # to which a known clip makes no difference
-    fits = directions and observation.weights is None and self.client.sends_gradient
+    gradient = self.client.sends_gradient or self.simulation.as_gradient()
+    fits = directions and observation.weights is None and gradient
     if self.form == 'ghost' and not fits:
       raise errors.UsageError(
         "form='ghost' is for the cosine of plain gradients: not for other distances, weights of entries, deltas of "
@@ -313,8 +371,7 @@ class Matching:
       )
     if self.form != 'auto' or not fits:
       return self.form == 'ghost'
-    gradient = functools.partial(self.client.gradient, observation.variables)
-    return ghost.saved(gradient, images, labels) >= _LARGE
+    return ghost.saved(self.client.gradient, observation.variables, images, labels) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
@@ -322,7 +379,11 @@ class Matching:
     images = dummy['images']
     if self.decoys:
       labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
-    return self.losses(observation, images, labels, dummy.get('decoys'))
+    if self.seeds == 1:
+      return self.losses(observation, images, labels, dummy.get('decoys'), dummy.get('place'))
+    objectives, apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place')))(images)
+    agreement = 0.0 if self.priors.group is None else self.priors.group * image_priors.disagreement(images)
+    return jnp.mean(objectives) + agreement, jnp.mean(apart)
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
@@ -333,8 +394,10 @@ class Matching:
       inferred = label_rules.infer(knowledge.label_inference, self.client.model, observation)
       given = jax.nn.one_hot(inferred, given.shape[1])
     of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
-    images = start_images(self.start, image_key, observation.image_shape, of_class, observation.class_means)
-    dummy = {'images': images}
+    dummy = {'images': self.start_images(image_key, observation, of_class)}
+    images = dummy['images']
+    if self.simulation.match == 'surrogate':
+      dummy['place'] = jnp.zeros((), images.dtype)
     if knowledge.labels == 'optimised':
       dummy['logits'] = jax.random.normal(label_key, given.shape)
     if self.decoys:
@@ -350,7 +413,27 @@ class Matching:
       (dummy, infinite, infinite),
       infinite,
       jnp.full((), -1, jnp.int32),
+      self.thresholds(observation),
     )
+
+  def thresholds(self, observation: Observation) -> Tree | None:
+    """Returns the magnitude of each tensor of the update above which the share `partial` of its entries lies."""
+    if self.partial is None:
+      return None
+    share = self.partial
+    return jax.tree.map(lambda x: jnp.quantile(jnp.abs(x), jnp.asarray(1 - share, x.dtype)), observation.update)
+
+  def start_images(self, key: jax.Array, observation: Observation, labels: jax.Array) -> jax.Array:
+    """Returns the first dummy images of each seed and epoch, see `start_images`."""
+
+    def start(key: jax.Array, apart: bool) -> jax.Array:
+      shape, copies = observation.image_shape, self.simulation.copies(self.client)
+      every = (copies * shape[0], *shape[1:])
+      return start_images(self.start, key, every, jnp.tile(labels, (copies, 1)), observation.class_means, apart)
+
+    if self.seeds == 1:
+      return start(key, False)
+    return jax.vmap(lambda key: start(key, True))(jax.random.split(key, self.seeds))
 
   def arrived(self, best: tuple, observation: Observation) -> jax.Array:
     """Returns whether the best distance is as low as the noise, or the tolerance, allows."""
@@ -366,8 +449,11 @@ class Matching:
 
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the state after one evaluation and update, and what is reported."""
+    observation = compared(observation, state.thresholds)
     value_and_grad = jax.value_and_grad(self.evaluate, has_aux=True)
     (objective, apart), gradient = value_and_grad(state.dummy, state, observation)
+    if self.sharpness is not None:
+      gradient = self.flatter(gradient, state, observation)
     updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
     dummy = optax.apply_updates(state.dummy, updates)
     if self.box:
@@ -384,20 +470,34 @@ class Matching:
       self.better(state, objective, apart, observation),
       jnp.where(first, objective, state.objective_start),
       diverged,
+      state.thresholds,
     )
     ended = self.arrived(state.best, observation)
     reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
     info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
     return state, info
 
+  def flatter(self, gradient: dict, state: MatchState, observation: Observation) -> dict:
+    """Returns the gradient of objective + sharpness · ‖∇objective‖, by a finite difference along the gradient.
+
+    Gradient regularisation, as FedLeak (Fan et al. 2025) names it; how it is approximated there was not read.
+    """
+    length = trees.norm(gradient)
+    step = _NEAR / jnp.where(length > 0, length, jnp.ones_like(length))
+    ahead = jax.tree.map(lambda x, g: x + step.astype(x.dtype) * g, state.dummy, gradient)
+    there, _ = jax.grad(self.evaluate, has_aux=True)(ahead, state, observation)
+    return jax.tree.map(lambda g, t: g + self.sharpness * (t - g) / _NEAR, gradient, there)
+
   def reconstruct(self, state: MatchState, observation: Observation) -> Reconstruction:
     """Returns the best dummy samples."""
+    observation = compared(observation, state.thresholds)
     dummy, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
     chosen = dummy.get('logits', state.labels)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
+    images = self.chosen(dummy, state, observation)
     return Reconstruction(
-      dummy['images'] + lost,
+      joined(images, self.simulation.copies(self.client)) + lost,
       jnp.argmax(chosen, axis=-1).astype(jnp.int32),
       objective + lost,
       jnp.where(diverged, jnp.inf, apart),
@@ -405,11 +505,24 @@ class Matching:
       state.diverged_step,
     )
 
+  def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
+    """Returns the images of the seed with the smallest distance."""
+    images = dummy['images']
+    if self.seeds == 1:
+      return images
+    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
+    apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place'))[1])(images)
+    return images[jnp.argmin(apart)]
+
   def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the objective at the private samples; NaN with decoys, as the client's own are not part of the truth."""
-    if self.decoys:
+    """Returns the objective at the private samples; NaN with decoys, as the client's own are not part of the truth.
+
+    NaN, too, with a surrogate model: its best place is not known.
+    """
+    if self.decoys or self.simulation.match == 'surrogate':
       return jnp.full((), jnp.nan, jnp.float32)
-    return self.losses(observation, images, labels)[0]
+    observation, copies = compared(observation, self.thresholds(observation)), self.simulation.copies(self.client)
+    return self.losses(observation, jnp.tile(images, (copies, 1, 1, 1)), labels)[0]
 
 
 def gradient_matching(
@@ -428,6 +541,17 @@ def gradient_matching(
   tolerance: float | jax.Array = 0.0,
   labels: str = 'known',
   form: str = 'auto',
+  match: str = 'client',
+  epochs: int = 0,
+  batch_size: int = 0,
+  rate: float | jax.Array = 1.0,
+  orders: str = 'known',
+  seeds: int = 1,
+  batch_norm: float | None = None,
+  group: float | None = None,
+  order: float | None = None,
+  partial: float | None = None,
+  sharpness: float | None = None,
 ) -> Attack:
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
 
@@ -456,31 +580,50 @@ def gradient_matching(
       (`attacks.ghost`), for cosine and chordal distances: equal up to rounding, which leaves no digits below 1e-7.
       'auto' takes the second where it spares a million entries.
 
+    match, epochs, batch_size, rate, orders: what the delta of local training is taken for, see `Simulation`.
+    seeds: starts that are optimised together; the one with the smallest distance is kept.
+    batch_norm, group, order: weights of the priors on BatchNorm's statistics, on the agreement of the seeds
+      (GradInversion) and on epochs that hold the same samples (see `image_priors`); None for none.
+    partial: share of the largest entries of each tensor that are compared; None for all.
+    sharpness: weight of the norm of the objective's gradient, see `Matching.flatter`; None for none.
+
   Raises:
-    UsageError: for an unknown distance, weighting, start or form.
+    UsageError: for an unknown word, or a value out of range.
   """
-  errors.check_choice('distance', distance, CHOICES)
-  errors.check_choice('layer weighting', layer_weighting, LAYER_WEIGHTS)
-  errors.check_choice('form', form, FORMS)
-  errors.check_number('tv', tv, low=0, finite=True)
-  errors.check_number('prior', prior, low=0, finite=True)
-  errors.check_number('l2', l2, low=0, finite=True)
-  errors.check_number('tolerance', tolerance, low=0, finite=True)
+  for kind, value, valid in (
+    ('distance', distance, CHOICES),
+    ('layer weighting', layer_weighting, LAYER_WEIGHTS),
+    ('form', form, FORMS),
+  ):
+    errors.check_choice(kind, value, valid)
+  priors = Priors(tv, l2, prior, batch_norm, group, order)
+  simulation = Simulation(match, epochs, batch_size, rate, orders)
+  optional = {'partial': partial, 'sharpness': sharpness}
+  for name, number in {**priors._asdict(), 'tolerance': tolerance, **optional}.items():
+    if number is not None:
+      errors.check_number(name, number, low=0, high=1 if name == 'partial' else math.inf, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
   errors.check_number('decoys', decoys, low=0, high=8, integer=True)
+  errors.check_number('seeds', seeds, low=1, high=64, integer=True)
+  if seeds > 1 and decoys:
+    raise errors.UsageError(f'decoys={decoys} are samples of one start: leave seeds at 1')
+  if client is not None:
+    simulation.check(client)
   matching = Matching(
     client,
     optax.with_extra_args_support(optimizer),
+    simulation,
+    priors,
     distance,
     layer_weighting,
-    tv,
-    l2,
     box,
     start,
     decoys,
-    prior,
     tolerance,
     form,
+    seeds,
+    partial,
+    sharpness,
   )
   return Attack(
     matching.init,
@@ -490,4 +633,5 @@ def gradient_matching(
     num_steps,
     labels,
     isinstance(start, str) and start == 'class_average',
+    assumes='' if client is None else simulation.in_words(client),
   )

@@ -57,8 +57,7 @@ def first_order(
     ('gradient', gradient, GRADIENTS),
     ('decay', decay, DECAYS),
   ):
-    if value not in valid:
-      raise errors.unknown(kind, value, valid)
+    errors.check_choice(kind, value, valid)
   errors.check_number('learning_rate', learning_rate, low=1e-12, finite=True)
 
   def modify(updates: Tree, state: optax.OptState, params: Tree = None) -> tuple[Tree, optax.OptState]:

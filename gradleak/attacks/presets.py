@@ -23,7 +23,23 @@ CSDLG = (
 
 
 def _settings(
-  *, start: str = 'normal', decoys: int = 0, prior: float = 0.0, tolerance: float = 0.0, form: str = 'auto'
+  *,
+  start: str = 'normal',
+  decoys: int = 0,
+  prior: float = 0.0,
+  tolerance: float = 0.0,
+  form: str = 'auto',
+  match: str = 'client',
+  epochs: int = 0,
+  batch_size: int = 0,
+  rate: float = 1.0,
+  orders: str = 'known',
+  seeds: int = 1,
+  batch_norm: float | None = None,
+  group: float | None = None,
+  order: float | None = None,
+  partial: float | None = None,
+  sharpness: float | None = None,
 ) -> None:
   """Settings of `gradient_matching` that all presets have."""
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from gradleak import errors, metrics, settings
 from gradleak.attacks.base import AttackMethod, as_attack
@@ -154,6 +153,7 @@ class Group:
       defense={'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[self.settings.knowledge],
       model='honest' if self.server is None else 'modified',
       auxiliary_data=made.auxiliary_data and self.scenario.public is not None,
+      training=made.assumes,
     )
 
   def prepared(self, attack: AttackMethod) -> Tree | None:
@@ -246,7 +246,8 @@ def listed(entries: Any) -> list | Mapping:
   """Returns what a user gives as a list of methods: a mapping as it is, and a single method, or None, as a list."""
   if isinstance(entries, Mapping):
     return entries
-  single = isinstance(entries, (str, bytes, optax.GradientTransformation)) or not isinstance(entries, Iterable)
+  named = hasattr(entries, '_fields')  # a named tuple, such as a transformation or a model
+  single = named or isinstance(entries, str | bytes) or not isinstance(entries, Iterable)
   return [entries] if single else list(entries)
 
 

@@ -27,6 +27,7 @@ from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
+from gradleak.models.model import check_image_shape
 from gradleak.progress import end, reporter
 from gradleak.scenario import Scenario, fingerprint, scenario
 from gradleak.settings import setting
@@ -124,7 +125,7 @@ def attack(
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
   chosen, trained = _settings(given, client, fields)
-  shape = tuple(image_shape) if image_shape is not None else derived_image_shape(model, variables)
+  shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained)
   update = checked(update, stand_in.variables['params'])
@@ -150,11 +151,15 @@ def _settings(
   given: CapturedSettings | None, client: ClientSettings | None, fields: dict[str, Any]
 ) -> tuple[CapturedSettings, ClientSettings]:
   """Returns the settings of the attack and of the client, with the fields that were given one by one."""
-  both: tuple[Any, Any] = given or CapturedSettings(), client or ClientSettings()
+  both: tuple[Any, Any] = (
+    CapturedSettings()
+    if given is None
+    else errors.check_instance('given', given, CapturedSettings, 'CapturedSettings'),
+    ClientSettings() if client is None else errors.check_instance('client', client, ClientSettings, 'ClientSettings'),
+  )
   names = [{field.name for field in dataclasses.fields(one)} for one in both]
   for name in fields:
-    if name not in names[0] | names[1]:
-      raise errors.unknown('setting of gradleak.attack:', name, names[0] | names[1])
+    errors.check_choice('setting of gradleak.attack:', name, names[0] | names[1])
   chosen, trained = (
     dataclasses.replace(one, **{name: value for name, value in fields.items() if name in own})
     for one, own in zip(both, names, strict=True)
@@ -169,10 +174,9 @@ def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:
     return '', None
   words = ('inferred', 'optimised', *label_rules.RULES)
   if isinstance(labels, str):
-    if labels not in words:
-      raise errors.unknown('way to obtain labels', labels, words)
+    errors.check_choice('way to obtain labels', labels, words)
     return labels, None
-  found = np.asarray(labels).reshape(-1)
+  found = errors.host_array('labels', labels).reshape(-1)
   if not np.issubdtype(found.dtype, np.integer) or len(found) != num_samples:
     raise errors.UsageError(
       f'labels are {errors.shown(labels)}, expected {num_samples} integers, one for each private sample, or one of '
@@ -193,10 +197,6 @@ def _stand_in(
   model: Model, variables: Mapping, shape: tuple, labels: list[int] | None, number: int, client: ClientSettings
 ) -> Scenario:
   """Returns the `Scenario` of the client; black images stand where an audit holds the private ones."""
-  if len(shape) != 3:
-    raise errors.UsageError(f'image_shape is {errors.shown(shape)}, expected (height, width, channels)')
-  for side in shape:
-    errors.check_number('image_shape', side, low=1, integer=True)
   images = np.zeros((number, *shape), np.float32)
   return scenario(
     model, images, np.asarray(labels or [0] * number), variables=variables, dataset='captured', client=client

@@ -18,7 +18,7 @@ from gradleak.attacks.matching import chordal, weighed
 from gradleak.audit import lanes
 from gradleak.audit.settings import Group
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Target, Views
+from gradleak.audit.views import Target, Views, stack
 from gradleak.engine import driver
 from gradleak.federated import Upload
 from gradleak.progress import note
@@ -196,12 +196,7 @@ def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
       address = max(number, 0)
       targets.append(Target(-1 if number >= 0 else 0, counter, reads, 0, address, address, places))
       found.extend(views)
-  stacked: dict[str, Tree] = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *found)._asdict()
-  if group.settings.knowledge == 'unaware':
-    stacked['weights'] = None
-  for name in ('noise', 'clip'):
-    stacked[name] = stacked[name].astype(jnp.float32)
-  return Views(stacked, targets)
+  return Views(stack(found), targets)
 
 
 def _noise(key: jax.Array, view: View) -> View:

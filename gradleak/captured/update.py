@@ -10,7 +10,7 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.models import Model, torch_weights
-from gradleak.models.model import check_variables
+from gradleak.models.model import check_image_shape, check_model, check_variables
 from gradleak.trees import Tree
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
@@ -47,6 +47,7 @@ def read_update(
   Raises:
     UsageError: for a file that cannot be read, and for tensors that are missing, not in the model or of another shape.
   """
+  check_model(model)
   if not isinstance(variables, Mapping) or 'params' not in variables:
     raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
   params = {'params': variables['params']}
@@ -68,10 +69,11 @@ def read_weights(
   Raises:
     UsageError: as `read_update` does.
   """
-  shapes = jax.eval_shape(lambda key: model.init(key, tuple(image_shape)), jax.random.key(0))
-  if 'layer1_0' in shapes['params'] and not names:
+  image_shape = check_image_shape(image_shape)
+  shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
+  if torch_weights.has_published_names(shapes['params']) and not names:
     try:
-      return torch_weights.load(path, model, image_shape)  # the names of published residual networks
+      return torch_weights.load(path, model, image_shape)
     except errors.UsageError as error:
       if 'do not fit' not in str(error):
         raise
@@ -156,10 +158,10 @@ def _fitted(
     raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
   entries = _renamed(entries, names or {}, statistics=len(wanted) > 1)
-  if isinstance(wanted['params'], Mapping) and 'layer1_0' in wanted['params']:
-    entries = torch_weights._common_names(entries)  # of published residual networks
+  if torch_weights.has_published_names(wanted['params']):
+    entries = torch_weights.common_names(entries)
   ours = {'.'.join(place): place for place in paths}
-  theirs = {torch_weights._torch_name(place): place for place in paths} if all(paths) else {}
+  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
   is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
   if is_torch:
     shape = image_shape or derived_image_shape(model, wanted)

@@ -125,11 +125,11 @@ def check_classes(labels: Any, num_classes: int | None = None) -> None:
   """Checks integer labels [N]; raises `UsageError` for one out of [0, num_classes), names the first."""
   if num_classes is not None:
     errors.check_number('num_classes', num_classes, low=1, high=2**31, integer=True)
-  labels, highest = np.asarray(labels), np.inf if num_classes is None else num_classes - 1
-  wrong = np.flatnonzero((labels < 0) | (labels > highest))
+  labels, highest = errors.host_array('labels', labels), np.inf if num_classes is None else num_classes - 1
+  wrong = np.flatnonzero((labels.ravel() < 0) | (labels.ravel() > highest))
   if len(wrong):
     expected = 'at least 0' if num_classes is None else f'in [0, {highest}]'
-    raise errors.UsageError(f'image {wrong[0]} has the label {labels[wrong[0]]}, expected {expected}')
+    raise errors.UsageError(f'image {wrong[0]} has the label {labels.ravel()[wrong[0]]}, expected {expected}')
 
 
 def two(name: str, given: Any) -> tuple[Any, Any]:

@@ -46,8 +46,7 @@ def digits(split: str) -> images.Source:
 
 
 def _check_split(split: str, name: str) -> str:
-  if split not in ('test', 'train'):
-    raise errors.unknown(f'split of {name}', split, ('test', 'train'))
+  errors.check_choice(f'split of {name}', split, ('test', 'train'))
   return split
 
 

@@ -168,3 +168,17 @@ def _enough(holders: int, each: int, available: int, words: str, wanted: int | N
   wanted = holders * each if wanted is None else wanted
   if each < 1 or wanted > available:
     raise errors.UsageError(f'{words} need {max(wanted, holders)} samples, there are {available}')
+
+
+def check(parts: Any, number: int) -> None:
+  """Raises `UsageError` for anything but a list with an array of sample numbers below `number` for each client."""
+  if not isinstance(parts, list | tuple | np.ndarray) or not len(parts):
+    raise errors.UsageError(f'the partition is {errors.shown(parts)}, expected a list with an array for each')
+  for client, part in enumerate(parts):
+    numbers = errors.host_array(f'the samples of client {client}', part)
+    if not numbers.size:
+      raise errors.UsageError(f'client {client} has no samples')
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+      raise errors.UsageError(f'the samples of client {client} are {errors.shown(part)}, expected their numbers')
+    for sample in (numbers.min(), numbers.max()):
+      errors.check_number(f'a sample of client {client}', int(sample), low=0, high=number - 1, integer=True)

@@ -94,10 +94,8 @@ def compensate(
 
 
 def _check_choices(name: str, rule: str, layout: str) -> None:
-  if rule not in RULES:
-    raise errors.unknown(f'{name}(rule)', rule, RULES)
-  if layout not in LAYOUTS:
-    raise errors.unknown(f'{name}(layout)', layout, LAYOUTS)
+  errors.check_choice(f'{name}(rule)', rule, RULES)
+  errors.check_choice(f'{name}(layout)', layout, LAYOUTS)
 
 
 class CompensationState(NamedTuple):

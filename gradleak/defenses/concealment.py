@@ -378,8 +378,7 @@ def _check(settings: Mapping[str, Any]) -> None:
   errors.check_number('concealment(steps)', settings['steps'], low=1, integer=True)
   if settings['sensitive'] is not None:
     errors.check_number('concealment(sensitive)', settings['sensitive'], low=0, integer=True)
-  if settings['start'] not in STARTS:
-    raise errors.unknown('concealment(start)', settings['start'], STARTS)
+  errors.check_choice('concealment(start)', settings['start'], STARTS)
 
 
 def _check_public(public: tuple | None, num_classes: int) -> None:

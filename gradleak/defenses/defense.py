@@ -56,14 +56,14 @@ class Noise:
   Attributes:
     variance: (settings, `Context`, number of samples) -> the variance of an entry that has noise: a float, or a tree
       shaped like the parameters of floats or arrays.
-    share: settings -> the fraction of the entries that have noise, 1 for all of them.
+    fraction: settings -> that of the entries that have noise, 1 for all of them.
     groups: arguments of the factory -> the number of each entry's group, integers shaped like the parameters; either
       all entries of a group have noise, or none. None if entries are chosen one by one.
     distribution: 'gaussian' or 'laplace'.
   """
 
   variance: Callable[[Settings, Context, int], float | Tree]
-  share: Callable[[Settings], float] = lambda settings: 1.0
+  fraction: Callable[[Settings], float] = lambda settings: 1.0
   groups: Callable[[tuple], Tree] | None = None
   distribution: str = 'gaussian'
 
@@ -131,10 +131,8 @@ class Traits:
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
-    if self.place not in PLACES:
-      raise errors.unknown('place of a defense', self.place, PLACES)
-    if self.withholds not in WITHHOLDS:
-      raise errors.unknown('way to withhold', self.withholds, WITHHOLDS)
+    errors.check_choice('place of a defense', self.place, PLACES)
+    errors.check_choice('way to withhold', self.withholds, WITHHOLDS)
     for name in ('arguments', 'clips', 'bounds', 'mechanism', 'idle'):
       value = getattr(self, name)
       if not callable(value) and (value is not None or name in ('arguments', 'idle')):
@@ -273,8 +271,7 @@ def defense(**traits: Any) -> Callable[[Callable], Callable[..., Defense]]:
 def _traits(**traits: Any) -> Traits:
   names = [field.name for field in dataclasses.fields(Traits)]
   for name in traits:
-    if name not in names:
-      raise errors.unknown('trait of a defense:', name, names)
+    errors.check_choice('trait of a defense:', name, names)
   return Traits(**traits)
 
 

@@ -205,8 +205,7 @@ def epsilon(
   errors.check_number('steps', steps, low=1, integer=True)
   errors.check_number('sampling_rate', sampling_rate, low=1e-12, high=1)
   errors.check_number('delta', delta, low=1e-300, high=1 - 1e-12)
-  if accountant not in ACCOUNTANTS:
-    raise errors.unknown('accountant', accountant, ACCOUNTANTS)
+  errors.check_choice('accountant', accountant, ACCOUNTANTS)
   if noise < 1e-100:  # 1/noise² is about to leave the range of floats
     return math.inf
   import dp_accounting

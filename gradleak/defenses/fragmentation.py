@@ -89,10 +89,8 @@ def fragmentation(
     UsageError: for a setting out of range; from its update, where `params` or a needed `key` is missing.
   """
   errors.check_number('fragmentation(ratio)', ratio, low=0, high=1)
-  if unit not in ('layer', 'tensor'):
-    raise errors.unknown('unit of fragmentation', unit, ('layer', 'tensor'))
-  if share not in ('gradient', 'delta'):
-    raise errors.unknown('share', share, ('gradient', 'delta'))
+  errors.check_choice('unit of fragmentation', unit, ('layer', 'tensor'))
+  errors.check_choice('share', share, ('gradient', 'delta'))
 
   def numbered(tree: Tree) -> tuple[Tree, int]:
     return _tensor_numbers(tree) if unit == 'tensor' else trees.layer_numbers(tree, layers)

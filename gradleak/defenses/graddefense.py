@@ -75,8 +75,7 @@ def sensitivity(
   Raises:
     UsageError: for an unknown method, fewer than one probe, or probes without a key.
   """
-  if method not in ESTIMATES:
-    raise errors.unknown('sensitivity method', method, ESTIMATES)
+  errors.check_choice('sensitivity method', method, ESTIMATES)
   errors.check_number('sensitivity(probes)', probes, low=1, integer=True)
   if method != 'exact' and key is None:
     raise errors.UsageError(f'sensitivity by {method} draws directions and needs key=jax.random.key(…)')
@@ -149,8 +148,7 @@ def slice_gradients(
     UsageError: for more slices than entries, risks that are negative, not finite or not one per layer, or an unknown
       balance.
   """
-  if balance not in BALANCES:
-    raise errors.unknown('balance of slices', balance, BALANCES)
+  errors.check_choice('balance of slices', balance, BALANCES)
   leaves, treedef = jax.tree.flatten(params)
   numbers, count = trees.layer_numbers(params, layers)
   numbers = jax.tree.leaves(numbers)
@@ -316,10 +314,8 @@ def graddefense(
   errors.check_number('graddefense(num_slices)', num_slices, low=1, integer=True)
   if root is not None:
     errors.check_number('graddefense(root)', root, low=1, integer=True)
-  if balance not in BALANCES:
-    raise errors.unknown('graddefense(balance)', balance, BALANCES)
-  if estimate not in ESTIMATES:
-    raise errors.unknown('graddefense(estimate)', estimate, ESTIMATES)
+  errors.check_choice('graddefense(balance)', balance, BALANCES)
+  errors.check_choice('graddefense(estimate)', estimate, ESTIMATES)
 
   def perturb(key: jax.Array, updates: Tree) -> Tree:
     base.require_argument('graddefense', 'slicing', slicing)

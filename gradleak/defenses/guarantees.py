@@ -65,7 +65,7 @@ def _acting(defense: Defense | None) -> list[Member]:
 def _noise_on_all(member: Member) -> Noise | None:
   """Returns the noise that a member adds to every entry, or None; one that clips, but is no mechanism, has none."""
   noise, clips, mechanism = member.traits.noise, member.traits.clips, member.traits.mechanism
-  if noise is None or noise.share(member.settings) < 1:
+  if noise is None or noise.fraction(member.settings) < 1:
     return None
   silent = clips is not None and mechanism is not None and mechanism(member.settings, None, 0) is None
   return None if silent else noise

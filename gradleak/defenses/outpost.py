@@ -122,8 +122,7 @@ def outpost(
   errors.check_number('outpost(fisher)', fisher, low=0, high=1)
   errors.check_number('outpost(decay)', decay, low=0)
   errors.check_number('outpost(prune)', prune, low=0, high=1)
-  if variant not in VARIANTS:
-    raise errors.unknown('outpost(variant)', variant, VARIANTS)
+  errors.check_choice('outpost(variant)', variant, VARIANTS)
   protect = functools.partial(_protected, layers, variant, noise=noise, fisher=fisher, prune=prune)
 
   def update(

@@ -173,8 +173,7 @@ def _parse(policy: str) -> tuple[tuple[tuple[Operation, float], ...], ...]:
 
   def step(text: str) -> tuple[Operation, float]:
     name, colon, magnitude = (part.strip() for part in text.partition(':'))
-    if name not in OPERATIONS:
-      raise errors.unknown('operation of ats(policy):', name, OPERATIONS)
+    errors.check_choice('operation of ats(policy):', name, OPERATIONS)
     operation = OPERATIONS[name]
     if operation.low is None:
       if colon:

@@ -58,8 +58,7 @@ def soteria(
       last layer's kernel cannot be identified.
   """
   errors.check_number('soteria(rate)', rate, low=0, high=1)
-  if variant not in VARIANTS:
-    raise errors.unknown('soteria(variant)', variant, VARIANTS)
+  errors.check_choice('soteria(variant)', variant, VARIANTS)
   features = None if model is None else require(model, 'features')
 
   def update(

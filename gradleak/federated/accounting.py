@@ -36,8 +36,7 @@ class Ledger:
     errors.check_number('server_noise', self.server_noise, low=0, finite=True)
     errors.check_number('sampling_rate', self.sampling_rate, low=1e-12, high=1)
     errors.check_number('delta', self.delta, low=1e-300, high=1 - 1e-12)
-    if self.accountant not in differential_privacy.ACCOUNTANTS:
-      raise errors.unknown('accountant', self.accountant, differential_privacy.ACCOUNTANTS)
+    errors.check_choice('accountant', self.accountant, differential_privacy.ACCOUNTANTS)
 
   @property
   def unit(self) -> str:

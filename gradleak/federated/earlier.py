@@ -10,6 +10,8 @@ from gradleak import errors
 from gradleak.federated import simulation
 from gradleak.federated.client import Client
 
+RATE = 1e-3  # it hardly moves the weights
+
 
 def earlier(
   key: jax.Array,
@@ -20,7 +22,7 @@ def earlier(
   *,
   rounds: int = 1,
   clients: int = 10,
-  rate: float = 1e-3,
+  rate: float = RATE,
 ) -> tuple[Mapping, Mapping]:
   """Returns the variables after some rounds in which all clients take part, and those before the last round.
 
@@ -32,8 +34,8 @@ def earlier(
     labels: int32 [K].
     rounds: at least 1.
     clients: number of clients; at most K.
-    rate: the server's learning rate on the mean gradient or the mean delta. The default hardly moves the weights: at
-      0.1, one round kills the ReLUs of a dense network with DLG's initialisation.
+    rate: the server's learning rate on the mean gradient or the mean delta. At 0.1, one round kills the ReLUs of a
+      dense network with DLG's initialisation.
 
   Raises:
     UsageError: for a number out of range.

@@ -45,6 +45,7 @@ class Knowledge:
       evidence only.
     model: 'honest' or 'modified'.
     auxiliary_data: whether the attacker holds data of the same kind.
+    training: a sentence on what the attacker knows, or assumes, of local training.
   """
 
   labels: str = 'known'
@@ -55,11 +56,11 @@ class Knowledge:
   defense: str = 'unknown'
   model: str = 'honest'
   auxiliary_data: bool = False
+  training: str = ''
 
   def __post_init__(self) -> None:
     for field, (kind, valid) in _VALID.items():
-      if getattr(self, field) not in valid:
-        raise errors.unknown(kind, getattr(self, field), valid)
+      errors.check_choice(kind, getattr(self, field), valid)
     errors.check_number('local_steps', self.local_steps, low=1, integer=True)
 
   @property
@@ -89,9 +90,9 @@ class Knowledge:
     steps = '1 local step' if self.local_steps == 1 else f'{self.local_steps} local steps'
     sees = {
       'gradient': 'It sees the gradient of one step on the private samples, as the client sent it.',
-      'delta': f'It sees the difference of the weights after {steps}, as the client sent it, and knows the local '
-      'optimizer, its learning rate, the order of the batches and their size.',
+      'delta': f'It sees the difference of the weights after {steps}, as the client sent it.',
     }[self.share]
+    training = [self.training] if self.share == 'delta' and self.training else []
     norm = {
       'none': [],
       'train': [
@@ -110,7 +111,7 @@ class Knowledge:
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
     )
     tier = f'Threat model {self.tier} of Carletti et al. (2025), as we read it: {TIERS[self.tier]}.'
-    return [server, sees, count, label, *norm, defense, data, tier]
+    return [server, sees, *training, count, label, *norm, defense, data, tier]
 
 
 @jax.tree_util.register_dataclass

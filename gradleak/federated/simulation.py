@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from gradleak import data, errors, trees
+from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver, groups
@@ -66,33 +67,17 @@ class Federation:
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
     data.validate(self.images, self.labels, self.client.num_classes)
-    self._check_partition()
+    check_partition(self.partition, len(self.images))
     errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.group_size is not None:
       errors.check_number('group_size', self.group_size, low=1, integer=True)
     errors.check_number('drop_out', self.drop_out, low=0, high=1)
     errors.check_number('server_noise', self.server_noise, low=0, finite=True)
-    if self.weighting not in WEIGHTINGS:
-      raise errors.unknown('weighting', self.weighting, WEIGHTINGS)
+    errors.check_choice('weighting', self.weighting, WEIGHTINGS)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
       raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')
     for client in self.defended or ():
       errors.check_number('defended client', client, low=0, high=len(self.partition) - 1, integer=True)
-
-  def _check_partition(self) -> None:
-    """Raises `UsageError` for a client without samples, or one with samples that there are not."""
-    if not isinstance(self.partition, list | tuple) or not self.partition:
-      raise errors.UsageError(
-        f'the partition is {errors.shown(self.partition)}, expected a list with an array for each'
-      )
-    for client, part in enumerate(self.partition):
-      numbers = errors.host_array(f'the samples of client {client}', part)
-      if not numbers.size:
-        raise errors.UsageError(f'client {client} has no samples')
-      if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise errors.UsageError(f'the samples of client {client} are {errors.shown(part)}, expected their numbers')
-      for sample in (numbers.min(), numbers.max()):
-        errors.check_number(f'a sample of client {client}', int(sample), low=0, high=len(self.images) - 1, integer=True)
 
   @functools.cached_property
   def layers(self) -> tuple[trees.Layer, ...] | None:

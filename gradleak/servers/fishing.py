@@ -243,8 +243,7 @@ def _matching_of_one(client, target, statistics, inner, steps, tv, start):
   if client is not None:
     check_target(target, client.num_classes)
     client = dataclasses.replace(client, batch_norm='eval', batch_size=None)
-  if inner not in INNER:
-    raise errors.unknown('inner attack', inner, INNER)
+  errors.check_choice('inner attack', inner, INNER)
   return INNER[inner](steps=steps, tv=tv, start=start)(client)
 
 
@@ -728,12 +727,10 @@ def check_target(target: int, num_classes: int) -> None:
 
 def _check_settings(target, statistics):
   check_target(target, 1 << 31)  # the number of classes is not known yet
-  if statistics not in STATISTICS:
-    raise errors.unknown('statistics', statistics, STATISTICS)
+  errors.check_choice('statistics', statistics, STATISTICS)
 
 
 def _check_search(method, multiplier, max_queries):
-  if method not in _METHODS:
-    raise errors.unknown('method of feature fishing', method, _METHODS)
+  errors.check_choice('method of feature fishing', method, _METHODS)
   errors.check_number('multiplier', multiplier, low=1e-6, finite=True)
   errors.check_number('max_queries', max_queries, low=3, integer=True)

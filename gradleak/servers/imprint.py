@@ -108,7 +108,7 @@ def module_parameters(w: jax.Array, edges: np.ndarray, *, gain: float = 1.0, spa
   }
 
 
-def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = False) -> Model:
+def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = False, residual: bool = True) -> Model:
   """Returns `model` with an imprint module in front: its input is x + A₂·φ(A₁·x), shaped like x.
 
   Its parameters are {'imprint': module, 'model': those of `model`}. Statistics of BatchNorm and the other functions of
@@ -119,6 +119,7 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     module: of `module_parameters`, for images of one shape.
     gain: where the sparse activation becomes flat.
     sparse: whether φ(z) is clip(z, 0, gain) instead of max(z, 0).
+    residual: whether x is added; else the input is A₂·φ(A₁·x).
   """
 
   def inner(variables):
@@ -129,7 +130,8 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     z = jnp.matmul(rows, params['measure']['kernel'], precision=_EXACT) + params['measure']['bias'].reshape(1, -1)
     fired = jnp.clip(z, 0, jnp.asarray(gain, z.dtype)) if sparse else jax.nn.relu(z)
     added = jnp.matmul(fired, params['return']['kernel'], precision=_EXACT) + params['return']['bias'].reshape(1, -1)
-    return images + added.reshape(images.shape)
+    added = added.reshape(images.shape)
+    return images + added if residual else added
 
   def init(key, image_shape):
     variables = model.init(key, image_shape)
@@ -168,10 +170,8 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
 def _check(bins, measurement, gain, quantiles):
   errors.check_number('imprint(bins)', bins, low=2, high=65_536, integer=True)
   errors.check_number('imprint(gain)', gain, low=1e-6, high=1e6)
-  if measurement not in MEASUREMENTS:
-    raise errors.unknown('measurement', measurement, MEASUREMENTS)
-  if quantiles not in QUANTILES:
-    raise errors.unknown('quantiles', quantiles, QUANTILES)
+  errors.check_choice('measurement', measurement, MEASUREMENTS)
+  errors.check_choice('quantiles', quantiles, QUANTILES)
 
 
 @server
@@ -182,6 +182,7 @@ def imprint_server(
   gain: float = 1e-3,
   quantiles: str = 'normal',
   sparse: bool = False,
+  residual: bool = True,
 ) -> Server:
   """The server that sends the model with an imprint module in front.
 
@@ -194,6 +195,8 @@ def imprint_server(
     gain: g, the scale of the first layer. Its gradient grows with 1/g, so that a small g outweighs absolute noise.
     quantiles: 'normal', 'laplace' or 'empirical', see `bin_edges`.
     sparse: the variant for several local steps.
+    residual: whether the network behind the module is given the image plus what the module returns, so that it goes on
+      working; published is False, and the network is given what the module returns alone.
 
   Raises:
     UsageError: for settings out of range; in `prepare`, for empirical quantiles without public images.
@@ -209,7 +212,7 @@ def imprint_server(
       measured = public.reshape(len(public), -1) @ np.asarray(w, np.float64)
     edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
     module = module_parameters(w, edges, gain=gain, sparse=sparse)
-    model = insert(scenario.client.model, module, gain=gain, sparse=sparse)
+    model = insert(scenario.client.model, module, gain=gain, sparse=sparse, residual=residual)
     return scenario._replace(
       client=dataclasses.replace(scenario.client, model=model),
       variables={**scenario.variables, 'params': {_NAME: module, 'model': scenario.variables['params']}},
@@ -260,6 +263,7 @@ def imprint(
   gain: float = 1e-3,
   quantiles: str = 'normal',
   sparse: bool = False,
+  residual: bool = True,
 ) -> Attack:
   """Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `imprint_server` inserts.
 
@@ -268,12 +272,12 @@ def imprint(
 
   Args:
     client: not used: the module is read in the same way for every client.
-    bins, measurement, gain, quantiles, sparse: see `imprint_server`.
+    bins, measurement, gain, quantiles, sparse, residual: see `imprint_server`.
 
   Raises:
     UsageError: for settings out of range; when run, for a model without the module.
   """
-  del client
+  del client, residual
   _check(bins, measurement, gain, quantiles)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:

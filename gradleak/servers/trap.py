@@ -29,7 +29,7 @@ from gradleak.scenario import Scenario
 from gradleak.servers.base import Server, one_round, replaced, server
 from gradleak.trees import Layer, Tree
 
-VARIANTS = ('mirrored', 'independent', 'soliton_free', 'soliton_data', 'qbi')
+VARIANTS = ('mirrored', 'independent', 'both', 'soliton_free', 'soliton_data', 'qbi')
 
 _SOLITON = 0.05, 0.4  # c and δ of the published experiments
 # A quotient that leaves [0, 1] by more than _SLACK is a mixture; two within _EQUAL, root mean square, are one image.
@@ -236,7 +236,8 @@ def trap_weights(
     neurons: number of neurons.
     batch_size: B.
     variant: 'mirrored': the positive weights of a neuron are its negative ones times −`scale`. 'independent': every
-      weight is drawn from N(0, σ²), and positive ones are multiplied by `scale`. The others draw weights from N(0, σ²)
+      weight is drawn from N(0, σ²), and positive ones are multiplied by `scale`. 'both': every other neuron is
+      mirrored, the rest independent. The others draw weights from N(0, σ²)
       and set the bias at the quantile 1 − d/B of the pre-activation: 'qbi' with d = 1, the soliton variants with d
       drawn from `soliton`. 'qbi' and 'soliton_data' take the quantile over auxiliary images. 'soliton_free', and 'qbi'
       without such images, take that of a sum of independent pixels, uniform in [0, 1]:
@@ -257,12 +258,12 @@ def trap_weights(
   pixels = np.flatnonzero(inputs)
   weights = rng.normal(0, stddev, (neurons, pixels.size))
   bias = np.zeros(neurons)
-  if variant == 'mirrored':
-    negative = -np.abs(weights[:, : -(-pixels.size // 2)])
-    mirrored = np.concatenate([negative, -scale * negative[:, : pixels.size // 2]], axis=1)
-    weights = rng.permuted(mirrored, axis=1)
-  elif variant == 'independent':
+  if variant in ('mirrored', 'independent', 'both'):
+    mirrored = {'mirrored': slice(None), 'independent': slice(0), 'both': slice(None, None, 2)}[variant]
+    negative = -np.abs(weights[mirrored, : -(-pixels.size // 2)])
+    halves = np.concatenate([negative, -scale * negative[:, : pixels.size // 2]], axis=1)
     weights = np.where(weights > 0, scale * weights, weights)
+    weights[mirrored] = rng.permuted(halves, axis=1)
   else:
     degrees = np.ones(neurons) if variant == 'qbi' else 1 + rng.choice(batch_size, neurons, p=soliton(batch_size))
     # The share 1 − B/B = 0 has no finite quantile: at most B − ½ samples are taken.
@@ -280,14 +281,16 @@ def trap_weights(
 
 
 def _check(variant, scale):
-  if variant not in VARIANTS:
-    raise errors.unknown('variant of trap weights', variant, VARIANTS)
+  errors.check_choice('variant of trap weights', variant, VARIANTS)
   errors.check_number('trap(scale)', scale, low=0, high=1)
 
 
 @server
-def trap_server(*, variant: str = 'independent', scale: float = 0.99) -> Server:
+def trap_server(*, variant: str = 'both', scale: float = 0.99) -> Server:
   """The server that sets the first dense layer to trap weights, and the convolutions in front to pass the image on.
+
+  Which signs are the stronger depends on data and scale: mlp, batches of 8, fully revealed by 'mirrored', 'independent'
+  and 'both', 6.8, 5.9 and 6.6 of the faces, 7.5, 5.9 and 7.0 of CIFAR-10; with a scale of 0.95 there 3.5, 5.9 and 5.1.
 
   'soliton_data' and 'qbi' take quantiles over the public images of the scenario. The key draws the weights. They have
   the standard deviation of those that they replace, so that the scale of the layer's output changes little; 0.5 is
@@ -413,7 +416,7 @@ def _equal(rows):
   'EuroS&P 2023.',
   server=trap_server,
 )
-def trap(client: Client, *, variant: str = 'independent', scale: float = 0.99) -> Attack:
+def trap(client: Client, *, variant: str = 'both', scale: float = 0.99) -> Attack:
   """Trap weights (Boenisch et al. 2023 and later): reads the images that activate neurons of the trap layer alone.
 
   Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first; images

@@ -37,7 +37,11 @@ class Row(NamedTuple):
   like: str = ''
 
 
-MATCHING = {'steps': 0, 'tv': -1.0, 'start': 'unifrm', 'decoys': -1, 'prior': float('nan'), 'tolerance': -1.0}
+MATCHING = {
+  **{'steps': 0, 'tv': -1.0, 'start': 'unifrm', 'decoys': -1, 'prior': float('nan'), 'tolerance': -1.0, 'form': 'ghst'},
+  **{'match': 'clint', 'epochs': -1, 'batch_size': -1, 'rate': 0.0, 'orders': 'random', 'seeds': 0},
+  **{'batch_norm': -0.1, 'group': -0.1, 'order': -0.1, 'partial': 1.1, 'sharpness': -0.1},
+}
 NAMES = {'distance': 'cosin', 'gradient': 'signed', 'optimizer': 'adamm', 'decay': 'linear', 'layer_weighting': 'late'}
 LBFGS = {**MATCHING, 'history': 0}
 RATE = {**MATCHING, 'learning_rate': 0.0}
@@ -56,7 +60,10 @@ ROWS = {
   'fidel': Row({}, {'bias': 'no', 'combine': 'no', 'candidates': -1}),
   'peeling': Row({}, {'tolerance': 1.1}),
   'spear': Row({'submatrices': 10}, {'submatrices': 0}),
-  'imprint': Row({'bins': 4}, {'bins': 1, 'measurement': 'median', 'gain': 0.0, 'quantiles': 'cauchy', 'sparse': 1}),
+  'imprint': Row(
+    {'bins': 4},
+    {'bins': 1, 'measurement': 'median', 'gain': 0.0, 'quantiles': 'cauchy', 'sparse': 1, 'residual': 1},
+  ),
   'trap': Row({}, {'variant': 'mirored', 'scale': 1.1}),
   'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION),
   'feature_fishing': Row(

@@ -658,7 +658,7 @@ def test_the_noise_has_the_declared_variance_on_the_declared_fraction_of_entries
   variance = noise.variance(settings, defended.context, 2)
   tensors = [x.ravel() for x in jax.tree.leaves(added)]
   everything = np.concatenate(tensors)
-  assert np.mean(everything != 0) == pytest.approx(noise.share(settings), abs=0.03)
+  assert np.mean(everything != 0) == pytest.approx(noise.fraction(settings), abs=0.03)
   whole = isinstance(variance, float)
   for x, declared in zip([everything] if whole else tensors, jax.tree.leaves(variance), strict=True):
     drawn = x[x != 0]
@@ -716,7 +716,7 @@ def test_a_mechanism_is_gaussian_noise_on_what_is_bounded(name, behaviour):
   defended, noise, mechanism = behaviour(name), trait(name, 'noise'), trait(name, 'mechanism')
   settings, own = defended.method.settings, bound(defended.method)
   found = [mechanism and mechanism(settings, *before) for before in ((None, 0), (2.0, 1))]
-  everywhere = noise is not None and noise.distribution == 'gaussian' and noise.share(settings) == 1
+  everywhere = noise is not None and noise.distribution == 'gaussian' and noise.fraction(settings) == 1
   if not everywhere:
     assert found == [None, None]
     return

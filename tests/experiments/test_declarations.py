@@ -89,7 +89,7 @@ def test_the_numbers_are_possible(name):
 
 
 def test_ffl_prints_psnr_and_mse_of_the_same_pictures():
-  cells = {(cell.row, cell.metric): cell.paper for cell in experiments.get('ffl_5').cells if cell.column == 'ConvNet'}
+  cells = {(cell.row, cell.metric): cell.paper for cell in experiments.get('ffl_6').cells}
   rows = {row for row, _ in cells if cells[row, 'psnr_unclipped'] and 'matched' not in row}
   assert len(rows) == 15
   for row in rows:

@@ -55,7 +55,7 @@ def test_nothing_is_said_of_what_was_not_measured():
   )
 
 
-@pytest.mark.parametrize('name', ['ffl_1', 'ffl_5'])
+@pytest.mark.parametrize('name', ['ffl_1', 'ffl_5', 'ffl_6'])
 @pytest.mark.parametrize('scale', machinery.SCALES)
 def test_attacked_networks_state_their_accuracy(name, scale):
   for run in experiments.get(name).runs.values():

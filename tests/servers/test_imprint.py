@@ -92,6 +92,25 @@ def test_what_is_alone_in_its_bin_comes_back_exactly(honest, prepared, quantiles
   assert np.sum(found.any(axis=(1, 2, 3))) == len(set(bins.tolist()))
 
 
+def test_as_published_the_network_is_given_the_module_alone(honest, prepared):
+  scenario, found = honest(), []
+  for residual in (True, False):
+    method = imprint(bins=11, residual=residual)
+    sent = prepared(method, scenario, 12)
+    found.append(np.asarray(reconstruct(method(sent.client), observe(sent)).images))
+  module = sent.variables['params']['imprint']
+  rows = scenario.images.reshape(12, -1)
+  fired = np.maximum(rows @ np.asarray(module['measure']['kernel']) + np.asarray(module['measure']['bias']), 0)
+  given = (fired @ np.asarray(module['return']['kernel'])).reshape(scenario.images.shape)
+  behind = {'params': sent.variables['params']['model']}
+  logits = sent.client.model.apply(sent.variables, scenario.images, False, None)[0]
+  np.testing.assert_allclose(logits, scenario.client.model.apply(behind, given, False, None)[0], rtol=1e-3, atol=1e-5)
+  errors_of = [np.abs(each[:, None] - scenario.images[None]).max(axis=(2, 3, 4)).min(axis=0) for each in found]
+  exact = [each < 1e-4 for each in errors_of]
+  assert exact[0].sum() >= 4
+  np.testing.assert_array_equal(*exact)
+
+
 def test_several_steps_need_the_sparse_variant(honest, prepared):
   revealed = []
   for sparse in (True, False):

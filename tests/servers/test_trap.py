@@ -149,6 +149,37 @@ def test_mirrored_weights_are_balanced_and_independent_ones_are_not():
   assert not np.any(bias) and not np.any(silent)
 
 
+def test_every_other_neuron_is_mirrored():
+  kernel, bias = weights('both', scale=0.9, neurons=41)
+  matched = []
+  for column in kernel.T:
+    positive, negative = np.sort(column[column > 0]), np.sort(-0.9 * column[column < 0])
+    matched.append(len(positive) == len(negative) and np.allclose(positive, negative, rtol=1e-5))
+  np.testing.assert_array_equal(matched, np.arange(41) % 2 == 0)
+  np.testing.assert_array_equal(kernel[:, 1::2], weights('independent', scale=0.9, neurons=41)[0][:, 1::2])
+  assert not np.any(bias)
+
+
+@pytest.mark.slow
+def test_both_signs_in_one_attack_reveal_nearly_what_the_better_sign_does(prepared):
+  images, labels = gradleak.data.load('faces', limit=48)[2:4]
+  honest = scenario(models.create('mlp', 10), images, labels)
+  revealed = {}
+  for variant in ('mirrored', 'independent', 'both'):
+    method, counts = trap(variant=variant), []
+    read = jax.jit(method(honest.client).reconstruct)
+    for batch in range(6):
+      sent = prepared(method, honest._replace(images=images[8 * batch :], labels=labels[8 * batch :]), 8, seed=batch)
+      found = np.asarray(read(jnp.float32(0), observe(sent, 8)).images).reshape(8, -1)
+      found = found[found.std(axis=1) > 0]
+      alike = np.corrcoef(np.concatenate([sent.images[:8].reshape(8, -1), found]))[:8, 8:]
+      counts.append(np.sum(alike.max(axis=1) >= 0.98))
+    revealed[variant] = np.mean(counts)
+  print(revealed)
+  alone = revealed['mirrored'], revealed['independent']
+  assert revealed['both'] >= min(alone) and revealed['both'] >= max(alone) - 1
+
+
 def test_biases_stand_at_quantiles():
   rng = np.random.default_rng(0)
   auxiliary = rng.uniform(size=(8, 60))

@@ -151,7 +151,7 @@ class Known:
     total = 0.0
     for member in self.defense.members:
       if member.traits.noise is not None:
-        share = min(1.0, member.traits.noise.share(member.settings))
+        share = min(1.0, member.traits.noise.fraction(member.settings))
         total += share * _expected(self.noise_of(member), ones(params))
     return total
 
@@ -241,7 +241,7 @@ class Known:
 
 
 def _everywhere(member: Member) -> bool:
-  return member.traits.noise is not None and member.traits.noise.share(member.settings) == 1
+  return member.traits.noise is not None and member.traits.noise.fraction(member.settings) == 1
 
 
 def _add(a: float | Tree, b: float | Tree) -> float | Tree:
@@ -351,7 +351,7 @@ def _weighted(known: Known) -> Counter | None:
     return None
   for member, arguments in zip(known.defense.members, known.placed.arguments, strict=True):
     noise = member.traits.noise
-    share = 1.0 if noise is None else noise.share(member.settings)
+    share = 1.0 if noise is None else noise.fraction(member.settings)
     variance = known.noise_of(member)
     if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
       continue

@@ -1,0 +1,157 @@
+"""What the attacker takes an update for, and what it assumes of the client's local training.
+
+OUTPOST (Wang et al. 2024, section III-B) names two ways to match the delta of several local steps: turn it into a
+gradient, Δ = −η∇ (eq. 2), or simulate the steps. SME (Zhu, Yao and Blaschko: Surrogate Model Extension, ICML 2023)
+stands between them: the delta is the gradient at one model on the line from the weights before to those after. An
+attacker who does not know in which order an epoch takes the samples gives each epoch dummy samples of its own (Dimitrov
+et al.: Data Leakage in Federated Averaging, TMLR 2022).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak import errors, trees
+from gradleak.federated import Client, Observation
+from gradleak.trees import Tree
+
+MATCHES = ('client', 'approximation', 'surrogate')
+ORDERS = ('known', 'free')
+
+# A step of an optimizer for pixels moves the point between the two models by this much: 1e-3 at csdlg's rate of 0.1.
+_POINT = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+  """How an attacker simulates a client that shares its delta; of a shared gradient there is one step to simulate.
+
+  Attributes:
+    match: 'client' (its local steps), 'approximation' (the gradient of all samples at the model that was sent) or
+      'surrogate' (the gradient at a model between the two, whose place is optimised with the images).
+    epochs, batch_size: of local training, as the attacker assumes them; 0 for the client's own.
+    rate: assumed learning rate over the client's own; may be traced.
+    orders: 'known', or 'free': each epoch has dummy samples of its own.
+  """
+
+  match: str = 'client'
+  epochs: int = 0
+  batch_size: int = 0
+  rate: float | jax.Array = 1.0
+  orders: str = 'known'
+
+  def __post_init__(self) -> None:
+    errors.check_choice('match', self.match, MATCHES)
+    errors.check_choice('orders', self.orders, ORDERS)
+    errors.check_number('assumed epochs', self.epochs, low=0, integer=True)
+    errors.check_number('assumed batch size', self.batch_size, low=0, integer=True)
+    errors.check_number('assumed rate', self.rate, low=1e-6, finite=True)
+
+  def check(self, client: Client) -> None:
+    """Raises `UsageError` for what a client that shares its gradient has no use for."""
+    assumes = self.match != 'client' or self.epochs or self.batch_size or self.orders != 'known'
+    if client.share == 'gradient' and assumes:
+      raise errors.UsageError(
+        'match, epochs, batch_size and orders of an attack are about local training, and this client shares its '
+        "gradient: set share='delta'"
+      )
+    if self.match != 'client' and self.orders == 'free':
+      raise errors.UsageError(f"match={self.match!r} takes all samples in one step: orders='free' has no meaning there")
+
+  def as_gradient(self) -> bool:
+    """Returns whether the update is taken for a gradient, with the sign reversed."""
+    return self.match != 'client'
+
+  def trained(self, client: Client) -> Client:
+    """Returns the client that the attacker simulates."""
+    if client.share == 'gradient':
+      return client
+    return dataclasses.replace(
+      client,
+      epochs=self.epochs or client.epochs,
+      batch_size=self.batch_size or client.batch_size,
+      optimizer=optax.chain(client.optimizer, _scaled(self.rate)),
+    )
+
+  def copies(self, client: Client) -> int:
+    """Returns how many dummy samples there are of each private one."""
+    return self.trained(client).epochs if self.orders == 'free' else 1
+
+  def update(self, client: Client, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
+    """Returns what the client would send of dummy samples.
+
+    Args:
+      client: as it is.
+      variables: the model's.
+      images: [copies · N, H, W, C], epoch by epoch.
+      labels: probabilities, the same.
+
+    Raises:
+      UsageError: if the samples of an epoch do not fill its batches.
+    """
+    simulated = self.trained(client)
+    if self.orders == 'free' and simulated.epochs > 1:
+      count = images.shape[0] // simulated.epochs
+      size = simulated.batch_size or count
+      if count % size:
+        raise errors.UsageError(
+          f"orders='free' needs batches that the samples fill, and {size} does not divide {count}"
+        )
+      simulated = dataclasses.replace(simulated, epochs=1, batch_size=size)  # its epochs in a row
+    return simulated.local_update(None, variables, images, labels).update
+
+  def model(self, observation: Observation, place: jax.Array | None) -> Tree:
+    """Returns the variables at which the gradient is taken: those sent, or moved by a fraction of the update."""
+    if place is None:
+      return observation.variables
+    fraction = point(place)
+    params = jax.tree.map(
+      lambda p, u: p + fraction.astype(p.dtype) * u, observation.variables['params'], observation.update
+    )
+    return {**observation.variables, 'params': params}
+
+  def in_words(self, client: Client) -> str:
+    """Returns a sentence on what the attacker knows or assumes of the local training."""
+    if self.match == 'approximation':
+      return 'It takes that for the gradient of one step, and knows no settings of the local training.'
+    if self.match == 'surrogate':
+      return 'It takes that for the gradient at a model between the two, and knows no settings of the local training.'
+    assumed = [f'{self.epochs} epochs'] if self.epochs not in (0, client.epochs) else []
+    if self.batch_size not in (0, client.batch_size):
+      assumed.append(f'batches of {self.batch_size}')
+    if not isinstance(self.rate, jax.core.Tracer) and self.rate != 1:
+      assumed.append(f"{self.rate:g} times the client's learning rate")
+    order = 'the order of the samples' if self.orders == 'known' else 'not the order of the samples'
+    if not assumed:
+      return f'It knows the local optimizer, its learning rate, the size of the batches and {order}.'
+    return f'It assumes {" and ".join(assumed)}, and knows the rest of the local training; of samples, {order}.'
+
+
+def point(place: jax.Array) -> jax.Array:
+  """Returns the fraction α in [0, 1] of the way to the trained model, from the variable that is optimised; ½ at 0."""
+  return jnp.clip(0.5 + _POINT * place, 0.0, 1.0)
+
+
+def reverse(update: Tree) -> Tree:
+  """Returns −update: a delta points against the gradients."""
+  return trees.subtract(trees.zeros_like(update), update)
+
+
+def joined(images: jax.Array, copies: int) -> jax.Array:
+  """Returns the mean of the epochs' dummy samples [copies · N, …], each epoch's assigned to the first's by distance."""
+  if copies == 1:
+    return images
+  first, *others = images.reshape(copies, -1, *images.shape[1:])
+  total = first
+  for other in others:
+    apart = first[:, None] - other[None]
+    costs = jnp.sum(jnp.square(apart), axis=tuple(range(2, apart.ndim)))
+    rows, columns = optax.assignment.hungarian_algorithm(costs)
+    total += other[columns[jnp.argsort(rows)]]
+  return total / copies
+
+
+def _scaled(rate: float | jax.Array) -> optax.GradientTransformation:
+  return optax.stateless(lambda updates, params: jax.tree.map(lambda u: u * jnp.asarray(rate, u.dtype), updates))

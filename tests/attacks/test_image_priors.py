@@ -1,0 +1,100 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import Client, Knowledge, Observation, attacks, errors, models
+from gradleak.attacks import image_priors
+
+IMAGES = jax.random.uniform(jax.random.key(0), (3, 8, 8, 1))
+
+
+def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
+  model = models.create('resnet20(width=2)', 4, init='default')
+  variables = model.init(jax.random.key(1), (8, 8, 1))
+  apart = image_priors.batch_statistics(model.apply, variables, IMAGES)
+  _, after = model.apply(variables, IMAGES, True, None)
+  changes = jax.tree.map(lambda a, b: (a - b) / 0.1, after, variables['batch_stats'])
+  by_hand = sum(float(np.sqrt(np.sum(np.square(leaf)))) for leaf in jax.tree.leaves(changes))
+  np.testing.assert_allclose(apart, by_hand, rtol=1e-4)
+  exact = jax.tree.map(lambda a, change: a + change, variables['batch_stats'], changes)
+  for _ in range(3):  # a layer's statistics depend on those of none before it
+    assert float(image_priors.batch_statistics(model.apply, {**variables, 'batch_stats': exact}, IMAGES)) < 1e-3 * apart
+  with pytest.raises(errors.UsageError, match='BatchNorm'):
+    image_priors.batch_statistics(model.apply, {'params': variables['params']}, IMAGES)
+
+
+def test_registration_undoes_a_shift():
+  moved = jnp.roll(IMAGES, (2, -3), axis=(1, 2))
+  np.testing.assert_allclose(image_priors.registered(IMAGES, moved), IMAGES, atol=1e-6)
+
+
+def test_disagreement_of_starts():
+  assert float(image_priors.disagreement(jnp.stack([IMAGES, IMAGES]))) < 1e-10
+  shifted = jnp.stack([IMAGES, IMAGES, jnp.roll(IMAGES, 1, axis=2)])
+  other = jax.random.uniform(jax.random.key(2), shifted.shape)
+  assert float(image_priors.disagreement(shifted)) < 0.5 * float(image_priors.disagreement(other))
+
+
+def test_disorder_does_not_see_the_order():
+  epochs = jnp.stack([IMAGES, IMAGES[::-1]])
+  assert float(image_priors.disorder(epochs)) < 1e-12
+  assert float(image_priors.disorder(jnp.stack([IMAGES, 1 - IMAGES]))) > 1e-3
+  assert float(image_priors.disorder(IMAGES[None])) == 0
+
+
+@pytest.fixture(scope='module')
+def dense():
+  model = models.create('mlp(widths=16)', 4, init='default')
+  client, variables = Client(model, 4), model.init(jax.random.key(1), (8, 8, 1))
+  labels = jax.nn.one_hot(jnp.arange(3), 4)
+  update = client.local_update(None, variables, IMAGES, labels).update
+  return client, Observation(variables, update, labels, Knowledge(), IMAGES.shape, 4)
+
+
+def steps(attack, seen, count=2):
+  state = jax.jit(attack.init)(jax.random.key(3), seen)
+  for _ in range(count):
+    state, info = jax.jit(attack.step)(state, seen)
+  return state, float(info['objective']), jax.jit(attack.reconstruct)(state, seen)
+
+
+def test_several_starts_are_optimised_together_and_the_nearest_is_kept(dense):
+  client, seen = dense
+  attack = attacks.csdlg(steps=2, tv=0.0, seeds=3, group=0.0, start='normal')(client)
+  state, objective, found = steps(attack, seen)
+  assert state.dummy['images'].shape == (3, *IMAGES.shape) and found.images.shape == IMAGES.shape
+  matching = attack.init.__self__
+  best = matching.better(state, *matching.evaluate(state.dummy, state, seen), seen)[0]['images']
+  apart = [float(matching.losses(seen, start, seen.labels)[1]) for start in best]
+  np.testing.assert_array_equal(found.images, best[int(np.argmin(apart))])
+  assert steps(attacks.csdlg(steps=2, tv=0.0, seeds=3, group=5.0, start='normal')(client), seen)[1] > objective
+  with pytest.raises(errors.UsageError, match='seeds'):
+    attacks.csdlg(seeds=2, decoys=1)(client)
+
+
+def test_only_the_largest_entries_are_compared(dense):
+  client, seen = dense
+  attack = attacks.csdlg(steps=2, tv=0.0, partial=0.25)(client)
+  thresholds = jax.jit(attack.init)(jax.random.key(3), seen).thresholds
+  kernel, least = seen.update['Dense_0']['kernel'], thresholds['Dense_0']['kernel']
+  assert 0.2 < float(jnp.mean(jnp.abs(kernel) >= least)) < 0.3
+  small = jax.tree.map(lambda x, t: jnp.where(jnp.abs(x) < t, -0.5 * x, x), seen.update, thresholds)
+  changed = Observation(seen.variables, small, seen.labels, Knowledge(), IMAGES.shape, 4)
+  assert float(attack.objective(changed, IMAGES, seen.labels)) < 1e-5
+  assert float(attacks.csdlg(steps=2, tv=0.0)(client).objective(changed, IMAGES, seen.labels)) > 1e-3
+
+
+def test_sharpness_adds_the_derivative_of_the_gradients_norm(dense):
+  client, seen = dense
+  attack = attacks.csdlg(steps=2, tv=0.0, sharpness=0.3, gradient='plain')(client)
+  matching, state = attack.init.__self__, jax.jit(attack.init)(jax.random.key(3), seen)
+
+  def objective(images):
+    return matching.evaluate({'images': images}, state, seen)[0]
+
+  gradient = jax.jit(jax.grad(objective))(state.dummy['images'])
+  regular = jax.jit(jax.grad(lambda x: objective(x) + 0.3 * jnp.linalg.norm(jax.grad(objective)(x))))
+  expected = regular(state.dummy['images'])
+  found = jax.jit(lambda g: matching.flatter({'images': g}, state, seen)['images'])(gradient)
+  assert float(jnp.linalg.norm(found - expected)) < 0.1 * float(jnp.linalg.norm(gradient - expected))

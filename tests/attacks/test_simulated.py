@@ -1,0 +1,105 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from gradleak import Client, Knowledge, Observation, attacks, errors, models, trees
+from gradleak.attacks import simulated
+
+CLASSES, SHAPE = 5, (4, 6, 6, 1)
+
+
+@pytest.fixture(scope='module')
+def problem():
+  """A client of two epochs of two batches, and what it sends of four samples."""
+  model = models.create('mlp(widths=16,activation=tanh)', CLASSES, init='default')
+  client = Client(model, CLASSES, share='delta', optimizer=optax.sgd(0.05), epochs=2, batch_size=2)
+  variables = model.init(jax.random.key(0), SHAPE[1:])
+  images, labels = jax.random.uniform(jax.random.key(1), SHAPE), jax.nn.one_hot(jnp.arange(4), CLASSES)
+  update = client.local_update(None, variables, images, labels).update
+  seen = Observation(variables, update, labels, Knowledge(share='delta', local_steps=4), SHAPE, CLASSES)
+  return client, seen, images
+
+
+def distance(client, seen, images, place=None, **settings):
+  matching = attacks.csdlg(steps=1, tv=0.0, **settings)(client).init.__self__
+  return float(matching.losses(seen, images, seen.labels, None, place)[1])
+
+
+def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
+  client, seen, images = problem
+  gradient = client.gradient(seen.variables, images, seen.labels)
+  expected = 1 - trees.cosine(simulated.reverse(gradient), seen.update)
+  found = distance(client, seen, images, match='approximation')
+  np.testing.assert_allclose(found, expected, rtol=1e-3)
+  assert distance(client, seen, images) < 1e-6 < found
+  assert distance(client, seen, images, match='approximation', form='ghost') == pytest.approx(found, rel=1e-2)
+
+
+def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
+  client, seen, images = problem
+  ends = {place: distance(client, seen, images, jnp.float32(place), match='surrogate') for place in (-80, 0, 80)}
+  assert ends[-80] == pytest.approx(distance(client, seen, images, match='approximation'), rel=1e-3)
+  moved = jax.tree.map(jnp.add, seen.variables['params'], seen.update)
+  gradient = client.gradient({'params': moved}, images, seen.labels)
+  np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulated.reverse(gradient), seen.update), rtol=1e-3)
+  assert ends[0] < 0.7 * min(ends[-80], ends[80])
+  place = jax.grad(lambda p: attacks.csdlg(steps=1, match='surrogate')(client).init.__self__.losses(
+    seen, images, seen.labels, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
+  assert float(place) < 0  # downhill is towards the middle
+
+
+def test_assumptions_about_the_training_change_the_simulation_alone(problem):
+  client, seen, images = problem
+  exact = distance(client, seen, images)
+  for wrong in ({'epochs': 1}, {'batch_size': 4}, {'rate': 5.0}):
+    assert distance(client, seen, images, **wrong) > exact + 1e-5, wrong
+  assert distance(client, seen, images, epochs=2, batch_size=2, rate=1.0) == exact
+  own = dataclasses.replace(client, optimizer=optax.sgd(0.05 / 5))
+  there = own.local_update(None, seen.variables, images, seen.labels).update
+  np.testing.assert_allclose(
+    distance(own, dataclasses.replace(seen, update=there), images), distance(own, seen, images, rate=5.0), atol=1e-6
+  )
+
+
+def test_epochs_with_samples_of_their_own(problem):
+  """With equal samples in each epoch it is the client; they are joined in the order of the first."""
+  client, seen, images = problem
+  assert distance(client, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free') < 1e-6
+  shuffled = jnp.concatenate([images, images[jnp.asarray([2, 0, 3, 1])]])
+  np.testing.assert_allclose(simulated.joined(shuffled, 2), images, atol=1e-6)
+  attack = attacks.csdlg(steps=2, orders='free', order=0.1)(client)
+  state = jax.jit(attack.init)(jax.random.key(2), seen)
+  assert state.dummy['images'].shape == (8, *SHAPE[1:])
+  state, info = jax.jit(attack.step)(state, seen)
+  assert jax.jit(attack.reconstruct)(state, seen).images.shape == SHAPE and np.isfinite(float(info['objective']))
+  uneven = dataclasses.replace(client, batch_size=3)
+  with pytest.raises(errors.UsageError, match="orders='free'"):
+    distance(uneven, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free')
+
+
+def test_what_is_assumed_is_said(problem):
+  client, _, _ = problem
+  said = {
+    '': 'the size of the batches and the order of the samples',
+    'match=approximation': 'the gradient of one step',
+    'match=surrogate': 'a model between the two',
+    'epochs=3,rate=2.0': "assumes 3 epochs and 2 times the client's learning rate",
+    'orders=free': 'not the order of the samples',
+  }
+  for text, words in said.items():
+    settings = dict(part.split('=') for part in text.split(',') if part)
+    typed = {k: int(v) if k == 'epochs' else float(v) if k == 'rate' else v for k, v in settings.items()}
+    sentence = attacks.csdlg(**typed)(client).assumes
+    assert words in sentence
+    assert sentence in Knowledge(share='delta', local_steps=4, training=sentence).in_words()
+
+
+@pytest.mark.parametrize('settings', [{'match': 'surrogate'}, {'epochs': 2}, {'batch_size': 1}, {'orders': 'free'}])
+def test_a_shared_gradient_leaves_nothing_to_assume(problem, settings):
+  client = dataclasses.replace(problem[0], share='gradient', epochs=1, batch_size=None)
+  with pytest.raises(errors.UsageError, match='local training'):
+    attacks.csdlg(**settings)(client)
