@@ -57,6 +57,8 @@ class Simulation:
         'match, epochs, batch_size and orders of an attack are about local training, and this client shares its '
         "gradient: set share='delta'"
       )
+    if client.cohort > 1 and self.orders == 'free':
+      raise errors.UsageError("orders='free' is for the update of one client, and the server sees the mean of several")
     if self.match != 'client' and self.orders == 'free':
       raise errors.UsageError(f"match={self.match!r} takes all samples in one step: orders='free' has no meaning there")
 

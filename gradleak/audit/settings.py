@@ -154,6 +154,7 @@ class Group:
       model='honest' if self.server is None else 'modified',
       auxiliary_data=made.auxiliary_data and self.scenario.public is not None,
       training=made.assumes,
+      cohort=self.client.cohort,
     )
 
   def prepared(self, attack: AttackMethod) -> Tree | None:

@@ -5,6 +5,7 @@ The victim and the attacker's simulation of it run the same code; they differ on
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from gradleak.models import Model
 from gradleak.models.model import check_model, check_variables, has_init, per_example_loss
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
+
+PRECISIONS = ('float32', 'bfloat16')
+_MANY_STEPS = 16  # of local training, beyond which the attacker recomputes them
 
 NO_DEFENSE = optax.identity()  # one object, so that clients without a defense are equal
 
@@ -59,7 +63,13 @@ class Client:
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
     batch_norm: 'train' (batch statistics, as real clients do) or 'eval' (running ones, as older attacks assumed).
-    remat: recompute local steps in the attacker's backward pass: less memory, more time, same function.
+    remat: recompute local steps in the attacker's backward pass, in blocks of about √T of T steps, so that memory grows
+      with √T; None for from 16 steps on.
+    augment: (key, images) -> images, applied to each local batch of a client that has a key; None for none.
+    shuffled: whether each epoch takes the samples in a new order; in their own where there is no key.
+    precision: dtype of the forward and backward pass, 'float32' or 'bfloat16'; parameters and updates keep their own.
+    frozen: names of layers, or of modules in the parameters, that are neither trained nor shared.
+    cohort: clients whose mean update the server sees (secure aggregation); each has an equal part of the samples.
   """
 
   model: Model
@@ -73,7 +83,12 @@ class Client:
   epochs: int = 1
   batch_size: int | None = None
   batch_norm: str = 'train'
-  remat: bool = False
+  remat: bool | None = None
+  augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+  shuffled: bool = False
+  precision: str = 'float32'
+  frozen: tuple[str, ...] = ()
+  cohort: int = 1
 
   def __post_init__(self) -> None:
     check_model(self.model)
@@ -86,6 +101,8 @@ class Client:
     errors.check_choice('share', self.share, ('gradient', 'delta'))
     errors.check_choice('batch_norm mode', self.batch_norm, ('train', 'eval'))
     errors.check_number('epochs', self.epochs, low=1, integer=True)
+    errors.check_number('cohort', self.cohort, low=1, integer=True)
+    errors.check_choice('precision', self.precision, PRECISIONS)
     if self.batch_size is not None:
       errors.check_number('local batch size', self.batch_size, low=1, integer=True)
     if self.share == 'gradient' and self.epochs != 1:
@@ -96,6 +113,9 @@ class Client:
   def num_steps(self, num_samples: int) -> int:
     """Returns the number of local steps on `num_samples` samples; raises `UsageError` for none of them."""
     num_samples = int(errors.check_number('number of samples', num_samples, low=1, integer=True))
+    if num_samples % self.cohort:
+      raise errors.UsageError(f'{num_samples} samples cannot be divided evenly among {self.cohort} clients')
+    num_samples //= self.cohort
     return self.epochs * -(-num_samples // (self.batch_size or num_samples))
 
   def undefended(self) -> 'Client':
@@ -106,7 +126,7 @@ class Client:
   def sends_gradient(self) -> bool:
     """Whether the upload is the plain gradient of all samples, without defenses."""
     plain = self.step is NO_DEFENSE and self.upload is NO_DEFENSE and self.transform is None
-    return self.share == 'gradient' and plain
+    return self.share == 'gradient' and plain and self.cohort == 1
 
   def gradient(self, variables: Mapping, images: jax.Array, labels: jax.Array) -> Tree:
     """Returns the gradient of the mean loss of samples, without dropout and defenses; arguments as `local_update`'s."""
@@ -153,6 +173,8 @@ class Client:
     images, labels = self._samples(images, labels)
     if has_init(self.model, images.shape[1:]):  # a model made by hand may have none
       check_variables(self.model, variables, images.shape[1:])
+    if self.cohort > 1:
+      return self._together(key, variables, images, labels, weights, state)
     images, labels = self.transformed(key, images, labels)
     padded = weights is not None
     if weights is not None:
@@ -173,6 +195,34 @@ class Client:
       update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
     upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
     return upload, state, batch_stats
+
+  def _together(
+    self,
+    key: jax.Array | None,
+    variables: Mapping,
+    images: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None,
+    state: Any,
+  ) -> tuple[Upload, Any, Tree]:
+    """Returns what secure aggregation shows of the cohort: the mean of its updates; arguments as `participate`'s."""
+    if weights is not None:
+      raise errors.UsageError(
+        'samples of a cohort are divided evenly, and padding is not: leave cohort at 1 in training'
+      )
+    self.num_steps(images.shape[0])  # raises for what cannot be divided
+    member = dataclasses.replace(self, cohort=1)
+    split = [x.reshape(self.cohort, -1, *x.shape[1:]) for x in (images, labels)]
+    keys = None if key is None else jax.random.split(key, self.cohort)
+    axes = (None if key is None else 0, 0, 0, None if state is None else 0)
+
+    def one(key: jax.Array | None, images: jax.Array, labels: jax.Array, state: Any) -> tuple[Upload, Any, Tree]:
+      return member.participate(key, variables, images, labels, None, state)
+
+    uploads, state, batch_stats = jax.vmap(one, axes)(keys, *split, state)
+    mean = functools.partial(jax.tree.map, functools.partial(jnp.mean, axis=0))
+    sent = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.sent)
+    return Upload(mean(uploads.update), sent, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
 
   def transformed(self, key: jax.Array | None, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the samples that the client trains on in place of these, labels as probabilities.
@@ -219,14 +269,24 @@ class Client:
     """Returns the step chain's output, the new batch statistics and the chain's new state."""
     params = variables['params']
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
+    if self.augment is not None and key is not None:
+      images = self.augment(jax.random.fold_in(key, 5), images)
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
       losses, batch_stats = per_example_loss(
-        self.model, self.loss, {**variables, 'params': params}, images, labels, self.batch_norm == 'train', dropout
+        _in_precision(self.model, self.precision),
+        self.loss,
+        {**variables, 'params': params},
+        images,
+        labels,
+        self.batch_norm == 'train',
+        dropout,
       )
       return jnp.sum(weights * losses) / jnp.sum(weights), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
+    if self.frozen:
+      gradient = trees.withhold(gradient, self._trained_layers(params, images.shape[1:]))
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
       gradient,
@@ -239,6 +299,29 @@ class Client:
       position=position,
     )
     return gradient, batch_stats, state
+
+  def _trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+    """Returns a tree of booleans: whether a parameter is trained and shared.
+
+    Raises:
+      UsageError: for a frozen layer that the model does not have, or if none is left.
+    """
+    layers = self.model.layers(image_shape) if self.model.layers is not None else ()
+    frozen = {path for layer in layers if layer.name in self.frozen for path in layer.paths}
+    known = {layer.name for layer in layers}
+
+    def trained(path: tuple, leaf: jax.Array) -> jax.Array:
+      names = trees.path_names(path)
+      known.update(names[:-1])
+      return jnp.asarray(names not in frozen and not any(name in self.frozen for name in names[:-1]))
+
+    found = jax.tree_util.tree_map_with_path(trained, params)
+    for name in self.frozen:
+      if name not in known:
+        raise errors.unknown('frozen layer', name, known)
+    if all(name in self.frozen for name in known if any(name == layer.name for layer in layers)) and layers:
+      raise errors.UsageError('all layers are frozen: there is nothing to train and to share')
+    return found
 
   def _train(
     self,
@@ -264,7 +347,8 @@ class Client:
       x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
-    data = (batched(images), batched(labels), batched(weights))
+    ordered = tuple(map(jnp.asarray, (images, labels, weights)))
+    data = tuple(map(batched, ordered))
     optimizer = lenient(self.optimizer)
 
     def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
@@ -273,7 +357,11 @@ class Client:
       current = {**variables, 'params': params}
       if variables.get('batch_stats'):
         current['batch_stats'] = batch_stats
-      batch = trees.take(data, index % per_epoch)
+      if self.shuffled and key is not None:
+        order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(images))
+        batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
+      else:
+        batch = trees.take(data, index % per_epoch)
       position = index // per_epoch + 1, index % per_epoch + 1
       gradient, batch_stats, state = self._defended_gradient(
         step_key, current, state, batch[0], batch[1], batch[2], position
@@ -284,13 +372,12 @@ class Client:
         stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
       return stepped, None
 
-    if self.remat:
-      one_step = jax.checkpoint(one_step, prevent_cse=False)
     params = variables['params']
     start = (params, variables.get('batch_stats', {}), self._init_step(variables), optimizer.init(params))
     # Optimizer states may hold weakly typed leaves, which a scan's carry rejects.
     start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), start)
-    (trained, batch_stats, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
+    remat = steps >= _MANY_STEPS if self.remat is None else self.remat
+    trained, batch_stats, state, _ = _scan(one_step, start, steps, remat)
     return trees.subtract(trained, params), batch_stats, state
 
   def _send(
@@ -310,6 +397,52 @@ class Client:
     state = chain.init(params) if state is None else state
     update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
     sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
+    if self.frozen:
+      sent = self._trained_layers(params, images.shape[1:])
     for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
       sent = jax.tree.map(jnp.logical_and, sent, mask)
     return Upload(trees.withhold(update, sent), sent, count), state
+
+
+def _scan(one_step: Callable, start: tuple, steps: int, remat: bool) -> tuple:
+  """Returns the carry after `steps` calls of one_step(carry, index).
+
+  With `remat` a backward pass keeps the carry of every √T-th of T steps, and recomputes one block at a time.
+  """
+  if not remat:
+    return jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))[0]
+  size = max(1, math.isqrt(steps))
+  inner = jax.checkpoint(one_step, prevent_cse=False)
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def block(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
+    return jax.lax.scan(inner, carry, first + jnp.arange(size, dtype=jnp.int32))
+
+  whole = steps // size * size
+  carry, _ = jax.lax.scan(block, start, jnp.arange(0, whole, size, dtype=jnp.int32))
+  if whole < steps:
+    carry, _ = jax.lax.scan(inner, carry, jnp.arange(whole, steps, dtype=jnp.int32))
+  return carry
+
+
+@functools.lru_cache(maxsize=64)
+def _in_precision(model: Model, precision: str) -> Model:
+  """Returns the model whose pass is in this dtype; logits and batch statistics are float32."""
+  if precision == 'float32':
+    return model
+  low = jnp.dtype(precision)
+
+  def cast(tree: Tree, dtype: Any) -> Tree:
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+  def pass_through(function: Callable) -> Callable:
+    def run(variables: Tree, images: jax.Array, *options: Any) -> tuple:
+      with jax.numpy_dtype_promotion('standard'):  # norms compute their statistics in float32
+        found = function(cast(variables, low), images.astype(low), *options)
+      return cast(found, jnp.float32)
+
+    return run
+
+  return model._replace(
+    apply=pass_through(model.apply), penalised=None if model.penalised is None else pass_through(model.penalised)
+  )

@@ -46,6 +46,7 @@ class Knowledge:
     model: 'honest' or 'modified'.
     auxiliary_data: whether the attacker holds data of the same kind.
     training: a sentence on what the attacker knows, or assumes, of local training.
+    cohort: number of clients whose mean update is all that it sees.
   """
 
   labels: str = 'known'
@@ -57,6 +58,7 @@ class Knowledge:
   model: str = 'honest'
   auxiliary_data: bool = False
   training: str = ''
+  cohort: int = 1
 
   def __post_init__(self) -> None:
     for field, (kind, valid) in _VALID.items():
@@ -111,7 +113,8 @@ class Knowledge:
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
     )
     tier = f'Threat model {self.tier} of Carletti et al. (2025), as we read it: {TIERS[self.tier]}.'
-    return [server, sees, *training, count, label, *norm, defense, data, tier]
+    together = [f'Secure aggregation shows it the mean of {self.cohort} such updates alone.'] if self.cohort > 1 else []
+    return [server, sees, *together, *training, count, label, *norm, defense, data, tier]
 
 
 @jax.tree_util.register_dataclass

@@ -4,16 +4,20 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
 from gradleak import errors, settings, trees
-from gradleak.federated.client import Client
+from gradleak.federated.augmentation import AUGMENTATIONS
+from gradleak.federated.client import PRECISIONS, Client
 from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
 from gradleak.settings import setting
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
-_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm')  # of local training, recorded where they are used
+# Recorded where they are used: of local training, and of any client.
+_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm', 'rate_decay', 'shuffle')
+_OF_ANY = ('augment', 'precision', 'frozen', 'cohort')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,25 @@ class ClientSettings:
   weight_decay: float = setting(0.0, 'Weight decay of local training.', **_CLIENT, low=0, high=1)
   max_norm: float | None = setting(
     None, 'L2 norm that the gradient of each local step is clipped to; not clipped by default.', **_CLIENT, low=1e-12
+  )
+  rate_decay: float = setting(
+    1.0, 'Factor of the learning rate from one local step to the next.', **_CLIENT, low=1e-3, high=1
+  )
+  shuffle: bool = setting(False, 'Whether each local epoch takes the samples in a new order.', **_CLIENT)
+  augment: str = setting(
+    'none',
+    'Augmentation of local batches: none, flip, crop or crop_flip.',
+    **_CLIENT,
+    choices=tuple(AUGMENTATIONS),
+  )
+  precision: str = setting(
+    'float32', 'Precision of forward and backward pass: float32 or bfloat16.', **_CLIENT, choices=PRECISIONS
+  )
+  frozen: str = setting(
+    '', "Layers that are neither trained nor shared, as 'Conv_0-Conv_1'; none by default.", **_CLIENT
+  )
+  cohort: int = setting(
+    1, 'Clients whose mean update alone the server sees (secure aggregation).', **_CLIENT, low=1, integer=True
   )
   batch_norm: str = setting(
     'train',
@@ -70,7 +93,9 @@ class ClientSettings:
     """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
     local = {'local_epochs', 'local_batch_size', 'learning_rate'}
     defaults = ClientSettings()
-    optional = {name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) != getattr(defaults, name)}
+    optional = {
+      name: getattr(self, name) for name in (*_OPTIONAL, *_OF_ANY) if getattr(self, name) != getattr(defaults, name)
+    }
     kept = {'loss', 'share'} | (local if self.share == 'delta' else set())
     return {**{name: value for name, value in dataclasses.asdict(self).items() if name in kept}, **optional}
 
@@ -92,13 +117,25 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
     epochs=given.local_epochs,
     batch_size=given.local_batch_size,
     batch_norm=given.batch_norm,
+    augment=AUGMENTATIONS[given.augment],
+    shuffled=given.shuffle,
+    precision=given.precision,
+    frozen=tuple(name for name in given.frozen.split('-') if name),
+    cohort=given.cohort,
   )
 
 
 def _sgd(given: ClientSettings) -> optax.GradientTransformation:
-  return optax.sgd(given.learning_rate, given.momentum or None)
+  return optax.sgd(_rate(given), given.momentum or None)
 
 
 def _adam(given: ClientSettings) -> optax.GradientTransformation:
   """Returns Adam; an attacker differentiates through its root, which is therefore not of zero."""
-  return optax.adam(given.learning_rate, eps_root=1e-16)
+  return optax.adam(_rate(given), eps_root=1e-16)
+
+
+def _rate(given: ClientSettings) -> float | optax.Schedule:
+  """Returns the learning rate, or its schedule over the local steps."""
+  if given.rate_decay == 1:
+    return given.learning_rate
+  return lambda count: jnp.float32(given.learning_rate) * jnp.float32(given.rate_decay) ** count.astype(jnp.float32)

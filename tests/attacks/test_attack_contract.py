@@ -38,9 +38,24 @@ class Row(NamedTuple):
 
 
 MATCHING = {
-  **{'steps': 0, 'tv': -1.0, 'start': 'unifrm', 'decoys': -1, 'prior': float('nan'), 'tolerance': -1.0, 'form': 'ghst'},
-  **{'match': 'clint', 'epochs': -1, 'batch_size': -1, 'rate': 0.0, 'orders': 'random', 'seeds': 0},
-  **{'batch_norm': -0.1, 'group': -0.1, 'order': -0.1, 'partial': 1.1, 'sharpness': -0.1},
+  'steps': 0,
+  'tv': -1.0,
+  'start': 'unifrm',
+  'decoys': -1,
+  'prior': float('nan'),
+  'tolerance': -1.0,
+  'form': 'ghst',
+  'match': 'clint',
+  'epochs': -1,
+  'batch_size': -1,
+  'rate': 0.0,
+  'orders': 'random',
+  'seeds': 0,
+  'batch_norm': -0.1,
+  'group': -0.1,
+  'order': -0.1,
+  'partial': 1.1,
+  'sharpness': -0.1,
 }
 NAMES = {'distance': 'cosin', 'gradient': 'signed', 'optimizer': 'adamm', 'decay': 'linear', 'layer_weighting': 'late'}
 LBFGS = {**MATCHING, 'history': 0}

@@ -1,14 +1,17 @@
 """Settings of local training, against a loop of optax written out here."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import gradleak as gl
 from gradleak import ClientSettings, UsageError
-from gradleak.federated import cross_entropy
+from gradleak.federated import augmentation, cross_entropy
 
 LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 4, 'learning_rate': 0.05}
 
@@ -82,3 +85,139 @@ def test_they_are_recorded_where_they_are_used(linear):
 def test_what_cannot_be_used_is_refused(linear, given, message):
   with pytest.raises(UsageError, match=message):
     gl.scenario(linear.client.model, linear.images, linear.labels, variables=linear.variables, **given)
+
+
+class Normed(nn.Module):
+  """A dense layer with BatchNorm."""
+
+  @nn.compact
+  def __call__(self, images, train=False):
+    return nn.BatchNorm(use_running_average=not train)(nn.Dense(10)(images.reshape(images.shape[0], -1)))
+
+
+def client_of(linear, **given):
+  return ClientSettings(**given).client(linear.client.model, 10)
+
+
+def test_the_rate_decays_from_step_to_step(linear):
+  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
+    expected = trained(linear, optax.sgd(lambda count: 0.05 * 0.5**count))
+  found = client_of(linear, **LOCAL, rate_decay=0.5).local_update(None, linear.variables, linear.images, linear.labels)
+  for ours, theirs in zip(jax.tree.leaves(found.update), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def test_a_shuffled_epoch_takes_every_sample_once(linear):
+  """With one sample to a step and a vanishing rate the order does not matter; with a large one it does."""
+  settings = {**LOCAL, 'local_epochs': 1, 'local_batch_size': 1}
+  sent = {
+    (rate, shuffle): client_of(linear, **{**settings, 'learning_rate': rate}, shuffle=shuffle).local_update(
+      jax.random.key(3), linear.variables, linear.images, linear.labels
+    )
+    for rate in (1e-4, 0.5)
+    for shuffle in (False, True)
+  }
+  vector = {key: np.concatenate([np.ravel(x) for x in jax.tree.leaves(one.update)]) for key, one in sent.items()}
+  apart = {
+    rate: np.linalg.norm(vector[rate, True] - vector[rate, False]) / np.linalg.norm(vector[rate, False])
+    for rate in (1e-4, 0.5)
+  }
+  assert apart[1e-4] < 1e-2 < 0.1 < apart[0.5]
+  unkeyed = client_of(linear, **settings, shuffle=True).local_update(
+    None, linear.variables, linear.images, linear.labels
+  )
+  plain = client_of(linear, **settings).local_update(None, linear.variables, linear.images, linear.labels)
+  for ours, theirs in zip(jax.tree.leaves(unkeyed.update), jax.tree.leaves(plain.update), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize('name', ['flip', 'crop', 'crop_flip'])
+def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
+  augment = augmentation.AUGMENTATIONS[name]
+  images = np.asarray(linear.images)
+  moved = np.asarray(augment(jax.random.key(0), linear.images))
+  assert moved.shape == images.shape and moved.min() >= 0 and np.any(moved != images)
+  for before, after in zip(images, moved, strict=True):
+    if name == 'flip':
+      assert np.array_equal(after, before) or np.array_equal(after, before[:, ::-1])
+    elif name == 'crop':
+      padded = np.pad(before, ((1, 1), (1, 1), (0, 0)))
+      assert any(np.array_equal(after, padded[i : i + 8, j : j + 8]) for i in range(3) for j in range(3))
+  client = client_of(linear, augment=name)
+  plain = client_of(linear).local_update(None, linear.variables, linear.images, linear.labels).update
+  for key, same in ((None, True), (jax.random.key(0), False)):
+    update = client.local_update(key, linear.variables, linear.images, linear.labels).update
+    equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(plain), strict=True)]
+    assert all(equal) == same
+
+
+def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
+  plain = client_of(linear).local_update(None, linear.variables, linear.images, linear.labels).update
+  found = (
+    client_of(linear, precision='bfloat16').local_update(None, linear.variables, linear.images, linear.labels).update
+  )
+  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+    assert ours.dtype == theirs.dtype == np.float32
+    error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    assert 1e-4 < error < 0.05
+  model = gl.models.from_flax(Normed())
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  upload, _, after = (
+    ClientSettings(precision='bfloat16').client(model, 10).participate(None, variables, linear.images, linear.labels)
+  )
+  assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves((upload.update, after)))
+
+
+def test_frozen_layers_are_neither_trained_nor_sent(small_images):
+  images, labels = small_images[0][:4], small_images[1][:4]
+  model = gl.models.create('lenet', 10)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  first = model.layers((8, 8, 1))[0]
+  for share in ({}, {'share': 'delta', 'local_epochs': 2}):
+    client = ClientSettings(frozen=first.name, **share).client(model, 10)
+    plain = ClientSettings(**share).client(model, 10)
+    upload, full = (jax.jit(one.local_update)(None, variables, images, labels) for one in (client, plain))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(upload.update):
+      names = gl.trees.path_names(path)
+      assert np.any(leaf) == bool(gl.trees.get(upload.sent, names)) == (names not in first.paths)
+    if not share:
+      other = model.layers((8, 8, 1))[1].paths[0]
+      np.testing.assert_array_equal(gl.trees.get(upload.update, other), gl.trees.get(full.update, other))
+  for name in ('Conv_9', '-'.join(layer.name for layer in model.layers((8, 8, 1)))):
+    with pytest.raises(UsageError, match='frozen'):
+      ClientSettings(frozen=name).client(model, 10).local_update(None, variables, images, labels)
+
+
+def test_a_cohort_sends_the_mean_of_its_members(linear):
+  for local in ({}, LOCAL):
+    one, all_ = client_of(linear, **local), client_of(linear, **local, cohort=2)
+    parts = [
+      one.local_update(None, linear.variables, linear.images[at : at + 4], linear.labels[at : at + 4]).update
+      for at in (0, 4)
+    ]
+    upload = all_.local_update(None, linear.variables, linear.images[:8], linear.labels[:8])
+    assert int(upload.num_samples) == 8 and all_.num_steps(8) == one.num_steps(4)
+    for ours, a, b in zip(*map(jax.tree.leaves, (upload.update, *parts)), strict=True):
+      np.testing.assert_allclose(ours, (a + b) / 2, atol=1e-6)
+  with pytest.raises(UsageError, match='evenly'):
+    client_of(linear, cohort=3).local_update(None, linear.variables, linear.images[:8], linear.labels[:8])
+
+
+def test_blocks_of_steps_change_nothing_but_memory(linear):
+  labels = jax.nn.one_hot(linear.labels, 10)
+
+  def run(remat):
+    client = dataclasses.replace(client_of(linear, **{**LOCAL, 'local_epochs': 5, 'local_batch_size': 2}), remat=remat)
+
+    def size(images):
+      update = client.local_update(None, linear.variables, images, labels).update
+      return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(update))
+
+    compiled = jax.jit(jax.value_and_grad(size)).lower(linear.images).compile()
+    return compiled(linear.images), compiled.memory_analysis().temp_size_in_bytes
+
+  (value, gradient), kept = run(False)
+  (ours, our_gradient), recomputed = run(None)
+  np.testing.assert_allclose(ours, value, rtol=1e-5)
+  np.testing.assert_allclose(our_gradient, gradient, rtol=1e-3, atol=1e-6)
+  assert recomputed < 0.7 * kept

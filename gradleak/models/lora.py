@@ -1,0 +1,100 @@
+"""Low-rank adapters: clients train and share these alone (Hu et al.: LoRA, ICLR 2022)."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors, trees
+from gradleak.models.model import ImageShape, Model
+from gradleak.trees import Layer, Tree
+
+CITATION = (
+  'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'
+)
+_BASE = 'base'  # the collection of the weights that stay as they are
+
+
+def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
+  """Returns `model` with W + (alpha / rank)·A·B in place of each weight matrix W, of which A and B are the parameters.
+
+  A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
+  too, stands in the collection 'base' of the variables and is neither trained nor shared. A kernel with more than two
+  axes is the matrix with the last axis as columns.
+
+  Args:
+    model: any `Model`.
+    rank: columns of A, at least 1; at most the smaller side of a matrix is used.
+    alpha: scale of the adapters.
+
+  Raises:
+    UsageError: for values out of range, or a model without a matrix.
+  """
+  errors.check_number('lora(rank)', rank, low=1, high=4096, integer=True)
+  errors.check_number('lora(alpha)', alpha, low=1e-6, finite=True)
+  scale = alpha / rank
+
+  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+    given = model.init(jax.random.fold_in(key, 0), image_shape)
+    adapters: dict = {}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(given['params'])
+    for i, (path, leaf) in enumerate(leaves):
+      if leaf.ndim >= 2:
+        rows, columns = math.prod(leaf.shape[:-1]), leaf.shape[-1]
+        size = min(rank, rows, columns)
+        a = jax.random.normal(jax.random.fold_in(key, i + 1), (rows, size), leaf.dtype) / math.sqrt(rows)
+        _put(adapters, trees.path_names(path), {'a': a, 'b': jnp.zeros((size, columns), leaf.dtype)})
+    if not adapters:
+      raise errors.UsageError(f'the model {model.name!r} has no matrix of weights to adapt')
+    return {**given, 'params': adapters, _BASE: given['params']}
+
+  def merged(variables: Mapping) -> Tree:
+    """Returns the variables of `model`."""
+
+    def add(path: tuple, leaf: jax.Array) -> jax.Array:
+      if leaf.ndim < 2:
+        return leaf
+      adapter = trees.get(variables['params'], trees.path_names(path))
+      return leaf + (jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])).reshape(leaf.shape)
+
+    kept = {name: value for name, value in variables.items() if name != _BASE}
+    return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
+
+  def apply(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
+    return model.apply(merged(variables), images, train, key)
+
+  def penalised(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree, jax.Array]:
+    return model.penalised(merged(variables), images, train, key)  # type: ignore[misc]
+
+  def features(variables: Tree, images: jax.Array) -> jax.Array:
+    return model.features(merged(variables), images)  # type: ignore[misc]
+
+  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))['params']
+    found = []
+    for layer in model.layers(image_shape):  # type: ignore[misc]
+      matrices = [path for path in layer.paths if len(trees.get(shapes, path).shape) >= 2]
+      if matrices:
+        found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))
+    return tuple(found)
+
+  return Model(
+    f'{model.name}+lora(rank={rank},alpha={alpha:g})',
+    init,
+    apply,
+    None if model.features is None else features,
+    None if model.layers is None else layers,
+    None if model.penalised is None else penalised,
+    (*model.citations, CITATION),
+  )
+
+
+def _put(tree: dict, path: tuple[str, ...], value: Tree) -> None:
+  for key in path[:-1]:
+    tree = tree.setdefault(key, {})
+  tree[path[-1]] = value

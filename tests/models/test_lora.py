@@ -1,0 +1,62 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradleak import Client, UsageError, attacks, models
+from gradleak.federated import Knowledge, Observation
+
+
+@pytest.fixture(scope='module')
+def adapted():
+  base = models.create('lenet', 5, init='default')
+  model = models.create('lenet+lora(rank=2)', 5, init='default')
+  return base, model, jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+
+
+def test_adapters_start_as_the_base_and_are_all_there_is_to_train(adapted):
+  base, model, variables = adapted
+  images = jax.random.uniform(jax.random.key(1), (3, 8, 8, 1))
+  np.testing.assert_allclose(
+    jax.jit(model.apply)(variables, images)[0], jax.jit(base.apply)({'params': variables['base']}, images)[0], atol=1e-6
+  )
+  kernel = variables['base']['Dense_0']['kernel']
+  shapes = {name: leaf.shape for name, leaf in variables['params']['Dense_0']['kernel'].items()}
+  assert shapes == {'a': (kernel.shape[0], 2), 'b': (2, 5)}
+  assert not any('bias' in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables['params']))
+  names = [path for layer in model.layers((8, 8, 1)) for path in layer.paths]
+  assert len(names) == len(jax.tree.leaves(variables['params'])) and ('Dense_0', 'kernel', 'a') in names
+
+
+def test_the_gradient_is_that_of_the_weights_through_the_adapters(adapted):
+  base, model, variables = adapted
+  moved = jax.tree.map(lambda x: x + 0.1, variables['params'])
+  images, labels = jax.random.uniform(jax.random.key(1), (2, 8, 8, 1)), jnp.asarray([0, 3])
+  update = jax.jit(Client(model, 5).local_update)(None, {**variables, 'params': moved}, images, labels).update
+  adapter = moved['Dense_0']['kernel']
+  merged = jax.tree.map(lambda x: x, variables['base'])
+
+  def merge(tree, adapters):
+    if 'a' in adapters:
+      return tree + (4.0 * (adapters['a'] @ adapters['b'])).reshape(tree.shape)
+    return {name: merge(leaf, adapters[name]) if name in adapters else leaf for name, leaf in tree.items()}
+
+  full = jax.jit(Client(base, 5).local_update)(None, {'params': merge(merged, moved)}, images, labels).update
+  whole = full['Dense_0']['kernel']
+  np.testing.assert_allclose(update['Dense_0']['kernel']['b'], 4.0 * adapter['a'].T @ whole, rtol=1e-3, atol=1e-5)
+  np.testing.assert_allclose(update['Dense_0']['kernel']['a'], 4.0 * whole @ adapter['b'].T, rtol=1e-3, atol=1e-5)
+
+
+def test_it_is_attacked_like_any_model(adapted):
+  _, model, variables = adapted
+  client, image = Client(model, 5), jax.random.uniform(jax.random.key(1), (1, 8, 8, 1))
+  label = jax.nn.one_hot(jnp.asarray([2]), 5)
+  seen = Observation(
+    variables, jax.jit(client.local_update)(None, variables, image, label).update, label, Knowledge(), image.shape, 5
+  )
+  attack = attacks.csdlg(steps=2)(client)
+  _, info = jax.jit(attack.step)(jax.jit(attack.init)(jax.random.key(2), seen), seen)
+  assert np.isfinite(float(info['objective'])) and float(jax.jit(attack.objective)(seen, image, label)) < 1e-4
+  for bad in ('lenet+lora(rank=0)', 'lenet+lora(alpha=0.0)'):
+    with pytest.raises(UsageError, match='lora'):
+      models.create(bad, 5)
