@@ -6,7 +6,19 @@ python launch/reproduce.py --experiment=graddefense_2a --scale=mini --data_dir=d
 
 import dataclasses
 
-from experiments import dcs2, ffl, fidel, fidel_pictures, graddefense, outpost, peeling, separation, spear
+from experiments import (
+  assumptions,
+  dcs2,
+  deep,
+  ffl,
+  fidel,
+  fidel_pictures,
+  graddefense,
+  outpost,
+  peeling,
+  separation,
+  spear,
+)
 from experiments.experiment import Experiment
 from experiments.notes import NOTES
 from gradleak import errors
@@ -15,7 +27,19 @@ REGISTRY: dict[str, Experiment] = {
   experiment.name: dataclasses.replace(
     experiment, notes=tuple(note for note in NOTES if note.experiment == experiment.name)
   )
-  for module in (graddefense, outpost, dcs2, ffl, fidel_pictures, fidel, separation, peeling, spear)
+  for module in (
+    graddefense,
+    outpost,
+    deep,
+    dcs2,
+    ffl,
+    fidel_pictures,
+    fidel,
+    separation,
+    peeling,
+    spear,
+    assumptions,
+  )
   for experiment in module.EXPERIMENTS
 }
 

@@ -64,6 +64,7 @@ HEADINGS = {
   'oracle_ssim': ('SSIM (best restart by the truth)', lambda value: number(value, 3)),
   'oracle_mse_unclipped': ('MSE (unclipped, best restart by the truth)', significant),
   'ssim': ('SSIM', lambda value: number(value, 3)),
+  'pearson': ('correlation', lambda value: number(value, 2)),
   'last_ssim': ('SSIM (last image returned)', lambda value: number(value, 3)),
   'mse_unclipped': ('MSE (unclipped)', significant),
   'lpips': ('LPIPS', lambda value: number(value, 3)),

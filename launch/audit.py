@@ -25,7 +25,8 @@ with _program.group('what is audited'):
   _MODEL = flags.DEFINE_string(
     'model',
     'lenet',
-    "mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20; settings as in 'convnet(width=8)'.",
+    'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
+    "resnet152, vgg11, vgg16, vit_tiny, vit_small; settings as in 'convnet(width=8)'.",
   )
 with _program.group('run'):
   _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')

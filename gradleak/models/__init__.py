@@ -8,8 +8,10 @@ from gradleak.models.convnets import convnet, convnet9
 from gradleak.models.model import Model, check_apply, check_variables, from_flax, from_functions
 from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
-from gradleak.models.resnet import resnet18, resnet20
+from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
+from gradleak.models.vgg import vgg11, vgg16
+from gradleak.models.vit import vit_small, vit_tiny
 
 __all__ = [
   'REGISTRY',
@@ -28,4 +30,13 @@ __all__ = [
   'mlp',
   'resnet18',
   'resnet20',
+  'resnet34',
+  'resnet50',
+  'resnet56',
+  'resnet101',
+  'resnet152',
+  'vgg11',
+  'vgg16',
+  'vit_small',
+  'vit_tiny',
 ]

@@ -4,11 +4,20 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from flax import linen as nn
+
 from gradleak import errors, specs
 from gradleak.models import convolution, layers
-from gradleak.models.model import Model
+from gradleak.models.model import Model, from_flax
 
 MAX_WIDTH = 65_536  # units of a layer
+
+# Name -> mean and standard deviation of each channel, by which a network standardises pixels in [0, 1].
+PIXELS: dict[str, tuple[tuple[float, ...] | None, tuple[float, ...] | None]] = {
+  'unit': (None, None),
+  'half': ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+  'imagenet': ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 
 P = ParamSpec('P')
 
@@ -25,8 +34,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
     num_classes = int(errors.check_number('num_classes', num_classes, low=1, integer=True))
     layers.initialiser(init)
     conv = convolution.default_formulation() if conv is None else conv
-    if not isinstance(conv, str) or conv not in convolution.FORMULATIONS:
-      raise errors.unknown('convolution formulation', conv, convolution.FORMULATIONS)
+    errors.check_choice('convolution formulation', conv, convolution.FORMULATIONS)
     model = factory(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return model._replace(name=specs.written(factory.__name__, given))
@@ -37,6 +45,17 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
 def check_width(name: str, width: int, high: int = MAX_WIDTH) -> int:
   """Returns `width` as an int; raises `UsageError`, with its `name`, unless it is an integer in [1, high]."""
   return int(errors.check_number(name, width, low=1, high=high, integer=True))
+
+
+def standardised(module: nn.Module, pixels: str) -> Model:
+  """Returns the model of a Linen module whose images are standardised as `pixels`, a name of `PIXELS`, says.
+
+  Raises:
+    UsageError: for an unknown name.
+  """
+  errors.check_choice('scale of the pixels', pixels, PIXELS)
+  mean, std = PIXELS[pixels]
+  return from_flax(module, mean=mean, std=std)
 
 
 def parse_widths(name: str, widths: str | int | tuple[int, ...]) -> tuple[int, ...]:

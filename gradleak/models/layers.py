@@ -25,8 +25,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
   """Returns the activation called `name`. Raises `UsageError` for an unknown one."""
-  if name not in ACTIVATIONS:
-    raise errors.unknown('activation', name, ACTIVATIONS)
+  errors.check_choice('activation', name, ACTIVATIONS)
   return ACTIVATIONS[name]
 
 
@@ -59,8 +58,7 @@ def initialiser(name: str) -> Callable[[int], Initialiser]:
   Raises:
     UsageError: for an unknown name.
   """
-  if not isinstance(name, str) or name not in INITS:
-    raise errors.unknown('init', name, INITS)
+  errors.check_choice('init', name, INITS)
   return INITS[name]
 
 
@@ -91,7 +89,7 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-  """A dense layer with kernel [in, out], like Flax's, with an initialisation of `INITS`."""
+  """A dense layer with kernel [in, out] on the last axis, like Flax's, with an initialisation of `INITS`."""
 
   features: int
   initial: str
@@ -101,7 +99,7 @@ class Dense(nn.Module):
     initialise = initialiser(self.initial)(inputs.shape[-1])
     kernel = self.param('kernel', initialise, (inputs.shape[-1], self.features))
     bias = self.param('bias', initialise, (self.features,))
-    return inputs @ kernel + bias.reshape(1, -1)
+    return inputs @ kernel + bias.reshape(*[1] * (inputs.ndim - 1), -1)
 
 
 def max_pool(images: jax.Array, size: int) -> jax.Array:
@@ -115,6 +113,22 @@ def max_pool(images: jax.Array, size: int) -> jax.Array:
   images = images[:, : height * size, : width * size]
   windows = images.reshape(batch, height, size, width, size, channels).transpose(0, 1, 3, 5, 2, 4)
   windows = windows.reshape(batch, height, width, channels, size * size)
+  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), size * size, dtype=images.dtype)
+  return jnp.sum(windows * winner, axis=-1)
+
+
+def overlapping_max_pool(images: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+  """Returns max pooling [N, H', W', C] with H' = (H + 2·padding − size) // stride + 1, as PyTorch's.
+
+  Padded pixels are never the maximum. As in `max_pool`, the first one of each window, row by row, gets the gradient.
+  """
+  lowest = jnp.finfo(images.dtype).min
+  margin = (padding, padding)
+  images = jnp.pad(images, ((0, 0), margin, margin, (0, 0)), constant_values=lowest)
+  height, width = ((side - size) // stride * stride + 1 for side in images.shape[1:3])
+  windows = jnp.stack(
+    [images[:, i : i + height : stride, j : j + width : stride] for i in range(size) for j in range(size)], axis=-1
+  )
   winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), size * size, dtype=images.dtype)
   return jnp.sum(windows * winner, axis=-1)
 

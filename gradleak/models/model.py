@@ -65,13 +65,21 @@ def per_example_loss(
     labels: probabilities [N, classes].
 
   Raises:
-    UsageError: if the model returns anything but logits in the shape of the labels.
+    UsageError: if the model returns anything but logits in the shape of the labels, or the loss anything but [N].
   """
   if model.penalised is None:
     logits, batch_stats = model.apply(variables, images, train, key)
-    return loss(check_logits(model, logits, labels.shape), labels), batch_stats
+    return _losses(loss, check_logits(model, logits, labels.shape), labels), batch_stats
   logits, batch_stats, penalty = model.penalised(variables, images, train, key)
-  return loss(check_logits(model, logits, labels.shape), labels) + penalty, batch_stats
+  return _losses(loss, check_logits(model, logits, labels.shape), labels) + penalty, batch_stats
+
+
+def _losses(loss: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """Returns the losses; raises `UsageError` where the function returns anything but one for each example."""
+  found = loss(logits, labels)
+  if getattr(found, 'shape', None) != labels.shape[:1] or not jnp.issubdtype(found.dtype, jnp.floating):
+    raise errors.UsageError(f'the loss returns {_what(found)}, expected floats of shape {labels.shape[:1]}')
+  return found
 
 
 def check_logits(model: Model, logits: Any, shape: tuple[int, ...]) -> jax.Array:

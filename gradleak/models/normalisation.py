@@ -28,8 +28,7 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
   Raises:
     UsageError: for an unknown name; at `init` and when applied, for images of another number of channels.
   """
-  if pixels not in STATISTICS:
-    raise errors.unknown('statistics of pixels', pixels, STATISTICS)
+  errors.check_choice('statistics of pixels', pixels, STATISTICS)
   mean, std = STATISTICS[pixels]
 
   def check(channels: int) -> None:

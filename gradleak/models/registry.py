@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gradleak import errors, specs
-from gradleak.models import convnets, normalisation, precode, resnet, small
+from gradleak.models import convnets, lora, normalisation, precode, resnet, small, vgg, vit
 from gradleak.models.model import Model
 
 REGISTRY: dict[str, Callable[..., Model]] = {
@@ -15,8 +15,18 @@ REGISTRY: dict[str, Callable[..., Model]] = {
   'convnet9': convnets.convnet9,
   'resnet18': resnet.resnet18,
   'resnet20': resnet.resnet20,
+  'resnet34': resnet.resnet34,
+  'resnet50': resnet.resnet50,
+  'resnet56': resnet.resnet56,
+  'resnet101': resnet.resnet101,
+  'resnet152': resnet.resnet152,
+  'vgg11': vgg.vgg11,
+  'vgg16': vgg.vgg16,
+  'vit_tiny': vit.vit_tiny,
+  'vit_small': vit.vit_small,
 }
 WRAPPERS: dict[str, Callable[..., Model]] = {
+  'lora': lora.lora,
   'normalised': normalisation.normalised,
   'precode': precode.precode,
 }

@@ -1,6 +1,7 @@
-"""Residual networks for small images (He et al. 2016, Deep Residual Learning for Image Recognition)."""
+"""Residual networks (He et al. 2016, Deep Residual Learning for Image Recognition), by default for small images."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,11 @@ from flax import linen as nn
 
 from gradleak import errors
 from gradleak.models import layers
-from gradleak.models.builtin import builtin, check_width
-from gradleak.models.model import Model, from_flax
+from gradleak.models.builtin import builtin, check_width, standardised
+from gradleak.models.model import Model
 
 NORMS = ('batch', 'group')
-PIXELS = {'unit': (None, None), 'imagenet': ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
+STEMS = ('cifar', 'imagenet')
 
 
 def _norm(kind: str, train: bool, name: str) -> nn.Module:
@@ -28,8 +29,8 @@ def pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
   return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
 
 
-class BasicBlock(nn.Module):
-  """Two 3×3 convolutions with norms, the first with the block's stride, and the shortcut around both.
+class _Block(nn.Module):
+  """What residual blocks have in common.
 
   If the shapes differ, the shortcut is a 1×1 convolution with a norm (`project`, option B of the paper) or has no
   parameters (option A, `pad_shortcut`).
@@ -42,25 +43,60 @@ class BasicBlock(nn.Module):
   norm: str
   project: bool
 
+
+def _with_shortcut(
+  block: _Block,
+  x: jax.Array,
+  y: jax.Array,
+  conv: Callable[..., layers.Conv],
+  norm: Callable[..., nn.Module],
+) -> jax.Array:
+  """Returns the output of a block with input x and residual y; makes the modules of its shortcut."""
+  features = y.shape[-1]
+  if x.shape != y.shape and block.project:
+    x = conv(features, 1, stride=block.stride, name='shortcut_conv')(x)
+    x = norm(name='shortcut_norm')(x)
+  elif x.shape != y.shape:
+    x = pad_shortcut(x, features, block.stride)
+  return nn.relu(y + x)
+
+
+class BasicBlock(_Block):
+  """Two 3×3 convolutions with norms, the first with the block's stride, and the shortcut around both."""
+
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-    conv = functools.partial(layers.Conv, self.features, initial=self.initial, formulation=self.conv, bias=False)
-    y = conv(size=3, stride=self.stride, padding=1, name='conv1')(x)
-    y = nn.relu(_norm(self.norm, train, 'norm1')(y))
-    y = conv(size=3, padding=1, name='conv2')(y)
-    y = _norm(self.norm, train, 'norm2')(y)
-    if x.shape != y.shape and self.project:
-      x = conv(size=1, stride=self.stride, name='shortcut_conv')(x)
-      x = _norm(self.norm, train, 'shortcut_norm')(x)
-    elif x.shape != y.shape:
-      x = pad_shortcut(x, self.features, self.stride)
-    return nn.relu(y + x)
+    conv = functools.partial(layers.Conv, initial=self.initial, formulation=self.conv, bias=False)
+    norm = functools.partial(_norm, self.norm, train)
+    y = conv(self.features, 3, stride=self.stride, padding=1, name='conv1')(x)
+    y = nn.relu(norm(name='norm1')(y))
+    y = conv(self.features, 3, padding=1, name='conv2')(y)
+    y = norm(name='norm2')(y)
+    return _with_shortcut(self, x, y, conv, norm)
+
+
+class Bottleneck(_Block):
+  """Convolutions of 1×1, 3×3 and 1×1 with norms, the last to 4·`features` channels, and the shortcut around all three.
+
+  The 3×3 convolution has the block's stride, as in torchvision; in the paper it is the first 1×1 convolution.
+  """
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    conv = functools.partial(layers.Conv, initial=self.initial, formulation=self.conv, bias=False)
+    norm = functools.partial(_norm, self.norm, train)
+    y = nn.relu(norm(name='norm1')(conv(self.features, 1, name='conv1')(x)))
+    y = conv(self.features, 3, stride=self.stride, padding=1, name='conv2')(y)
+    y = nn.relu(norm(name='norm2')(y))
+    y = norm(name='norm3')(conv(4 * self.features, 1, name='conv3')(y))
+    return _with_shortcut(self, x, y, conv, norm)
 
 
 class ResNet(nn.Module):
-  """A 3×3 convolution of stride 1, stages of basic blocks, the mean over all pixels, one dense layer.
+  """A stem, stages of residual blocks, the mean over all pixels, one dense layer.
 
-  The stages have w, 2w, 4w, … channels; all but the first halve the image.
+  The stages have w, 2w, 4w, … features; all but the first halve the image. The stem 'cifar' is a 3×3 convolution of
+  stride 1; 'imagenet' is one of 7×7 with stride 2 and max pooling 3×3 with stride 2.
   """
 
   num_classes: int
@@ -70,15 +106,21 @@ class ResNet(nn.Module):
   norm: str
   blocks: tuple[int, ...]
   project: bool
+  bottleneck: bool = False
+  stem: str = 'cifar'
 
   @nn.compact
   def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-    x = layers.Conv(self.width, 3, self.initial, padding=1, formulation=self.conv, bias=False, name='conv1')(images)
+    size, stride = (3, 1) if self.stem == 'cifar' else (7, 2)
+    x = layers.Conv(self.width, size, self.initial, stride, size // 2, self.conv, bias=False, name='conv1')(images)
     x = nn.relu(_norm(self.norm, train, 'norm1')(x))
+    if self.stem == 'imagenet':
+      x = layers.overlapping_max_pool(x, 3, 2, 1)
+    make = Bottleneck if self.bottleneck else BasicBlock
     for stage, blocks in enumerate(self.blocks):
       for block in range(blocks):
         stride = 2 if stage > 0 and block == 0 else 1
-        x = BasicBlock(
+        x = make(
           self.width * 2**stage,
           stride,
           self.initial,
@@ -99,17 +141,17 @@ def _resnet(
   norm: str,
   pixels: str,
   blocks: tuple[int, ...],
+  *,
   project: bool,
+  bottleneck: bool = False,
+  stem: str = 'cifar',
 ) -> Model:
   width = check_width(f'{name}(width)', width, 1024)
-  if norm not in NORMS:
-    raise errors.unknown('norm', norm, NORMS)
+  errors.check_choice('norm', norm, NORMS)
+  errors.check_choice('stem', stem, STEMS)
   if norm == 'group' and width % 2:
     raise errors.UsageError(f'{name}(width) is {width}, expected an even number for the two groups of norm=group')
-  if pixels not in PIXELS:
-    raise errors.unknown('scale of the pixels', pixels, PIXELS)
-  mean, std = PIXELS[pixels]
-  return from_flax(ResNet(num_classes, init, conv, width, norm, blocks, project), mean=mean, std=std)
+  return standardised(ResNet(num_classes, init, conv, width, norm, blocks, project, bottleneck, stem), pixels)
 
 
 @builtin
@@ -132,13 +174,30 @@ def resnet20(
     norm: 'batch', or 'group' with two groups in each layer, often used in place of BatchNorm in federated learning
       (Reddi et al. 2021).
     pixels: 'unit' uses them as they are, in [0, 1]; 'imagenet' standardises each channel by ImageNet's mean and
-      standard deviation, as the published weights of this network expect. A grey image then counts as three equal
-      channels.
+      standard deviation, as the published weights of this network expect, and 'half' by 0.5 and 0.5. A grey image then
+      counts as three equal channels.
 
   Raises:
     UsageError: for a width out of range, an odd one with `norm='group'`, or an unknown word.
   """
   return _resnet('resnet20', num_classes, init, conv, width, norm, pixels, (3, 3, 3), project=False)
+
+
+@builtin
+def resnet56(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 16,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+) -> Model:
+  """Returns ResNet-56 for CIFAR: `resnet20` with nine blocks in each stage.
+
+  853,018 parameters with ten classes and colour images.
+  """
+  return _resnet('resnet56', num_classes, init, conv, width, norm, pixels, (9, 9, 9), project=False)
 
 
 @builtin
@@ -150,10 +209,90 @@ def resnet18(
   width: int = 64,
   norm: str = 'batch',
   pixels: str = 'unit',
+  stem: str = 'cifar',
 ) -> Model:
-  """Returns ResNet-18 with the stem for CIFAR: 3×3 at stride 1 and no pooling before four stages of two blocks.
+  """Returns ResNet-18: four stages of two blocks, shortcuts of option B, as in the paper's networks for ImageNet.
 
-  Shortcuts are of option B, as in the paper's networks for ImageNet; 11,173,962 parameters with ten classes and
-  colour images; it is FFL's second network. Settings are those of `resnet20`.
+  With the stem for CIFAR it has 11,173,962 parameters with ten classes and colour images; it is FFL's second network.
+
+  Args:
+    num_classes, init, conv, width, norm, pixels: as for `resnet20`.
+    stem: 'cifar' is a 3×3 convolution at stride 1; 'imagenet' one of 7×7 at stride 2 and max pooling 3×3 at stride 2,
+      as in torchvision, whose published weights then fit with `pixels='imagenet'`.
+
+  Raises:
+    UsageError: as for `resnet20`.
   """
-  return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, (2, 2, 2, 2), project=True)
+  return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, (2, 2, 2, 2), project=True, stem=stem)
+
+
+@builtin
+def resnet34(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 64,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+  stem: str = 'cifar',
+) -> Model:
+  """Returns ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks in its stages."""
+  return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, (3, 4, 6, 3), project=True, stem=stem)
+
+
+@builtin
+def resnet50(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 64,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+  stem: str = 'cifar',
+) -> Model:
+  """Returns ResNet-50: 3, 4, 6 and 3 bottleneck blocks, whose outputs have four times the width; as `resnet18` else."""
+  blocks = (3, 4, 6, 3)
+  return _resnet(
+    'resnet50', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
+  )
+
+
+@builtin
+def resnet101(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 64,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+  stem: str = 'cifar',
+) -> Model:
+  """Returns ResNet-101: `resnet50` with 3, 4, 23 and 3 blocks."""
+  blocks = (3, 4, 23, 3)
+  return _resnet(
+    'resnet101', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
+  )
+
+
+@builtin
+def resnet152(
+  num_classes: int,
+  init: str = 'explicit',
+  conv: str | None = None,
+  *,
+  width: int = 64,
+  norm: str = 'batch',
+  pixels: str = 'unit',
+  stem: str = 'cifar',
+) -> Model:
+  """Returns ResNet-152: `resnet50` with 3, 8, 36 and 3 blocks.
+
+  58,156,618 parameters with the stem for CIFAR, ten classes and colour images.
+  """
+  blocks = (3, 8, 36, 3)
+  return _resnet(
+    'resnet152', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
+  )

@@ -1,4 +1,4 @@
-"""Reads PyTorch's weight files as variables of our residual networks, without PyTorch and without running their code.
+"""Reads PyTorch's weight files as variables of our networks, without PyTorch and without running their code.
 
 A file of `torch.save` is a pickle, and loading a pickle can call any function. The unpickler here accepts dictionaries
 and tensors only. What a file claims (lengths, shapes, strides, places in memory) is checked before it is used: a small
@@ -14,7 +14,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.models.model import Model, check_model
+from gradleak.models.model import Model, check_image_shape, check_model
 from gradleak.trees import Tree
 
 _STORAGES = {
@@ -59,45 +59,57 @@ _MOST_BYTES = 2**30  # of all arrays together, and of what a zip archive holds
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how files of PyTorch before 1.6 begin
 
 
-def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int]) -> Tree:
-  """Returns the variables of `model`, a `resnet18` or `resnet20` of any width, with the weights in a file.
+def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, head: jax.Array | None = None) -> Tree:
+  """Returns the variables of `model`, a residual network, VGG or vision transformer, with the weights in a file.
 
-  The entries are named as in the published networks: `conv1`, `bn1`, `layer1.0.conv1`, …, `layer2.0.shortcut.0` or
-  `layer2.0.downsample.0`, `linear` or `fc`; a common prefix `module.` and entries `num_batches_tracked` are ignored.
-  Convolutions [out, in, row, column] become [out, column·row·in], and dense weights are transposed.
+  The entries are named as in published code. Residual networks: `conv1`, `bn1`, `layer1.0.conv1`, …,
+  `layer2.0.shortcut.0` or torchvision's `layer2.0.downsample.0`. VGG: torchvision's `features.0`, …. Vision
+  transformers: timm's `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.0.attn.qkv`, …. The last layer is `linear`,
+  `fc`, `classifier` or `head`. A common prefix `module.` and entries `num_batches_tracked` are ignored. Convolutions
+  [out, in, row, column] become [out, column·row·in], that of the patches [row·column·in, out], and dense weights are
+  transposed.
 
   Args:
     path: a file in a format of `read`.
-    model: a `Model` made by `gradleak.models.create`, with the normalisation (`pixels`) that the weights were trained
-      with.
+    model: a `Model` made by `gradleak.models.create`, with the settings that the weights were trained with: `pixels`,
+      and `stem` or `patch`.
     image_shape: (H, W, C).
+    head: a key, with which the last layer is drawn as `model.init` does; that of the file is ignored. For another
+      number of classes, and for torchvision's VGGs, which end in three dense layers.
 
   Raises:
     UsageError: for what `read` refuses, for another model, and for entries that are missing, superfluous or of another
       shape; lists them.
   """
   check_model(model)
-  shapes = jax.eval_shape(lambda key: model.init(key, tuple(image_shape)), jax.random.key(0))
-  if 'layer1_0' not in shapes['params']:
-    raise errors.UsageError(f'PyTorch weights are for resnet18 and resnet20, and the model is {model.name!r}')
-  entries = _common_names(read(path))
-  places = {_torch_name(trees.path_names(place)[1:]): leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
-  ours = {name: _our_layout(values) for name, values in entries.items()}
+  image_shape = check_image_shape(image_shape)
+  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  if not has_published_names(shapes['params']):
+    raise errors.UsageError(
+      f'PyTorch weights are for residual networks, VGGs and vision transformers, and the model is {model.name!r}'
+    )
+  entries = common_names(read(path))
+  if head is not None:
+    last = jax.jit(lambda key: model.init(key, image_shape)['params']['linear'])(errors.check_key('head', head))
+    entries = {name: values for name, values in entries.items() if not name.startswith(('linear.', 'classifier.'))}
+    entries |= {'linear.weight': np.asarray(last['kernel']).T, 'linear.bias': np.asarray(last['bias'])}
+  places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
+  names = {torch_name(place): place for place in places}
+  ours = {name: _our_layout(place, entries[name], image_shape[2]) for name, place in names.items() if name in entries}
   faults = {
-    'missing': [name for name in places if name not in entries],
-    'not in the model': [name for name in entries if name not in places],
+    'missing': [name for name in names if name not in entries],
+    'not in the model': [name for name in entries if name not in names],
     'of another shape': [
-      f'{name} {entries[name].shape} where the model has {leaf.shape}'
-      for name, leaf in places.items()
-      if name in entries and ours[name].shape != leaf.shape
+      f'{name} {entries[name].shape} where the model has {places[names[name]].shape}'
+      for name, values in ours.items()
+      if values.shape != places[names[name]].shape
     ],
   }
   if any(faults.values()):
     listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
     raise errors.UsageError(f'the weights in {str(path)!r} do not fit {model.name!r}: {listed}')
-  return jax.tree.unflatten(
-    jax.tree.structure(shapes), [jnp.asarray(ours[name], leaf.dtype) for name, leaf in places.items()]
-  )
+  leaves = [jnp.asarray(ours[name], places[place].dtype) for name, place in names.items()]
+  return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
@@ -110,6 +122,7 @@ def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
   Raises:
     UsageError: for a file that cannot be read, has another format, or holds anything but tensors and plain values.
   """
+  errors.check_path('the path of the weights', path)
   try:
     with open(path, 'rb') as file:
       head = file.read(16)
@@ -309,15 +322,36 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
   return {name: value.array() if isinstance(value, _Tensor) else value for name, value in content.items()}
 
 
-def _common_names(entries: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the entries under the names of `_torch_name`."""
+def has_published_names(params: Tree) -> bool:
+  """Returns whether these are parameters of our residual networks, VGGs or vision transformers."""
+  return isinstance(params, Mapping) and not {'layer1_0', 'features_0', 'patch_embed'}.isdisjoint(params)
+
+
+def common_names(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the entries of a file, one for each of our tensors, under the names of `torch_name`, in PyTorch's layout.
+
+  Weights of the patches [out, in, row, column] become [out, in·row·column], `attn.qkv` is split into its three parts,
+  and class token and positions lose their axes of size one.
+  """
   prefix = 'module.' if all(name.startswith('module.') for name in entries) else ''
-  names = {name: name.removeprefix(prefix).replace('.downsample.', '.shortcut.') for name in entries}
-  return {
-    re.sub(r'^fc\.', 'linear.', names[name]): values
-    for name, values in entries.items()
-    if not name.endswith('.num_batches_tracked')
-  }
+  found = {}
+  for name, values in entries.items():
+    name = name.removeprefix(prefix).replace('.downsample.', '.shortcut.')
+    name = re.sub(r'^(fc|head|classifier)\.(weight|bias)$', r'linear.\2', name)
+    if name.endswith('.num_batches_tracked'):
+      continue
+    if '.attn.qkv.' in name and len(values) % 3 == 0:
+      parts = np.split(values, 3)
+      found |= {name.replace('.qkv.', f'.{part}.'): each for part, each in zip('qkv', parts, strict=True)}
+    elif name == 'patch_embed.proj.weight':
+      found[name] = values.reshape(len(values), -1)
+    elif name == 'cls_token' and values.shape[:-1] == (1, 1):
+      found[name] = values[0, 0]
+    elif name == 'pos_embed' and values.ndim == 3 and len(values) == 1:
+      found[name] = values[0]
+    else:
+      found[name] = values
+  return found
 
 
 def _some(names: list[str]) -> str:
@@ -325,17 +359,23 @@ def _some(names: list[str]) -> str:
   return ', '.join(names[:4]) + more
 
 
-def _torch_name(path: Sequence[str]) -> str:
-  """Returns the name in published code of the variable at `path` of a residual network."""
+def torch_name(path: Sequence[str]) -> str:
+  """Returns the name in published code of the variable at `path` of a network."""
   *modules, leaf = path
-  name = re.sub(r'^layer(\d)_(\d)', r'layer\1.\2', '.'.join(modules))
-  name = (
-    re.sub(r'norm(\d)$', r'bn\1', name).replace('shortcut_conv', 'shortcut.0').replace('shortcut_norm', 'shortcut.1')
-  )
+  if modules == ['tokens']:
+    return leaf
+  name = re.sub(r'^(layer\d|features|blocks)_(\d+)', r'\1.\2', '.'.join(modules))
+  name = name.replace('shortcut_conv', 'shortcut.0').replace('shortcut_norm', 'shortcut.1')
+  if not name.startswith('blocks.'):
+    name = re.sub(r'norm(\d)$', r'bn\1', name)
   leaves = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias', 'mean': 'running_mean', 'var': 'running_var'}
-  return f'{name}.{leaves[leaf]}'
+  return f'{name}.{leaves.get(leaf, leaf)}'
 
 
-def _our_layout(values: np.ndarray) -> np.ndarray:
-  """Returns [out, in, row, column] as [out, column·row·in], [out, in] as [in, out], and other shapes unchanged."""
+def _our_layout(path: Sequence[str], values: np.ndarray, channels: int) -> np.ndarray:
+  """Returns the values of `common_names` in the layout of our variable at `path`, of a model of so many channels."""
+  if path[-1] != 'kernel':
+    return values
+  if path[0] == 'patch_embed' and values.shape[-1] % channels == 0:
+    return values.reshape(len(values), channels, -1).transpose(2, 1, 0).reshape(-1, len(values))
   return values.transpose(0, 3, 2, 1).reshape(len(values), -1) if values.ndim == 4 else values.T

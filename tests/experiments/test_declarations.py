@@ -28,13 +28,13 @@ def numbers(cell):
 
 def test_all_papers_are_there():
   assert {name.partition('_')[0] for name in NAMES} == {
-    'dcs2', 'ffl', 'fidel', 'graddefense', 'outpost', 'peeling', 'separation', 'spear',
+    'assumptions', 'dcs2', 'ffl', 'fidel', 'graddefense', 'outpost', 'peeling', 'separation', 'spear',
   }  # fmt: skip
   assert all(experiment.name == name for name, experiment in experiments.REGISTRY.items())
 
 
 def test_an_unknown_name_is_told_the_valid_ones():
-  with pytest.raises(errors.UsageError, match=r"'graddefense_2'; did you mean 'graddefense_2[ab]'\? .*valid: dcs2_1"):
+  with pytest.raises(errors.UsageError, match=r"'graddefense_2'; did you mean 'graddefense_2[ab]'\? .*valid: assumptions_"):
     experiments.get('graddefense_2')
 
 

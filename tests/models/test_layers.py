@@ -19,6 +19,33 @@ def test_max_pool_takes_whole_windows(size, shape):
     assert pooled[n, y, x, c] == images[n, y * size : (y + 1) * size, x * size : (x + 1) * size, c].max()
 
 
+@pytest.mark.parametrize('shape', [(2, 7, 6, 3), (1, 1, 4, 2), (1, 8, 8, 1)])
+def test_overlapping_max_pool_ignores_the_padding(shape):
+  images = np.random.default_rng(0).normal(-5, 1, shape).astype(np.float32)  # below the zeros of a usual padding
+  pooled = np.asarray(jax.jit(lambda x: layers.overlapping_max_pool(x, 3, 2, 1))(images))
+  assert pooled.shape == (shape[0], (shape[1] + 1) // 2, (shape[2] + 1) // 2, shape[3])
+  for n, y, x, c in np.ndindex(pooled.shape):
+    rows, columns = slice(max(2 * y - 1, 0), 2 * y + 2), slice(max(2 * x - 1, 0), 2 * x + 2)
+    assert pooled[n, y, x, c] == images[n, rows, columns, c].max()
+
+
+def test_overlapping_max_pool_has_finite_derivatives_of_second_order_at_ties():
+  """The first maximum of each window gets the gradient; an image of one colour is all ties."""
+  images = jnp.full((1, 4, 4, 1), 0.5).at[0, 3, 3, 0].set(2.0)
+
+  def squares(images):
+    return jnp.sum(layers.overlapping_max_pool(images, 3, 2, 1) ** 2)
+
+  gradient = jax.grad(squares)
+  # Windows begin at pixels 0 and 1 of each axis; the last one holds the pixel of 2.
+  expected = np.zeros((4, 4))
+  expected[0, 0] = expected[0, 1] = expected[1, 0] = 2 * 0.5
+  expected[3, 3] = 2 * 2.0
+  np.testing.assert_array_equal(gradient(images)[0, :, :, 0], expected)
+  second = jax.jit(jax.grad(lambda images: jnp.sum(gradient(images) ** 2)))(images)
+  np.testing.assert_array_equal(second[0, :, :, 0], 4 * expected)  # of 4·max² by the winners, 8·max
+
+
 @pytest.fixture(scope='module')
 def initial_weights():
   """Returns init -> (layer, part) -> (values, fan-in): a convolution and a dense layer of 64 features."""

@@ -9,7 +9,14 @@ from flax import linen as nn
 from gradleak import errors, models, trees
 from gradleak.models.model import require
 
-SPECS = {'mlp': (5, 5, 1), 'cnn': (6, 6, 1), 'lenet': (8, 8, 1), 'lenet4': (8, 8, 1), 'convnet(width=2)': (12, 12, 1)}
+SPECS = {
+  'mlp': (5, 5, 1),
+  'cnn': (6, 6, 1),
+  'lenet': (8, 8, 1),
+  'lenet4': (8, 8, 1),
+  'convnet(width=2)': (12, 12, 1),
+  'vgg11(width=2)': (8, 8, 1),
+}
 
 
 def uniform_variables(model, image_shape):
@@ -39,7 +46,8 @@ def count(spec, image_shape, num_classes=10, collection='params'):
 
 
 def test_every_registered_model_is_tested():
-  others = {'convnet9', 'resnet18', 'resnet20'}  # in test_resnet.py
+  residual = {f'resnet{layers}' for layers in (18, 20, 34, 50, 56, 101, 152)}
+  others = {'convnet9', 'vgg16', 'vit_tiny', 'vit_small', *residual}  # in test_resnet.py, test_vgg.py and test_vit.py
   assert {spec.partition('(')[0] for spec in SPECS} | others == set(models.REGISTRY)
 
 
@@ -178,7 +186,7 @@ def test_images_too_small_for_the_pooling(spec, image_shape):
     (
       'lenett',
       {},
-      ["unknown model 'lenett'", "did you mean 'lenet'", 'convnet9, lenet, lenet4, mlp, resnet18, resnet20'],
+      ["unknown model 'lenett'", "did you mean 'lenet'", 'convnet9, lenet, lenet4, mlp, resnet101'],
     ),
     ('lenet(size=3)', {}, ["'size'", 'lenet', 'activation, width']),
     ('lenet(width=0)', {}, ['lenet(width)', '0', '[1, 65536]']),
@@ -218,6 +226,9 @@ def test_bad_settings_are_named_with_the_valid_ones(spec, options, words):
     (models.convnet9, {'width': 3}, 'convnet9(width=3)'),
     (models.resnet20, {'width': 2, 'norm': 'group'}, 'resnet20(width=2,norm=group)'),
     (models.resnet18, {'width': 2, 'pixels': 'imagenet'}, 'resnet18(width=2,pixels=imagenet)'),
+    (models.resnet50, {'width': 2, 'stem': 'imagenet'}, 'resnet50(width=2,stem=imagenet)'),
+    (models.vgg16, {'width': 2, 'norm': 'batch'}, 'vgg16(width=2,norm=batch)'),
+    (models.vit_tiny, {'patch': 6, 'depth': 1}, 'vit_tiny(patch=6,depth=1)'),
   ],
 )
 def test_factories_equal_create(factory, settings, spec):

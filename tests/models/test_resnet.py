@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from gradleak import errors, models, trees
-from gradleak.models import resnet
+from gradleak.models import resnet, torch_weights
+from gradleak.models.builtin import PIXELS
 from gradleak.models.model import from_flax
+from tests.models.second_order import check_second_order
+from tests.models.test_torch_weights import written
 
 
 @functools.cache
@@ -72,6 +75,68 @@ def test_parameter_counts_by_hand_and_as_published(spec, convolutions, normed, d
   assert count(variables, 'batch_stats') == 2 * normed
 
 
+@pytest.mark.parametrize(
+  ('spec', 'side', 'classes', 'published'),
+  [
+    ('resnet56', 32, 10, 853_018),  # 0.85 M (He et al., table 6)
+    ('resnet34', 32, 10, 21_282_122),
+    ('resnet50', 32, 10, 23_520_842),
+    ('resnet152', 32, 10, 58_156_618),
+    ('resnet18(stem=imagenet)', 224, 1000, 11_689_512),  # and on: torchvision's
+    ('resnet34(stem=imagenet)', 224, 1000, 21_797_672),
+    ('resnet50(stem=imagenet)', 224, 1000, 25_557_032),
+    ('resnet101(stem=imagenet)', 224, 1000, 44_549_160),
+    ('resnet152(stem=imagenet)', 224, 1000, 60_192_808),
+  ],
+)
+def test_deep_networks_have_as_many_parameters_as_published(spec, side, classes, published):
+  assert count(shapes(spec, (side, side, 3), classes), 'params') == published
+
+
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+def torchvision(layers, width=64, channels=3, classes=1000, blocks=None):
+  """Returns the names and shapes of a state_dict of torchvision's residual networks."""
+  found, deep = {}, layers >= 50
+
+  def convolution(place, number, inputs, outputs, size):
+    places = ('downsample.0', 'downsample.1') if number is None else (f'conv{number}', f'bn{number}')
+    found[f'{place}{places[0]}.weight'] = (outputs, inputs, size, size)
+    for part in ('weight', 'bias', 'running_mean', 'running_var'):
+      found[f'{place}{places[1]}.{part}'] = (outputs,)
+    found[f'{place}{places[1]}.num_batches_tracked'] = ()
+
+  convolution('', 1, channels, width, 7)
+  inputs = width
+  for stage, number in enumerate(blocks or BLOCKS[layers]):
+    inside = width * 2**stage
+    outputs = inside * (4 if deep else 1)
+    for block in range(number):
+      place = f'layer{stage + 1}.{block}.'
+      sizes = [(inputs, inside, 1), (inside, inside, 3), (inside, outputs, 1)] if deep else None
+      for i, each in enumerate(sizes or [(inputs, inside, 3), (inside, inside, 3)], start=1):
+        convolution(place, i, *each)
+      if block == 0 and (stage > 0 or deep):
+        convolution(place, None, inputs, outputs, 1)
+      inputs = outputs
+  return {**found, 'fc.weight': (classes, inputs), 'fc.bias': (classes,)}
+
+
+@pytest.mark.parametrize(('layers', 'entries'), [(18, 122), (34, 218), (50, 320), (101, 626), (152, 932)])
+def test_names_are_those_of_torchvision(layers, entries):
+  theirs = torchvision(layers)
+  assert len(theirs) == entries
+  empty = {name: np.broadcast_to(np.float32(0), shape) for name, shape in theirs.items()}
+  expected = {name: values.size for name, values in torch_weights.common_names(empty).items()}
+  variables = shapes(f'resnet{layers}(stem=imagenet)', (224, 224, 3), 1000)
+  found = {
+    torch_weights.torch_name(trees.path_names(path)[1:]): leaf.size
+    for path, leaf in jax.tree.leaves_with_path(variables)
+  }
+  assert found == expected
+
+
 def test_group_norm_has_the_same_parameters_and_no_batch_statistics():
   batch, group = shapes('resnet18(width=2)', (8, 8, 1)), shapes('resnet18(width=2,norm=group)', (8, 8, 1))
   assert set(group) == {'params'}
@@ -79,15 +144,17 @@ def test_group_norm_has_the_same_parameters_and_no_batch_statistics():
   assert count(group, 'params') == count(batch, 'params')
 
 
-def in_order(stages, blocks, project):
+def in_order(stages, blocks, project, deep=False):
   """Yields the layers' names and what their norms are called."""
   yield 'conv1', 'norm1'
   for stage in range(1, stages + 1):
-    for block in range(blocks):
+    for block in range(blocks if isinstance(blocks, int) else blocks[stage - 1]):
       place = f'layer{stage}_{block}'
       yield f'{place}/conv1', f'{place}/norm1'
       yield f'{place}/conv2', f'{place}/norm2'
-      if project and stage > 1 and block == 0:
+      if deep:
+        yield f'{place}/conv3', f'{place}/norm3'
+      if block == 0 and project and (stage > 1 or deep):
         yield f'{place}/shortcut_conv', f'{place}/shortcut_norm'
 
 
@@ -97,6 +164,7 @@ def in_order(stages, blocks, project):
     ('resnet20(width=2)', [*in_order(3, 3, False)], 'linear'),
     ('resnet18(width=2)', [*in_order(4, 2, True)], 'linear'),
     ('resnet18(width=2,norm=group)', [*in_order(4, 2, True)], 'linear'),
+    ('resnet50(width=2,stem=imagenet)', [*in_order(4, (3, 4, 6, 3), True, deep=True)], 'linear'),
     ('convnet9(width=2)', [(f'Conv_{i}', f'BatchNorm_{i}') for i in range(9)], 'Dense_0'),
   ],
 )
@@ -111,23 +179,33 @@ def test_layers_in_forward_order_hold_every_parameter_once_each_weight_with_its_
   assert sorted(paths) == sorted('/'.join(trees.path_names(path)) for path, _ in params)
 
 
-@pytest.mark.parametrize('spec', ['resnet20(width=2)', 'resnet18(width=2)', 'convnet9(width=2)'])
-def test_any_size(spec):
+@pytest.mark.parametrize(
+  ('spec', 'features'),
+  [
+    ('resnet20(width=2)', 8),
+    ('resnet18(width=2)', 16),
+    ('resnet56(width=2)', 8),
+    ('resnet50(width=2,stem=imagenet)', 64),
+    ('convnet9(width=2)', 8),
+  ],
+)
+def test_any_size(spec, features):
   image_shape = (9, 14, 3)
   model = models.create(spec, 7)
 
   def run(variables, images):
     return model.apply(variables, images, True)[0], model.features(variables, images)
 
-  logits, features = jax.eval_shape(run, shapes(spec, image_shape, 7), jnp.zeros((3, *image_shape), jnp.float32))
+  logits, found = jax.eval_shape(run, shapes(spec, image_shape, 7), jnp.zeros((3, *image_shape), jnp.float32))
   assert logits.shape == (3, 7) and logits.dtype == jnp.float32
-  width = {'resnet20': 8, 'resnet18': 16, 'convnet9': 8}
-  assert features.shape == (3, width[spec.partition('(')[0]])
+  assert found.shape == (3, features)
 
 
-def test_stages_halve_the_image():
+@pytest.mark.parametrize(('stem', 'sides'), [('cifar', (32, 32, 16, 8, 4)), ('imagenet', (16, 8, 4, 2, 1))])
+def test_stages_halve_the_image(stem, sides):
   """The stem keeps the resolution, in contrast to that for ImageNet."""
-  model, seen = models.create('resnet18(width=2)', 10), {}
+  spec = f'resnet18(width=2,stem={stem})'
+  model, seen = models.create(spec, 10), {}
 
   def watch(next_function, args, kwargs, context):
     outputs = next_function(*args, **kwargs)
@@ -135,11 +213,11 @@ def test_stages_halve_the_image():
       seen[context.module.path[0]] = outputs.shape[1:]
     return outputs
 
-  variables = shapes('resnet18(width=2)', (32, 32, 3))
+  variables = shapes(spec, (32, 32, 3))
   with resnet.nn.intercept_methods(watch):
     jax.eval_shape(lambda v: model.apply(v, jnp.zeros((1, 32, 32, 3)), True), variables)
-  assert [seen[f'layer{i}_1'] for i in (1, 2, 3, 4)] == [(32, 32, 2), (16, 16, 4), (8, 8, 8), (4, 4, 16)]
-  assert seen['conv1'] == (32, 32, 2)
+  places = ('conv1', *(f'layer{i}_1' for i in (1, 2, 3, 4)))
+  assert [seen[place] for place in places] == [(s, s, w) for s, w in zip(sides, (2, 2, 4, 8, 16), strict=True)]
 
 
 # A reference in NumPy, in float64 and PyTorch's order [N, C, H, W], written from the paper.
@@ -177,15 +255,26 @@ def normalise(x, entries, name, norm, train):
 
 
 def residual_network(entries, images, blocks, norm, train):
-  """Returns the logits for images [N, H, W, C]; a shortcut projects where `entries` hold a projection."""
-  x = convolve(images.transpose(0, 3, 1, 2).astype(np.float64), entries['conv1.weight'], 1)
+  """Returns the logits for images [N, H, W, C].
+
+  A shortcut projects where `entries` hold a projection, a block has as many convolutions as they hold, and a first one
+  of 7×7 is ImageNet's stem.
+  """
+  imagenet = entries['conv1.weight'].shape[-1] == 7
+  x = convolve(images.transpose(0, 3, 1, 2).astype(np.float64), entries['conv1.weight'], 2 if imagenet else 1)
   x = np.maximum(normalise(x, entries, 'bn1', norm, train), 0)
+  if imagenet:
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))  # of what is not negative
+    x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2].max((4, 5))
   for stage, number in enumerate(blocks, start=1):
     for block in range(number):
       name, stride = f'layer{stage}.{block}', 2 if stage > 1 and block == 0 else 1
-      y = convolve(x, entries[f'{name}.conv1.weight'], stride)
-      y = np.maximum(normalise(y, entries, f'{name}.bn1', norm, train), 0)
-      y = normalise(convolve(y, entries[f'{name}.conv2.weight'], 1), entries, f'{name}.bn2', norm, train)
+      last = 3 if f'{name}.conv3.weight' in entries else 2
+      y = x
+      for i in range(1, last + 1):
+        y = convolve(y, entries[f'{name}.conv{i}.weight'], stride if i == last - 1 else 1)
+        y = normalise(y, entries, f'{name}.bn{i}', norm, train)
+        y = np.maximum(y, 0) if i < last else y
       if f'{name}.shortcut.0.weight' in entries:
         x = convolve(x, entries[f'{name}.shortcut.0.weight'], stride)
         x = normalise(x, entries, f'{name}.shortcut.1', norm, train)
@@ -239,6 +328,24 @@ def check_forward_pass(model, blocks, norm, image_shape, modes):
 @pytest.mark.parametrize(('norm', 'project'), [('batch', False), ('group', True)])
 def test_two_blocks_against_numpy(norm, project):
   check_forward_pass(small(norm, project), (1, 1), norm, (7, 6, 3), (False, True))
+
+
+def test_bottlenecks_with_the_weights_of_torchvision_against_numpy(tmp_path):
+  model = from_flax(resnet.ResNet(5, 'default', 'patches', 2, 'batch', (2, 1), True, True, 'imagenet'), 'small')
+  rng, entries = np.random.default_rng(0), {}
+  for name, shape in torchvision(50, 2, 3, 5, blocks=(2, 1)).items():
+    scale = name.endswith(('running_var', 'bn1.weight', 'bn2.weight', 'bn3.weight', 'downsample.1.weight'))
+    values = rng.uniform(0.5, 1.5, shape) if scale else rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]) or 1)
+    entries[name] = np.asarray(values, np.float32)
+  variables = torch_weights.load(written('npz', entries, tmp_path), model, (19, 16, 3))
+  images = rng.uniform(0, 1, (3, 19, 16, 3)).astype(np.float32)
+  images *= np.float32([1, 0.5, 0.1]).reshape(3, 1, 1, 1)
+  common = {name: values.astype(np.float64) for name, values in torch_weights.common_names(entries).items()}
+  computed = jax.jit(lambda v: [model.apply(v, images, train)[0] for train in (False, True)])(variables)
+  for train, logits in zip((False, True), computed, strict=True):
+    expected = residual_network(common, images, (2, 1), 'batch', train)
+    assert np.ptp(expected, axis=0).max() > 0.1
+    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
 
 
 @pytest.mark.slow
@@ -330,6 +437,12 @@ def test_a_step_of_gradient_matching_under_vmap_lowers_the_objective_as_its_slop
   assert objective(private, private)[0].max() < 1e-4 < before.min()
 
 
+@pytest.mark.parametrize('norm', ['batch', pytest.param('group', marks=pytest.mark.slow)])
+def test_the_slope_of_gradient_matching_through_bottlenecks_and_the_pooling_of_the_stem(norm):
+  module = resnet.ResNet(5, 'default', 'patches', 2, norm, (1,), True, True, 'imagenet')
+  check_second_order(from_flax(module, 'small'), (8, 8, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('spec', ['resnet20(width=2)', 'resnet18(width=2,norm=group)', 'convnet9(width=2)'])
 def test_gradient_matching_descends_on_whole_networks(spec):
@@ -350,7 +463,7 @@ def test_pixels_are_standardised_inside_the_model():
   standard = (images - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
   unit, imagenet = (
     small(blocks=(1,)),
-    small(blocks=(1,), mean=resnet.PIXELS['imagenet'][0], std=resnet.PIXELS['imagenet'][1]),
+    small(blocks=(1,), mean=PIXELS['imagenet'][0], std=PIXELS['imagenet'][1]),
   )
   variables = draw(unit, (8, 8, 3))
   expected, given = jax.jit(lambda v: (unit.apply(v, standard, False)[0], imagenet.apply(v, images, False)[0]))(
@@ -369,6 +482,8 @@ def test_pixels_are_standardised_inside_the_model():
     ('resnet18(norm=layer)', ["unknown norm 'layer'", 'batch, group']),
     ('resnet20(pixels=cifar)', ["unknown scale of the pixels 'cifar'", 'imagenet, unit']),
     ('resnet21', ["unknown model 'resnet21'", "did you mean 'resnet20'"]),
+    ('resnet152(stem=tiny)', ["unknown stem 'tiny'", 'cifar, imagenet']),
+    ('resnet56(stem=imagenet)', ["'stem'", 'resnet56', 'norm, pixels, width']),
     ('convnet9(width=0)', ['convnet9(width)', '0']),
   ],
 )
