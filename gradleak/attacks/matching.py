@@ -8,7 +8,6 @@ same way, since the client simulation is the client's own code.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,137 +18,25 @@ from gradleak import errors, trees
 from gradleak.attacks import ghost, image_priors, prefix_matching
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
-from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.distances import (
+  CHOICES,
+  DISTANCES,
+  FLOORS,
+  LAYER_WEIGHTS,
+  UNITS,
+  clipped,
+  compared,
+  layer_weights,
+  weighed,
+)
 from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.federated import Client, Observation
 from gradleak.models import model as models
 from gradleak.trees import Tree
 
-
-def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
-  """Returns Σ_l w_l ‖a_l − b_l‖² over the tensors (Zhu et al. 2019, eq. 4)."""
-  difference = trees.subtract(simulated, observed)
-  return trees.inner_product(difference, _weighted(difference, weights))
-
-
-def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
-  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
-  return 1 - trees.cosine(*_both_weighted(simulated, observed, weights))
-
-
-def chordal(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
-  """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
-  return _between_directions(*_both_weighted(simulated, observed, weights))
-
-
-@jax.custom_jvp
-def _between_directions(a, b):
-  """Returns ½‖a/‖a‖ − b/‖b‖‖²; 1 where either is zero."""
-  nothing, a, b = _directions(a, b)
-  return jnp.where(nothing, 1.0, 0.5 * trees.squared_norm(trees.subtract(a, b)))
-
-
-@_between_directions.defjvp
-def _between_directions_jvp(primals, tangents):
-  """∂D/∂a = ((1 − D)·â − b̂) / ‖a‖: through the norms, it would take more passes over all tensors."""
-  distance = _between_directions(*primals)
-  nothing, *units = _directions(*primals)
-  change = jnp.zeros_like(distance)
-  for x, unit, other, tangent in zip(primals, units, reversed(units), tangents, strict=True):
-    rate = jnp.where(nothing, 0.0, 1.0) / _length(x)
-    gradient = jax.tree.map(lambda u, v, rate=rate: ((1 - distance) * u - v) * rate, unit, other)
-    change += trees.inner_product(gradient, jax.tree.map(lambda t: t.astype(jnp.float32), tangent))
-  return distance, change
-
-
-def _directions(a, b):
-  """Returns (whether either is zero, a/‖a‖, b/‖b‖), zeros where that is zero; float32."""
-  units = [jax.tree.map(lambda x, tree=tree: x.astype(jnp.float32) / _length(tree), tree) for tree in (a, b)]
-  return (trees.norm(a) == 0) | (trees.norm(b) == 0), *units
-
-
-def _length(tree):
-  length = trees.norm(tree)  # one beyond float32's range has no direction that could be told
-  return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
-
-
-def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers: Sequence[trees.Layer]) -> jax.Array:
-  """Returns 1 − the cosine between the inputs of the first dense layer, which both updates of one sample give away.
-
-  ∂W = x·∂bᵀ, whatever happens behind the layer: randomness there, as PRECODE's, is no protection of what stands in
-  front (Balunović et al. 2022).
-  """
-  del weights
-  kernel, bias = first_dense_layer(layers, observed)
-
-  def read(update):
-    return trees.get(update, kernel) @ trees.get(update, bias)
-
-  return 1 - trees.cosine(read(simulated), read(observed))
-
-
-DISTANCES: dict[str, Callable[..., jax.Array]] = {
-  'squared_euclidean': squared_euclidean,
-  'cosine': cosine,
-  'chordal': chordal,
-  'dense_input': dense_input,
-}
-CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `prefix_matching`
-
 # How the distance is computed: from the whole gradient, from products of its factors, or as is faster.
 FORMS = ('auto', 'whole', 'ghost')
 _LARGE = 2**20  # entries: a gradient that leaves a core's cache
-
-# Observed update -> its distance from an update of zeros.
-UNITS: dict[str, Callable[[Tree], jax.Array]] = {
-  'squared_euclidean': trees.squared_norm,
-  'cosine': lambda update: jnp.float32(1),
-  'chordal': lambda update: jnp.float32(1),
-  'dense_input': lambda update: jnp.float32(1),
-  'prefix': lambda update: jnp.float32(2),
-}
-
-# (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
-FLOORS = {
-  'squared_euclidean': lambda noise, total: noise,
-  'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
-  'dense_input': lambda noise, total: jnp.float32(0),
-  'prefix': lambda noise, total: jnp.float32(0),
-}
-FLOORS['chordal'] = FLOORS['cosine']
-
-
-def _weighted(tree, weights):
-  return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
-
-
-def _both_weighted(simulated, observed, weights):
-  """Returns both times the roots of the weights, so that their inner product is weighted."""
-  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
-  return _weighted(simulated, root), _weighted(observed, root)
-
-
-# Position of a layer in (0, 1], first to last -> its weight in the distance.
-LAYER_WEIGHTS: dict[str, Any] = {
-  'uniform': None,
-  'linear': lambda position: position,
-  'early': lambda position: 2.0 ** (-8.0 * position),
-}
-
-
-def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...], mode: str) -> Tree:
-  """Returns a tree of scalars that weights each tensor in the distance, or None for 'uniform'.
-
-  'linear' weights the l-th of L layers by l/L, 'early' by 2^(−8·l/L). Needs a model that offers `layers`.
-  """
-  errors.check_choice('layer weighting', mode, LAYER_WEIGHTS)
-  if LAYER_WEIGHTS[mode] is None:
-    return None
-  layers = models.require(model, 'layers')(image_shape)
-  position = {path: (i + 1) / len(layers) for i, layer in enumerate(layers) for path in layer.paths}
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[trees.path_names(path)])), params
-  )
 
 
 def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array:
@@ -200,29 +87,6 @@ def start_images(
   if start.shape not in (shape, shape[1:]):
     raise errors.UsageError(f'the start image has shape {start.shape}, expected {shape} or {shape[1:]}')
   return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
-
-
-def clipped(update: Tree, observation: Observation) -> Tree:
-  """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
-  return trees.clip(update, observation.clip)
-
-
-def weighed(update: Tree, observation: Observation) -> Tree:
-  """Returns the update, each entry times the root of its weight: the squared distance of two is then weighted."""
-  if observation.weights is None:
-    return update
-  return jax.tree.map(
-    lambda u, w: jnp.where(w > 0, u * jnp.sqrt(w.astype(u.dtype)), jnp.zeros_like(u)), update, observation.weights
-  )
-
-
-def compared(observation: Observation, thresholds: Tree | None) -> Observation:
-  """Returns the observation in which entries of the update below the thresholds have the weight 0."""
-  if thresholds is None:
-    return observation
-  large = jax.tree.map(lambda x, least: (jnp.abs(x) >= least).astype(jnp.float32), observation.update, thresholds)
-  weights = large if observation.weights is None else jax.tree.map(jnp.multiply, large, observation.weights)
-  return dataclasses.replace(observation, weights=weights)
 
 
 class MatchState(NamedTuple):
@@ -293,6 +157,21 @@ class Matching:
   seeds: int
   partial: float | None
   sharpness: float | None
+
+  def __post_init__(self) -> None:
+    errors.check_choice('distance', self.distance, CHOICES)
+    errors.check_choice('layer weighting', self.layer_weighting, LAYER_WEIGHTS)
+    errors.check_choice('form', self.form, FORMS)
+    numbers = {**self.priors._asdict(), 'tolerance': self.tolerance}
+    for name, number in {**numbers, 'partial': self.partial, 'sharpness': self.sharpness}.items():
+      if number is not None:
+        errors.check_number(name, number, low=0, high=1 if name == 'partial' else math.inf, finite=True)
+    errors.check_number('decoys', self.decoys, low=0, high=8, integer=True)
+    errors.check_number('seeds', self.seeds, low=1, high=64, integer=True)
+    if self.seeds > 1 and self.decoys:
+      raise errors.UsageError(f'decoys={self.decoys} are samples of one start: leave seeds at 1')
+    if self.client is not None:
+      self.simulation.check(self.client)
 
   def losses(
     self,
@@ -590,48 +469,16 @@ def gradient_matching(
   Raises:
     UsageError: for an unknown word, or a value out of range.
   """
-  for kind, value, valid in (
-    ('distance', distance, CHOICES),
-    ('layer weighting', layer_weighting, LAYER_WEIGHTS),
-    ('form', form, FORMS),
-  ):
-    errors.check_choice(kind, value, valid)
-  priors = Priors(tv, l2, prior, batch_norm, group, order)
-  simulation = Simulation(match, epochs, batch_size, rate, orders)
-  optional = {'partial': partial, 'sharpness': sharpness}
-  for name, number in {**priors._asdict(), 'tolerance': tolerance, **optional}.items():
-    if number is not None:
-      errors.check_number(name, number, low=0, high=1 if name == 'partial' else math.inf, finite=True)
   errors.check_number('steps', num_steps, low=1, integer=True)
-  errors.check_number('decoys', decoys, low=0, high=8, integer=True)
-  errors.check_number('seeds', seeds, low=1, high=64, integer=True)
-  if seeds > 1 and decoys:
-    raise errors.UsageError(f'decoys={decoys} are samples of one start: leave seeds at 1')
-  if client is not None:
-    simulation.check(client)
   matching = Matching(
-    client,
-    optax.with_extra_args_support(optimizer),
-    simulation,
-    priors,
-    distance,
-    layer_weighting,
-    box,
-    start,
-    decoys,
-    tolerance,
-    form,
-    seeds,
-    partial,
-    sharpness,
-  )
+    client, optax.with_extra_args_support(optimizer), Simulation(match, epochs, batch_size, rate, orders),
+    Priors(tv, l2, prior, batch_norm, group, order), distance, layer_weighting, box, start, decoys, tolerance, form,
+    seeds, partial, sharpness,
+  )  # fmt: skip
   return Attack(
-    matching.init,
-    matching.step,
-    matching.reconstruct,
-    matching.objective,
+    *(matching.init, matching.step, matching.reconstruct, matching.objective),
     num_steps,
     labels,
     isinstance(start, str) and start == 'class_average',
-    assumes='' if client is None else simulation.in_words(client),
+    assumes='' if client is None else matching.simulation.in_words(client),
   )

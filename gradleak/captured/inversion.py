@@ -14,7 +14,7 @@ from gradleak import errors
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.counters import UNAWARE, Counter, View
-from gradleak.attacks.matching import chordal, weighed
+from gradleak.attacks.distances import chordal, weighed
 from gradleak.audit import lanes
 from gradleak.audit.settings import Group
 from gradleak.audit.verdict import CONTROL

@@ -12,7 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import attacks, defenses, models, trees
-from gradleak.attacks import matching
+from gradleak.attacks import distances, matching
 from gradleak.attacks.counters import counters as counters_of
 from gradleak.attacks.counters.base import typical_squared_norm
 from gradleak.defenses import Context
@@ -228,15 +228,15 @@ def test_the_prior_grows_with_the_noise(noise, prior, context):
 
 def test_clipping_masking_and_the_floor_by_hand(context, gradient):
   observed = attacks_observation(context, gradient, clip=0.5)
-  assert float(trees.norm(matching.clipped(gradient, observed))) == pytest.approx(0.5, rel=1e-5)
+  assert float(trees.norm(distances.clipped(gradient, observed))) == pytest.approx(0.5, rel=1e-5)
   free = attacks_observation(context, gradient)
-  jax.tree.map(np.testing.assert_array_equal, matching.clipped(gradient, free), gradient)
+  jax.tree.map(np.testing.assert_array_equal, distances.clipped(gradient, free), gradient)
   weights = jax.tree.map(lambda g: np.where(g > 0, 4, 0).astype(np.float16), gradient)
-  positive = matching.weighed(gradient, attacks_observation(context, gradient, weights=weights))
+  positive = distances.weighed(gradient, attacks_observation(context, gradient, weights=weights))
   np.testing.assert_array_equal(entries(positive), np.maximum(2 * entries(gradient), 0))
   # Noise orthogonal to a gradient, of a third of its squared norm: cos² = 3/4.
-  assert float(matching.FLOORS['cosine'](1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
-  assert float(matching.FLOORS['squared_euclidean'](1.0, 4.0)) == 1.0
+  assert float(distances.FLOORS['cosine'](1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
+  assert float(distances.FLOORS['squared_euclidean'](1.0, 4.0)) == 1.0
 
 
 def attacks_observation(context, update, **known):
@@ -257,7 +257,7 @@ def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
     return attack.reconstruct(state, observed).distance
 
   through, stopped = (float(run(attacks_observation(context, gradient, noise=known))) for known in (0.0, noise))
-  floor = float(matching.FLOORS['cosine'](noise, trees.squared_norm(gradient)))
+  floor = float(distances.FLOORS['cosine'](noise, trees.squared_norm(gradient)))
   assert through < 0.1 * floor
   assert 3 * through < stopped <= floor
 

@@ -5,7 +5,7 @@ import pytest
 from flax import linen as nn
 
 from gradleak import Client, Knowledge, Observation, errors, models, trees
-from gradleak.attacks import csdlg, ghost, matching
+from gradleak.attacks import csdlg, distances, ghost
 from gradleak.models import layers
 
 
@@ -83,7 +83,7 @@ def test_weights_of_tensors_and_lanes():
     return ghost.cosine(ghost.products(gradient, observed, images, weights=weights))
 
   lanes = jax.vmap(apart)(images, jax.tree.map(lambda x: jnp.stack([x, -x]), observed))
-  theirs = [matching.cosine(client.gradient(variables, x, labels), observed, weights) for x in images]
+  theirs = [distances.cosine(client.gradient(variables, x, labels), observed, weights) for x in images]
   np.testing.assert_allclose(lanes, [theirs[0], 2 - theirs[1]], atol=1e-5)
   unweighted = [
     ghost.products(lambda x: client.gradient(variables, x, labels), other, images[0])
@@ -103,7 +103,7 @@ def test_second_derivatives_of_products():
     return ghost.cosine(ghost.products(lambda x: client.gradient(variables, x, labels), observed, images))
 
   def whole(images):
-    return matching.cosine(client.gradient(variables, images, labels), observed)
+    return distances.cosine(client.gradient(variables, images, labels), observed)
 
   ours, theirs = (jax.jit(jax.grad(lambda x, d=d: length(x, d)))(images[1]) for d in (by_products, whole))
   np.testing.assert_allclose(ours, theirs, atol=1e-4 * float(jnp.max(jnp.abs(theirs))))

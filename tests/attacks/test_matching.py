@@ -6,7 +6,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from gradleak import Client, Knowledge, Observation, attacks, errors, metrics, models
-from gradleak.attacks import image_priors, matching
+from gradleak.attacks import distances, image_priors, matching
 from gradleak.attacks.optimizers import first_order
 
 
@@ -30,11 +30,11 @@ def psnr(found, truth):
 def test_distances_and_prior_by_hand():
   a = {'x': jnp.asarray([3.0, 4.0]), 'y': jnp.asarray([[1.0]])}
   b = {'x': jnp.asarray([0.0, 4.0]), 'y': jnp.asarray([[-1.0]])}
-  assert float(matching.squared_euclidean(a, b)) == 9 + 4
-  assert float(matching.squared_euclidean(a, b, {'x': 2.0, 'y': 0.5})) == 18 + 2
-  for distance in (matching.cosine, matching.chordal):
+  assert float(distances.squared_euclidean(a, b)) == 9 + 4
+  assert float(distances.squared_euclidean(a, b, {'x': 2.0, 'y': 0.5})) == 18 + 2
+  for distance in (distances.cosine, distances.chordal):
     np.testing.assert_allclose(distance(a, b), 1 - 15 / np.sqrt(26 * 17), rtol=1e-6)
-  np.testing.assert_allclose(matching.cosine(a, jax.tree.map(lambda x: -7 * x, a)), 2, rtol=1e-6)
+  np.testing.assert_allclose(distances.cosine(a, jax.tree.map(lambda x: -7 * x, a)), 2, rtol=1e-6)
   images = jnp.asarray([[0.0, 1.0], [0.5, 0.5]]).reshape(1, 2, 2, 1)
   np.testing.assert_allclose(image_priors.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
 
@@ -49,15 +49,15 @@ def test_total_variation_of_images_one_pixel_wide_is_that_of_the_other_side(shap
 
 def test_cosine_of_nothing_is_one_and_has_a_gradient():
   zero = {'x': jnp.zeros(3)}
-  value, gradient = jax.value_and_grad(lambda a: matching.cosine(a, {'x': jnp.ones(3)}))(zero)
+  value, gradient = jax.value_and_grad(lambda a: distances.cosine(a, {'x': jnp.ones(3)}))(zero)
   assert float(value) == 1 and np.isfinite(gradient['x']).all()
 
 
 def test_layer_weights_follow_the_forward_order(network):
-  weights = matching.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'linear')
+  weights = distances.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'linear')
   assert [float(weights[f'Conv_{i}']['bias']) for i in range(3)] == [0.25, 0.5, 0.75]
   assert float(weights['Dense_0']['kernel']) == 1
-  early = matching.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'early')
+  early = distances.layer_weights(network[0], network[1]['params'], (8, 8, 1), 'early')
   assert float(early['Conv_0']['kernel']) > float(early['Dense_0']['kernel']) > 0
 
 
@@ -240,6 +240,6 @@ def test_the_fast_schedule_descends_from_grey_with_what_csdlg_minimises(client, 
 def test_the_chordal_distance_keeps_its_digits_near_the_optimum():
   """A change of 1e-5 is a distance of 5e-11: one minus a cosine is 0 there in float32."""
   observed = {'x': jnp.asarray([1.0, 0.0])}
-  value, gradient = jax.value_and_grad(matching.chordal)({'x': jnp.asarray([1.0, 1e-5])}, observed)
+  value, gradient = jax.value_and_grad(distances.chordal)({'x': jnp.asarray([1.0, 1e-5])}, observed)
   np.testing.assert_allclose(value, 5e-11, rtol=1e-3)
   np.testing.assert_allclose(gradient['x'], [0, 1e-5], rtol=1e-3, atol=1e-9)

@@ -34,7 +34,7 @@ def test_all_papers_are_there():
 
 
 def test_an_unknown_name_is_told_the_valid_ones():
-  with pytest.raises(errors.UsageError, match=r"'graddefense_2'; did you mean 'graddefense_2[ab]'\? .*valid: assumptions_"):
+  with pytest.raises(errors.UsageError, match=r"did you mean 'graddefense_2[ab]'\? .*valid: assumptions_"):
     experiments.get('graddefense_2')
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from gradleak import Client
-from gradleak.attacks import matching
+from gradleak.attacks import distances
 
 
 def check_second_order(model, image_shape, batch_norm='train'):
@@ -19,7 +19,7 @@ def check_second_order(model, image_shape, batch_norm='train'):
     variables = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), variables)
     gradient = jax.jit(lambda images: client.gradient(variables, images, labels))
     observed = gradient(private)
-    slope = jax.jit(jax.grad(lambda images: matching.cosine(gradient(images), observed)))(dummy)
+    slope = jax.jit(jax.grad(lambda images: distances.cosine(gradient(images), observed)))(dummy)
     target, *several = (
       np.asarray(ravel_pytree(gradient(images))[0])
       for images in (private, dummy, *(dummy + step * direction for step in (-1e-5, 1e-5, -1e-7, 1e-7)))

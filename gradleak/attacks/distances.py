@@ -1,0 +1,162 @@
+"""How far two updates are from each other, and which of their entries count.
+
+A distance is a pure function (simulated, observed, weights of the tensors) -> a float32 scalar.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors, trees
+from gradleak.attacks.dense import first_dense_layer
+from gradleak.federated import Observation
+from gradleak.models import model as models
+from gradleak.trees import Tree
+
+
+def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
+  """Returns Σ_l w_l ‖a_l − b_l‖² over the tensors (Zhu et al. 2019, eq. 4)."""
+  difference = trees.subtract(simulated, observed)
+  return trees.inner_product(difference, _weighted(difference, weights))
+
+
+def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
+  """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
+  return 1 - trees.cosine(*_both_weighted(simulated, observed, weights))
+
+
+def chordal(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
+  """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
+  return _between_directions(*_both_weighted(simulated, observed, weights))
+
+
+@jax.custom_jvp
+def _between_directions(a, b):
+  """Returns ½‖a/‖a‖ − b/‖b‖‖²; 1 where either is zero."""
+  nothing, a, b = _directions(a, b)
+  return jnp.where(nothing, 1.0, 0.5 * trees.squared_norm(trees.subtract(a, b)))
+
+
+@_between_directions.defjvp
+def _between_directions_jvp(primals, tangents):
+  """∂D/∂a = ((1 − D)·â − b̂) / ‖a‖: through the norms, it would take more passes over all tensors."""
+  distance = _between_directions(*primals)
+  nothing, *units = _directions(*primals)
+  change = jnp.zeros_like(distance)
+  for x, unit, other, tangent in zip(primals, units, reversed(units), tangents, strict=True):
+    rate = jnp.where(nothing, 0.0, 1.0) / _length(x)
+    gradient = jax.tree.map(lambda u, v, rate=rate: ((1 - distance) * u - v) * rate, unit, other)
+    change += trees.inner_product(gradient, jax.tree.map(lambda t: t.astype(jnp.float32), tangent))
+  return distance, change
+
+
+def _directions(a, b):
+  """Returns (whether either is zero, a/‖a‖, b/‖b‖), zeros where that is zero; float32."""
+  units = [jax.tree.map(lambda x, tree=tree: x.astype(jnp.float32) / _length(tree), tree) for tree in (a, b)]
+  return (trees.norm(a) == 0) | (trees.norm(b) == 0), *units
+
+
+def _length(tree):
+  length = trees.norm(tree)  # one beyond float32's range has no direction that could be told
+  return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
+
+
+def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers: Sequence[trees.Layer]) -> jax.Array:
+  """Returns 1 − the cosine between the inputs of the first dense layer, which both updates of one sample give away.
+
+  ∂W = x·∂bᵀ, whatever happens behind the layer: randomness there, as PRECODE's, is no protection of what stands in
+  front (Balunović et al. 2022).
+  """
+  del weights
+  kernel, bias = first_dense_layer(layers, observed)
+
+  def read(update):
+    return trees.get(update, kernel) @ trees.get(update, bias)
+
+  return 1 - trees.cosine(read(simulated), read(observed))
+
+
+DISTANCES: dict[str, Callable[..., jax.Array]] = {
+  'squared_euclidean': squared_euclidean,
+  'cosine': cosine,
+  'chordal': chordal,
+  'dense_input': dense_input,
+}
+CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `prefix_matching`
+
+# Observed update -> its distance from an update of zeros.
+UNITS: dict[str, Callable[[Tree], jax.Array]] = {
+  'squared_euclidean': trees.squared_norm,
+  'cosine': lambda update: jnp.float32(1),
+  'chordal': lambda update: jnp.float32(1),
+  'dense_input': lambda update: jnp.float32(1),
+  'prefix': lambda update: jnp.float32(2),
+}
+
+# (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
+FLOORS = {
+  'squared_euclidean': lambda noise, total: noise,
+  'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
+  'dense_input': lambda noise, total: jnp.float32(0),
+  'prefix': lambda noise, total: jnp.float32(0),
+}
+FLOORS['chordal'] = FLOORS['cosine']
+
+
+def _weighted(tree, weights):
+  return tree if weights is None else jax.tree.map(lambda x, w: x * w, tree, weights)
+
+
+def _both_weighted(simulated, observed, weights):
+  """Returns both times the roots of the weights, so that their inner product is weighted."""
+  root = None if weights is None else jax.tree.map(jnp.sqrt, weights)
+  return _weighted(simulated, root), _weighted(observed, root)
+
+
+# Position of a layer in (0, 1], first to last -> its weight in the distance.
+LAYER_WEIGHTS: dict[str, Any] = {
+  'uniform': None,
+  'linear': lambda position: position,
+  'early': lambda position: 2.0 ** (-8.0 * position),
+}
+
+
+def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...], mode: str) -> Tree:
+  """Returns a tree of scalars that weights each tensor in the distance, or None for 'uniform'.
+
+  'linear' weights the l-th of L layers by l/L, 'early' by 2^(−8·l/L). Needs a model that offers `layers`.
+  """
+  errors.check_choice('layer weighting', mode, LAYER_WEIGHTS)
+  if LAYER_WEIGHTS[mode] is None:
+    return None
+  layers = models.require(model, 'layers')(image_shape)
+  position = {path: (i + 1) / len(layers) for i, layer in enumerate(layers) for path in layer.paths}
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[trees.path_names(path)])), params
+  )
+
+
+def clipped(update: Tree, observation: Observation) -> Tree:
+  """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
+  return trees.clip(update, observation.clip)
+
+
+def weighed(update: Tree, observation: Observation) -> Tree:
+  """Returns the update, each entry times the root of its weight: the squared distance of two is then weighted."""
+  if observation.weights is None:
+    return update
+  return jax.tree.map(
+    lambda u, w: jnp.where(w > 0, u * jnp.sqrt(w.astype(u.dtype)), jnp.zeros_like(u)), update, observation.weights
+  )
+
+
+def compared(observation: Observation, thresholds: Tree | None) -> Observation:
+  """Returns the observation in which entries of the update below the thresholds have the weight 0."""
+  if thresholds is None:
+    return observation
+  large = jax.tree.map(lambda x, least: (jnp.abs(x) >= least).astype(jnp.float32), observation.update, thresholds)
+  weights = large if observation.weights is None else jax.tree.map(jnp.multiply, large, observation.weights)
+  return dataclasses.replace(observation, weights=weights)
