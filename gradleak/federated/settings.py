@@ -16,7 +16,7 @@ from gradleak.settings import setting
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
 # Recorded where they are used: of local training, and of any client.
-_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm', 'rate_decay', 'shuffle')
+_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm', 'rate_decay', 'sample_order')
 _OF_ANY = ('augment', 'precision', 'frozen', 'cohort')
 
 
@@ -47,7 +47,12 @@ class ClientSettings:
   rate_decay: float = setting(
     1.0, 'Factor of the learning rate from one local step to the next.', **_CLIENT, low=1e-3, high=1
   )
-  shuffle: bool = setting(False, 'Whether each local epoch takes the samples in a new order.', **_CLIENT)
+  sample_order: str = setting(
+    'fixed',
+    'Order of the samples in local epochs: fixed, or shuffled anew in each.',
+    **_CLIENT,
+    choices=('fixed', 'shuffled'),
+  )
   augment: str = setting(
     'none',
     'Augmentation of local batches: none, flip, crop or crop_flip.',
@@ -77,6 +82,7 @@ class ClientSettings:
       UsageError: for a value out of range, or a setting of local training that a shared gradient does not use.
     """
     settings.check(self)
+    errors.check_instance('frozen', self.frozen, str, 'names of layers, as Conv_0-Conv_1')
     if self.share == 'gradient':
       defaults = ClientSettings()
       for name in ('local_epochs', 'local_batch_size', *_OPTIONAL):
@@ -118,7 +124,7 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
     batch_size=given.local_batch_size,
     batch_norm=given.batch_norm,
     augment=AUGMENTATIONS[given.augment],
-    shuffled=given.shuffle,
+    shuffled=given.sample_order == 'shuffled',
     precision=given.precision,
     frozen=tuple(name for name in given.frozen.split('-') if name),
     cohort=given.cohort,

@@ -111,19 +111,19 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
   """With one sample to a step and a vanishing rate the order does not matter; with a large one it does."""
   settings = {**LOCAL, 'local_epochs': 1, 'local_batch_size': 1}
   sent = {
-    (rate, shuffle): client_of(linear, **{**settings, 'learning_rate': rate}, shuffle=shuffle).local_update(
+    (rate, order): client_of(linear, **{**settings, 'learning_rate': rate}, sample_order=order).local_update(
       jax.random.key(3), linear.variables, linear.images, linear.labels
     )
     for rate in (1e-4, 0.5)
-    for shuffle in (False, True)
+    for order in ('fixed', 'shuffled')
   }
   vector = {key: np.concatenate([np.ravel(x) for x in jax.tree.leaves(one.update)]) for key, one in sent.items()}
   apart = {
-    rate: np.linalg.norm(vector[rate, True] - vector[rate, False]) / np.linalg.norm(vector[rate, False])
+    rate: np.linalg.norm(vector[rate, 'shuffled'] - vector[rate, 'fixed']) / np.linalg.norm(vector[rate, 'fixed'])
     for rate in (1e-4, 0.5)
   }
   assert apart[1e-4] < 1e-2 < 0.1 < apart[0.5]
-  unkeyed = client_of(linear, **settings, shuffle=True).local_update(
+  unkeyed = client_of(linear, **settings, sample_order='shuffled').local_update(
     None, linear.variables, linear.images, linear.labels
   )
   plain = client_of(linear, **settings).local_update(None, linear.variables, linear.images, linear.labels)
