@@ -11,6 +11,7 @@ from gradleak.federated import Client, ClientSettings, Knowledge, Observation, U
 from gradleak.frontier import Frontier, FrontierSettings, frontier
 from gradleak.inspection import Inspection, inspect
 from gradleak.scenario import Scenario, scenario
+from gradleak.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.specs import parse
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
   'Knowledge',
   'Observation',
   'Scenario',
+  'Sensitivity',
+  'SensitivitySettings',
   'Upload',
   'UsageError',
   'attack',
@@ -46,5 +49,6 @@ __all__ = [
   'read_weights',
   'report',
   'scenario',
+  'sensitivity',
   'servers',
 ]

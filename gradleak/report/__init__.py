@@ -13,9 +13,18 @@ from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_t
 from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
 from gradleak.report.pictures import data_uri, grid
+from gradleak.report.sensitivity import (
+  render_sensitivity,
+  sensitivity_csv,
+  sensitivity_findings,
+  sensitivity_table,
+  waterfall,
+  write_sensitivity,
+)
 from gradleak.report.strengths import strengths, sweep_csv, sweep_summaries
 from gradleak.report.tables import summarise, summary_csv, terminal_table, worst_case
 from gradleak.report.training import write_frontier, write_training
+from gradleak.sensitivity import Sensitivity
 
 __all__ = [
   'captured_grid',
@@ -30,12 +39,17 @@ __all__ = [
   'partition_picture',
   'render',
   'render_captured',
+  'render_sensitivity',
+  'sensitivity_csv',
+  'sensitivity_findings',
+  'sensitivity_table',
   'strengths',
   'summarise',
   'summary_csv',
   'sweep_csv',
   'sweep_summaries',
   'terminal_table',
+  'waterfall',
   'worst_case',
   'worst_case_of',
   'write',
@@ -44,11 +58,12 @@ __all__ = [
 ]
 
 
-def write(result: AuditResult | Frontier | Captured | str | os.PathLike, folder: Any = None) -> None:
-  """Writes the page, pictures and tables of an audit, a frontier or a captured update, each file whole or not at all.
+def write(result: AuditResult | Frontier | Captured | Sensitivity | str | os.PathLike, folder: Any = None) -> None:
+  """Writes the page, pictures and tables of a result, each file whole or not at all.
 
   Args:
-    result: an `AuditResult`, a `Frontier` or a `Captured`; or the work directory of a finished audit, see `load`.
+    result: an `AuditResult`, a `Frontier`, a `Captured` or a `Sensitivity`; or the work directory of a
+      finished audit, see `load`.
     folder: a path, made if it does not exist; by default the work directory.
 
   Raises:
@@ -63,5 +78,7 @@ def write(result: AuditResult | Frontier | Captured | str | os.PathLike, folder:
     write_frontier(result, folder)
   elif isinstance(result, Captured):
     write_captured(result, folder)
+  elif isinstance(result, Sensitivity):
+    write_sensitivity(result, folder)
   else:
     write_audit(result, folder)

@@ -1,0 +1,226 @@
+"""Which assumption protects: what is run, what the rows say, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.sensitivity import (
+  CLEAR,
+  LABORATORY,
+  PRODUCTION,
+  Assumption,
+  Sensitivity,
+  _steps,
+  assumptions,
+  effect,
+  judged,
+  redrawn,
+)
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+def divide(client):
+  """An attack in closed form: each column of the weight gradient is the input times the bias gradient."""
+  del client
+
+  def read(observation):
+    kernel, bias = observation.update['kernel'], observation.update['bias']
+    most = jax.numpy.argmax(jax.numpy.abs(bias))
+    return kernel[:, most] / bias[most], None
+
+  return gl.attacks.closed_form(read)
+
+
+def linear():
+  return gl.models.from_functions(
+    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, 10)), 'bias': jax.numpy.zeros(10)},
+    lambda params, images: images.reshape(-1, 64) @ params['kernel'] + params['bias'].reshape(1, -1),
+    'linear',
+  )
+
+
+def assumption(name, **others):
+  return Assumption(name, f'laboratory of {name}', f'production of {name}', lambda one: one, **others)
+
+
+def standard(*names):
+  """Returns some of the standard assumptions, for `divide` and `linear`; training and batch by default."""
+  given = gl.SensitivitySettings(batch_size=2)
+  every = assumptions(gl.ClientSettings(), gl.attacks.own(divide), given, public=())
+  return [one for one in every if one.name in (names or ('training', 'labels', 'batch'))]
+
+
+def made(names, psnr, skipped=()):
+  """Returns a `Sensitivity` whose rows have the PSNR that `psnr(dropped)` returns, recovered above 10 dB."""
+  listed = [assumption(name) for name in names] + [assumption(name, skipped='no meaning here') for name in skipped]
+  steps = _steps([one for one in listed if not one.skipped])
+  rows = [
+    {
+      'setting': name,
+      'trial': trial,
+      'psnr': value,
+      'recovered': value is not None and value > 10,
+      'by': None,
+      'control_psnr': 6.0,
+      'verdict': 'recovered' if value is not None and value > 10 else 'not solved',
+      'upload_psnr': value,
+    }
+    for name, dropped in steps.items()
+    for trial, value in enumerate(psnr(dropped))
+  ]
+  image = np.full((8, 8, 1), 0.5, np.float32)
+  config = {'model': 'net', 'dataset': 'data', 'trials': len(psnr(())), 'attack': 'divide', 'training_rounds': 3}
+  audits = {name: name for name in steps}
+  return Sensitivity(config, listed, steps, rows, {name: image for name in steps}, image, {}, audits, {}, 1.0)
+
+
+def verdicts(found):
+  return {one.assumption.name: one.verdict for one in judged(found)}
+
+
+NOISE = np.random.default_rng(0).normal(0, 0.3, 8)
+
+
+def test_what_alone_stops_the_attack_protects():
+  found = made(['batch', 'labels'], lambda dropped: list((5 if 'batch' in dropped else 25) + NOISE))
+  assert verdicts(found) == {'batch': 'protects', 'labels': 'does not protect'}
+  restored = judged(found)[0].restored
+  assert restored.recovered == (8, 0) and restored.psnr == pytest.approx(20)
+
+
+def test_where_two_stop_it_neither_is_needed():
+  found = made(['batch', 'labels'], lambda dropped: list((5 if dropped else 25) + NOISE))
+  assert set(verdicts(found).values()) == {'others hold'}
+
+
+def test_what_is_noisy_or_skipped_is_not_shown():
+  wild = [5, 25, 6, 24, 7, 23, 5, 26]
+  found = made(['batch', 'labels'], lambda dropped: wild[::-1] if 'labels' in dropped else wild, skipped=['BatchNorm'])
+  assert verdicts(found) == {'batch': 'does not protect', 'labels': 'not shown', 'BatchNorm': 'not shown'}
+  few = made(['batch'], lambda dropped: [25.0, 25.0])
+  assert verdicts(few) == {'batch': 'not shown'}
+
+
+def test_a_clearer_picture_of_what_is_clear_is_no_larger_leak():
+  found = made(['batch'], lambda dropped: list((CLEAR + 1 if dropped else CLEAR + 30) + NOISE))
+  assert verdicts(found) == {'batch': 'does not protect'}
+  assert effect(found, LABORATORY, PRODUCTION).psnr == 0
+
+
+def test_a_higher_psnr_of_what_nobody_recovers_is_no_protection():
+  found = made(['batch', 'labels'], lambda dropped: list((25, 9, 9, 5)[len(dropped) + ('labels' in dropped)] + NOISE))
+  assert verdicts(found)['labels'] == 'others hold'
+  assert judged(found)[1].restored.low > 3  # more than `MARGIN`, of images that are not recovered
+
+
+def test_a_training_that_did_not_train_does_not_count():
+  found = made(['training'], lambda dropped: list(25 + NOISE))
+  poor, good = ({'own': {'trained': value, 'untrained': 0.3, 'guessing': 0.5}} for value in (0.4, 0.9))
+  assert verdicts(found._replace(accuracy=poor)) == {'training': 'not shown'}
+  assert verdicts(found._replace(accuracy=good)) == {'training': 'does not protect'}
+
+
+def test_diverged_trials_have_no_psnr_and_are_not_recovered():
+  found = made(['batch'], lambda dropped: [None if dropped else 25.0] * 8)
+  one = effect(found, LABORATORY, PRODUCTION)
+  assert np.isnan(one.psnr) and one.recovered == (8, 0)
+
+
+def test_the_settings_that_are_run():
+  used = [assumption('a'), assumption('b'), assumption('c', needs=('b',))]
+  steps = _steps(used)
+  waterfall = {LABORATORY: (), 'a': ('a',), 'a + b': ('a', 'b'), PRODUCTION: ('a', 'b', 'c')}
+  assert steps == {**waterfall, 'b': ('b',), 'b + c': ('b', 'c')}  # restoring b restores c, which needs it
+
+
+def test_dlg_draws_all_parameters_and_leaves_statistics():
+  variables = {'params': {'a': np.zeros((40, 50), np.float32)}, 'batch_stats': {'mean': np.ones(3, np.float32)}}
+  drawn = redrawn(jax.random.key(0), variables)
+  values = np.asarray(drawn['params']['a'])
+  assert -0.5 <= values.min() < -0.49 and 0.49 < values.max() <= 0.5
+  assert drawn['batch_stats'] is variables['batch_stats']
+
+
+def test_assumptions_are_skipped_for_a_reason():
+  given = gl.SensitivitySettings(batch_size=1)
+  listed = {one.name: one for one in assumptions(gl.ClientSettings(), gl.attacks.own(divide), given)}
+  assert all(one.skipped for name, one in listed.items() if name != 'initialisation') and len(listed) == 10
+  client = gl.ClientSettings(share='delta', local_epochs=3, local_batch_size=2, cohort=2, precision='bfloat16')
+  noise = gl.parse('gaussian(stddev=1)')
+  several = assumptions(
+    client, gl.attacks.csdlg(), gl.SensitivitySettings(), defense=noise, public=(), batch_norm=True
+  )  # fmt: skip
+  assert not [one.name for one in several if one.skipped]
+  assert '6 steps in all' in several[4].production and 'precision=bfloat16' in several[7].production
+
+
+@pytest.fixture(scope='module')
+def call(tmp_path_factory):
+  """Returns a function that makes the same small sensitivity, anew or from its folder."""
+  folder = tmp_path_factory.mktemp('sensitivity') / 'new'
+  digits = gl.data.load('digits', 'train', limit=60)
+
+  def make(**changes):
+    settings = {'trials': 3, 'batch_size': 2, 'controls': 2, 'training_rounds': 1, 'training_clients': 2}
+    settings |= {'attack': gl.attacks.own(divide, 'divide'), 'public': (digits.images[:16], digits.labels[:16])}
+    settings |= {'share': 'gradient', 'progress': 'none', 'workdir': folder, 'chosen': standard(), **changes}
+    return gl.sensitivity(jax.random.key(0), linear(), digits.images[30:36], digits.labels[30:36], **settings)
+
+  return make, folder
+
+
+@pytest.fixture(scope='module')
+def found(call):
+  return call[0]()
+
+
+def test_each_setting_is_attacked_on_the_same_images(found):
+  assert list(found.steps) == [LABORATORY, 'training', PRODUCTION, 'batch']
+  assert all([row['trial'] for row in found.of(name)] == [0, 1, 2] for name in found.steps)
+  single = [row['psnr'] for row in found.of(LABORATORY)]
+  assert min(single) > 60 and max(row['psnr'] for row in found.of('batch')) < 40  # of two images the sum comes back
+  measured = found.accuracy['U(−0.5, 0.5)']
+  assert len(found.accuracy) == 1 and all(0 <= value <= 1 for value in measured.values())
+  assert verdicts(found)['labels'] == 'not shown'
+
+
+def test_the_page_and_a_second_call(found, call):
+  make, folder = call
+  gl.report.write(found, folder)
+  assert (folder / 'sensitivity.png').read_bytes().startswith(b'\x89PNG')
+  assert (folder / 'sensitivity.csv').read_text('utf-8').count('\n') == 1 + len(found.steps)
+  again = make()
+  assert again.rows == found.rows and again.accuracy == found.accuracy
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'trails': 3}, "unknown setting of gradleak.sensitivity: 'trails'; did you mean 'trials'"),
+    ({'trials': 4}, '4 trials of 2 images need 8, there are 6'),
+    ({'training_clients': 9}, 'public holds 16 images, and 9 clients that train on them need 36'),
+    ({'attack': 'csdlg'}, "the attack 'csdlg' is a text"),
+    ({'chosen': [assumption('a', needs=('b',))]}, "unknown assumption that 'a' needs: 'b'"),
+    ({'chosen': [assumption('a'), assumption('a')]}, "the assumption 'a' is listed twice"),
+    ({'chosen': [assumption('a', skipped='it has no meaning')]}, 'no assumption is left'),
+  ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):
+  with pytest.raises(gl.UsageError, match=message):
+    call[0](workdir=tmp_path / 'new', **changes)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_an_assumption_of_ones_own(call, tmp_path):
+  knowing = Assumption(
+    'whole uploads',
+    'All is sent.',
+    'Nine tenths are withheld.',
+    lambda one: one._replace(defense=gl.defenses.prune(rate=0.9)),
+  )
+  found = call[0](workdir=tmp_path / 'new', chosen=[knowing])
+  assert list(found.steps) == [LABORATORY, PRODUCTION]
+  assert found.methods['defenses'].keys() == {'none', 'prune(rate=0.9)'}
