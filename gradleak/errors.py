@@ -197,7 +197,8 @@ def check_function(name: str, value: Any, arguments: int, expected: str = 'a fun
     except ValueError:  # functions written in C may have no signature
       pass
   if not fits:
-    raise UsageError(f'{name} is {shown(value)}, expected {expected} of {arguments} argument{"s" * (arguments > 1)}')
+    called = f'called with {arguments} argument{"s" * (arguments > 1)}'
+    raise UsageError(f'{name} is {shown(value)}, expected {expected}, {called}')
   return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-_KINDS = {str: 'string', bool: 'boolean', int: 'integer', float: 'float'}
+_KINDS = {str: 'string', int: 'integer', float: 'float'}
 
 
 def define(settings: type, *, without: tuple[str, ...] = (), **defaults: Any) -> dict[str, flags.FlagHolder]:

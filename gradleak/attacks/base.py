@@ -200,7 +200,9 @@ def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE) -
   Raises:
     UsageError: if it is not a function.
   """
-  expected = 'one of gradleak.attacks, such as gradleak.attacks.csdlg(), or a function that returns an Attack'
+  expected = (
+    'one of gradleak.attacks, such as gradleak.attacks.csdlg(), or a function of a Client that returns an Attack'
+  )
   if isinstance(factory, Method | optax.GradientTransformation):
     raise errors.UsageError(f'the attack is {errors.shown(factory)}, expected {expected}')
   errors.check_function('the attack', factory, 1, expected)

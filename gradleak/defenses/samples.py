@@ -186,11 +186,12 @@ def _parse(policy: str) -> tuple[tuple[tuple[Operation, float], ...], ...]:
 
 
 def _number(text: str) -> float | str:
-  """Returns the text as a number; as it is, if it is none."""
+  """Returns the text as a number, an integer where it is whole; as it is, if it is none."""
   try:
-    return float(text)
+    value = float(text)
   except ValueError:
     return text
+  return int(value) if value.is_integer() else value
 
 
 @defense(

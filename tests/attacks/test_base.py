@@ -63,7 +63,7 @@ def test_a_function_of_ones_own_is_accepted_as_it_is():
     (lambda: gl.attacks.attack()(grey)(value='high'), r"grey\(value\) is 'high', expected a number"),
     (lambda: gl.attacks.attack()(grey)(frame=1), r'grey\(frame\) is 1, expected bool'),
     (lambda: base.as_attack('grey(value=1)'), r"is a text, expected an object: gradleak.parse\('grey\(value=1\)'\)"),
-    (lambda: base.as_attack(0.5), 'the attack is 0.5, expected one of gradleak.attacks, or a function of a Client'),
+    (lambda: base.as_attack(0.5), 'the attack is 0.5, expected one of gradleak.attacks, such as'),
     (lambda: gl.attacks.own(lambda client: None, 'mine')(None), "the attack 'mine' returns None, expected a gradleak"),
   ],
 )

@@ -66,7 +66,7 @@ def test_the_list_names_all_with_their_cost():
   ('flags', 'messages'),
   [
     ((), ('--experiment=… is needed', 'dcs2_1', 'outpost_3_4')),
-    (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: dcs2_1')),
+    (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: assumptions_')),
     (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
     (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
     (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
