@@ -250,6 +250,8 @@ class Matching:
       )
     if self.form != 'auto' or not fits:
       return self.form == 'ghost'
+    if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
+      return False  # without tracing the gradient
     return ghost.saved(self.client.gradient, observation.variables, images, labels) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:

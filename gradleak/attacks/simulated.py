@@ -79,7 +79,7 @@ class Simulation:
 
   def copies(self, client: Client) -> int:
     """Returns how many dummy samples there are of each private one."""
-    return self.trained(client).epochs if self.orders == 'free' else 1
+    return (self.epochs or client.epochs) if self.orders == 'free' else 1
 
   def update(self, client: Client, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
     """Returns what the client would send of dummy samples.

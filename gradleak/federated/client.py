@@ -319,7 +319,7 @@ class Client:
     for name in self.frozen:
       if name not in known:
         raise errors.unknown('frozen layer', name, known)
-    if all(name in self.frozen for name in known if any(name == layer.name for layer in layers)) and layers:
+    if layers and all(layer.name in self.frozen for layer in layers):
       raise errors.UsageError('all layers are frozen: there is nothing to train and to share')
     return found
 
@@ -367,6 +367,8 @@ class Client:
         step_key, current, state, batch[0], batch[1], batch[2], position
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+      if self.frozen:  # neither weight decay nor the noise of a defense moves them
+        updates = trees.withhold(updates, self._trained_layers(params, images.shape[1:]))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
         stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)

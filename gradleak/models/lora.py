@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak import errors, trees
-from gradleak.models.model import ImageShape, Model
+from gradleak.models.model import ImageShape, Model, wrapped
 from gradleak.trees import Layer, Tree
 
 CITATION = (
@@ -61,19 +61,6 @@ def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
     kept = {name: value for name, value in variables.items() if name != _BASE}
     return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
 
-  def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
-  ) -> tuple[jax.Array, Tree]:
-    return model.apply(merged(variables), images, train, key)
-
-  def penalised(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
-  ) -> tuple[jax.Array, Tree, jax.Array]:
-    return model.penalised(merged(variables), images, train, key)  # type: ignore[misc]
-
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
-    return model.features(merged(variables), images)  # type: ignore[misc]
-
   def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))['params']
     found = []
@@ -83,14 +70,13 @@ def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
         found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))
     return tuple(found)
 
-  return Model(
+  return wrapped(
+    model,
     f'{model.name}+lora(rank={rank},alpha={alpha:g})',
     init,
-    apply,
-    None if model.features is None else features,
-    None if model.layers is None else layers,
-    None if model.penalised is None else penalised,
-    (*model.citations, CITATION),
+    lambda variables, images: (merged(variables), images),
+    layers=None if model.layers is None else layers,
+    citations=(*model.citations, CITATION),
   )
 
 

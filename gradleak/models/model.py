@@ -47,6 +47,47 @@ class Model(NamedTuple):
   citations: tuple[str, ...] = ()
 
 
+def wrapped(
+  model: Model,
+  name: str,
+  init: Callable[[jax.Array, ImageShape], Tree],
+  given: Callable[[Tree, jax.Array], tuple[Tree, jax.Array]],
+  *,
+  layers: Callable[[ImageShape], tuple[Layer, ...]] | None,
+  citations: tuple[str, ...] = (),
+) -> Model:
+  """Returns a model whose pass, penalty and features are those of `model` on other variables and images.
+
+  Args:
+    model: the model that is passed.
+    name, init, layers, citations: of the result, see `Model`.
+    given: (variables of the result, images) -> (variables of `model`, images that it is given).
+  """
+
+  def apply(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
+    return model.apply(*given(variables, images), train, key)
+
+  def penalised(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree, jax.Array]:
+    return model.penalised(*given(variables, images), train, key)  # type: ignore[misc]
+
+  def features(variables: Tree, images: jax.Array) -> jax.Array:
+    return model.features(*given(variables, images))  # type: ignore[misc]
+
+  return Model(
+    name,
+    init,
+    apply,
+    None if model.features is None else features,
+    layers,
+    None if model.penalised is None else penalised,
+    citations,
+  )
+
+
 def per_example_loss(
   model: Model,
   loss: Callable[[jax.Array, jax.Array], jax.Array],

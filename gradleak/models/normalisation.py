@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak import errors
-from gradleak.models.model import ImageShape, Model
+from gradleak.models.model import ImageShape, Model, wrapped
 from gradleak.trees import Tree
 
 # Name -> mean and standard deviation of each channel of the train split; of MNIST and CIFAR-10 as in DCS²'s code.
@@ -46,23 +46,11 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
     check(image_shape[-1])
     return model.init(key, image_shape)
 
-  def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
-  ) -> tuple[jax.Array, Tree]:
-    return model.apply(variables, passed(images), train, key)
-
-  def penalised(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
-  ) -> tuple[jax.Array, Tree, jax.Array]:
-    return model.penalised(variables, passed(images), train, key)  # type: ignore[misc]
-
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
-    return model.features(variables, passed(images))  # type: ignore[misc]
-
-  return model._replace(
-    name=f'{model.name}+normalised(pixels={pixels})',
-    init=init,
-    apply=apply,
-    features=None if model.features is None else features,
-    penalised=None if model.penalised is None else penalised,
+  return wrapped(
+    model,
+    f'{model.name}+normalised(pixels={pixels})',
+    init,
+    lambda variables, images: (variables, passed(images)),
+    layers=model.layers,
+    citations=model.citations,
   )

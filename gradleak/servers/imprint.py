@@ -23,7 +23,7 @@ from gradleak import errors
 from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.fidel import beyond_box, partial_reconstructions
 from gradleak.federated import Client, Observation
-from gradleak.models.model import Model, require
+from gradleak.models.model import Model, require, wrapped
 from gradleak.scenario import Scenario
 from gradleak.servers.base import Server, one_round, server
 from gradleak.trees import Layer, Tree
@@ -122,9 +122,6 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     residual: whether x is added; else the input is A₂·φ(A₁·x).
   """
 
-  def inner(variables):
-    return {**variables, 'params': variables['params']['model']}
-
   def passed(variables, images):
     params, rows = variables['params'][_NAME], images.reshape(images.shape[0], -1)
     z = jnp.matmul(rows, params['measure']['kernel'], precision=_EXACT) + params['measure']['bias'].reshape(1, -1)
@@ -137,15 +134,6 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     variables = model.init(key, image_shape)
     return {**variables, 'params': {_NAME: module, 'model': variables['params']}}
 
-  def apply(variables, images, train=False, key=None):
-    return model.apply(inner(variables), passed(variables, images), train, key)
-
-  def penalised(variables, images, train=False, key=None):
-    return model.penalised(inner(variables), passed(variables, images), train, key)
-
-  def features(variables, images):
-    return model.features(inner(variables), passed(variables, images))
-
   def layers(image_shape):
     own = [
       Layer(f'{_NAME}/{part}', tuple((_NAME, part, name) for name in ('kernel', 'bias')))
@@ -157,13 +145,15 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     ]
     return (*own, *behind)
 
-  return Model(
+  return wrapped(
+    model,
     f'{model.name}+{_NAME}',
     init,
-    apply,
-    None if model.features is None else features,
-    None if model.layers is None else layers,
-    None if model.penalised is None else penalised,
+    lambda variables, images: (
+      {**variables, 'params': variables['params']['model']},
+      passed(variables, images),
+    ),
+    layers=None if model.layers is None else layers,
   )
 
 

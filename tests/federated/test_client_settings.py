@@ -221,3 +221,20 @@ def test_blocks_of_steps_change_nothing_but_memory(linear):
   np.testing.assert_allclose(ours, value, rtol=1e-5)
   np.testing.assert_allclose(our_gradient, gradient, rtol=1e-3, atol=1e-6)
   assert recomputed < 0.7 * kept
+
+
+def test_weight_decay_does_not_move_frozen_layers(linear):
+  """The layers that are trained see the frozen ones as they were, in every step."""
+  model = gl.models.create('mlp(widths=8)', 10)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  settings = {**LOCAL, 'weight_decay': 0.5}
+  frozen = ClientSettings(**settings, frozen='Dense_0').client(model, 10)
+  free = ClientSettings(**settings).client(model, 10)
+  mask = {
+    name: jax.tree.map(lambda _, name=name: name == 'Dense_0', layer) for name, layer in variables['params'].items()
+  }
+  held = dataclasses.replace(free, optimizer=optax.chain(free.optimizer, optax.masked(optax.set_to_zero(), mask)))
+  ours, theirs = (
+    jax.jit(one.local_update)(None, variables, linear.images, linear.labels).update for one in (frozen, held)
+  )
+  np.testing.assert_allclose(ours['Dense_1']['kernel'], theirs['Dense_1']['kernel'], atol=1e-6)
