@@ -62,6 +62,11 @@ def test_every_grant_is_put_into_words(granted, said, not_said):
   assert not_said not in words(**granted)
 
 
+def test_secure_aggregation_is_said_of_several_clients_alone():
+  together, alone = (' '.join(Knowledge(cohort=count).in_words()) for count in (4, 1))
+  assert 'the mean of 4 such updates alone' in together and 'Secure aggregation' not in alone
+
+
 @pytest.mark.parametrize(
   ('granted', 'message'),
   [
