@@ -7,7 +7,14 @@ from gradleak import AuditSettings, ClientSettings
 METRICS = (
   'PSNR is of images clipped to [0, 1]. The paper’s figures are of one picture or batch, ours means over trials.'
 )
-PRETRAINED = Training(rounds=2000, clients=100, samples=490, share=0.1, accuracy=60, tested=1000)
+CENTRAL = {'share': 'delta', 'local_batch_size': 64, 'sample_order': 'shuffled', 'augment': 'crop_flip'}
+SGD = {**CENTRAL, 'optimizer': 'sgd', 'momentum': 0.9, 'learning_rate': 0.05, 'local_epochs': 1}
+ADAM = {**CENTRAL, 'optimizer': 'adam', 'learning_rate': 1e-3, 'local_epochs': 1}
+
+
+def _pretrained(accuracy, recipe, rounds=60, samples=49_000):
+  """Returns a training on one machine, a round for an epoch."""
+  return Training(rounds, 1, samples, accuracy=accuracy, tested=1_000, client=recipe, evaluated=1)
 
 
 def _table_1():
@@ -15,13 +22,13 @@ def _table_1():
   states = {
     'explicit initialisation': ('explicit', None),
     'default initialisation': ('default', None),
-    'trained': ('explicit', Training(rounds=500, clients=10, samples=400, accuracy=50, tested=500)),
+    'trained': ('explicit', _pretrained(50, ADAM)),
   }
   for column, (init, training) in states.items():
     run = column.replace(' ', '_')
     mini = {'trials': 4, 'restarts': 3, 'controls': 4, 'changed': {'dga': {'steps': 1000}}}
     if training is not None:
-      mini['training'] = Training(rounds=300, clients=10, samples=200, accuracy=40, tested=500)
+      mini['training'] = _pretrained(40, ADAM, 20, 15_000)
     runs[run] = Run(
       'cifar10', 'lenet4', 'dga(steps=3000)', {'none': 'none'}, trials=8, init=init, training=training,
       settings=AuditSettings(restarts=3, labels='known', knowledge='unaware'), mini=mini,
@@ -51,27 +58,34 @@ TABLE_4 = {
   (5, 8, 8): {'resnet18': (12.585, 10.598, 8.380, 10.581), 'resnet152': (12.589, 11.768, 12.466, 11.350)},
   (1, 8, 4): {'resnet18': (9.563, 11.821, 10.160, 10.678), 'resnet152': (12.535, 10.582, 12.460, 9.995)},
 }
-# What two cores need beyond narrow networks: the deeper one takes long.
-MINI_4 = {'resnet18': {}, 'resnet152': {'trials': 2, 'changed': {'csdlg': {'steps': 100}}}}
+# Network -> its training, and what two cores need.
+PRETRAINED = {
+  'resnet18': (_pretrained(60, SGD), {'training': _pretrained(50, SGD, 15, 15_000)}),
+  'resnet152': (
+    _pretrained(60, SGD),
+    {'training': _pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 2, 'changed': {'csdlg': {'steps': 60}}},
+  ),
+  'vit_tiny': (_pretrained(60, ADAM, 200), {'training': _pretrained(45, ADAM, 20, 15_000)}),
+}
+NARROW = {'resnet18': 'resnet18(width=8)', 'resnet152': 'resnet152(width=8)', 'vit_tiny': 'vit_tiny(depth=4,width=96)'}
 STATES = (('eval', False), ('eval', True), ('train', False), ('train', True))
 IN_PLACE = 'CIFAR-10 takes the place of CIFAR-100.'
 
 
-def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None, mini=None):
+def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None):
   """Returns csDLG on the delta of a deep network."""
-  training = PRETRAINED if trained else None
-  small = {'rounds': 150, 'clients': 10, 'samples': 200, 'accuracy': 60, 'tested': 500}
+  training, needs = PRETRAINED[model]
+  steps = {'csdlg': {'steps': 300 if samples > 1 else 600}}
+  mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 4, 'changed': steps, **needs}
+  if not trained:
+    mini.pop('training')
   return Run(
-    'cifar10', model, 'csdlg', defenses or {'none': 'none'}, trials=8, training=training,
+    'cifar10', model, 'csdlg', defenses or {'none': 'none'}, trials=8, training=training if trained else None,
     settings=AuditSettings(batch_size=samples, labels='known', knowledge='unaware'),
     client=ClientSettings(
       share='delta', local_epochs=epochs, local_batch_size=batch, learning_rate=0.01, batch_norm=mode
     ),
-    mini={
-      'model': f'{model}(width=8)', 'trials': 2 if samples > 1 else 4, 'controls': 4,
-      'changed': {'csdlg': {'steps': 300 if samples > 1 else 600}},
-      **({'training': Training(**small)} if trained else {}), **(mini or {}),
-    },
+    mini=mini,
   )  # fmt: skip
 
 
@@ -81,7 +95,7 @@ def _table_4(network, title):
     row = f'E = {epochs}, n = {samples}, B = {batch}'
     for (mode, trained), paper in zip(STATES, figures[network], strict=True):
       run = f'{mode}_{"trained" if trained else "untrained"}_{epochs}_{samples}_{batch}'
-      runs[run] = _deep(network, mode, trained, epochs=epochs, samples=samples, batch=batch, mini=MINI_4[network])
+      runs[run] = _deep(network, mode, trained, epochs=epochs, samples=samples, batch=batch)
       column = f'{mode} mode, {"pretrained" if trained else "untrained"}'
       cells.append(Cell(column, row, 'psnr', run, 'none', paper))
       cells.append(Cell(column, row, 'ssim', run, 'none'))
@@ -106,7 +120,7 @@ def _table_5():
   runs, cells = {}, []
   for (mode, trained), (column, paper) in zip(STATES, TABLE_5.items(), strict=True):
     run = f'{mode}_{"trained" if trained else "untrained"}'
-    runs[run] = _deep('vit_tiny', mode, trained, mini={'model': 'vit_tiny(depth=2,width=48)'})
+    runs[run] = _deep('vit_tiny', mode, trained)
     cells += [Cell(column, 'CIFAR-100', 'psnr', run, 'none', paper), Cell(column, 'CIFAR-100', 'ssim', run, 'none')]
   return Experiment(
     'outpost_5',

@@ -7,10 +7,12 @@ changed is stated wherever its numbers are shown.
 
 import csv
 import dataclasses
+import hashlib
 import io
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -25,6 +27,8 @@ from gradleak.data import Dataset
 from gradleak.federated import simulation
 from gradleak.metrics import statistics
 from gradleak.report.formatting import aligned
+from gradleak.scenario import fingerprint
+from gradleak.storage import Workdir, plain
 
 SCALES = ('smoke', 'mini', 'paper')
 UNAWARE = AuditSettings(knowledge='unaware')
@@ -52,6 +56,8 @@ class Training:
     share: of the clients that is drawn for a round.
     accuracy: in %, of the network that is to be attacked; a network below it is not called trained.
     tested: number of held-out samples, the next ones of the train split; 0 measures no accuracy.
+    client: settings of `ClientSettings` in which the clients that train differ from the attacked one.
+    evaluated: rounds from one evaluation to the next.
   """
 
   rounds: int = 20
@@ -62,6 +68,8 @@ class Training:
   share: float = 1.0
   accuracy: float = 100.0
   tested: int = 0
+  client: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  evaluated: int = 10
 
   @property
   def held(self) -> int:
@@ -220,7 +228,7 @@ class Run(Scaled):
     """Runs the audit in its own folder, or resumes it."""
     return gl.audit(
       jax.random.fold_in(jax.random.key(seed), 1),
-      self.scenario(data, seed),
+      self.scenario(data, seed, os.path.dirname(workdir), progress),
       [specs.defense(text) for text in self.texts().values()],
       [self.method()],
       self.trials,
@@ -229,13 +237,30 @@ class Run(Scaled):
       progress=progress,
     )
 
-  def scenario(self, data: 'Data', seed: int) -> gl.Scenario:
-    """Returns the `Scenario`, its model initialised and trained."""
+  def scenario(self, data: 'Data', seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
+    """Returns the `Scenario`, its model initialised and trained.
+
+    Runs that attack the same network train it once: it is kept in `folder`, if that is given.
+    """
     key = jax.random.fold_in(jax.random.key(seed), 0)
     if self.training is None:
       return self.scenario_of(data, key=jax.random.fold_in(key, 0))
-    untrained = self.replaced(batch_norm='train').scenario_of(data, key=jax.random.fold_in(key, 0))
-    variables, previous, reached = train(jax.random.fold_in(key, 1), untrained, *data.others, self.training)
+    trains = self.replaced(batch_norm='train', **self.training.client)
+    untrained = trains.scenario_of(data, key=jax.random.fold_in(key, 0))
+
+    def trained() -> tuple[dict, dict, dict]:
+      return train(jax.random.fold_in(key, 1), untrained, *data.others, self.training, progress)
+
+    config = {
+      'seed': seed,
+      'model': self.model,
+      'training': dataclasses.asdict(self.training),
+      'client': trains.client.recorded(),
+      'weights_fingerprint': untrained.settings['weights_fingerprint'],
+      'data_fingerprint': fingerprint(data.others),
+    }
+    structure = jax.tree.structure(untrained.variables)
+    variables, previous, reached = trained() if folder is None else kept(folder, config, structure, trained)
     return self.scenario_of(data, reached, variables=variables, previous=previous)
 
   def scenario_of(self, data: 'Data', reached: Mapping | None = None, **given: Any) -> gl.Scenario:
@@ -337,7 +362,7 @@ def with_weights(experiment: Experiment, path: str) -> Experiment:
 
 def _smoke_training(training):
   """Returns a training of two rounds."""
-  small = {'rounds': 2, 'clients': 2, 'samples': 4, 'share': 1.0, 'tested': min(training.tested, 20)}
+  small = {'rounds': 2, 'clients': 2, 'samples': 4, 'share': 1.0, 'tested': min(training.tested, 20), 'client': {}}
   return dataclasses.replace(training, **small)
 
 
@@ -403,11 +428,13 @@ def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:
   return np.sort(np.concatenate(chosen))
 
 
-EVALUATED = 10  # rounds from one evaluation to the next
-
-
 def train(
-  key: jax.Array, scenario: gl.Scenario, images: np.ndarray, labels: np.ndarray, training: Training
+  key: jax.Array,
+  scenario: gl.Scenario,
+  images: np.ndarray,
+  labels: np.ndarray,
+  training: Training,
+  progress: str = 'none',
 ) -> tuple[dict, dict, dict]:
   """Returns the variables after a federated training, those of one round before, and what it reached.
 
@@ -416,6 +443,7 @@ def train(
     scenario: its client and model are trained.
     images, labels: [clients · samples + tested, …] of the train split.
     training: the `Training`.
+    progress: a line for each evaluation, unless 'none'.
 
   Returns:
     (variables, variables of one round before, {'rounds_done', and 'accuracy_reached' if any samples are held out}).
@@ -433,12 +461,40 @@ def train(
   )
   held_out, accuracy = (images[count:], labels[count:]), None
   for number, models in enumerate(simulation.along(federation, variables, key, training.rounds), 1):
-    if training.tested and (number % EVALUATED == 0 or number == training.rounds):
+    if training.tested and (number % training.evaluated == 0 or number == training.rounds):
       accuracy = simulation.accuracy(client.model, models[0], *held_out)[0]
+      if progress != 'none':
+        print(f'training of the network: round {number} of {training.rounds}, {accuracy:.1%} accurate', flush=True)
       if 100 * accuracy >= training.accuracy:
         break
   reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
   return *models, {'rounds_done': number, **reached}
+
+
+def kept(
+  folder: str, config: Mapping, structure: Any, train: Callable[[], tuple[dict, dict, dict]]
+) -> tuple[dict, dict, dict]:
+  """Returns what `train()` returned the first time for these settings; it is kept in a folder within `folder`.
+
+  Args:
+    folder: of the experiment.
+    config: what the training depends on, plain JSON.
+    structure: of the variables, a treedef.
+    train: returns (variables, those before, what was reached), as the function of that name.
+  """
+  digest = hashlib.sha256(json.dumps(plain(dict(config)), sort_keys=True).encode()).hexdigest()[:8]
+  store = Workdir(os.path.join(folder, f'trained-{digest}'), config, {})
+  found = store.load_part('network')
+  if found is None:
+    *both, reached = train()
+    arrays = {f'{number:04}': np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(both))}
+    store.save_part('network', [reached], arrays)
+    return *both, reached
+  (reached,), arrays = found
+  leaves = [arrays[name] for name in sorted(arrays)]
+  half = structure.num_leaves
+  after, before = (jax.tree.unflatten(structure, part) for part in (leaves[:half], leaves[half:]))
+  return after, before, reached
 
 
 def called(training: Mapping | None, num_classes: int) -> str:
@@ -474,7 +530,8 @@ def sections(
     inside = [cell for cell in experiment.cells if cell.column == column]
     metrics = list(dict.fromkeys(cell.metric for cell in inside))
     compared = {cell.metric for cell in inside if judged and cell.paper is not None}
-    heads = [[HEADINGS[metric][0], 'paper', *(['verdict'] if metric in compared else [])] for metric in metrics]
+    beside = ['paper'] if prints(experiment) else []
+    heads = [[HEADINGS[metric][0], *beside, *(['verdict'] if metric in compared else [])] for metric in metrics]
     lines = [['', *(text for head in heads for text in head), experiment.runs[inside[0].run].remarks]]
     for row in dict.fromkeys(cell.row for cell in inside):
       line, shown = [row], None
@@ -488,6 +545,11 @@ def sections(
     # An empty column is left out.
     tables[column] = lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
   return tables
+
+
+def prints(experiment: Experiment) -> bool:
+  """Returns whether the paper prints any figure of the table."""
+  return any(cell.paper is not None for cell in experiment.cells)
 
 
 def compares(scale: str) -> bool:
@@ -520,7 +582,8 @@ def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
   by_change = {}
   for name, run in experiment.runs.items():
     by_change.setdefault('; '.join(run.changes(scale)) or 'nothing is scaled down', []).append(name)
-  lines = [f'Scale {scale}, seed {seed}.', *([VERDICT] if compares(scale) else [UNCOMPARED]), *experiment.choices]
+  judged = [VERDICT if compares(scale) else UNCOMPARED] if prints(experiment) else []
+  lines = [f'Scale {scale}, seed {seed}.', *judged, *experiment.choices]
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
 

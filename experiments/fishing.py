@@ -45,6 +45,8 @@ class Fishing(Run):
     pool: private images that the batches are drawn from, the first ones of the test split.
     trained: images that the model was trained on, the first ones of the train split; 0 attacks it untrained.
     training_steps: steps of this training, see `fitted`.
+    training_optimizer: 'sgd' with momentum 0.9, or 'adam'.
+    training_rate: its first learning rate.
     weights: a file of PyTorch weights, in place of training.
   """
 
@@ -53,6 +55,8 @@ class Fishing(Run):
   pool: int = 1_000
   trained: int = 0
   training_steps: int = 0
+  training_optimizer: str = 'sgd'
+  training_rate: float = 0.1
   weights: str = ''
 
   def at_smoke(self) -> Self:
@@ -65,7 +69,7 @@ class Fishing(Run):
     changed = super().changes(scale)
     if not (self.weights and self.trained):
       return changed
-    changed = [text for text in changed if not text.startswith(('trained ', 'training_steps ', 'weights '))]
+    changed = [text for text in changed if not text.startswith(('trained ', 'training_', 'weights '))]
     return [*changed, f'the trained model is {os.path.basename(self.weights)}, not trained here']
 
   def method(self) -> AttackMethod:
@@ -87,12 +91,13 @@ class Fishing(Run):
     train = _train_split(*(others or (self.dataset, data_dir, self.public)))
     return Data(private, (train.images[: self.public], train.labels[: self.public]), others)
 
-  def scenario(self, data: Data, seed: int) -> gl.Scenario:
+  def scenario(self, data: Data, seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
     """Returns the `Scenario`: the batches of all trials one after the other, and the model, trained or not."""
     model = gl.models.create(self.model, data.private.num_classes, init=self.init)
     shape = data.private.images.shape[1:]
     if data.others is not None:
-      variables = _trained(model, data.others, self.training_steps, seed)
+      recipe = self.training_steps, self.training_optimizer, self.training_rate
+      variables = _trained(model, data.others, recipe, seed)
     elif self.trained:
       variables = torch_weights.load(self.weights, model, shape)
     else:
@@ -212,27 +217,37 @@ def _train_split(dataset: str, data_dir: str | None, limit: int) -> Dataset:
 
 
 @functools.lru_cache(maxsize=1)
-def _trained(model: Model, split: tuple, steps: int, seed: int) -> dict:
+def _trained(model: Model, split: tuple, recipe: tuple, seed: int) -> dict:
   """Returns the variables of the model trained on a split; the runs of an experiment share them."""
   data = _train_split(*split)
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(seed), data.images.shape[1:])
-  return fitted(model, variables, data.images, data.labels, steps, seed)
+  return fitted(model, variables, data.images, data.labels, seed, *recipe)
 
 
-def fitted(model: Model, variables: dict, images: np.ndarray, labels: np.ndarray, steps: int, seed: int) -> dict:
-  """Returns the variables after so many steps of SGD with momentum 0.9, batch 128, a rate of 0.1 down to 0."""
-  optimizer = lenient(optax.sgd(optax.cosine_decay_schedule(0.1, max(1, steps)), momentum=0.9))
+def fitted(
+  model: Model,
+  variables: dict,
+  images: np.ndarray,
+  labels: np.ndarray,
+  seed: int,
+  steps: int,
+  optimizer: str = 'sgd',
+  rate: float = 0.1,
+) -> dict:
+  """Returns the variables after so many steps on batches of 128, at a rate that falls to 0; SGD has momentum 0.9."""
+  schedule = optax.cosine_decay_schedule(rate, max(1, steps))
+  chain = lenient(optax.sgd(schedule, momentum=0.9) if optimizer == 'sgd' else optax.adam(schedule))
   client = gl.ClientSettings().client(model, num_logits(model, variables, images.shape[1:]))
   drawing = np.random.default_rng(seed)
 
   @jax.jit
   def one_step(variables, state, images, labels):
     upload, _, batch_stats = client.participate(None, variables, images, labels)
-    updates, state = optimizer.update(upload.update, state, variables['params'])
+    updates, state = chain.update(upload.update, state, variables['params'])
     params = optax.apply_updates(variables['params'], updates)
     return {**variables, 'params': params, **({'batch_stats': batch_stats} if batch_stats else {})}, state
 
-  state = optimizer.init(variables['params'])
+  state = chain.init(variables['params'])
   for _ in range(steps):
     chosen = drawing.choice(len(images), min(128, len(images)), replace=False)
     flipped = np.where(drawing.random((len(chosen), 1, 1, 1)) < 0.5, images[chosen], images[chosen, :, ::-1])

@@ -261,4 +261,41 @@ def _figure_5():
   )
 
 
-EXPERIMENTS = (*map(_scenario, SCENARIOS), *map(_figure_3, FIGURE_3), _figure_5())
+def _vit_fishing(strategy, state, modified):
+  run = _fishing(strategy, state, 'eval', modified)
+  return dataclasses.replace(
+    run,
+    model='vit_tiny',
+    init='default',
+    defenses={'none': 'none'},
+    training_optimizer='adam',
+    training_rate=1e-3,
+    mini={**run.mini, 'model': 'vit_tiny(depth=4,width=96)'},
+  )
+
+
+def _figure_6():
+  runs, cells = {}, []
+  for strategy in ('class fishing', 'feature fishing'):
+    for state, modified in (('untrained', True), ('trained', True), ('trained', False)):
+      row = state if modified else f'{state}, unmodified'
+      name = f'{strategy}_{row}'.translate(str.maketrans(' ', '_', ','))
+      runs[name] = _vit_fishing(strategy, state, modified)
+      cells += [Cell(strategy, row, metric, name, 'none') for metric in ('cosine', 'queries', 'alone', 'psnr', 'ssim')]
+  return Experiment(
+    'outpost_figure_6',
+    PAPER,
+    'Figure 6: fishing for one sample of a batch of 128 on a vision transformer',
+    'Fishing fails on ViT, untrained and pretrained, with and without label conflicts. The paper prints pictures '
+    'alone.',
+    runs,
+    tuple(cells),
+    'Columns are those of figure 5. The cosine says whether a sample was isolated, PSNR whether it was reconstructed.',
+    (
+      'ViT-tiny with patches of 4 and CIFAR-10 take the place of ViT and CIFAR-100; the target is class 1.',
+      'ViT has no BatchNorm: the modes of figure 5 are one here.',
+    ),
+  )
+
+
+EXPERIMENTS = (*map(_scenario, SCENARIOS), *map(_figure_3, FIGURE_3), _figure_5(), _figure_6())

@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from gradleak import errors
+from gradleak.models import repeated
 from gradleak.trees import Layer, Tree
 
 ImageShape = tuple[int, ...]
@@ -320,7 +321,8 @@ def from_flax(
     def trace(key: jax.Array) -> Any:
       return call(init(key, image_shape), jnp.zeros((1, *image_shape), jnp.float32), False, None, watch)
 
-    jax.eval_shape(trace, jax.random.key(0))
+    with repeated.apart():
+      jax.eval_shape(trace, jax.random.key(0))
     return _grouped(found)
 
   def features(variables: Tree, images: jax.Array) -> jax.Array:

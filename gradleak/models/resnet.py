@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak import errors
-from gradleak.models import layers
+from gradleak.models import layers, repeated
 from gradleak.models.builtin import builtin, check_width, standardised
 from gradleak.models.model import Model
 
@@ -116,19 +116,12 @@ class ResNet(nn.Module):
     x = nn.relu(_norm(self.norm, train, 'norm1')(x))
     if self.stem == 'imagenet':
       x = layers.overlapping_max_pool(x, 3, 2, 1)
-    make = Bottleneck if self.bottleneck else BasicBlock
     for stage, blocks in enumerate(self.blocks):
-      for block in range(blocks):
-        stride = 2 if stage > 0 and block == 0 else 1
-        x = make(
-          self.width * 2**stage,
-          stride,
-          self.initial,
-          self.conv,
-          self.norm,
-          self.project,
-          name=f'layer{stage + 1}_{block}',
-        )(x, train)
+      common = (self.initial, self.conv, self.norm, self.project)
+      make = functools.partial(Bottleneck if self.bottleneck else BasicBlock, self.width * 2**stage)
+      x = make(2 if stage > 0 else 1, *common, name=f'layer{stage + 1}_0')(x, train)
+      names = [f'layer{stage + 1}_{block}' for block in range(1, blocks)]
+      x = repeated.chain(self, functools.partial(make, 1, *common), names, x, train)
     return layers.Dense(self.num_classes, self.initial, name='linear')(jnp.mean(x, axis=(1, 2)))
 
 

@@ -168,7 +168,7 @@ def test_a_short_training_lowers_the_loss(small_images):
   images, labels = small_images
   model = gl.models.create('mlp', 10, init='default')
   before = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
-  after = fishing.fitted(model, before, images, labels, 60, 0)
+  after = fishing.fitted(model, before, images, labels, 0, 60)
 
   def right(variables):
     return np.mean(np.argmax(model.apply(variables, images, False, None)[0], axis=1) == labels)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ def test_it_ends_at_the_accuracy_on_held_out_samples(made):
   run, data, reached = made
   assert len(data.others[0]) == run.training.held == 150
   assert len(np.unique(np.concatenate([data.others[0], data.private.images]), axis=0)) == 152
-  assert reached['accuracy_reached'] >= 40 and reached['rounds_done'] % machinery.EVALUATED == 0
+  assert reached['accuracy_reached'] >= 40 and reached['rounds_done'] % run.training.evaluated == 0
   assert reached['rounds_done'] < 60 and reached['share'] == 0.5
 
 
@@ -86,3 +87,28 @@ def test_the_servers_rate_decays_and_drops():
     update, state = optimizer.update({'w': np.float32(-1)}, state)
     found.append(float(update['w']))
   np.testing.assert_allclose(found, [1, 0.9, 0.1, 0.09], rtol=1e-6)
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_runs_that_attack_the_same_network_train_it_once(tmp_path, monkeypatch):
+  trained = []
+
+  def counted(*arguments):
+    trained.append(arguments)
+    return real(*arguments)
+
+  real = machinery.train
+  monkeypatch.setattr(machinery, 'train', counted)
+  apart = {'share': 'delta', 'local_batch_size': 2, 'learning_rate': 0.05}
+  run = dataclasses.replace(RUN, training=Training(1, 1, 4, tested=10, client=apart))
+  data = run.load(None)
+  first, again = (run.scenario(data, 0, str(tmp_path)) for _ in range(2))
+  assert len(trained) == 1 and trained[0][1].client.share == 'delta' and first.client.share == 'gradient'
+  for name in ('variables', 'previous'):
+    pairs = zip(jax.tree.leaves(getattr(first, name)), jax.tree.leaves(getattr(again, name)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+  assert first.settings == again.settings and first.settings['training']['rounds_done'] == 1
+  run.replaced(batch_size=2, trials=1).scenario(data, 0, str(tmp_path))  # is attacked otherwise
+  assert len(trained) == 1
+  run.scenario(data, 1, str(tmp_path))
+  assert len(trained) == 2
