@@ -14,6 +14,7 @@ from experiments import (
   fidel,
   fidel_pictures,
   graddefense,
+  labels,
   outpost,
   peeling,
   separation,
@@ -39,6 +40,7 @@ REGISTRY: dict[str, Experiment] = {
     peeling,
     spear,
     assumptions,
+    labels,
   )
   for experiment in module.EXPERIMENTS
 }

@@ -1,5 +1,8 @@
 """What published attacks assume of clients, each dropped alone; tables of this project, without a paper's figures."""
 
+import dataclasses
+
+from experiments.deep import SGD, pretrained
 from experiments.experiment import Cell, Experiment, Run
 from gradleak import AuditSettings, ClientSettings
 
@@ -91,4 +94,47 @@ def _deltas():
   )
 
 
-EXPERIMENTS = (_aggregation(), _deltas())
+# What is added to csDLG -> its settings.
+PRIORS = {
+  'BatchNorm statistics': 'batch_norm=0.001',
+  'four starts, consistent': 'seeds=4,group=0.01',
+  'four starts alone': 'seeds=4',
+  'half of the entries': 'partial=0.5',
+  'flat minimum': 'sharpness=0.1',
+  'an untrained generator': '',
+}
+TRAINED = {'model': 'resnet20(pixels=imagenet)', 'dataset': 'cifar10', 'init': 'default'}
+
+
+def _priors():
+  """Each prior and search of attacks on batches, with and without, on the same uploads."""
+  networks = {
+    'LeNet, batches of 4': ({}, 4, 1000),
+    'LeNet, batches of 8': ({}, 8, 1000),
+    'trained ResNet-20, batches of 4': (TRAINED, 4, 300),
+  }
+  runs, cells = {}, []
+  for column, (given, samples, steps) in networks.items():
+    base = f'{column.split(",")[0].split()[-1].lower()}_{samples}'
+    for row, text in {'csDLG': '', **PRIORS}.items():
+      if row == 'BatchNorm statistics' and not given:
+        continue
+      run = base if row == 'csDLG' else f'{base}_{row.replace(" ", "_").replace(",", "")}'
+      attack = f'csdlg_fast(steps={steps},tv=1e-5{"," if text else ""}{text})'
+      made = _run(f'cinet(steps={steps})' if row == 'an untrained generator' else attack, samples=samples, **given)
+      training = pretrained(80, SGD) if given else None
+      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 4})
+      cells += _cells(column, row, run)[:2]
+      if run != base:
+        cells.append(Cell(column, row, 'psnr_gain', run, 'none', minus=base))
+  return _experiment(
+    'assumptions_priors',
+    'What priors and searches add to csDLG on batches, paired over uploads',
+    'Each is of a published attack: GradInversion (BatchNorm statistics, consistent starts), FedLeak (entries, flat '
+    'minimum, in its manner), CI-Net (generator). Nothing of this is printed.',
+    runs,
+    cells,
+  )
+
+
+EXPERIMENTS = (_aggregation(), _deltas(), _priors())

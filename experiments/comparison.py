@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gradleak.attacks.labels import RULES
 from gradleak.report.formatting import number, significant
 
 
@@ -23,6 +24,7 @@ class Cell(NamedTuple):
     paper: its number; several where it prints several (one per picture); None where it prints none.
     spread: the number that the paper prints after ±.
     counter: the counter-measure of an attacker who knows the defense; None: the attacker is unaware of it.
+    minus: the run whose trials those of `run` are compared with, one by one; its metric is a gain.
   """
 
   column: str
@@ -33,6 +35,7 @@ class Cell(NamedTuple):
   paper: float | tuple[float, ...] | None = None
   spread: float | None = None
   counter: str | None = None
+  minus: str | None = None
 
 
 class Outcome(NamedTuple):
@@ -55,9 +58,13 @@ class Outcome(NamedTuple):
   remark: str = ''
 
 
+LEVELS = ('instances', 'classes')  # of `gradleak.metrics.LabelScores`
+CHANCE = 'chance'
+GUESSES = (*RULES, CHANCE)  # the rules of label inference, and labels drawn from all classes alike
 # Metric -> (heading, value -> text).
 HEADINGS = {
   'psnr': ('PSNR dB', lambda value: number(value, 2)),
+  'psnr_gain': ('gain in dB, paired', lambda value: number(value, 2)),
   'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
   'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),
   'last_psnr': ('PSNR dB (last image returned)', lambda value: number(value, 2)),
@@ -86,6 +93,7 @@ HEADINGS = {
   'cosine': ('cosine', lambda value: number(value, 3)),
   'queries': ('queries', number),
   'alone': ('known to be alone', lambda value: number(value, 2)),
+  **{f'{level}_{rule}': (rule, lambda value: number(value, 1)) for level in LEVELS for rule in GUESSES},
 }
 
 DECADE = 10.0  # dB in PSNR, a factor elsewhere

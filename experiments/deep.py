@@ -12,7 +12,7 @@ SGD = {**CENTRAL, 'optimizer': 'sgd', 'momentum': 0.9, 'learning_rate': 0.05, 'l
 ADAM = {**CENTRAL, 'optimizer': 'adam', 'learning_rate': 1e-3, 'local_epochs': 1}
 
 
-def _pretrained(accuracy, recipe, rounds=60, samples=49_000):
+def pretrained(accuracy: float, recipe: dict, rounds: int = 60, samples: int = 49_000) -> Training:
   """Returns a training on one machine, a round for an epoch."""
   return Training(rounds, 1, samples, accuracy=accuracy, tested=1_000, client=recipe, evaluated=1)
 
@@ -22,13 +22,13 @@ def _table_1():
   states = {
     'explicit initialisation': ('explicit', None),
     'default initialisation': ('default', None),
-    'trained': ('explicit', _pretrained(50, ADAM)),
+    'trained': ('explicit', pretrained(50, ADAM)),
   }
   for column, (init, training) in states.items():
     run = column.replace(' ', '_')
-    mini = {'trials': 4, 'restarts': 3, 'controls': 4, 'changed': {'dga': {'steps': 1000}}}
+    mini = {'trials': 4, 'restarts': 3, 'controls': 4}
     if training is not None:
-      mini['training'] = _pretrained(40, ADAM, 20, 15_000)
+      mini['training'] = pretrained(40, ADAM, 20, 15_000)
     runs[run] = Run(
       'cifar10', 'lenet4', 'dga(steps=3000)', {'none': 'none'}, trials=8, init=init, training=training,
       settings=AuditSettings(restarts=3, labels='known', knowledge='unaware'), mini=mini,
@@ -60,12 +60,12 @@ TABLE_4 = {
 }
 # Network -> its training, and what two cores need.
 PRETRAINED = {
-  'resnet18': (_pretrained(60, SGD), {'training': _pretrained(50, SGD, 15, 15_000)}),
+  'resnet18': (pretrained(60, SGD), {'training': pretrained(50, SGD, 15, 15_000)}),
   'resnet152': (
-    _pretrained(60, SGD),
-    {'training': _pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 2, 'changed': {'csdlg': {'steps': 60}}},
+    pretrained(60, SGD),
+    {'training': pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 2, 'changed': {'csdlg': {'steps': 60}}},
   ),
-  'vit_tiny': (_pretrained(60, ADAM, 200), {'training': _pretrained(45, ADAM, 20, 15_000)}),
+  'vit_tiny': (pretrained(60, ADAM, 200), {'training': pretrained(45, ADAM, 20, 15_000)}),
 }
 NARROW = {'resnet18': 'resnet18(width=8)', 'resnet152': 'resnet152(width=8)', 'vit_tiny': 'vit_tiny(depth=4,width=96)'}
 STATES = (('eval', False), ('eval', True), ('train', False), ('train', True))
@@ -75,8 +75,8 @@ IN_PLACE = 'CIFAR-10 takes the place of CIFAR-100.'
 def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None):
   """Returns csDLG on the delta of a deep network."""
   training, needs = PRETRAINED[model]
-  steps = {'csdlg': {'steps': 300 if samples > 1 else 600}}
-  mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 4, 'changed': steps, **needs}
+  steps = {'csdlg': {'steps': 200 if samples > 1 else 600}}
+  mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 2, 'changed': steps, **needs}
   if not trained:
     mini.pop('training')
   return Run(

@@ -26,6 +26,7 @@ from gradleak.attacks import AttackMethod
 from gradleak.data import Dataset
 from gradleak.federated import simulation
 from gradleak.metrics import statistics
+from gradleak.models import torch_weights
 from gradleak.report.formatting import aligned
 from gradleak.scenario import fingerprint
 from gradleak.storage import Workdir, plain
@@ -107,6 +108,7 @@ class Run(Scaled):
     bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes the first
       ones.
     training: how the attacked model was trained, its BatchNorm in train mode; None attacks it untrained.
+    weights: a file of weights with PyTorch's names, in place of that training; '' trains.
     changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value
       in the text.
     mini: name -> value at scale 'mini', of a field of this or of `settings` or `client`.
@@ -123,6 +125,7 @@ class Run(Scaled):
   public: int = 0
   bias: float | None = None
   training: Training | None = None
+  weights: str = ''
   changed: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   mini: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -159,6 +162,7 @@ class Run(Scaled):
       controls=2,
       public=min(self.public, 16),
       training=self.training and _smoke_training(self.training),
+      weights='',
       changed={
         **({attack.name: {'steps': 3}} if attack.takes({'steps': 3}) else {}),
         'concealment': {'steps': 2},
@@ -171,7 +175,16 @@ class Run(Scaled):
     """Returns what a scale changes, each as 'name value instead of value'."""
     new, old = ({**_fields(one), **_method_settings(one)} for one in (self.scaled(scale), self))
     pairs = {name: (value, old.get(name, 'the published')) for name, value in new.items()}
-    return [f'{name} {value} instead of {before}' for name, (value, before) in pairs.items() if value != before]
+    changed = [f'{name} {value} instead of {before}' for name, (value, before) in pairs.items() if value != before]
+    if not (self.weights and self.trains):
+      return changed
+    changed = [text for text in changed if not text.startswith(('trained ', 'training', 'weights '))]
+    return [*changed, f'the trained model is {os.path.basename(self.weights)}, not trained here']
+
+  @property
+  def trains(self) -> bool:
+    """Whether the attacked model is a trained one."""
+    return self.training is not None
 
   def texts(self) -> dict[str, str]:
     """Returns the defenses' canonical texts by label, with the changed settings."""
@@ -195,14 +208,18 @@ class Run(Scaled):
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
     limit = self.trials * self.settings.batch_size
-    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit)
-    trained = self.training.held if self.training else 0
+    # The train split is not held out from weights of unknown training.
+    tested = self.training.tested if self.training and self.weights else 0
+    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit + tested)
+    others = (private.images[limit:], private.labels[limit:]) if tested else None
+    private = private._replace(images=private.images[:limit], labels=private.labels[:limit])
+    trained = self.training.held if self.training and not self.weights else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
     if not pool + trained:
-      return Data(private, None, None)
+      return Data(private, None, others)
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=pool + trained)
-    public = others = None
+    public = None
     if self.public:
       chosen = np.arange(self.public) if self.bias is None else biased(train.labels[:pool], self.public, self.bias)
       public = train.images[chosen], train.labels[chosen]
@@ -245,6 +262,8 @@ class Run(Scaled):
     key = jax.random.fold_in(jax.random.key(seed), 0)
     if self.training is None:
       return self.scenario_of(data, key=jax.random.fold_in(key, 0))
+    if self.weights:
+      return self._with_weights(data)
     trains = self.replaced(batch_norm='train', **self.training.client)
     untrained = trains.scenario_of(data, key=jax.random.fold_in(key, 0))
 
@@ -262,6 +281,14 @@ class Run(Scaled):
     structure = jax.tree.structure(untrained.variables)
     variables, previous, reached = trained() if folder is None else kept(folder, config, structure, trained)
     return self.scenario_of(data, reached, variables=variables, previous=previous)
+
+  def _with_weights(self, data: 'Data') -> gl.Scenario:
+    """Returns the `Scenario` with the weights of the file, and what accuracy they have."""
+    model = gl.models.create(self.model, data.private.num_classes, init=self.init)
+    variables = torch_weights.load(self.weights, model, data.private.images.shape[1:])
+    accuracy = None if data.others is None else simulation.accuracy(model, variables, *data.others)[0]
+    reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
+    return self.scenario_of(data, {'weights': os.path.basename(self.weights), **reached}, variables=variables)
 
   def scenario_of(self, data: 'Data', reached: Mapping | None = None, **given: Any) -> gl.Scenario:
     """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones, and what training `reached`."""
@@ -307,8 +334,8 @@ class Run(Scaled):
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
     model, given = specs.parse_chain(self.model, 'model')[0], self.settings
-    width = dict(model.settings).get('width', 64 if model.name == 'convnet' else 8)
-    cost = MILLISECONDS[model.name] * (width / 8) ** 1.6
+    cost, measured, usual = MILLISECONDS[model.name]
+    cost *= (dict(model.settings).get('width', usual) / measured) ** 1.6
     local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
     names = [specs.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
     unaware = len(names) if given.knowledge != 'aware' else 0
@@ -353,7 +380,7 @@ def with_weights(experiment: Experiment, path: str) -> Experiment:
   Raises:
     UsageError: if none of its runs takes weights.
   """
-  takes = {name for name, run in experiment.runs.items() if hasattr(run, 'weights')}
+  takes = {name for name, run in experiment.runs.items() if getattr(run, 'trains', False)}
   if not takes:
     raise errors.UsageError(f'{experiment.name} attacks no model whose weights could be given')
   runs = {n: dataclasses.replace(run, weights=path) if n in takes else run for n, run in experiment.runs.items()}
@@ -507,10 +534,21 @@ def called(training: Mapping | None, num_classes: int) -> str:
     return ''
   found, chance = training['accuracy_reached'], 100 / num_classes
   noise = 2 * math.sqrt(chance * (100 - chance) / training['tested'])
-  told = f'{found:.1f} % accurate after {training["rounds_done"]} rounds'
+  origin = f'after {training["rounds_done"]} rounds' if 'rounds_done' in training else f'with {training["weights"]}'
+  told = f'{found:.1f} % accurate {origin}'
   if found >= training['accuracy']:
     return f'trained network, {told}'
   return f'untrained network, {told}' if found <= chance + noise else f'network {told}'
+
+
+def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
+  """Returns the rows of a cell's run; with those of the run `minus`, 'psnr_gain' is a trial's PSNR less that one's."""
+  found = rows[cell.run]
+  if cell.minus is None:
+    return found
+  before = {(row['defense'], row['counter'], row['trial']): row['psnr'] for row in rows[cell.minus]}
+  pairs = [(row, row['psnr'], before[row['defense'], row['counter'], row['trial']]) for row in found]
+  return [{**row, 'psnr_gain': None if None in (now, old) else now - old} for row, now, old in pairs]
 
 
 def sections(
@@ -613,10 +651,10 @@ def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -
   return text.getvalue()
 
 
-# Milliseconds per step and image on two idle cores, 32×32 pixels; a ConvNet's of width 8.
+# Milliseconds per step and image on two idle cores, 32×32 pixels; the width that they are of, and the default one.
 MILLISECONDS = {
-  'mlp': 0.1, 'lenet': 0.5, 'lenet4': 0.8, 'convnet': 4.0, 'convnet9': 4.5, 'resnet18': 3.0, 'resnet20': 10.0,
-  'resnet152': 60.0, 'vit_tiny': 2.0,
+  'mlp': (0.1, 8, 8), 'lenet': (0.5, 8, 8), 'lenet4': (0.8, 8, 8), 'convnet': (4.0, 8, 64), 'convnet9': (4.5, 8, 8),
+  'resnet18': (3.0, 8, 64), 'resnet20': (10.0, 16, 16), 'resnet152': (60.0, 8, 64), 'vit_tiny': (10.0, 96, 192),
 }  # fmt: skip
 # Defense -> number of attacks on one upload by an attacker who knows the defense, where it is not 1.
 COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}

@@ -47,7 +47,6 @@ class Fishing(Run):
     training_steps: steps of this training, see `fitted`.
     training_optimizer: 'sgd' with momentum 0.9, or 'adam'.
     training_rate: its first learning rate.
-    weights: a file of PyTorch weights, in place of training.
   """
 
   count: int = 1
@@ -57,20 +56,16 @@ class Fishing(Run):
   training_steps: int = 0
   training_optimizer: str = 'sgd'
   training_rate: float = 0.1
-  weights: str = ''
 
   def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
-    small = {'trained': min(self.trained, 60), 'training_steps': min(self.training_steps, 2), 'weights': ''}
+    small = {'trained': min(self.trained, 60), 'training_steps': min(self.training_steps, 2)}
     return super().at_smoke().replaced(batch_size=6, pool=64, public=40, **small)
 
-  def changes(self, scale: str) -> list[str]:
-    """Returns what a scale changes, and where the weights come from if the model is not trained here."""
-    changed = super().changes(scale)
-    if not (self.weights and self.trained):
-      return changed
-    changed = [text for text in changed if not text.startswith(('trained ', 'training_', 'weights '))]
-    return [*changed, f'the trained model is {os.path.basename(self.weights)}, not trained here']
+  @property
+  def trains(self) -> bool:
+    """Whether the attacked model is a trained one."""
+    return bool(self.trained)
 
   def method(self) -> AttackMethod:
     """Returns the attack; without its server if this does not change the model."""

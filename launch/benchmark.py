@@ -7,6 +7,7 @@
     python launch/benchmark.py --measure=gpu --output=gpu.md
     python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data --trials=32
     python launch/benchmark.py --measure=training --dataset=mnist --data_dir=data
+    python launch/benchmark.py --measure=local_steps --model=resnet20
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """
@@ -24,7 +25,8 @@ with _program.group('what is measured'):
     'speed',
     'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
     'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
-    'training: a round of federated training, clients batched or in a loop.',
+    'training: a round of federated training, clients batched or in a loop; '
+    'local_steps: memory and time of matching through many local steps.',
   )
   _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
@@ -40,7 +42,9 @@ with _program.group('how much'):
   _VARIANTS = flags.DEFINE_string(
     'variants', 'batched,single,formulations,pytorch,breaching', 'speed: some of these; ratios are against the first.'
   )
-  _SIZES = flags.DEFINE_string('sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024.')
+  _SIZES = flags.DEFINE_string(
+    'sizes', None, 'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024. local_steps: numbers of them.'
+  )
   _DEVICES = flags.DEFINE_integer('devices', 0, 'scaling: how many devices; 0 for all.')
   _GROUP_SIZE = flags.DEFINE_integer(
     'group_size', None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.'
@@ -60,7 +64,7 @@ def main(argv: list[str]) -> None:
   from gradleak import errors, specs
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
-  measures |= {'training': _training}
+  measures |= {'training': _training, 'local_steps': _local_steps}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -149,6 +153,19 @@ def _training(models):
   from benchmarks import training
 
   training.main(models=models or ['lenet'], dataset=_DATASET.value, data_dir=_DATA_DIR.value, repeats=_REPEATS.value)
+
+
+def _local_steps(models):
+  from benchmarks import local_steps
+
+  for model in models or [_MODEL.value]:
+    local_steps.main(
+      model=model,
+      dataset=_DATASET.value,
+      data_dir=_DATA_DIR.value,
+      sizes=_integers('sizes', _SIZES.value or '4,16,64,256'),
+      repeats=_REPEATS.value,
+    )
 
 
 def _schedule(models):

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     folder = os.path.join(workdir, name)
     rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
 
-  outcomes = [runs[cell.run].outcome(cell, rows[cell.run]) for cell in experiment.cells]
+  outcomes = [runs[cell.run].outcome(cell, machinery.gains(cell, rows)) for cell in experiment.cells]
   table = machinery.markdown(experiment, _SCALE.value, _SEED.value, outcomes)
   write_atomically(os.path.join(workdir, 'table.md'), table)
   write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))

@@ -2,10 +2,12 @@
 
 All rules read the gradient of the last dense layer: with cross-entropy, the bias gradient of class c is
 mean_i(p_ic − y_ic), negative only if c is a label; the weight gradient is the same times the features. A delta is read
-as the negative of a gradient.
+as the negative of a gradient. Rules that sum weight gradients over features presume that the features sum to more than
+zero: those of a vision transformer, behind a LayerNorm, sum to zero at initialisation.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,27 @@ from gradleak.models import Model
 from gradleak.trees import Tree
 
 
-def last_layer(
-  model: Model, update: Tree, image_shape: tuple[int, ...], num_classes: int
-) -> tuple[jax.Array, jax.Array]:
-  """Returns (weight gradient [features, classes], bias gradient [classes]) of the classifying layer.
+class Dense(NamedTuple):
+  """The `kernel` [features, classes] and the `bias` [classes] of a classifying layer."""
+
+  kernel: jax.Array
+  bias: jax.Array
+
+
+class Known(NamedTuple):
+  """What a rule may use besides the gradient.
+
+  Attributes:
+    layer: the weights of the classifying layer, at which the gradient was taken.
+    predicted: () -> the model's mean prediction on noise, [classes], see `predicted_on_noise`.
+  """
+
+  layer: Dense
+  predicted: Callable[[], jax.Array]
+
+
+def last_layer(model: Model, update: Tree, image_shape: tuple[int, ...], num_classes: int) -> Dense:
+  """Returns the gradient of the classifying layer, or with the parameters in place of an update its weights.
 
   Raises:
     UsageError: if no layer, or more than one, has the shape of a classifying layer.
@@ -37,12 +56,15 @@ def last_layer(
       f'{len(biases)} biases for {num_classes} classes; give layers=… to gradleak.models.from_functions'
     )
   kernel = kernels[0] if kernels[0].shape[1] == num_classes else kernels[0].T
-  return kernel, biases[0]
+  return Dense(kernel, biases[0])
 
 
-def idlg(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
-  """Returns the class with the least sum of weight gradients (Zhao et al. 2020, eq. 4), int [1]; for one sample."""
-  del bias
+def idlg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+  """Returns the class with the least sum of weight gradients (Zhao et al. 2020, eq. 4), int [1]; for one sample.
+
+  Assumes features that sum to more than zero.
+  """
+  del bias, known
   if count != 1:
     raise errors.UsageError(
       f"the label rule 'idlg' reads one label, the batch holds {count}: use 'yin', 'bias_corrected' or 'wainakh'"
@@ -50,12 +72,12 @@ def idlg(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
   return jnp.argmin(jnp.sum(kernel, axis=0))[None]
 
 
-def yin(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+def yin(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
   """Returns the `count` classes with the least minimal weight gradient (Yin et al. 2021, eq. 6).
 
   Assumes features ≥ 0 and no class twice; a batch larger than the number of classes is an error.
   """
-  del bias
+  del bias, known
   if count > kernel.shape[1]:
     raise errors.UsageError(
       f"the label rule 'yin' assumes no class twice: {count} samples of {kernel.shape[1]} classes; "
@@ -79,41 +101,139 @@ def _greedy(scores: jax.Array, impact: jax.Array, count: int) -> jax.Array:
   return jax.lax.fori_loop(0, count, take, start)[2]
 
 
-def bias_corrected(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+def bias_corrected(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
   """Returns classes of negative bias gradient, then the most negative less one sample's mean impact for each label.
 
   The impact of one sample is the sum of the negative entries over the batch size (as in the rule's public form).
   """
-  del kernel
+  del kernel, known
   return _greedy(bias, jnp.sum(jnp.minimum(bias, 0.0)) / count, count)
 
 
-def wainakh(kernel: jax.Array, bias: jax.Array, count: int) -> jax.Array:
+def wainakh(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
   """Label leakage from gradients (Wainakh et al. 2022, LLG without auxiliary data).
 
   As `bias_corrected`, on the sums of weight gradients, with the impact (1 + 1/classes)·Σ negative sums / batch size.
+  Assumes features that sum to more than zero.
   """
-  del bias
+  del bias, known
   sums = jnp.sum(kernel, axis=0)
   return _greedy(sums, jnp.sum(jnp.minimum(sums, 0.0)) * (1 + 1 / kernel.shape[1]) / count, count)
 
 
-# Name -> (weight gradient [features, classes], bias gradient [classes], number of samples) -> labels, int [samples].
-RULES: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
+def of_counts(expected: jax.Array, count: int) -> jax.Array:
+  """Returns `count` labels, ascending, int32, in the proportions of the expected counts, by largest remainders.
+
+  Args:
+    expected: float [classes]; negative ones count as 0.
+    count: number of labels.
+  """
+  expected = jnp.maximum(expected, 0)
+  total = jnp.sum(expected)
+  expected = count * expected / jnp.where(total == 0, jnp.ones_like(total), total)
+  whole = jnp.floor(expected)
+  missing = count - jnp.sum(whole)
+  rank = jnp.argsort(jnp.argsort(whole - expected))  # the largest remainders first
+  counts = whole + (rank.astype(whole.dtype) < missing).astype(whole.dtype)
+  return jnp.searchsorted(jnp.cumsum(counts), jnp.arange(count).astype(whole.dtype), side='right').astype(jnp.int32)
+
+
+def ilrg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+  """Returns the labels in the numbers that solve the gradient's linear equations (Ma et al. 2023, iLRG).
+
+  The quotient of weight and bias gradient of class j is a mean of features, nearly those of class j's own samples,
+  which the layer maps to their prediction p_j. The counts k then obey Σ_j k_j·p_jc − k_c = N·∂b_c for each class c, and
+  Σ_j k_j = N; the pseudoinverse solves them. Rounding by largest remainders is ours.
+
+  Args:
+    kernel, bias: the gradient's.
+    count: N.
+    known: its `layer` is used.
+  """
+  layer = _known('ilrg', known).layer
+  flat = bias == 0
+  features = jnp.where(flat[None], jnp.zeros_like(kernel), kernel / jnp.where(flat, jnp.ones_like(bias), bias)[None])
+  predicted = jax.nn.softmax(features.T @ layer.kernel + layer.bias[None])  # [class of the samples, class]
+  ones = jnp.ones_like(bias)
+  equations = jnp.concatenate([predicted.T - jnp.eye(len(bias), dtype=bias.dtype), ones[None]])
+  return of_counts(jnp.linalg.pinv(equations) @ jnp.append(count * bias, count * ones[0]), count)
+
+
+def geng(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+  """Returns the labels in the numbers N·(p̄_c − ∂b_c), p̄ being the mean prediction on noise (Geng et al. 2021).
+
+  The published rule reads the weight gradient and estimates the sum of features on noise, too; the bias gradient needs
+  no such estimate. Rounding by largest remainders, and the mean of p̄ before and after local training, are those of
+  Dimitrov et al. 2022.
+
+  Args:
+    kernel, bias: the gradient's.
+    count: N.
+    known: its `predicted` is used.
+  """
+  del kernel
+  return of_counts(_known('geng', known).predicted() - bias, count)
+
+
+def _known(rule: str, known: Known | None) -> Known:
+  if known is None:
+    raise errors.UsageError(f'the label rule {rule!r} needs what is known of the model, a `Known`')
+  return known
+
+
+NOISE = 64  # images of noise
+
+
+def predicted_on_noise(model: Model, observation: Observation) -> jax.Array:
+  """Returns the mean prediction on images of uniform noise, [classes]; of a delta, the mean of before and after it."""
+  params, trained = observation.variables['params'], observation.knowledge.batch_norm == 'train'
+  models = [params]
+  if observation.knowledge.share == 'delta':
+    models.append(jax.tree.map(jnp.add, params, observation.update))
+  images = jax.random.uniform(
+    jax.random.key(0), (NOISE, *observation.image_shape[1:]), jax.tree.leaves(params)[0].dtype
+  )
+  logits = [model.apply({**observation.variables, 'params': one}, images, trained, None)[0] for one in models]
+  return jnp.mean(jax.nn.softmax(jnp.concatenate(logits)), axis=0)
+
+
+# Name -> (weight gradient [features, classes], bias gradient [classes], number of samples, what else is known)
+# -> labels, int [samples].
+RULES: dict[str, Callable[[jax.Array, jax.Array, int, Known | None], jax.Array]] = {
   'idlg': idlg,
   'yin': yin,
   'bias_corrected': bias_corrected,
   'wainakh': wainakh,
+  'ilrg': ilrg,
+  'geng': geng,
 }
+SIZED = ('ilrg', 'geng')  # these read the size of the gradient, the others only the proportions of its entries
 
 
-def infer(rule: str, model: Model, observation: Observation) -> jax.Array:
+def infer(rule: str, model: Model, observation: Observation, moved: float | None = None) -> jax.Array:
   """Returns the labels that `rule` reads from an observation, int32 [N] sorted.
+
+  Args:
+    rule: a name of `RULES`.
+    model: the network.
+    observation: the `Observation`.
+    moved: the sum of the learning rates of all local steps, by which a delta is divided; None where it is not known.
 
   Raises:
     UsageError: for an unknown rule, or one that cannot read this batch.
   """
   errors.check_choice('label rule', rule, RULES)
-  kernel, bias = last_layer(model, observation.update, observation.image_shape[1:], observation.num_classes)
-  sign = -1.0 if observation.knowledge.share == 'delta' else 1.0
-  return jnp.sort(RULES[rule](sign * kernel, sign * bias, observation.image_shape[0]).astype(jnp.int32))
+  place = observation.image_shape[1:], observation.num_classes
+  gradient = last_layer(model, observation.update, *place)
+  scale = 1.0
+  if observation.knowledge.share == 'delta':
+    if moved is None and rule in SIZED:
+      raise errors.UsageError(
+        f'the label rule {rule!r} reads the size of the gradient, which a delta shows only to those who know the '
+        "learning rate: use 'bias_corrected' or 'wainakh'"
+      )
+    scale = -1.0 / (1.0 if moved is None else moved)
+  layer = last_layer(model, observation.variables['params'], *place)
+  known = Known(layer, lambda: predicted_on_noise(model, observation))
+  found = RULES[rule](scale * gradient.kernel, scale * gradient.bias, observation.image_shape[0], known)
+  return jnp.sort(found.astype(jnp.int32))

@@ -26,7 +26,7 @@ import optax
 from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.attacks.fidel import from_update
-from gradleak.attacks.labels import last_layer
+from gradleak.attacks.labels import last_layer, of_counts
 from gradleak.federated import Client
 from gradleak.models.model import per_example_loss, require
 from gradleak.strictness import lenient
@@ -247,13 +247,7 @@ def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: t
   weights = inside.astype(logits.dtype).reshape(-1, 1)
   predicted = jnp.sum(weights * jax.nn.softmax(logits), axis=0) / jnp.sum(weights)
   _, bias = last_layer(client.model, update, tuple(shape), client.num_classes)
-  expected = jnp.maximum(predicted - bias, 0)
-  expected = count * expected / _safe(expected.sum())
-  whole = jnp.floor(expected)
-  missing = count - jnp.sum(whole)
-  rank = jnp.argsort(jnp.argsort(whole - expected))  # the largest remainders first
-  counts = whole + (rank.astype(whole.dtype) < missing).astype(whole.dtype)
-  return jnp.searchsorted(jnp.cumsum(counts), jnp.arange(count).astype(whole.dtype), side='right').astype(jnp.int32)
+  return of_counts(predicted - bias, count)
 
 
 def _checked(kernel_update: Any, bias_update: Any, batch_size: int, iterations: int) -> tuple[np.ndarray, int]:

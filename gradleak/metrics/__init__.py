@@ -5,7 +5,6 @@ The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), bo
 network, and `fmse`, which takes a network. The other functions, except `fully_revealed`, run on the host.
 """
 
-import collections
 import functools
 import math
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.metrics.assignment import match
+from gradleak.metrics.labels import LabelScores, label_scores
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
 from gradleak.metrics.revealed import FULLY, fully_revealed
@@ -25,10 +25,12 @@ from gradleak.metrics.structural import ms_ssim, ssim
 __all__ = [
   'MAX_PSNR',
   'REGISTRY',
+  'LabelScores',
   'LpipsWeights',
   'evaluate',
   'fmse',
   'fully_revealed',
+  'label_scores',
   'lpips',
   'match',
   'mean_interval',
@@ -96,9 +98,7 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, 
   correct = counts_correct = math.nan
   if labelled:
     correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
-    counts_correct = (collections.Counter(labels_hat.tolist()) & collections.Counter(labels.tolist())).total() / len(
-      labels
-    )
+    counts_correct = label_scores(labels_hat, labels).instances
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
     'revealed': int(_revealed(reconstructions, truth, signed)),

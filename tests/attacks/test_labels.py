@@ -8,6 +8,7 @@ import pytest
 
 from gradleak import Client, errors, models
 from gradleak.attacks import labels as rules
+from gradleak.federated import Knowledge, Observation
 
 
 @pytest.fixture(scope='module')
@@ -26,23 +27,25 @@ def test_single_labels_are_read_exactly(rule, observe, client, small_images):
     assert infer(observation).tolist() == [labels[i]]
 
 
-@pytest.mark.parametrize('rule', ['yin', 'bias_corrected', 'wainakh'])
+@pytest.mark.parametrize('rule', ['yin', 'bias_corrected', 'wainakh', 'ilrg', 'geng'])
 def test_distinct_labels_of_a_batch_are_read_exactly(rule, dense_network, small_images, observe):
   model, variables = dense_network
   images, labels = small_images
   upload = jax.jit(functools.partial(Client(model, 10).local_update, None))(variables, images[:6], labels[:6])
   kernel, bias = rules.last_layer(model, upload.update, (8, 8, 1), 10)
-  assert sorted(rules.RULES[rule](kernel, bias, 6).tolist()) == sorted(labels[:6].tolist())
+  known = rules.Known(rules.last_layer(model, variables['params'], (8, 8, 1), 10), lambda: jnp.full(10, 0.1))
+  assert sorted(rules.RULES[rule](kernel, bias, 6, known).tolist()) == sorted(labels[:6].tolist())
 
 
-@pytest.mark.parametrize('rule', ['bias_corrected', 'wainakh'])
+@pytest.mark.parametrize('rule', ['bias_corrected', 'wainakh', 'ilrg', 'geng'])
 def test_repeated_labels_are_counted(rule, dense_network, small_images):
   model, variables = dense_network
   images = jnp.asarray(small_images[0])
   truth = np.asarray([3, 3, 3, 3, 7, 7, 1, 1], np.int32)
   upload = jax.jit(functools.partial(Client(model, 10).local_update, None))(variables, images, truth)
   kernel, bias = rules.last_layer(model, upload.update, (8, 8, 1), 10)
-  assert collections.Counter(rules.RULES[rule](kernel, bias, 8).tolist()) == collections.Counter(truth.tolist())
+  known = rules.Known(rules.last_layer(model, variables['params'], (8, 8, 1), 10), lambda: jnp.full(10, 0.1))
+  assert collections.Counter(rules.RULES[rule](kernel, bias, 8, known).tolist()) == collections.Counter(truth.tolist())
 
 
 def test_bias_corrected_against_a_naive_form_on_random_gradients():
@@ -94,3 +97,74 @@ def test_idlg_takes_the_sum_of_a_class_not_its_extreme():
   assert rules.RULES['idlg'](kernel, jnp.zeros(3), 1).tolist() == [0]
   flipped = jnp.asarray([[1.0, -0.5], [-4.0, -0.5]])  # sums −3, −1; largest entries 1, −0.5
   assert rules.RULES['idlg'](flipped, jnp.zeros(2), 1).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+  ('expected', 'count', 'labels'),
+  [
+    ([1.4, 0.6, 2.0], 4, [0, 1, 2, 2]),  # the remainder 0.6 before 0.4
+    ([-3.0, 2.0], 3, [1, 1, 1]),
+    ([2.0, 2.0], 2, [0, 1]),  # proportions count
+    ([0.0, 5.0, 0.0], 1, [1]),
+  ],
+)
+def test_counts_are_rounded_by_largest_remainders(expected, count, labels):
+  assert rules.of_counts(jnp.asarray(expected), count).tolist() == labels
+
+
+def test_counts_are_exact_where_all_features_are_equal():
+  rng = np.random.default_rng(0)
+  weights, offsets, features = rng.normal(size=(5, 4)), rng.normal(size=4), rng.uniform(size=5)
+  logits = features @ weights + offsets
+  predicted = np.exp(logits) / np.exp(logits).sum()
+  known = rules.Known(rules.Dense(jnp.float32(weights), jnp.float32(offsets)), lambda: jnp.float32(predicted))
+  for counts in ([3, 0, 2, 4], [9, 0, 0, 0], [2, 2, 2, 3]):  # the last are near the prediction: hardly any gradient
+    bias = predicted - np.asarray(counts) / 9
+    for rule in (rules.ilrg, rules.geng):
+      found = rule(jnp.float32(np.outer(features, bias)), jnp.float32(bias), 9, known)
+      assert found.tolist() == np.repeat(range(4), counts).tolist()
+  for rule in (rules.ilrg, rules.geng):
+    with pytest.raises(errors.UsageError, match='needs what is known'):
+      rule(jnp.zeros((5, 4)), jnp.zeros(4), 9)
+    assert rule(jnp.zeros((5, 4)), jnp.zeros(4), 9, known).shape == (9,)
+
+
+def test_the_size_of_a_delta_is_read_with_the_learning_rate_alone(dense_network, small_images, observe):
+  import optax
+
+  model, variables = dense_network
+  images, truth = jnp.asarray(small_images[0]), np.asarray([3, 3, 3, 3, 7, 7, 1, 1], np.int32)
+  victim = Client(model, 10, share='delta', optimizer=optax.sgd(0.01), epochs=2)
+  update = jax.jit(functools.partial(victim.local_update, None))(variables, images, truth).update
+  knowledge = Knowledge(labels='inferred', share='delta', local_steps=2)
+  observation = Observation(variables, update, jnp.zeros((8, 10)), knowledge, (8, 8, 8, 1), 10)
+  assert rules.infer('wainakh', model, observation).tolist() == rules.infer('wainakh', model, observation, 5.0).tolist()
+  for rule in rules.SIZED:
+    assert rules.infer(rule, model, observation, 0.02).tolist() == sorted(truth)
+    with pytest.raises(errors.UsageError, match='learning rate'):
+      rules.infer(rule, model, observation)
+
+
+def test_sums_of_a_transformers_weight_gradients_say_nothing(small_images):
+  """LayerNorm centres its features: at initialisation, where it has no offset, they sum to zero."""
+  model = models.create('vit_tiny(depth=1,width=16,heads=1)', 10, init='default')
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  send = jax.jit(functools.partial(Client(model, 10).local_update, None))
+  images, labels = small_images
+  for i in range(4):
+    kernel, bias = rules.last_layer(model, send(variables, images[i : i + 1], labels[i : i + 1]).update, (8, 8, 1), 10)
+    assert float(jnp.abs(kernel.sum(axis=0)).max()) < 1e-5 * float(jnp.abs(kernel).sum(axis=0).max())
+    assert rules.bias_corrected(kernel, bias, 1).tolist() == [labels[i]]
+
+
+def test_the_prediction_on_noise_is_the_mean_of_both_ends_of_local_training():
+  model = models.from_functions(
+    lambda key, shape: {'out': {'kernel': jnp.zeros((4, 2)), 'bias': jnp.zeros(2)}},
+    lambda p, x: x.reshape(len(x), -1) @ p['out']['kernel'] + p['out']['bias'][None],
+  )
+  variables = model.init(jax.random.key(0), (2, 2, 1))
+  update = {'out': {'kernel': jnp.zeros((4, 2)), 'bias': jnp.asarray([0.0, np.log(3.0)], jnp.float32)}}
+  for share, expected in (('gradient', [0.5, 0.5]), ('delta', [0.375, 0.625])):  # 1/2 before, 1/4 after
+    knowledge = Knowledge(labels='inferred', share=share)
+    observation = Observation(variables, update, jnp.zeros((1, 2)), knowledge, (1, 2, 2, 1), 2)
+    np.testing.assert_allclose(rules.predicted_on_noise(model, observation), expected, rtol=1e-6)

@@ -64,6 +64,35 @@ def test_settings_take_the_place_of_those_in_the_text():
   assert run.texts() == {'both': 'prune(rate=0.8)+gaussian(stddev=2.0)'}
 
 
+def test_a_gain_is_of_the_same_trial():
+  cell = Cell('CIFAR-10', 'none', 'psnr_gain', 'new', 'none', minus='old')
+  rows = {
+    'new': [row('none', value, counter=None, trial=trial) for trial, value in ((1, 12.0), (0, 20.0), (2, None))],
+    'old': [row('none', value, counter=None, trial=trial) for trial, value in enumerate((15.0, 10.0, 1.0))],
+  }
+  found = machinery.gains(cell, rows)
+  assert [each['psnr_gain'] for each in found] == [2.0, 5.0, None]
+  assert RUN.outcome(cell, found).mean == 3.5
+  assert machinery.gains(cell._replace(minus=None), rows) is rows['new']
+
+
+def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkeypatch):
+  run = dataclasses.replace(RUN.scaled('smoke'), training=Training(1, 2, 3, tested=50), weights='folder/net.pt')
+  untrained = dataclasses.replace(run, training=None, weights='')
+  made = untrained.scenario(untrained.load(None), 0)
+  monkeypatch.setattr(machinery.torch_weights, 'load', lambda path, model, shape: made.variables)
+  data = run.load(None)
+  assert len(data.private.images) == 2 and data.others[0].shape == (50, 8, 8, 1)
+  found = run.scenario(data, 0)
+  assert found.settings['weights_fingerprint'] == made.settings['weights_fingerprint']
+  logits, _ = found.client.model.apply(found.variables, data.others[0])
+  said = found.settings['training']
+  assert said['accuracy_reached'] == pytest.approx(100 * np.mean(np.argmax(logits, 1) == data.others[1]))
+  assert machinery.called({**said, 'accuracy_reached': 85.0, 'accuracy': 80.0}, 10) == (
+    'trained network, 85.0 % accurate with net.pt'
+  )
+
+
 @pytest.mark.parametrize('bias', [0.1, 0.4, 1.0])
 def test_a_root_set_leans_towards_one_class(bias):
   labels = np.random.default_rng(0).integers(0, 10, 800)

@@ -1,0 +1,47 @@
+"""How many of a batch's labels were found, whatever their order."""
+
+import collections
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradleak import errors
+
+
+class LabelScores(NamedTuple):
+  """Shares in [0, 1].
+
+  Attributes:
+    instances: of the true labels, those found as a multiset: Σ_c min(true count, found count) / batch size.
+    classes: of the classes present, those found at least once (recall).
+    precision: of the classes found, those present; NaN if none was found.
+  """
+
+  instances: float
+  classes: float
+  precision: float
+
+
+def label_scores(found: Any, truth: Any) -> LabelScores:
+  """Returns the `LabelScores` of labels found, in any order; runs on the host.
+
+  Args:
+    found: integers [K], −1 for unknown.
+    truth: integers [N], N ≥ 1, none negative.
+
+  Raises:
+    UsageError: for anything else.
+  """
+  lists = {'found': errors.host_array('found', found), 'truth': errors.host_array('truth', truth)}
+  for name, labels in lists.items():
+    if labels.ndim != 1 or not (np.issubdtype(labels.dtype, np.integer) or not labels.size):
+      raise errors.UsageError(f'{name} are {labels.dtype} of shape {labels.shape}, expected integers [N]')
+  if not lists['truth'].size or lists['truth'].min() < 0:
+    raise errors.UsageError('truth holds no labels or a negative one, expected at least one class index')
+  counts, wanted = (collections.Counter(labels.tolist()) for labels in lists.values())
+  classes = {label for label in counts if label >= 0}
+  shared = len(classes & set(wanted))
+  return LabelScores(
+    (counts & wanted).total() / wanted.total(), shared / len(wanted), shared / len(classes) if classes else math.nan
+  )
