@@ -1,6 +1,7 @@
 """Attacks: from an observation to a reconstruction."""
 
 from gradleak.attacks import counters, labels
+from gradleak.attacks.april import april
 from gradleak.attacks.base import (
   EVIDENCE,
   Attack,
@@ -17,7 +18,7 @@ from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
-from gradleak.attacks.presets import csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, prefix
+from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, prefix
 from gradleak.attacks.spear import spear_attack as spear
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
@@ -31,10 +32,12 @@ REGISTRY = {
   'gia': gia,
   'gs': gs,
   'prefix': prefix,
+  'cinet': cinet,
   'fidel': fidel,
   'fidel_decoder': fidel_decoder,
   'peeling': peeling,
   'spear': spear,
+  'april': april,
 }
 
 __all__ = [
@@ -43,8 +46,10 @@ __all__ = [
   'Attack',
   'AttackMethod',
   'Reconstruction',
+  'april',
   'as_attack',
   'attack',
+  'cinet',
   'closed_form',
   'counter_to',
   'counters',

@@ -32,6 +32,7 @@ from gradleak.attacks.distances import (
 from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.federated import Client, Observation
 from gradleak.models import model as models
+from gradleak.priors import GENERATORS, Generator, as_generator
 from gradleak.trees import Tree
 
 # How the distance is computed: from the whole gradient, from products of its factors, or as is faster.
@@ -55,6 +56,9 @@ def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array
 
 # How far along its gradient the objective is looked at for its sharpness.
 _NEAR = 1e-2
+
+# Beside a generator's weights, at CI-Net's rate of 1e-3, labels and decoys move as beside pixels, at csdlg's of 0.1.
+_PACE = 100.0
 
 # Noise on a constant start of several images: equal ones with one label would stay equal in every step.
 _APART = 1e-2
@@ -96,13 +100,15 @@ class MatchState(NamedTuple):
     count: steps done.
     dummy: {'images': [seeds, copies · N, H, W, C], without the first axis for one seed}; while labels are optimised,
       {'logits': [N, classes]}; with decoys, the same of them under 'decoys' and 'decoy_logits'; 'place', a scalar, of
-      the surrogate model (`simulated.point`).
+      the surrogate model (`simulated.point`). With a generator, 'weights' in place of 'images': what is optimised of
+      it, leaves [seeds, …].
     labels: the labels that are not optimised, probabilities [N, classes].
     optimizer: its state.
     best: (dummy, objective, distance) of the lowest objective so far.
     objective_start: the objective of the start.
     diverged_step: first step that was not finite, −1 before.
     thresholds: the least magnitude that is compared of each tensor, a tree of scalars; None for all entries.
+    latents: what stays as it is of a generator, leaves [seeds, …]; None without one.
   """
 
   count: jax.Array
@@ -113,6 +119,7 @@ class MatchState(NamedTuple):
   objective_start: jax.Array
   diverged_step: jax.Array
   thresholds: Tree | None
+  latents: Tree | None = None
 
 
 class Priors(NamedTuple):
@@ -138,6 +145,7 @@ class Matching:
   Attributes:
     client, distance, layer_weighting, box, start, decoys, tolerance, form, seeds, partial, sharpness: as
       `gradient_matching` takes them.
+    generator: what makes the images; None where their pixels are optimised.
     optimizer: of the dummy samples, with support for extra arguments.
     simulation: what the update is taken for.
     priors: their weights.
@@ -157,6 +165,7 @@ class Matching:
   seeds: int
   partial: float | None
   sharpness: float | None
+  generator: Generator | None = None
 
   def __post_init__(self) -> None:
     errors.check_choice('distance', self.distance, CHOICES)
@@ -170,6 +179,10 @@ class Matching:
     errors.check_number('seeds', self.seeds, low=1, high=64, integer=True)
     if self.seeds > 1 and self.decoys:
       raise errors.UsageError(f'decoys={self.decoys} are samples of one start: leave seeds at 1')
+    if self.generator is not None and not (isinstance(self.start, str) and self.start == 'normal'):
+      raise errors.UsageError(
+        f'start={errors.shown(self.start)} is of pixels, and a generator makes them: leave start at normal'
+      )
     if self.client is not None:
       self.simulation.check(self.client)
 
@@ -256,8 +269,9 @@ class Matching:
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
+    dummy = self.paced(dummy)
     labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
-    images = dummy['images']
+    images = self.images(dummy, state.latents, observation)
     if self.decoys:
       labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
     if self.seeds == 1:
@@ -265,6 +279,26 @@ class Matching:
     objectives, apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place')))(images)
     agreement = 0.0 if self.priors.group is None else self.priors.group * image_priors.disagreement(images)
     return jnp.mean(objectives) + agreement, jnp.mean(apart)
+
+  def paced(self, dummy: dict, pace: float = _PACE) -> dict:
+    """Returns the dummy samples, those beside a generator's weights times `pace`."""
+    if self.generator is None:
+      return dummy
+    return {name: leaf if name == 'weights' else pace * leaf for name, leaf in dummy.items()}
+
+  def images(self, dummy: dict, latents: Tree | None, observation: Observation) -> jax.Array:
+    """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed."""
+    if self.generator is None:
+      return dummy['images']
+    make, shape = self.generator.apply, self.shape(observation)
+    if self.seeds == 1:
+      return make(dummy['weights'], latents, shape)
+    return jax.vmap(lambda weights, latents: make(weights, latents, shape))(dummy['weights'], latents)
+
+  def shape(self, observation: Observation) -> tuple[int, ...]:
+    """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""
+    count, *image = observation.image_shape
+    return (self.simulation.copies(self.client) * count, *image)
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
@@ -275,16 +309,17 @@ class Matching:
       inferred = label_rules.infer(knowledge.label_inference, self.client.model, observation)
       given = jax.nn.one_hot(inferred, given.shape[1])
     of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
-    dummy = {'images': self.start_images(image_key, observation, of_class)}
-    images = dummy['images']
+    dummy, latents = self.start_samples(image_key, observation, of_class)
     if self.simulation.match == 'surrogate':
-      dummy['place'] = jnp.zeros((), images.dtype)
+      dummy['place'] = jnp.zeros((), jnp.float32)
     if knowledge.labels == 'optimised':
       dummy['logits'] = jax.random.normal(label_key, given.shape)
     if self.decoys:
       keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]  # the other streams do not depend on decoys
-      dummy['decoys'] = jax.random.normal(keys[0], (self.decoys * images.shape[0], *images.shape[1:]))
+      count, *image = self.shape(observation)
+      dummy['decoys'] = jax.random.normal(keys[0], (self.decoys * count, *image))
       dummy['decoy_logits'] = jax.random.normal(keys[1], (self.decoys * given.shape[0], given.shape[1]))
+    dummy = self.paced(dummy, 1 / _PACE)
     infinite = jnp.asarray(jnp.inf, jnp.float32)
     return MatchState(
       jnp.zeros((), jnp.int32),
@@ -295,6 +330,7 @@ class Matching:
       infinite,
       jnp.full((), -1, jnp.int32),
       self.thresholds(observation),
+      latents,
     )
 
   def thresholds(self, observation: Observation) -> Tree | None:
@@ -304,13 +340,16 @@ class Matching:
     share = self.partial
     return jax.tree.map(lambda x: jnp.quantile(jnp.abs(x), jnp.asarray(1 - share, x.dtype)), observation.update)
 
-  def start_images(self, key: jax.Array, observation: Observation, labels: jax.Array) -> jax.Array:
-    """Returns the first dummy images of each seed and epoch, see `start_images`."""
+  def start_samples(self, key: jax.Array, observation: Observation, labels: jax.Array) -> tuple[dict, Tree | None]:
+    """Returns (the first dummy images of each seed and epoch, or what makes them; the latents of a generator)."""
+    shape, copies = self.shape(observation), self.simulation.copies(self.client)
 
-    def start(key: jax.Array, apart: bool) -> jax.Array:
-      shape, copies = observation.image_shape, self.simulation.copies(self.client)
-      every = (copies * shape[0], *shape[1:])
-      return start_images(self.start, key, every, jnp.tile(labels, (copies, 1)), observation.class_means, apart)
+    def start(key: jax.Array, apart: bool) -> tuple[dict, Tree | None]:
+      if self.generator is not None:
+        weights, latents = self.generator.init(key, shape)
+        return {'weights': weights}, latents
+      every = jnp.tile(labels, (copies, 1))
+      return {'images': start_images(self.start, key, shape, every, observation.class_means, apart)}, None
 
     if self.seeds == 1:
       return start(key, False)
@@ -337,11 +376,13 @@ class Matching:
       gradient = self.flatter(gradient, state, observation)
     updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
     dummy = optax.apply_updates(state.dummy, updates)
-    if self.box:
+    if self.box and self.generator is None:
       dummy['images'] = jnp.clip(dummy['images'], 0.0, 1.0)  # concealed samples may leave the range of pixels
     first = state.count == 0
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
-    finite = jnp.all(jnp.isfinite(dummy['images'])) & (jnp.isfinite(objective) | ~first)
+    made = dummy['images' if self.generator is None else 'weights']
+    known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])
+    finite = known & (jnp.isfinite(objective) | ~first)
     diverged = jnp.where((state.diverged_step < 0) & ~finite, state.count, state.diverged_step)
     state = MatchState(
       state.count + 1,
@@ -352,6 +393,7 @@ class Matching:
       jnp.where(first, objective, state.objective_start),
       diverged,
       state.thresholds,
+      state.latents,
     )
     ended = self.arrived(state.best, observation)
     reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
@@ -373,6 +415,7 @@ class Matching:
     """Returns the best dummy samples."""
     observation = compared(observation, state.thresholds)
     dummy, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
+    dummy = self.paced(dummy)
     chosen = dummy.get('logits', state.labels)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
@@ -388,7 +431,7 @@ class Matching:
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
     """Returns the images of the seed with the smallest distance."""
-    images = dummy['images']
+    images = self.images(dummy, state.latents, observation)
     if self.seeds == 1:
       return images
     labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
@@ -433,6 +476,7 @@ def gradient_matching(
   order: float | None = None,
   partial: float | None = None,
   sharpness: float | None = None,
+  generator: Generator | str | None = None,
 ) -> Attack:
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
 
@@ -460,13 +504,14 @@ def gradient_matching(
     form: 'whole' computes the simulated gradient, 'ghost' its products with itself and the observed one alone
       (`attacks.ghost`), for cosine and chordal distances: equal up to rounding, which leaves no digits below 1e-7.
       'auto' takes the second where it spares a million entries.
-
     match, epochs, batch_size, rate, orders: what the delta of local training is taken for, see `Simulation`.
     seeds: starts that are optimised together; the one with the smallest distance is kept.
     batch_norm, group, order: weights of the priors on BatchNorm's statistics, on the agreement of the seeds
       (GradInversion) and on epochs that hold the same samples (see `image_priors`); None for none.
     partial: share of the largest entries of each tensor that are compared; None for all.
     sharpness: weight of the norm of the objective's gradient, see `Matching.flatter`; None for none.
+    generator: makes the images from what is optimised in place of their pixels (`gradleak.priors`): 'untrained', or a
+      `Generator`. Images are in the box. The learning rate is that of its weights; labels and decoys have 100 times it.
 
   Raises:
     UsageError: for an unknown word, or a value out of range.
@@ -475,7 +520,7 @@ def gradient_matching(
   matching = Matching(
     client, optax.with_extra_args_support(optimizer), Simulation(match, epochs, batch_size, rate, orders),
     Priors(tv, l2, prior, batch_norm, group, order), distance, layer_weighting, box, start, decoys, tolerance, form,
-    seeds, partial, sharpness,
+    seeds, partial, sharpness, as_generator(generator, GENERATORS),
   )  # fmt: skip
   return Attack(
     *(matching.init, matching.step, matching.reconstruct, matching.objective),

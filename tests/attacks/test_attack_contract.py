@@ -56,12 +56,15 @@ MATCHING = {
   'order': -0.1,
   'partial': 1.1,
   'sharpness': -0.1,
+  'generator': 'untraned',
 }
 NAMES = {'distance': 'cosin', 'gradient': 'signed', 'optimizer': 'adamm', 'decay': 'linear', 'layer_weighting': 'late'}
 LBFGS = {**MATCHING, 'history': 0}
 RATE = {**MATCHING, 'learning_rate': 0.0}
+MADE = {name: value for name, value in RATE.items() if name != 'start'}  # images that a generator makes
 FISHING = {'target': -1, 'statistics': 'runing', 'inner': 'csdl', 'steps': 0, 'tv': -1.0, 'start': 'unifrm'}
 SHORT, SHORTER = {'steps': 2}, {'steps': 2, 'history': 2}
+SMALL = {'steps': 2, 'learning_rate': 1e-5}  # rounding decides the sign of many weights' gradients
 DIRECTION = ('weights', 'noise')
 ROWS = {
   'dlg': Row(SHORTER, LBFGS, (*DIRECTION, 'clip')),
@@ -72,6 +75,7 @@ ROWS = {
   'dga': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
+  'cinet': Row(SMALL, {**MADE, 'distance': 'cosin', 'gradient': 'signed'}, DIRECTION, like='csdlg'),
   'fidel': Row({}, {'bias': 'no', 'combine': 'no', 'candidates': -1}),
   'peeling': Row({}, {'tolerance': 1.1}),
   'spear': Row({'submatrices': 10}, {'submatrices': 0}),
@@ -89,10 +93,11 @@ ROWS = {
 
 # They read networks with convolutions: tests/attacks/test_convolutional.py.
 CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
+TRANSFORMERS = {'april'}  # tests/attacks/test_april.py
 
 
 def test_every_attack_has_a_row():
-  assert ROWS.keys() | CONVOLUTIONAL == ATTACKS.keys()
+  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS == ATTACKS.keys()
 
 
 class Case(NamedTuple):

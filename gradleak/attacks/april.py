@@ -1,0 +1,101 @@
+"""APRIL: reads the image from the gradient of a vision transformer's position embedding, by one linear system.
+
+Each token is E_p = x_p W + b + pos_p, so that for a single sample ∂ℓ/∂pos_p = ∂ℓ/∂E_p = δ_p: the position embedding
+gives away what arrives at every token. Lu et al. (APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers,
+CVPR 2022) solve with it for the input of the first attention, from the gradients of its queries, keys and values. This
+needs a network in which neither LayerNorm nor a residual stands between embedding and attention. In networks with
+LayerNorm first, as all of ours, the same leak is read one layer earlier. The embedding's gradient is
+
+  ∂ℓ/∂W = Σ_p x_pᵀ δ_p = Xᵀ Δ,
+
+with all δ_p known, so that Xᵀ = ∂ℓ/∂W · Δ⁺, the patches themselves. This is exact where the rows of Δ are linearly
+independent, and hence the tokens have at least as many features as there are patches; of a deficient Δ the solution of
+least norm is returned. A factor cancels: the delta of one plain step on one sample does as well.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors, trees
+from gradleak.attacks import base
+from gradleak.federated import Client, Observation
+from gradleak.models.model import require
+
+_POSITION = 'pos_embed'  # timm's name
+CITATION = (
+  "Lu, Zhang, Zhao, He, Cheng: APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers. CVPR 2022."
+)
+
+
+def patches_of(kernel_gradient: jax.Array, position_gradient: jax.Array, rcond: float | jax.Array = 1e-6) -> jax.Array:
+  """Returns the patches [P, in] of a single sample.
+
+  Args:
+    kernel_gradient: of the dense layer on each patch, [in, width].
+    position_gradient: of the position embedding's rows that belong to patches, [P, width].
+    rcond: singular values of the second below this share of the largest are taken for zero.
+  """
+  exact = jax.lax.Precision.HIGHEST
+  left, values, right = jnp.linalg.svd(position_gradient, full_matrices=False)  # Δ = U S Vᵀ
+  kept = (values > jnp.asarray(rcond, values.dtype) * values[0]) & (values > 0)
+  inverse = jnp.where(kept, 1 / jnp.where(kept, values, jnp.ones_like(values)), jnp.zeros_like(values))
+  projected = jnp.matmul(kernel_gradient, right.T, precision=exact) * inverse.reshape(1, -1)
+  return jnp.matmul(left, projected.T, precision=exact)
+
+
+def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+  """Returns (path of the kernel of the dense layer on patches, path of the position embedding, side of a patch).
+
+  Raises:
+    UsageError: for a network without position embedding, or whose first layer is not dense on square patches.
+  """
+  _, height, width, channels = observation.image_shape
+  layers = require(client.model, 'layers')(observation.image_shape[1:])
+  position = next((path for layer in layers for path in layer.paths if path[-1] == _POSITION), None)
+  if position is None:
+    raise errors.UsageError(
+      f'the attack april reads the gradient of a position embedding, and {client.model.name} has no parameter '
+      f'{_POSITION}: take a vision transformer, such as vit_tiny'
+    )
+  kernel = next(path for layer in layers for path in layer.paths if trees.get(observation.update, path).ndim == 2)
+  size, features = trees.get(observation.update, kernel).shape
+  tokens, across = trees.get(observation.update, position).shape[-2:]
+  side = round((size / channels) ** 0.5)
+  patches = (height // side) * (width // side) if side else 0
+  if side * side * channels != size or height % side or width % side or features != across or tokens < patches:
+    raise errors.UsageError(
+      'the attack april reads a dense layer on square patches and an embedding of the position of each, and the first '
+      f'layer of {client.model.name} takes {size} values to {features} features, beside {tokens} positions of {across}'
+    )
+  return kernel, position, side
+
+
+@base.attack(citation=CITATION)
+def april(client: Client, *, rcond: float = 1e-6) -> base.Attack:
+  """APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
+
+  Reads one sample: of a batch, or of several local steps, Δ is the mean over samples and steps, and the one image that
+  is returned is a mixture of theirs. It returns no labels. Pixels are as the embedding sees them: normalised, where the
+  model normalises them itself.
+
+  Args:
+    client: the `Client` whose model is attacked.
+    rcond: singular values of the position embedding's gradient below this share of the largest are taken for zero:
+      larger under noise.
+
+  Raises:
+    UsageError: for an `rcond` outside [0, 1]; when run, for a network without position embedding, or whose first layer
+      is not dense on square patches.
+  """
+  errors.check_number('april(rcond)', rcond, low=0, high=1)
+
+  def read(observation: Observation) -> tuple[jax.Array, None]:
+    kernel, position, side = embedding(client, observation)
+    _, height, width, channels = observation.image_shape
+    rows, columns = height // side, width // side
+    weights, positions = (trees.get(observation.update, path) for path in (kernel, position))
+    behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first
+    found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels)
+    return found.transpose(0, 2, 1, 3, 4), None
+
+  return base.closed_form(read, check=lambda observation: embedding(client, observation))

@@ -1,0 +1,38 @@
+"""What a generator of images is: pure functions of what an attack optimises in place of pixels."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from gradleak import errors
+from gradleak.trees import Tree
+
+
+class Generator(NamedTuple):
+  """A function from variables to images, and where these variables start.
+
+  Attributes:
+    init: (key, shape of the images [N, H, W, C]) -> (what is optimised, what stays as it is); either may be weights or
+      latents, trees of arrays.
+    apply: (what is optimised, what stays as it is, shape) -> images [N, H, W, C] in [0, 1].
+  """
+
+  init: Callable[[jax.Array, tuple[int, ...]], tuple[Tree, Tree]]
+  apply: Callable[[Tree, Tree, tuple[int, ...]], jax.Array]
+
+
+def as_generator(given: Any, known: Mapping[str, Generator]) -> Generator | None:
+  """Returns the `Generator` that is given, or named; None for None: the pixels themselves are optimised.
+
+  Args:
+    given: a `Generator`, a name, or None.
+    known: generators by name.
+
+  Raises:
+    UsageError: for anything else.
+  """
+  if given is None or isinstance(given, Generator):
+    return given
+  errors.check_choice('generator', given, known)
+  return known[given]
