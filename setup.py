@@ -22,6 +22,7 @@ setup(
     'absl-py>=2.1,<3',
     'array_record>=0.7,<1',  # with importlib_resources: what reading TFDS data without TensorFlow needs
     'dp-accounting>=0.6,<1',
+    'evosax>=0.3,<0.4',
     'flax>=0.12,<0.13',
     'importlib_resources>=6,<8',
     'jax>=0.10,<0.13',

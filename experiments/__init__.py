@@ -13,8 +13,10 @@ from experiments import (
   ffl,
   fidel,
   fidel_pictures,
+  generative,
   graddefense,
   labels,
+  learned,
   outpost,
   peeling,
   separation,
@@ -40,6 +42,8 @@ REGISTRY: dict[str, Experiment] = {
     peeling,
     spear,
     assumptions,
+    learned,
+    generative,
     labels,
   )
   for experiment in module.EXPERIMENTS

@@ -97,33 +97,37 @@ def _deltas():
 # What is added to csDLG -> its settings.
 PRIORS = {
   'BatchNorm statistics': 'batch_norm=0.001',
-  'four starts, consistent': 'seeds=4,group=0.01',
-  'four starts alone': 'seeds=4',
+  'four random starts, consistent': 'seeds=4,group=0.01,start=uniform',
+  'four random starts': 'seeds=4,start=uniform',
   'half of the entries': 'partial=0.5',
   'flat minimum': 'sharpness=0.1',
   'an untrained generator': '',
 }
-TRAINED = {'model': 'resnet20(pixels=imagenet)', 'dataset': 'cifar10', 'init': 'default'}
+TRAINED = {
+  'model': 'resnet20(pixels=imagenet)', 'dataset': 'cifar10', 'init': 'default',
+  'client': ClientSettings(batch_norm='eval'),
+}  # fmt: skip
 
 
 def _priors():
   """Each prior and search of attacks on batches, with and without, on the same uploads."""
+  mnist = {'dataset': 'mnist'}
   networks = {
-    'LeNet, batches of 4': ({}, 4, 1000),
-    'LeNet, batches of 8': ({}, 8, 1000),
-    'trained ResNet-20, batches of 4': (TRAINED, 4, 300),
+    'LeNet, batches of 4': (mnist, 4, 500),
+    'LeNet, batches of 8': (mnist, 8, 500),
+    'trained ResNet-20, single images': (TRAINED, 1, 500),
   }
   runs, cells = {}, []
   for column, (given, samples, steps) in networks.items():
     base = f'{column.split(",")[0].split()[-1].lower()}_{samples}'
     for row, text in {'csDLG': '', **PRIORS}.items():
-      if row == 'BatchNorm statistics' and not given:
+      if row == 'BatchNorm statistics' and given is not TRAINED:
         continue
       run = base if row == 'csDLG' else f'{base}_{row.replace(" ", "_").replace(",", "")}'
       attack = f'csdlg_fast(steps={steps},tv=1e-5{"," if text else ""}{text})'
       made = _run(f'cinet(steps={steps})' if row == 'an untrained generator' else attack, samples=samples, **given)
-      training = pretrained(80, SGD) if given else None
-      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 4})
+      training = dataclasses.replace(pretrained(80, SGD), tested=500) if given is TRAINED else None
+      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 2})
       cells += _cells(column, row, run)[:2]
       if run != base:
         cells.append(Cell(column, row, 'psnr_gain', run, 'none', minus=base))
@@ -134,6 +138,7 @@ def _priors():
     'minimum, in its manner), CI-Net (generator). Nothing of this is printed.',
     runs,
     cells,
+    ('BatchNorm is in eval mode, as published attacks have it. All have the same number of steps.',),
   )
 
 

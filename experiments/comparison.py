@@ -64,6 +64,7 @@ GUESSES = (*RULES, CHANCE)  # the rules of label inference, and labels drawn fro
 # Metric -> (heading, value -> text).
 HEADINGS = {
   'psnr': ('PSNR dB', lambda value: number(value, 2)),
+  'over_control': ('dB over the control', lambda value: number(value, 2)),
   'psnr_gain': ('gain in dB, paired', lambda value: number(value, 2)),
   'psnr_unclipped': ('PSNR dB (unclipped)', lambda value: number(value, 2)),
   'oracle_psnr': ('PSNR dB (best restart by the truth)', lambda value: number(value, 2)),

@@ -542,8 +542,15 @@ def called(training: Mapping | None, num_classes: int) -> str:
 
 
 def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
-  """Returns the rows of a cell's run; with those of the run `minus`, 'psnr_gain' is a trial's PSNR less that one's."""
+  """Returns the rows of a cell's run; with those of the run `minus`, 'psnr_gain' is a trial's PSNR less that one's.
+
+  'over_control' is a trial's PSNR less that of the control pool.
+  """
   found = rows[cell.run]
+  if cell.metric == 'over_control':
+    return [
+      {**row, 'over_control': None if row['psnr'] is None else row['psnr'] - row['control_psnr']} for row in found
+    ]
   if cell.minus is None:
     return found
   before = {(row['defense'], row['counter'], row['trial']): row['psnr'] for row in rows[cell.minus]}

@@ -1,10 +1,18 @@
 """Runs third-party optimisers under JAX's standard promotion rules; this library's own code keeps the strict ones."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import optax
+
+
+@contextlib.contextmanager
+def standard() -> Iterator[None]:
+  """Runs what is within under JAX's standard promotion rules."""
+  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
+    yield
 
 
 def lenient(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -17,7 +25,7 @@ def lenient(transformation: optax.GradientTransformation) -> optax.GradientTrans
 
   def relaxed(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-      with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
+      with standard():
         return function(*args, **kwargs)
 
     return call

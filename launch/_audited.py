@@ -36,8 +36,9 @@ def define(**defaults: Any) -> types.SimpleNamespace:
       'string',
       'attacks',
       'csdlg(tv=1e-6)',
-      "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, cinet, with settings; closed "
-      'forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, class_fishing, feature_fishing.',
+      "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, cinet, ggl, gias, pnp, lti, "
+      'with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, class_fishing, '
+      'feature_fishing.',
     )
     steps = {'steps': 1000, **defaults}
     given.settings = _settings.define(gl.AuditSettings, without=('counters',), **steps)

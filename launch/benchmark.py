@@ -8,6 +8,7 @@
     python launch/benchmark.py --measure=schedule --dataset=cifar10 --data_dir=data --trials=32
     python launch/benchmark.py --measure=training --dataset=mnist --data_dir=data
     python launch/benchmark.py --measure=local_steps --model=resnet20
+    python launch/benchmark.py --measure=generative --trials=32 --steps=10
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """
@@ -26,7 +27,7 @@ with _program.group('what is measured'):
     'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
     'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
     'training: a round of federated training, clients batched or in a loop; '
-    'local_steps: memory and time of matching through many local steps.',
+    'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl.',
   )
   _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
   from gradleak import errors, specs
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
-  measures |= {'training': _training, 'local_steps': _local_steps}
+  measures |= {'training': _training, 'local_steps': _local_steps, 'generative': _generative}
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -153,6 +154,21 @@ def _training(models):
   from benchmarks import training
 
   training.main(models=models or ['lenet'], dataset=_DATASET.value, data_dir=_DATA_DIR.value, repeats=_REPEATS.value)
+
+
+def _generative(models):
+  from benchmarks import generative
+
+  for model in models or [_MODEL.value]:
+    generative.main(
+      model=model,
+      dataset=_DATASET.value,
+      data_dir=_DATA_DIR.value,
+      trials=_TRIALS.value,
+      population=50,
+      steps=_STEPS.value,
+      repeats=_REPEATS.value,
+    )
 
 
 def _local_steps(models):

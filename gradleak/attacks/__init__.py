@@ -16,6 +16,8 @@ from gradleak.attacks.base import (
 from gradleak.attacks.counters import counter_to
 from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
+from gradleak.attacks.generative import ggl, gias, pnp
+from gradleak.attacks.learned import lti
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, prefix
@@ -33,8 +35,12 @@ REGISTRY = {
   'gs': gs,
   'prefix': prefix,
   'cinet': cinet,
+  'ggl': ggl,
+  'gias': gias,
+  'pnp': pnp,
   'fidel': fidel,
   'fidel_decoder': fidel_decoder,
+  'lti': lti,
   'peeling': peeling,
   'spear': spear,
   'april': april,
@@ -60,14 +66,18 @@ __all__ = [
   'dlg',
   'fidel',
   'fidel_decoder',
+  'ggl',
   'gia',
+  'gias',
   'gradient_matching',
   'gs',
   'host_form',
   'idlg',
   'labels',
+  'lti',
   'own',
   'peeling',
+  'pnp',
   'prefix',
   'spear',
 ]

@@ -54,11 +54,12 @@ class Attack(NamedTuple):
       where the private samples do not determine it.
     num_steps: how many steps to run; 0 for closed-form attacks.
     labels: the label mode that the attack was published with: 'known', 'inferred', 'optimised' or 'unused'.
-    auxiliary_data: whether it uses data of the same kind, `Observation.class_means`.
+    auxiliary_data: whether it uses data of the same kind, such as `Observation.class_means`.
     on_host: whether `reconstruct` runs on the host, in NumPy: it cannot be compiled, and the driver calls it lane by
       lane. `init` checks what it is given, so that errors come before anything runs.
     signed: whether it determines the sign of an image; else the samples that it reveals are counted by |Pearson|.
     assumes: a sentence on what it knows, or assumes, of local training; empty where nothing of it is simulated.
+    prior: a sentence on what it learned of images from a file; empty for none.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -71,6 +72,7 @@ class Attack(NamedTuple):
   on_host: bool = False
   signed: bool = True
   assumes: str = ''
+  prior: str = ''
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -83,8 +85,11 @@ class AttackMethod(Method):
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
-    prepare: (key, `Scenario`, settings) -> what it learns from public data before it sees an upload, a tree of arrays
-      that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once for all uploads.
+    prepare: (key, `Scenario`, settings, samples behind one upload) -> what it learns from public data before it sees an
+      upload, a tree of arrays that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once
+      for all uploads.
+    adaptive: whether `prepare` learns from uploads that it simulates. It then runs once more for each defense that an
+      attacker knows, on a scenario whose client applies that defense (the counter-measure 'learned').
   """
 
   kind: str = 'attack'
@@ -94,6 +99,7 @@ class AttackMethod(Method):
   server: Method | None = None
   label: str = ''
   prepare: Callable[..., Tree] | None = None
+  adaptive: bool = False
 
   @property
   def name(self) -> str:
@@ -136,11 +142,13 @@ def attack(
   server: Callable[..., Method] | None = None,
   name: str = '',
   prepare: Callable[..., Tree] | None = None,
+  adaptive: bool = False,
 ) -> Callable[[Callable], Callable[..., AttackMethod]]:
   """Returns the decorator that makes a factory, (client, *, settings) -> `Attack`, one of `AttackMethod`s.
 
   Args:
-    citation, reads, label_rule, prepare: see `AttackMethod`. Settings that `prepare` uses are not annotated `float`.
+    citation, reads, label_rule, prepare, adaptive: see `AttackMethod`. Settings that `prepare` uses are not annotated
+      `float`.
     server: the malicious server that it belongs to, (settings by keyword) -> `Method`. It is made with the settings of
       the attack, which must include its own.
     name: how texts and results call it; the factory's name by default.
@@ -171,6 +179,7 @@ def attack(
         label_rule=label_rule,
         label=name,
         prepare=prepare,
+        adaptive=adaptive,
       )
       if server is None:
         return made

@@ -40,8 +40,9 @@ def _channels(model: Model, image_shape: ImageShape, params: Tree) -> int:
   return next((leaf.shape[0] for leaf in reversed(before) if leaf.ndim == 1), before[-1].shape[-1])
 
 
-def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any]) -> Tree:
+def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Tree:
   """Returns the weights of the decoder, trained on the features of the public images."""
+  del batch_size
   model, variables = scenario.client.model, scenario.variables
   images = jnp.asarray(scenario.public[0])
   shape = images.shape[1:]

@@ -8,6 +8,7 @@ same way, since the client simulation is the client's own code.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +94,14 @@ def start_images(
   return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
 
 
+def starting_labels(client: Client, observation: Observation) -> jax.Array:
+  """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes]."""
+  knowledge, given = observation.knowledge, observation.labels
+  if knowledge.labels != 'inferred':
+    return given
+  return jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+
+
 class MatchState(NamedTuple):
   """State of a matching attack.
 
@@ -138,6 +147,35 @@ class Priors(NamedTuple):
   order: float | None
 
 
+class Denoising(NamedTuple):
+  """Regularisation by a denoiser D that was learned (Romano, Elad, Milanfar 2017), its noise annealed.
+
+  Attributes:
+    make: (weights, noisy images, standard deviations [N]) -> images.
+    weight: of ½‖x − D(x + σε)‖² / N, whose slope is taken without D's own.
+    first, last: σ at the first and at the last step; it falls geometrically.
+    steps: their number.
+  """
+
+  make: Callable[..., jax.Array]
+  weight: float | jax.Array
+  first: float
+  last: float
+  steps: int
+
+  def level(self, count: jax.Array) -> jax.Array:
+    """Returns σ after `count` steps."""
+    return self.first * (self.last / self.first) ** (count.astype(jnp.float32) / max(1, self.steps - 1))
+
+  def term(self, learned: Tree, images: jax.Array, count: jax.Array) -> jax.Array:
+    """Returns the regularisation of images [N, H, W, C] at a step; ε is drawn anew in each, the same for all trials."""
+    level = self.level(count)
+    noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), images.shape)
+    levels = jnp.broadcast_to(level, images.shape[:1])
+    clean = jax.lax.stop_gradient(self.make(learned, images + level * noise, levels))
+    return self.weight * 0.5 * jnp.sum(jnp.square(images - clean)) / images.shape[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Matching:
   """Gradient matching of one client; the pure functions of an `Attack` are its methods.
@@ -146,6 +184,7 @@ class Matching:
     client, distance, layer_weighting, box, start, decoys, tolerance, form, seeds, partial, sharpness: as
       `gradient_matching` takes them.
     generator: what makes the images; None where their pixels are optimised.
+    denoising: the `Denoising`, or None.
     optimizer: of the dummy samples, with support for extra arguments.
     simulation: what the update is taken for.
     priors: their weights.
@@ -166,6 +205,7 @@ class Matching:
   partial: float | None
   sharpness: float | None
   generator: Generator | None = None
+  denoising: Denoising | None = None
 
   def __post_init__(self) -> None:
     errors.check_choice('distance', self.distance, CHOICES)
@@ -275,10 +315,16 @@ class Matching:
     if self.decoys:
       labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
     if self.seeds == 1:
-      return self.losses(observation, images, labels, dummy.get('decoys'), dummy.get('place'))
+      objective, apart = self.losses(observation, images, labels, dummy.get('decoys'), dummy.get('place'))
+      return objective + self.denoised(images, state.count, observation), apart
     objectives, apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place')))(images)
     agreement = 0.0 if self.priors.group is None else self.priors.group * image_priors.disagreement(images)
-    return jnp.mean(objectives) + agreement, jnp.mean(apart)
+    implausible = self.denoised(images.reshape(-1, *images.shape[2:]), state.count, observation)
+    return jnp.mean(objectives) + agreement + implausible, jnp.mean(apart)
+
+  def denoised(self, images: jax.Array, count: jax.Array, observation: Observation) -> jax.Array | float:
+    """Returns the regularisation of images [N, H, W, C] by the denoiser at a step; 0 without one."""
+    return 0.0 if self.denoising is None else self.denoising.term(observation.prepared, images, count)
 
   def paced(self, dummy: dict, pace: float = _PACE) -> dict:
     """Returns the dummy samples, those beside a generator's weights times `pace`."""
@@ -290,10 +336,10 @@ class Matching:
     """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed."""
     if self.generator is None:
       return dummy['images']
-    make, shape = self.generator.apply, self.shape(observation)
+    shape, learned, apply = self.shape(observation), observation.prepared, self.generator.apply
     if self.seeds == 1:
-      return make(dummy['weights'], latents, shape)
-    return jax.vmap(lambda weights, latents: make(weights, latents, shape))(dummy['weights'], latents)
+      return apply(dummy['weights'], latents, shape, learned)
+    return jax.vmap(lambda weights, latents: apply(weights, latents, shape, learned))(dummy['weights'], latents)
 
   def shape(self, observation: Observation) -> tuple[int, ...]:
     """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""
@@ -303,11 +349,7 @@ class Matching:
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
     image_key, label_key = jax.random.split(key)
-    knowledge = observation.knowledge
-    given = observation.labels
-    if knowledge.labels == 'inferred':
-      inferred = label_rules.infer(knowledge.label_inference, self.client.model, observation)
-      given = jax.nn.one_hot(inferred, given.shape[1])
+    knowledge, given = observation.knowledge, starting_labels(self.client, observation)
     of_class = jnp.ones_like(given) if knowledge.labels == 'optimised' else given
     dummy, latents = self.start_samples(image_key, observation, of_class)
     if self.simulation.match == 'surrogate':
@@ -346,7 +388,7 @@ class Matching:
 
     def start(key: jax.Array, apart: bool) -> tuple[dict, Tree | None]:
       if self.generator is not None:
-        weights, latents = self.generator.init(key, shape)
+        weights, latents = self.generator.init(key, shape, observation.prepared)
         return {'weights': weights}, latents
       every = jnp.tile(labels, (copies, 1))
       return {'images': start_images(self.start, key, shape, every, observation.class_means, apart)}, None
@@ -446,7 +488,9 @@ class Matching:
     if self.decoys or self.simulation.match == 'surrogate':
       return jnp.full((), jnp.nan, jnp.float32)
     observation, copies = compared(observation, self.thresholds(observation)), self.simulation.copies(self.client)
-    return self.losses(observation, jnp.tile(images, (copies, 1, 1, 1)), labels)[0]
+    objective = self.losses(observation, jnp.tile(images, (copies, 1, 1, 1)), labels)[0]
+    last = jnp.int32(0 if self.denoising is None else self.denoising.steps - 1)
+    return objective + self.denoised(images, last, observation)
 
 
 def gradient_matching(
@@ -477,6 +521,7 @@ def gradient_matching(
   partial: float | None = None,
   sharpness: float | None = None,
   generator: Generator | str | None = None,
+  denoising: Denoising | None = None,
 ) -> Attack:
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
 
@@ -497,8 +542,7 @@ def gradient_matching(
     decoys: dummy samples beside each of the N, with labels of their own, that are simulated in the same batch and
       thrown away: for a client that mixes concealed samples in (`defenses.concealment`), whose eq. 10 is the mean loss
       over both, since cross-entropy is linear in the label.
-    prior: as `tv`, in units of the distance between the observed update and none (1, or its squared norm), so that one
-      figure suits both distances.
+    prior: as `tv`, in units of the distance between the observed update and none (1, or its squared norm).
     tolerance: the search also ends at this distance, in the same units; at 0 it uses all its steps.
     labels: the mode that the attack was published with; the observation's knowledge decides.
     form: 'whole' computes the simulated gradient, 'ghost' its products with itself and the observed one alone
@@ -510,8 +554,8 @@ def gradient_matching(
       (GradInversion) and on epochs that hold the same samples (see `image_priors`); None for none.
     partial: share of the largest entries of each tensor that are compared; None for all.
     sharpness: weight of the norm of the objective's gradient, see `Matching.flatter`; None for none.
-    generator: makes the images from what is optimised in place of their pixels (`gradleak.priors`): 'untrained', or a
-      `Generator`. Images are in the box. The learning rate is that of its weights; labels and decoys have 100 times it.
+    generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100 times as far.
+    denoising: regularisation by a learned denoiser, a `Denoising`; None for none.
 
   Raises:
     UsageError: for an unknown word, or a value out of range.
@@ -520,7 +564,7 @@ def gradient_matching(
   matching = Matching(
     client, optax.with_extra_args_support(optimizer), Simulation(match, epochs, batch_size, rate, orders),
     Priors(tv, l2, prior, batch_norm, group, order), distance, layer_weighting, box, start, decoys, tolerance, form,
-    seeds, partial, sharpness, as_generator(generator, GENERATORS),
+    seeds, partial, sharpness, as_generator(generator, GENERATORS), denoising,
   )  # fmt: skip
   return Attack(
     *(matching.init, matching.step, matching.reconstruct, matching.objective),

@@ -222,7 +222,9 @@ class _Worker:
     """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
     variants = work.variants
     if variants[0].method.prepare is not None:
-      self._note(f'{label(group, variants)} learns from the public data …')
+      through = variants[0].change[1]
+      met = '' if through is None else f' under {through}'
+      self._note(f'{label(group, variants)} learns from the public data{met} …')
     made = table(group, seen, variants, work.missing)
     title, mask = label(group, variants), shown(made)
     checkpoint = self.store and self.store.load_checkpoint(name)
@@ -271,6 +273,8 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
     for variants in structures(group):
       method = variants[0].method
       static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
+      if method.adaptive and variants[0].change[1] is not None:
+        static['learns'] = str(variants[0].change[1])
       word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
       name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
       names.append(name)

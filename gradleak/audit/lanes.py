@@ -33,7 +33,8 @@ class Variant(NamedTuple):
   Attributes:
     attack: its index among those of the group.
     method: the `AttackMethod`, changed.
-    change: what was changed, see `Counter.change`: (settings, the defense of the client that it simulates).
+    change: what was changed, see `Counter.change`: (settings, the defense of the client that it simulates or learns
+      from).
   """
 
   attack: int
@@ -228,7 +229,7 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
     'views': seen.stacked,
     'labels': jax.nn.one_hot(jnp.asarray(group.labels), group.client.num_classes, dtype=jnp.float32),
     'class_means': group.class_means(first),
-    'prepared': group.prepared(first),
+    'prepared': group.prepared(first, simulates),
   }
   lanes = [
     Lane(v, target, view, restart)
@@ -248,7 +249,8 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
   }
   attack = first(group.client)
   traits = attack.num_steps, attack.on_host, attack.signed
-  return Table(variants, lanes, Build.of(group, first, simulates), shared, arrays, *traits)
+  build = Build.of(group, first, None if first.adaptive else simulates)  # what it has learned is data to it
+  return Table(variants, lanes, build, shared, arrays, *traits)
 
 
 def _targets(seen: Views, variant: Variant) -> list[Target]:

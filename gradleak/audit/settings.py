@@ -13,7 +13,7 @@ from gradleak import errors, metrics, settings
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.attacks.counters import UNAWARE, Counter, counters
 from gradleak.attacks.labels import RULES
-from gradleak.defenses.defense import Context, Placed, as_defense, place
+from gradleak.defenses.defense import Context, Defense, Placed, as_defense, place
 from gradleak.federated import Client, Knowledge
 from gradleak.federated import knowledge as grants
 from gradleak.metrics import perceptual
@@ -152,16 +152,26 @@ class Group:
       batch_norm=self.scenario.settings['batch_norm'],
       defense={'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[self.settings.knowledge],
       model='honest' if self.server is None else 'modified',
-      auxiliary_data=made.auxiliary_data and self.scenario.public is not None,
+      auxiliary_data=0 if self.scenario.public is None or not made.auxiliary_data else len(self.scenario.public[0]),
+      prior=made.prior,
       training=made.assumes,
       cohort=self.client.cohort,
     )
 
-  def prepared(self, attack: AttackMethod) -> Tree | None:
-    """Returns what an attack learns from the public data before it sees an upload; None for most."""
+  def prepared(self, attack: AttackMethod, simulates: Defense | None = None) -> Tree | None:
+    """Returns what an attack learns from the public data before it sees an upload; None for most.
+
+    Args:
+      attack: the `AttackMethod`.
+      simulates: the defense that an adaptive attack learns through, None for none.
+    """
     if attack.prepare is None:
       return None
-    return attack.prepare(self.stream('prepare'), self.scenario, attack.settings)
+    scenario = self.scenario
+    if attack.adaptive and simulates is not None:
+      scenario = scenario._replace(client=place(simulates, self.context).client(self.client))
+    found = attack.prepare(self.stream('prepare'), scenario, attack.settings, self.settings.batch_size)
+    return jax.block_until_ready(found)  # so that a progress bar says what takes the time
 
   def class_means(self, attack: AttackMethod) -> jax.Array | None:
     """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
@@ -336,10 +346,12 @@ def _trace(group: Group, attack: Labelled) -> None:
   method, client, variables = attack.method, group.client, group.scenario.variables
   if jax.config.jax_enable_x64 and method(client).num_steps:
     raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
-  if method.prepare is not None and group.scenario.public is None:
+  if method.prepare is not None and group.scenario.public is None and not method.settings.get('file'):
     raise errors.UsageError(
       f'the attack {attack.label!r} learns from public data: give public=(images, labels) to gradleak.scenario'
     )
+  if method.prepare is not None and method(client).num_steps:
+    return  # what it is made of has to be learned first
   key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.labels[0])
   upload = jax.eval_shape(client.local_update, key, variables, images, labels)
   for defense in group.defenses:

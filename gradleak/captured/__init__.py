@@ -237,6 +237,11 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
   for one in named:
     if one.method.server is not None:
       raise errors.UsageError(f'the attack {one.label!r} belongs to a malicious server: it needs what that has sent')
+    if one.method.prepare is not None:
+      raise errors.UsageError(
+        f'the attack {one.label!r} learns from public data, and beside a captured upload there are none: audit a '
+        'client with gradleak.audit and public=(images, labels)'
+      )
   return named
 
 

@@ -44,7 +44,8 @@ class Knowledge:
     defense: 'unknown', 'known', or 'either' where attackers of both kinds run in one program: they then differ in the
       evidence only.
     model: 'honest' or 'modified'.
-    auxiliary_data: whether the attacker holds data of the same kind.
+    auxiliary_data: number of samples of the same kind that the attacker holds.
+    prior: a sentence on what else it learned of images, from a file.
     training: a sentence on what the attacker knows, or assumes, of local training.
     cohort: number of clients whose mean update is all that it sees.
   """
@@ -56,7 +57,8 @@ class Knowledge:
   batch_norm: str = 'none'
   defense: str = 'unknown'
   model: str = 'honest'
-  auxiliary_data: bool = False
+  auxiliary_data: int = 0
+  prior: str = ''
   training: str = ''
   cohort: int = 1
 
@@ -64,13 +66,14 @@ class Knowledge:
     for field, (kind, valid) in _VALID.items():
       errors.check_choice(kind, getattr(self, field), valid)
     errors.check_number('local_steps', self.local_steps, low=1, integer=True)
+    errors.check_number('auxiliary_data', self.auxiliary_data, low=0, integer=True)
 
   @property
   def tier(self) -> str:
     """The corresponding threat model of Carletti et al. (SoK, USENIX Security 2025), A–H, as we read it."""
     if self.model == 'modified':
-      return 'G' if self.auxiliary_data else 'F'
-    if self.auxiliary_data:
+      return 'G' if self.auxiliary_data or self.prior else 'F'
+    if self.auxiliary_data or self.prior:
       return 'D'
     if self.local_steps > 1:
       return 'C'
@@ -108,7 +111,9 @@ class Knowledge:
       'either': 'One attacker does not know which defense the client uses, and ignores it. Another knows the defense '
       'and its settings.',
     }[self.defense]
-    data = 'It holds auxiliary data of the same kind.' if self.auxiliary_data else 'It holds no auxiliary data.'
+    held = f'{self.auxiliary_data:,} {"sample" if self.auxiliary_data == 1 else "samples"}'
+    data = f'It holds auxiliary data of the same kind, {held}.' if self.auxiliary_data else self.prior
+    data = data or 'It holds no auxiliary data.'
     count = (
       'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
     )

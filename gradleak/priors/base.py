@@ -13,13 +13,14 @@ class Generator(NamedTuple):
   """A function from variables to images, and where these variables start.
 
   Attributes:
-    init: (key, shape of the images [N, H, W, C]) -> (what is optimised, what stays as it is); either may be weights or
-      latents, trees of arrays.
-    apply: (what is optimised, what stays as it is, shape) -> images [N, H, W, C] in [0, 1].
+    init: (key, shape of the images [N, H, W, C], what was learned) -> (what is optimised, what stays as it is); either
+      may be weights or latents, trees of arrays.
+    apply: (what is optimised, what stays as it is, shape, what was learned) -> images [N, H, W, C] in [0, 1]. What was
+      learned from other images before is `Observation.prepared`; None without.
   """
 
-  init: Callable[[jax.Array, tuple[int, ...]], tuple[Tree, Tree]]
-  apply: Callable[[Tree, Tree, tuple[int, ...]], jax.Array]
+  init: Callable[[jax.Array, tuple[int, ...], Tree], tuple[Tree, Tree]]
+  apply: Callable[[Tree, Tree, tuple[int, ...], Tree], jax.Array]
 
 
 def as_generator(given: Any, known: Mapping[str, Generator]) -> Generator | None:

@@ -90,13 +90,15 @@ def _size(made: Network) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _init(key: jax.Array, shape: tuple[int, ...]) -> tuple[Tree, Tree]:
+def _init(key: jax.Array, shape: tuple[int, ...], learned: Tree = None) -> tuple[Tree, Tree]:
+  del learned
   keys = jax.random.split(key)
   latents = jax.random.normal(keys[0], (shape[0], LATENT), jnp.float32)
   return network(tuple(shape)).init(keys[1], latents)['params'], latents
 
 
-def _apply(weights: Tree, latents: Tree, shape: tuple[int, ...]) -> jax.Array:
+def _apply(weights: Tree, latents: Tree, shape: tuple[int, ...], learned: Tree = None) -> jax.Array:
+  del learned
   images = network(tuple(shape)).apply({'params': weights}, latents)
   top, left = ((have - wanted) // 2 for have, wanted in zip(images.shape[1:3], shape[1:3], strict=True))
   return images[:, top : top + shape[1], left : left + shape[2]]

@@ -94,10 +94,12 @@ ROWS = {
 # They read networks with convolutions: tests/attacks/test_convolutional.py.
 CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
 TRANSFORMERS = {'april'}  # tests/attacks/test_april.py
+LEARNED = {'lti'}  # tests/attacks/test_learned.py
+GENERATIVE = {'ggl', 'gias', 'pnp'}  # tests/attacks/test_generative.py
 
 
 def test_every_attack_has_a_row():
-  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS == ATTACKS.keys()
+  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS | LEARNED | GENERATIVE == ATTACKS.keys()
 
 
 class Case(NamedTuple):

@@ -47,13 +47,13 @@ def test_the_decoder_shows_images_of_a_batch_and_noise_hides_them(found):
 def test_it_learns_once_and_from_public_data_alone(convolutional):
   attack = gl.attacks.fidel_decoder(steps=2)
   key = jax.random.key(3)
-  learned = attack.prepare(key, convolutional, attack.settings)
+  learned = attack.prepare(key, convolutional, attack.settings, 1)
   images, labels = convolutional.public
   others = convolutional._replace(images=1 - convolutional.images)
   assert all(
-    map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(attack.prepare(key, others, attack.settings)))
+    map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(attack.prepare(key, others, attack.settings, 1)))
   )
-  changed = attack.prepare(key, convolutional._replace(public=(images[::-1] ** 2, labels)), attack.settings)
+  changed = attack.prepare(key, convolutional._replace(public=(images[::-1] ** 2, labels)), attack.settings, 1)
   assert not all(map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(changed)))
 
 

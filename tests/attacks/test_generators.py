@@ -15,8 +15,8 @@ KEY = jax.random.key(5)
 
 # Its weights are logits of pixels, N(0, 1), plus a constant for each image that stays.
 LOGITS = priors.Generator(
-  lambda key, shape: (jax.random.normal(key, shape), 0.1 * jnp.arange(float(shape[0]))),
-  lambda weights, constants, shape: jax.nn.sigmoid(weights + constants.reshape(-1, *[1] * (len(shape) - 1))),
+  lambda key, shape, learned: (jax.random.normal(key, shape), 0.1 * jnp.arange(float(shape[0]))),
+  lambda weights, constants, shape, learned: jax.nn.sigmoid(weights + constants.reshape(-1, *[1] * (len(shape) - 1))),
 )
 
 
@@ -67,7 +67,7 @@ def test_a_generator_of_ones_own_is_descended_by_hand(client, observe, small_ima
   weights, constants = start.dummy['weights'], start.latents
 
   def objective(weights):
-    return attack.init.__self__.losses(seen, LOGITS.apply(weights, constants, seen.image_shape), seen.labels)[0]
+    return attack.init.__self__.losses(seen, LOGITS.apply(weights, constants, seen.image_shape, None), seen.labels)[0]
 
   value, slope = jax.jit(jax.value_and_grad(objective))(weights)
   state, info = jax.jit(attack.step)(start, seen)

@@ -19,10 +19,10 @@ from gradleak.federated.knowledge import LABELS, TIERS
     ({}, 'B'),
     ({'local_steps': 4, 'share': 'delta'}, 'C'),
     ({'local_steps': 4, 'share': 'delta', 'labels': 'inferred'}, 'C'),
-    ({'auxiliary_data': True}, 'D'),
-    ({'auxiliary_data': True, 'labels': 'optimised', 'local_steps': 4}, 'D'),
+    ({'auxiliary_data': 100}, 'D'),
+    ({'auxiliary_data': 100, 'labels': 'optimised', 'local_steps': 4}, 'D'),
     ({'model': 'modified'}, 'F'),
-    ({'model': 'modified', 'auxiliary_data': True}, 'G'),
+    ({'model': 'modified', 'auxiliary_data': 100}, 'G'),
   ],
 )
 def test_tiers(granted, tier):
@@ -53,8 +53,8 @@ def words(**granted):
     ({'defense': 'either'}, 'One attacker does not know which', 'It knows the defense'),
     ({'model': 'honest'}, 'honest but curious', 'malicious'),
     ({'model': 'modified'}, 'malicious', 'honest but curious'),
-    ({'auxiliary_data': True}, 'holds auxiliary data', 'holds no auxiliary data'),
-    ({'auxiliary_data': False}, 'holds no auxiliary data', 'holds auxiliary data'),
+    ({'auxiliary_data': 1297}, 'holds auxiliary data of the same kind, 1,297 samples.', 'holds no auxiliary data'),
+    ({'auxiliary_data': 0}, 'holds no auxiliary data', 'holds auxiliary data'),
   ],
 )
 def test_every_grant_is_put_into_words(granted, said, not_said):

@@ -18,7 +18,7 @@ import numpy as np
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import weights
-from gradleak.defenses.defense import Context, Defense, Member, Placed, Traits, bound
+from gradleak.defenses.defense import Context, Defense, Member, Placed, Traits, bound, is_idle
 from gradleak.federated.client import Upload
 from gradleak.federated.server import layer_average
 from gradleak.trees import Tree
@@ -46,7 +46,7 @@ class Counter(NamedTuple):
     offers: the evidence that it offers, of `attacks.base.EVIDENCE` and 'update' where it changes what is compared.
     count: how many views there are.
     settings: settings of the attack that it changes, (name, value) pairs.
-    simulates: the defense of the client that it simulates, or None for none.
+    simulates: the defense of the client that it simulates, or learns from; None for none.
     rounds: how many uploads of the same samples it reads.
   """
 
@@ -319,7 +319,8 @@ def counters(
     special = SPECIAL.get(member.factory)
     found += [] if special is None else special(Case(member, arguments, known))
   found.append(_shown(known))
-  return [counter for counter in found if counter is not None and counter.suits(attack)]
+  suited = [counter for counter in found if counter is not None and counter.suits(attack)]
+  return [*_learned(known), *suited] if attack.adaptive else suited
 
 
 def _prior(known: Known) -> Counter | None:
@@ -416,6 +417,14 @@ def _simulated(known: Known) -> Counter | None:
   words = f'It simulates what is not random of the defense, too, and weights smoothness by {prior:g}.'
   simulates = Defense(tuple(member for part in parts for member in part.members))
   return known.changed('simulated', words, simulates=simulates, prior=prior)
+
+
+def _learned(known: Known) -> list[Counter]:
+  """Returns the counter-measure of attacks that learn: from uploads that went through the same defense; if any."""
+  if all(is_idle(member) for member in known.defense.at('data', 'step', 'upload')):
+    return []
+  words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
+  return [Counter('learned', words, UNAWARE.views, simulates=known.defense)]
 
 
 def _combined(known: Known) -> Counter | None:

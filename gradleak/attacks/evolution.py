@@ -1,0 +1,147 @@
+"""Gradient matching without derivatives: CMA-ES on the latents of a trained generator.
+
+GGL (Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022)
+searches the latent space of a generator, since a defense may leave no useful slope. All candidates of a generation are
+one `vmap`, and so are all trials: its authors evaluate one after the other.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradleak import errors
+from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks.distances import UNITS, weighed
+from gradleak.attacks.matching import Matching, starting_labels
+from gradleak.federated import Observation
+from gradleak.strictness import standard
+from gradleak.trees import Tree
+
+
+class EvolutionState(NamedTuple):
+  """State of the search.
+
+  Attributes:
+    count: generations done.
+    key: `key_data` of the search.
+    search: the state of evosax.
+    labels: probabilities [N, classes].
+    kept: what stays as it is of the generator.
+    best: (what makes the images, objective, distance) of the lowest objective so far.
+    objective_start: the objective at the mean of the first generation.
+  """
+
+  count: jax.Array
+  key: jax.Array
+  search: Any
+  labels: jax.Array
+  kept: Tree
+  best: tuple
+  objective_start: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Evolution:
+  """CMA-ES (Hansen and Ostermeier 2001) of `population` candidates per generation; a step is a generation.
+
+  Attributes:
+    matching: what is minimised, with its generator.
+    population: candidates per generation.
+    kl: weight of how far the entries of the latents are from N(0, 1), see `divergence`, in units of the distance
+      between the observed update and none.
+  """
+
+  matching: Matching
+  population: int
+  kl: float | jax.Array
+
+  def _algorithm(self, solution: Tree) -> Any:
+    from evosax.algorithms import CMA_ES
+
+    return CMA_ES(population_size=self.population, solution=solution)
+
+  def evaluate(self, made: Tree, state: EvolutionState, observation: Observation) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) of one candidate."""
+    images = self.matching.images({'weights': made}, state.kept, observation)
+    objective, apart = self.matching.losses(observation, images, state.labels)
+    unit = UNITS[self.matching.distance](weighed(observation.update, observation))
+    return objective + self.kl * unit * divergence(made), apart
+
+  def init(self, key: jax.Array, observation: Observation) -> EvolutionState:
+    """Returns the state before the first generation, whose mean is a draw of the generator's start."""
+    if observation.knowledge.labels == 'optimised':
+      raise errors.UsageError('CMA-ES searches latents, not labels: leave the labels known or inferred')
+    keys = jax.random.split(key)
+    made, kept = self.matching.start_samples(keys[0], observation, observation.labels)
+    mean = jax.tree.map(jnp.zeros_like, made['weights'])
+    labels = starting_labels(self.matching.client, observation)
+    with standard():
+      algorithm = self._algorithm(mean)
+      search = algorithm.init(keys[1], mean, algorithm.default_params)
+    search = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), search)
+    infinite = jnp.asarray(jnp.inf, jnp.float32)
+    best = mean, infinite, infinite
+    return EvolutionState(jnp.zeros((), jnp.int32), jax.random.key_data(keys[1]), search, labels, kept, best, infinite)
+
+  def step(self, state: EvolutionState, observation: Observation) -> tuple[EvolutionState, dict[str, jax.Array]]:
+    """Returns the state after one generation, and the lowest objective so far."""
+    keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(state.key), state.count))
+    algorithm = self._algorithm(state.best[0])
+    with standard():
+      candidates, search = algorithm.ask(keys[0], state.search, algorithm.default_params)
+    objectives, distances = jax.vmap(lambda made: self.evaluate(made, state, observation))(candidates)
+    # What is not finite is the worst.
+    objectives = jnp.where(jnp.isfinite(objectives), objectives, jnp.float32(3e38))
+    with standard():
+      search, _ = algorithm.tell(keys[1], candidates, objectives, search, algorithm.default_params)
+    search = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), search, state.search)
+    place = jnp.argmin(objectives)
+    found = jax.tree.map(lambda leaf: leaf[place], candidates), objectives[place], distances[place]
+    improved = found[1] < state.best[1]
+    best = jax.tree.map(lambda new, old: jnp.where(improved, new, old), found, state.best)
+    start = jnp.where(state.count == 0, found[1], state.objective_start)
+    state = EvolutionState(state.count + 1, state.key, search, state.labels, state.kept, best, start)
+    return state, {'objective': best[1]}
+
+  def reconstruct(self, state: EvolutionState, observation: Observation) -> Reconstruction:
+    """Returns the images of the best candidate."""
+    made, objective, apart = state.best
+    images = self.matching.images({'weights': made}, state.kept, observation)
+    labels = jnp.argmax(state.labels, axis=-1).astype(jnp.int32)
+    return Reconstruction(images, labels, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
+
+  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the objective at the private samples without the latents' part: their latents are not known."""
+    return self.matching.losses(observation, images, labels)[0]
+
+
+def divergence(latents: Tree) -> jax.Array:
+  """Returns the KL divergence of N(0, 1) from the normal distribution with the entries' mean and variance.
+
+  GGL's regularisation: ½(μ² + σ² − log σ² − 1), a scalar.
+  """
+  entries = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(latents)])
+  mean, variance = jnp.mean(entries), jnp.var(entries)
+  return 0.5 * (jnp.square(mean) + variance - jnp.log(variance + 1e-12) - 1)
+
+
+def evolution(matching: Matching, *, population: int, generations: int, kl: float | jax.Array, labels: str) -> Attack:
+  """Returns the `Attack` of CMA-ES.
+
+  Args:
+    matching: what is minimised; it has a generator, one seed and no decoys.
+    population: candidates per generation, at least 4.
+    generations: the steps.
+    kl: weight of `divergence`.
+    labels: the mode that the attack was published with.
+
+  Raises:
+    UsageError: for a number out of range; when run, where labels are to be optimised.
+  """
+  errors.check_number('population', population, low=4, high=10_000, integer=True)
+  errors.check_number('steps', generations, low=1, integer=True)
+  errors.check_number('kl', kl, low=0, finite=True)
+  made = Evolution(matching, population, kl)
+  return Attack(made.init, made.step, made.reconstruct, made.objective, generations, labels)

@@ -1,0 +1,283 @@
+"""Learning to Invert: a network learns from public images what upload an image causes, and reads it backwards.
+
+Wu, Chen, Guo and Weinberger (UAI 2023). The attacker simulates the client on public images, its defense included where
+it is known, and trains a network from uploads to images. Nothing in it is special to one defense: it is an adaptive
+attacker of every defense there is, a user's own included.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak import errors, trees
+from gradleak.attacks import base
+from gradleak.federated import Client, Observation
+from gradleak.strictness import lenient
+from gradleak.trees import Tree
+
+_MEASURED = 256  # uploads from which the scales are taken
+_TOGETHER = 32  # uploads that are computed in one pass
+
+
+class Inverse(NamedTuple):
+  """What was learned: from an upload of D entries to N images.
+
+  Attributes:
+    scales: of each tensor of the update, the root mean squared deviation of its entries from their means; a tree of
+      scalars.
+    signs: of a projection, int8 [D]: ±1; [0] where nothing is projected.
+    mean: of the features, [F].
+    layers: (kernel, bias) of each layer.
+  """
+
+  scales: Tree
+  signs: jax.Array
+  mean: jax.Array
+  layers: list[tuple[jax.Array, jax.Array]]
+
+  def images(self, update: Tree) -> jax.Array:
+    """Returns the images that caused an update, [N · pixels] in (0, 1)."""
+    return network(self.layers, features(update, self.scales, self.signs, self.mean.shape[0]) - self.mean)
+
+
+def features(update: Tree, scales: Tree, signs: jax.Array, width: int) -> jax.Array:
+  """Returns the entries of an update, each tensor divided by its scale; projected where there are more than `width`.
+
+  The projection is a sketch: entry i is added to the feature i mod `width` with a random sign. It preserves inner
+  products on average, up to the factor that keeps the features' variance; it needs one pass over the update, and no
+  matrix.
+
+  Args:
+    update, scales: trees of the same structure.
+    signs: int8 [D], or [0] for no projection.
+    width: number of features.
+  """
+  entries = jnp.concatenate([x.reshape(-1) / s for x, s in zip(*map(jax.tree.leaves, (update, scales)), strict=True)])
+  if not signs.size:
+    return entries
+  signed = jnp.pad(entries * signs.astype(entries.dtype), (0, -entries.size % width))
+  return jnp.sum(signed.reshape(-1, width), axis=0) * math.sqrt(width / entries.size)
+
+
+def network(layers: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+  """Returns the output in (0, 1) of dense layers with ReLUs between them, for one input."""
+  *hidden, (last, offset) = layers
+  for kernel, bias in hidden:
+    x = jax.nn.relu(x @ kernel + bias)
+  return jax.nn.sigmoid(x @ last + offset)
+
+
+def unordered_error(found: jax.Array, images: jax.Array) -> jax.Array:
+  """Returns the mean squared error of N images in the order in which it is least (Hungarian method, in JAX).
+
+  Args:
+    found, images: [N, pixels].
+  """
+  costs = jnp.mean(jnp.square(found[:, None] - images[None]), axis=-1)
+  if len(images) == 1:
+    return costs[0, 0]
+  rows, columns = optax.assignment.hungarian_algorithm(jax.lax.stop_gradient(costs))
+  return jnp.mean(costs[rows, columns])
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """How an `Inverse` is trained: the settings of `lti`, and the number of samples behind one upload."""
+
+  hidden: int
+  steps: int
+  batch_size: int
+  reuse: int
+  projection: int
+  learning_rate: float
+  mirrored: bool
+  number: int
+
+  @property
+  def fresh(self) -> int:
+    """How many uploads are drawn anew at each step, in place of the oldest of the pool."""
+    return max(1, self.batch_size // self.reuse)
+
+  @property
+  def pool(self) -> int:
+    """How many uploads each step chooses from: as many as are drawn in `reuse` squared steps."""
+    return self.fresh * self.reuse**2
+
+  def optimizer(self) -> optax.GradientTransformation:
+    """Returns Adam, whose rate falls to a tenth after three quarters of the steps."""
+    return lenient(optax.adam(optax.piecewise_constant_schedule(self.learning_rate, {3 * self.steps // 4: 0.1})))
+
+  def images(self, key: jax.Array, public: tuple[jax.Array, jax.Array], count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns public samples for `count` uploads, [count, number, H, W, C] and [count, number]."""
+    drawn, flipped = jax.random.split(key)
+    images, labels = public
+    chosen = jax.random.randint(drawn, (count, self.number), 0, len(images))
+    images, labels = images[chosen], labels[chosen]
+    if self.mirrored:
+      flip = jax.random.bernoulli(flipped, 0.5, (count, self.number, 1, 1, 1))
+      images = jnp.where(flip, images[..., ::-1, :], images)
+    return images, labels
+
+  def start(self, key: jax.Array, inputs: int, image: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the layers before training: they show this image, whatever the upload."""
+    sizes = inputs, self.hidden, self.hidden, self.number * image.size
+    layers = []
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+      scale = (0.1 if i == len(sizes) - 2 else math.sqrt(2)) / math.sqrt(fan_in)
+      kernel = jax.random.normal(jax.random.fold_in(key, i), (fan_in, fan_out), jnp.float32) * scale
+      layers.append((kernel, jnp.zeros(fan_out, jnp.float32)))
+    inside = jnp.clip(image.reshape(-1), 0.01, 0.99)
+    layers[-1] = layers[-1][0], jnp.tile(jnp.log(inside / (1 - inside)), self.number)
+    return layers
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def trained(
+  training: Training, client: Client, key: jax.Array, variables: Tree, public: tuple[jax.Array, jax.Array]
+) -> Inverse:
+  """Returns the `Inverse` of a client, trained on what it would upload of public samples.
+
+  Args:
+    training: how.
+    client: the `Client`; each of its uploads draws its dropout and its defense anew.
+    key: PRNG key.
+    variables: those that the client was sent.
+    public: (images, labels).
+  """
+
+  def uploaded(read: Callable[[Tree], Any], key: jax.Array, count: int) -> tuple[Any, jax.Array]:
+    """Returns what `read` makes of the updates that public samples cause, and the images [count, number, pixels]."""
+    samples, noise = jax.random.split(key)
+    images, labels = training.images(samples, public, count)
+
+    def one(given: tuple) -> Any:
+      return read(client.local_update(given[0], variables, *given[1:]).update)
+
+    given = jax.random.split(noise, count), images, labels
+    found = jax.lax.map(one, given, batch_size=min(_TOGETHER, count))
+    return found, images.reshape(count, training.number, -1)
+
+  keys = [jax.random.fold_in(key, i) for i in range(5)]
+  mean, scales = _moments(lambda key: uploaded(lambda update: update, key, _TOGETHER)[0], keys[0], variables['params'])
+  entries = sum(x.size for x in jax.tree.leaves(mean))
+  width = min(entries, training.projection)
+  signs = jax.random.rademacher(keys[1], (entries if entries > width else 0,), jnp.int8)
+  mean = features(mean, scales, signs, width)
+
+  def loss(layers: list, seen: jax.Array, images: jax.Array) -> jax.Array:
+    found = jax.vmap(lambda x: network(layers, x - mean))(seen).reshape(images.shape)
+    return jnp.mean(jax.vmap(unordered_error)(found, images))
+
+  optimizer = training.optimizer()
+
+  def renewed(pool: tuple, given: tuple) -> tuple[tuple, None]:
+    """Draws uploads in place of the oldest."""
+    number, key = given
+    drawn = uploaded(lambda update: features(update, scales, signs, width), key, training.fresh)
+    place = number * training.fresh % training.pool
+    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, drawn), None
+
+  def step(carry: tuple, given: tuple) -> tuple[tuple, None]:
+    layers, state, pool = carry
+    number, key = given
+    pool, _ = renewed(pool, (number, jax.random.fold_in(key, 0)))
+    chosen = jax.random.permutation(jax.random.fold_in(key, 1), training.pool)[: training.batch_size]
+    batch = jax.tree.map(lambda x: x[chosen], pool)
+    updates, state = optimizer.update(jax.grad(loss)(layers, *batch), state)
+    return (optax.apply_updates(layers, updates), state, pool), None
+
+  def numbered(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.arange(count, dtype=jnp.int32), jax.random.split(key, count)
+
+  image = jnp.mean(public[0], axis=0)
+  pool = jnp.zeros((training.pool, width)), jnp.zeros((training.pool, training.number, image.size))
+  pool, _ = jax.lax.scan(renewed, pool, numbered(keys[4], training.reuse**2))
+  layers = training.start(keys[2], width, image)
+  start = layers, optimizer.init(layers), pool
+  (layers, _, _), _ = jax.lax.scan(step, start, numbered(keys[3], training.steps))
+  return Inverse(scales, signs, mean, layers)
+
+
+def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree) -> tuple[Tree, Tree]:
+  """Returns the mean update, and `Inverse.scales`; 1 for a tensor that never changes."""
+
+  def add(total: tuple, key: jax.Array) -> tuple[tuple, None]:
+    found = updates(key)
+    both = found, jax.tree.map(jnp.square, found)
+    return jax.tree.map(lambda t, u: t + jnp.sum(u, axis=0), total, both), None
+
+  zeros = trees.zeros_like(params)
+  total, _ = jax.lax.scan(add, (zeros, zeros), jax.random.split(key, _MEASURED // _TOGETHER))
+  mean, squares = jax.tree.map(lambda x: x / _MEASURED, total)
+
+  def scale(mean: jax.Array, square: jax.Array) -> jax.Array:
+    variance = jnp.mean(jnp.maximum(square - jnp.square(mean), 0))
+    return jnp.where(variance > 0, jnp.sqrt(variance), 1.0)
+
+  return mean, jax.tree.map(scale, mean, squares)
+
+
+def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Inverse:
+  """Returns the `Inverse` of the scenario's client, trained on its public images."""
+  training = Training(**settings, number=batch_size)
+  return trained(training, scenario.client, key, scenario.variables, tuple(map(jnp.asarray, scenario.public)))
+
+
+@base.attack(
+  citation='Wu, Chen, Guo, Weinberger: Learning to Invert: Simple Adaptive Attacks for Gradient Inversion in Federated '
+  'Learning. UAI 2023.',
+  prepare=_learned,
+  adaptive=True,
+)
+def lti(
+  client: Client,
+  *,
+  hidden: int = 512,
+  steps: int = 2000,
+  batch_size: int = 128,
+  reuse: int = 1,
+  projection: int = 16384,
+  learning_rate: float | int = 1e-3,
+  mirrored: bool = False,
+) -> base.Attack:
+  """Learning to Invert: a dense network of three layers, from the upload to the images, is trained on public images.
+
+  Before it sees an upload, it is trained by Adam, whose rate falls to a tenth after three quarters of the steps. Each
+  step simulates the client on new draws of public images, and of the defense where that is known; withheld entries are
+  zeros. Each tensor of the update is divided by its spread over such uploads (ours: the paper does not scale). Images
+  of a batch are compared in the order that fits best. As published: hidden=3000 (10,000 for batches of 4),
+  batch_size=256, learning_rate=1e-4, steps=39000 (200 epochs of 50,000 public images). The attack itself is one pass
+  through the network, and returns no labels.
+
+  Args:
+    client: the `Client` that is attacked.
+    hidden: units of each of the two hidden layers.
+    steps: of the training.
+    batch_size: simulated uploads per step.
+    reuse: in how many steps each of them is used on average: 1 draws all anew at each step, as published; more for
+      clients or defenses that take long, at the price of fitting the noise that was drawn.
+    projection: entries of an update beyond which it is projected at random to as many, see `features`.
+    learning_rate: of Adam.
+    mirrored: whether half of the public images are mirrored, for pictures without a left and a right.
+
+  Raises:
+    UsageError: for a setting out of range; when run, for a scenario without public images.
+  """
+  del client
+  for name, value in (('hidden', hidden), ('steps', steps), ('batch_size', batch_size), ('reuse', reuse)):
+    errors.check_number(f'lti({name})', value, low=1, integer=True)
+  errors.check_number('lti(projection)', projection, low=1, integer=True)
+  errors.check_number('lti(learning_rate)', learning_rate, low=1e-12, finite=True)
+
+  def read(observation: Observation) -> tuple[jax.Array, None]:
+    inverse: Any = observation.prepared
+    return inverse.images(observation.update), None
+
+  return base.closed_form(read, auxiliary_data=True)

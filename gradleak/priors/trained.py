@@ -1,0 +1,196 @@
+"""A trained prior in a file: its weights, what it was trained on, and the refusal of private images."""
+
+import functools
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import errors
+from gradleak.models import torch_weights
+from gradleak.priors import denoiser, gan
+from gradleak.storage import plain, write_atomically
+from gradleak.trees import Tree, path_names
+
+Module = gan.Generator | denoiser.Denoiser
+
+# What a file may hold -> (its module, how it was trained).
+KINDS: dict[str, tuple[type, str]] = {
+  'generator': (
+    gan.Generator,
+    'Gulrajani, Ahmed, Arjovsky, Dumoulin, Courville: Improved Training of Wasserstein GANs. NIPS 2017.',
+  ),
+  'denoiser': (
+    denoiser.Denoiser,
+    'Vincent: A Connection between Score Matching and Denoising Autoencoders. Neural Computation 2011.',
+  ),
+}
+
+
+class Prior(NamedTuple):
+  """A generator or a denoiser that was trained, and on what.
+
+  Attributes:
+    make: of a generator (weights, latents [N, `latent`]) -> images [N, H, W, C] in [0, 1]; of a denoiser (weights,
+      noisy images [N, H, W, C], standard deviations [N]) -> images; pure.
+    latent: numbers that an image is made of, N(0, 1) where it was trained; 0 of a denoiser.
+    weights: its weights, a tree.
+    image_shape: (H, W, C) of its images.
+    about: plain JSON: 'dataset', 'split', 'images', 'steps', 'citation', 'licence'; of a file of PyTorch's none of it.
+    seen: a fingerprint of each image that it was trained on, uint64, ascending; None where that is not known.
+  """
+
+  make: Callable[..., jax.Array]
+  latent: int
+  weights: Tree
+  image_shape: tuple[int, int, int]
+  about: dict[str, Any]
+  seen: np.ndarray | None
+
+  def check(self, images: np.ndarray) -> None:
+    """Raises `UsageError` if it was trained on any of these private images, or makes images of another shape."""
+    if tuple(images.shape[1:]) != self.image_shape:
+      ours, theirs = ('×'.join(map(str, shape)) for shape in (self.image_shape, images.shape[1:]))
+      raise errors.UsageError(f'the prior is of images of {ours}, and the private ones have {theirs}')
+    if self.seen is None:
+      return
+    known = np.isin(fingerprints(images), self.seen)
+    if known.any():
+      raise errors.UsageError(
+        f'the prior was trained on {known.sum()} of the {len(images)} private images: a prior has to be apart from '
+        'what is attacked; train it on another split'
+      )
+
+
+def fingerprints(images: np.ndarray) -> np.ndarray:
+  """Returns a fingerprint of the pixels of each image [N, H, W, C] in [0, 1], to eight bits, uint64 [N]."""
+  pixels = np.round(255 * np.asarray(images)).astype(np.uint8)
+  digests = [hashlib.sha256(image.tobytes()).digest()[:8] for image in pixels]
+  return np.frombuffer(b''.join(digests), np.uint64)
+
+
+def save(path: str | os.PathLike, module: Module, weights: Tree, images: np.ndarray, **about: Any) -> None:
+  """Writes a trained prior.
+
+  Args:
+    path: of the file, `.npz`.
+    module, weights: of the generator or the denoiser.
+    images: all images that it was trained on, [N, H, W, C].
+    **about: what `Prior.about` holds beside the number of images and the citation, plain JSON.
+  """
+  kind = next(name for name, (made, _) in KINDS.items() if isinstance(module, made))
+  known = {
+    'kind': kind,
+    'citation': KINDS[kind][1],
+    'image_shape': module.image_shape,
+    'width': module.width,
+    'images': len(images),
+  }
+  arrays = {
+    'weights/' + '/'.join(path_names(path)): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(weights)
+  }
+  buffer = io.BytesIO()
+  np.savez_compressed(buffer, about=json.dumps(plain({**known, **about})), seen=np.sort(fingerprints(images)), **arrays)  # type: ignore[arg-type]
+  write_atomically(path, buffer.getvalue())
+
+
+def of(module: Module, weights: Tree, images: np.ndarray, **about: Any) -> Prior:
+  """Returns the `Prior` of a module that was trained on these images [N, H, W, C]."""
+  return Prior(making(module), _latent(module), weights, module.image_shape, about, np.sort(fingerprints(images)))
+
+
+@functools.cache
+def making(module: Module) -> Callable[..., jax.Array]:
+  """Returns the function of a module; the same for equal ones, so that attacks with it compile once."""
+  return lambda weights, *given: module.apply({'params': weights}, *given)
+
+
+def _latent(module: Module) -> int:
+  return gan.LATENT if isinstance(module, gan.Generator) else 0
+
+
+def load(path: str | os.PathLike, kind: str = 'generator') -> Prior:
+  """Returns the `Prior` in a file of `save`, or of a PyTorch generator of dense layers with ReLU and tanh.
+
+  Such a file holds '0.weight', '0.bias', '2.weight', … of an `nn.Sequential` whose outputs are grey, square images.
+
+  Args:
+    path: of the file.
+    kind: 'generator' or 'denoiser', what is expected there.
+
+  Raises:
+    UsageError: for a file that is missing, damaged, or of something else.
+  """
+  errors.check_choice('kind of prior', kind, KINDS)
+  found = pathlib.Path(errors.check_path('the weights of the prior', path))
+  try:
+    stamp = found.stat().st_mtime_ns
+  except OSError as error:
+    raise errors.UsageError(f'cannot read the weights of the prior {found}: {error.strerror}') from error
+  prior = _load(str(found), stamp)
+  if prior.about.get('kind', 'generator') != kind:
+    raise errors.UsageError(f'{found} holds a {prior.about["kind"]}, expected a {kind}')
+  return prior
+
+
+@functools.lru_cache(maxsize=16)
+def _load(path: str, stamp: int) -> Prior:
+  """Returns the `Prior`; the same object for the same file, so that attacks with it compile once."""
+  del stamp
+  try:
+    with np.load(path, allow_pickle=False) as archive:
+      arrays = {name: archive[name] for name in archive.files}
+  except Exception as error:
+    raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
+  if 'about' not in arrays:
+    return _dense(path, torch_weights.read(path))
+  try:
+    about = json.loads(arrays['about'].item())
+    module = KINDS[about['kind']][0](tuple(about['image_shape']), about['width'])
+    latent = _latent(module)
+    given = [jnp.zeros((1, latent))] if latent else [jnp.zeros((1, *module.image_shape)), jnp.ones(1)]
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *given)['params']
+    places = jax.tree_util.tree_leaves_with_path(shapes)
+    leaves = [arrays['weights/' + '/'.join(path_names(place))] for place, _ in places]
+    if any(leaf.shape != shape.shape for leaf, (_, shape) in zip(leaves, places, strict=True)):
+      raise errors.UsageError('weights have the wrong shapes')
+    seen = arrays['seen'].astype(np.uint64)
+  except (KeyError, TypeError, ValueError) as error:
+    raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
+  weights = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+  return Prior(making(module), latent, weights, module.image_shape, about, seen)
+
+
+def _dense(path: str, arrays: dict[str, np.ndarray]) -> Prior:
+  """Returns the `Prior` of dense layers whose names are numbers."""
+  numbers = sorted({int(name.partition('.')[0]) for name in arrays if name.partition('.')[0].isdigit()})
+  try:
+    layers = [(arrays[f'{number}.weight'], arrays[f'{number}.bias']) for number in numbers]
+    side = math.isqrt(len(layers[-1][1]))
+    fits = all(one[0].shape[0] == two[0].shape[1] for one, two in itertools.pairwise(layers))
+  except (KeyError, IndexError) as error:
+    raise errors.UsageError(f'{path} is no file of weights of a prior (no {error})') from error
+  if not fits or side**2 != len(layers[-1][1]):
+    raise errors.UsageError(f'{path} is no generator of grey, square images by dense layers')
+
+  return Prior(_dense_images, layers[0][0].shape[1], layers, (side, side, 1), {}, None)
+
+
+def _dense_images(layers: Any, latents: jax.Array) -> jax.Array:
+  """Returns the images of dense layers (weight, bias) with ReLU between them and tanh at the end."""
+  x = latents
+  for index, (weight, bias) in enumerate(layers):
+    x = x @ weight.T + bias.reshape(1, -1)
+    x = jax.nn.relu(x) if index < len(layers) - 1 else jnp.tanh(x)
+  side = math.isqrt(x.shape[1])
+  return (x.reshape(-1, side, side, 1) + 1) / 2

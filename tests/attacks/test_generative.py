@@ -1,0 +1,245 @@
+"""Attacks with a trained generator: CMA-ES and descent on latents that are in its range."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import Knowledge, Observation, UsageError
+from gradleak.attacks import evolution, generative, matching
+from gradleak.attacks.optimizers import first_order
+from gradleak.priors import gan, trained
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+LATENT = 3
+
+
+@pytest.fixture(scope='module')
+def prior(tmp_path_factory):
+  """Returns the path of a generator of 4×4 images by one dense layer."""
+  rng = np.random.default_rng(0)
+  path = tmp_path_factory.mktemp('prior') / 'dense.npz'
+  weight, bias = rng.normal(size=(16, LATENT)), 0.3 * rng.normal(size=16)
+  np.savez(path, **{'0.weight': weight.astype(np.float32), '0.bias': bias.astype(np.float32)})
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def linear():
+  """Returns a linear client of 4×4 images and its variables."""
+  model = gl.models.create('mlp(widths=6)', 3, init='default')
+  client = gl.ClientSettings().client(model, 3)
+  return client, model.init(jax.random.key(0), (4, 4, 1))
+
+
+@pytest.fixture(scope='module')
+def seen(linear, prior):
+  """Returns (the observation of an image that the generator makes, that image)."""
+  client, variables = linear
+  loaded = trained.load(prior)
+  image = loaded.make(loaded.weights, jnp.asarray([[1.0, -0.5, 0.3]]))
+  labels = jnp.asarray([1])
+  update = client.local_update(None, variables, image, labels).update
+  return Observation(
+    variables, update, jax.nn.one_hot(labels, 3), Knowledge(labels='known'), image.shape, 3,
+    prepared=jax.tree.map(jnp.asarray, loaded.weights),
+  ), image  # fmt: skip
+
+
+def run(attack, key, observation):
+  @jax.jit
+  def whole(key):
+    state, info = jax.lax.scan(
+      lambda state, _: attack.step(state, observation), attack.init(key, observation), None, attack.num_steps
+    )
+    return attack.reconstruct(state, observation), info['objective'], state
+
+  return whole(key)
+
+
+def psnr(found, truth):
+  return float(-10 * jnp.log10(jnp.mean(jnp.square(found - truth))))
+
+
+def test_the_divergence_by_hand():
+  latents = {'latents': jnp.asarray([[1.0, 3.0]])}  # mean 2, variance 1
+  assert float(evolution.divergence(latents)) == pytest.approx(2.0)
+  wide = {'latents': jnp.asarray([[-2.0, 2.0]])}  # mean 0, variance 4
+  assert float(evolution.divergence(wide)) == pytest.approx(0.5 * (4 - np.log(4) - 1))
+
+
+def test_evolution_finds_an_image_that_the_generator_makes(linear, prior, seen):
+  observation, image = seen
+  attack = gl.attacks.ggl(file=prior, steps=60, population=16, kl=0.0)(linear[0])
+  found, objectives, _ = run(attack, jax.random.key(1), observation)
+  assert psnr(found.images, image) > 30
+  assert (np.diff(objectives) <= 0).all() and float(found.objective) == float(objectives[-1])
+  assert float(found.objective) < 1e-3 * float(found.objective_start) and int(found.labels[0]) == 1
+  nothing = dataclasses.replace(
+    observation, update=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), observation.update)
+  )
+  lost, _, _ = run(attack, jax.random.key(1), nothing)
+  assert np.isfinite(lost.images).all()
+
+
+def test_the_divergence_holds_latents_back(linear, prior, seen):
+  observation, _ = seen
+  spreads = []
+  for kl in (0.0, 100.0):
+    attack = gl.attacks.ggl(file=prior, steps=20, population=8, kl=kl)(linear[0])
+    _, _, state = run(attack, jax.random.key(1), observation)
+    spreads.append(float(evolution.divergence(state.best[0])))
+  assert spreads[1] < 0.1 * spreads[0]
+
+
+def test_labels_are_not_searched(linear, prior, seen):
+  observation = dataclasses.replace(seen[0], knowledge=Knowledge(labels='optimised'))
+  with pytest.raises(UsageError, match='searches latents, not labels'):
+    gl.attacks.ggl(file=prior)(linear[0]).init(jax.random.key(0), observation)
+
+
+def test_latents_first_and_then_the_weights(linear, prior, seen):
+  observation, image = seen
+  attack = gl.attacks.gias(file=prior, steps=80, latent_steps=60, learning_rate=0.1)(linear[0])
+  found, _, state = run(attack, jax.random.key(2), observation)
+  assert psnr(found.images, image) > 20
+  early = gl.attacks.gias(file=prior, steps=60, latent_steps=60, learning_rate=0.1)(linear[0])
+  _, _, first = run(early, jax.random.key(2), observation)
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(first.dummy['weights']['change']))
+  assert any(np.any(leaf) for leaf in jax.tree.leaves(state.dummy['weights']['change']))
+  np.testing.assert_array_equal(state.dummy['weights']['latents'], first.dummy['weights']['latents'])
+
+
+def test_the_second_optimizer_starts_where_the_first_ends():
+  """Two steps of rate 1 on the latents, then rate 0.5 on the change, by hand."""
+  optimizer = generative.in_turn(optax.sgd(1.0), optax.sgd(0.5, momentum=0.9), 2)
+  dummy = {'weights': {'latents': jnp.zeros(1), 'change': jnp.zeros(1)}}
+  gradient = jax.tree.map(jnp.ones_like, dummy)
+  state, path = optimizer.init(dummy), []
+  for _ in range(4):
+    updates, state = optimizer.update(gradient, state, dummy)
+    dummy = optax.apply_updates(dummy, updates)
+    path.append((float(dummy['weights']['latents'][0]), float(dummy['weights']['change'][0])))
+  np.testing.assert_allclose(path, [(-1, 0), (-2, 0), (-2, -0.5), (-2, -1.45)], rtol=1e-6)
+
+
+def test_the_denoiser_is_a_force_without_its_own_slope():
+  """Of a denoiser that halves what it gets, at the last level."""
+  made = matching.Denoising(lambda weights, noisy, levels: weights * noisy, 3.0, 0.4, 0.1, 3)
+  assert [float(made.level(jnp.int32(i))) for i in range(3)] == pytest.approx([0.4, 0.2, 0.1])
+  images = jnp.asarray([[1.0, 2.0], [0.5, 0.0]]).reshape(2, 2, 1, 1)
+  count = jnp.int32(2)
+  noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), images.shape)
+  removed = images - 0.5 * (images + 0.1 * noise)
+  value, slope = jax.value_and_grad(lambda x: made.term(0.5, x, count))(images)
+  assert float(value) == pytest.approx(3.0 * 0.5 * float(jnp.sum(jnp.square(removed))) / 2, rel=1e-5)
+  np.testing.assert_allclose(slope, 3.0 * removed / 2, rtol=1e-5)
+
+
+def test_a_denoiser_pulls_images_to_its_own(linear, seen):
+  """Where an update says nothing, the images are what a denoiser leaves; objectives at the truth have its term."""
+  observation, image = seen
+  silent = dataclasses.replace(observation, update=jax.tree.map(jnp.zeros_like, observation.update))
+  denoising = matching.Denoising(lambda weights, noisy, levels: jnp.full_like(noisy, 0.25), 1.0, 0.3, 0.03, 200)
+  attack = gl.attacks.gradient_matching(
+    linear[0],
+    first_order('adam', 0.02, 200),
+    200,
+    distance='cosine',
+    denoising=denoising,
+    start='uniform',
+    labels='known',
+  )
+  found, _, _ = run(attack, jax.random.key(0), silent)
+  np.testing.assert_allclose(found.images, 0.25, atol=0.02)
+  expected = 1 + 0.5 * float(jnp.sum(jnp.square(image - 0.25)))
+  assert float(attack.objective(silent, image, observation.labels)) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('text', 'match'),
+  [
+    ('pnp(first_level=0.9)', 'first_level is 0.9'),
+    ('pnp(last_level=0.0)', 'last_level is 0'),
+    ('pnp(denoise=-1.0)', 'denoise is -1'),
+    ('pnp(width=0)', 'width is 0'),
+    ('ggl(population=2)', 'population is 2'),
+    ('ggl(steps=0)', 'steps is 0'),
+    ('ggl(kl=-1.0)', 'kl is -1'),
+    ('ggl(width=0)', 'width is 0'),
+    ('ggl(training_steps=0)', 'training_steps is 0'),
+    ('ggl(distance=cosin)', 'distance'),
+    ('ggl(file=none.npz)', 'cannot read the weights'),
+    ('gias(latent_steps=7000)', 'latent_steps is 7000'),
+    ('gias(weight_rate=0.0)', 'learning rate|weight_rate|rate'),
+    ('gias(tv=-1.0)', 'tv is -1'),
+  ],
+)
+def test_bad_settings_are_refused(text, match):
+  with pytest.raises(UsageError, match=match):
+    gl.specs.attack(text)(None)
+
+
+@pytest.fixture(scope='module')
+def digits():
+  """Returns a scenario of two digits with public ones, and the public images."""
+  private, public = gl.data.load('digits', 'test', limit=2), gl.data.load('digits', 'train', limit=40)
+  model = gl.models.create('mlp(widths=8)', 10, init='default')
+  scenario = gl.scenario(
+    model, private.images, private.labels, num_classes=10, key=jax.random.key(0), public=(public.images, public.labels)
+  )
+  return scenario, public.images
+
+
+def audited(scenario, attack):
+  settings = gl.AuditSettings(restarts=1, controls=2, knowledge='unaware', labels='known')
+  return gl.audit(jax.random.key(0), scenario, [None], [attack], 2, settings=settings, progress='none')
+
+
+def test_audits_train_it_on_public_images(digits):
+  scenario, _ = digits
+  result = audited(scenario, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))
+  assert len(result.rows) == 2 and all(np.isfinite(row['psnr']) for row in result.rows)
+  denoised = audited(scenario, gl.attacks.pnp(steps=2, training_steps=20, width=2))
+  assert all(np.isfinite(row['psnr']) for row in denoised.rows)
+  with pytest.raises(UsageError, match='learns from public data'):
+    audited(scenario._replace(public=None), gl.attacks.ggl(steps=2))
+
+
+def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
+  scenario, public = digits
+  made = gan.training((8, 8, 1), width=2)
+  weights = made.init(jax.random.key(0)).generator
+  for name, images in {'apart': public, 'private': np.concatenate([public, scenario.images[:1]])}.items():
+    trained.save(tmp_path / f'{name}.npz', made.module, weights, images, dataset='digits', split='train')
+  given = {'steps': 2, 'latent_steps': 1}
+  result = audited(scenario._replace(public=None), gl.attacks.gias(file=str(tmp_path / 'apart.npz'), **given))
+  assert len(result.rows) == 2 and {row['tier'] for row in result.rows} == {'D'}
+  told = 'It holds a generator that was trained on 40 images of digits, split train; no private image is among them.'
+  assert any(told in sentences for sentences in result.threat_models.values())
+  with pytest.raises(UsageError, match='trained on 1 of the 2 private images'):
+    audited(scenario, gl.attacks.gias(file=str(tmp_path / 'private.npz'), **given))
+  both = scenario._replace(public=(scenario.images, scenario.labels))
+  with pytest.raises(UsageError, match='trained on 2 of the 2 private images'):
+    audited(both, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'attack',
+  [
+    gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2),
+    gl.attacks.pnp(steps=2, training_steps=20, width=2),
+  ],
+)
+def test_attackers_who_know_the_defense_hold_a_prior_too(digits, attack):
+  """Counter-measures that are settings of other attacks, such as smoothness, are not run for these."""
+  settings = gl.AuditSettings(restarts=1, controls=2, knowledge='both', labels='known')
+  defense = gl.defenses.prune(rate=0.5)
+  result = gl.audit(jax.random.key(0), digits[0], [defense], [attack], 2, settings=settings, progress='none')
+  assert {row['counter'] for row in result.rows} == {None, 'masked'}
+  assert all(np.isfinite(row['psnr']) for row in result.rows)

@@ -1,0 +1,180 @@
+"""Learning to Invert: what the network learns, from which client, and what an audit makes of it."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak import UsageError
+from gradleak.attacks import learned
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+SMALL = gl.attacks.lti(hidden=32, steps=40, batch_size=32, reuse=4, learning_rate=3e-3)
+
+
+@pytest.fixture(scope='module')
+def digits():
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  return (data.images[:, :, :, None] / 16).astype(np.float32), data.target.astype(np.int32)
+
+
+def made(digits, private=8, **given):
+  images, labels = digits
+  model = gl.models.create('mlp(widths=16)', 10, init='default')
+  given = {'public': (images[200:], labels[200:]), **given}
+  return gl.scenario(model, images[:private], labels[:private], key=jax.random.key(0), **given)
+
+
+@pytest.fixture(scope='module')
+def honest(digits):
+  return made(digits)
+
+
+CLIPPED_NOISE = gl.defenses.chain(gl.defenses.clip(norm=0.5), gl.defenses.gaussian(stddev=0.01))
+
+
+def mean(rows, name, **fields):
+  found = [row[name] for row in rows if all(row[key] == value for key, value in fields.items())]
+  assert found
+  return np.mean(found)
+
+
+def mixed(updates, state, params=None, **extra):
+  """Reverses the entries of each tensor."""
+  return jax.tree.map(lambda u: u.reshape(-1)[::-1].reshape(u.shape), updates), state
+
+
+OWN = gl.defenses.own(optax.GradientTransformation(lambda params: optax.EmptyState(), mixed), 'upload', label='mixed')
+
+
+@pytest.fixture(scope='module')
+def run(honest, tmp_path_factory):
+  """Returns a function: defenses -> (result, under which defenses the attack learned)."""
+  folder, lines = tmp_path_factory.mktemp('lti') / 'run', []
+
+  def progress(*_):
+    pass
+
+  progress.note = lines.append
+
+  def audit(defenses):
+    lines.clear()
+    settings = {'controls': 8, 'workdir': folder, 'progress': progress}
+    found = gl.audit(jax.random.key(1), honest, defenses, [SMALL], 8, **settings)
+    return found, [line.partition('data')[2].strip(' …') for line in lines if 'learns from' in line]
+
+  return audit
+
+
+@pytest.fixture(scope='module')
+def found(run):
+  return run([None, CLIPPED_NOISE])
+
+
+def test_who_learns_through_the_defense_sees_more(found):
+  defense = str(CLIPPED_NOISE)
+  found, learned_under = found
+  aware, unaware = (mean(found.rows, 'mse', defense=defense, counter=name) for name in ('learned', None))
+  bare, control = mean(found.rows, 'mse', defense='none'), np.mean([row['mse'] for row in found.controls])
+  assert bare < aware < unaware and aware < control
+  assert {row['counter'] for row in found.rows if row['defense'] == 'none'} == {None}
+  assert learned_under == ['', f'under {CLIPPED_NOISE}']
+  assert {row['tier'] for row in found.rows} == {'D'}
+  assert any('1,597 samples' in sentence for sentence in found.threat_models[str(SMALL)])
+
+
+def test_the_same_key_learns_the_same(honest):
+  """Private images play no part, and the client that is simulated does."""
+  attack, key = SMALL.changed(steps=3), jax.random.key(3)
+
+  def learn(scenario, key=key):
+    return jax.tree.leaves(attack.prepare(key, scenario, attack.settings, 1))
+
+  def same(a, b):
+    return all(map(np.array_equal, a, b))
+
+  first = learn(honest)
+  assert same(first, learn(honest._replace(images=1 - honest.images)))
+  assert not same(first, learn(honest, jax.random.key(4)))
+  images, labels = honest.public
+  assert not same(first, learn(honest._replace(public=(images**2, labels))))
+
+
+def test_what_is_done_is_not_learned_again(run, found):
+  again, learned_under = run([None, CLIPPED_NOISE])
+  assert again.rows == found[0].rows and learned_under == []
+
+
+@pytest.mark.slow
+def test_a_users_own_defense_that_is_added_is_learned_through_alone(run, found):
+  """Nothing that is declared of it says what it does."""
+  more, learned_under = run([None, OWN, CLIPPED_NOISE])
+  assert learned_under == ['', f'under {OWN}']  # who does not know it meets it, too
+  assert [row for row in more.rows if row['defense'] != str(OWN)] == found[0].rows
+  aware, unaware = (mean(more.rows, 'mse', defense=str(OWN), counter=name) for name in ('learned', None))
+  assert aware < 0.8 * unaware
+
+
+def test_a_projection_keeps_shapes_and_inner_products():
+  key = jax.random.key(0)
+  tree = {'a': jax.random.normal(key, (7, 5)), 'b': jax.random.normal(key, (6,))}
+  scales = {'a': jnp.float32(2), 'b': jnp.float32(0.5)}
+  plain = learned.features(tree, scales, jnp.zeros(0, jnp.int8), 8)
+  np.testing.assert_allclose(plain, np.concatenate([np.ravel(tree['a']) / 2, 2 * np.asarray(tree['b'])]))
+  signs = jax.random.rademacher(key, (4000, 41), jnp.int8)
+  read = jax.vmap(lambda signs: learned.features(tree, scales, signs, 8))(signs)
+  assert read.shape == (4000, 8)
+  np.testing.assert_allclose(np.mean(np.sum(np.square(read), 1)), np.sum(np.square(plain)) * 8 / 41, rtol=0.05)
+
+
+def test_pairs_are_read_from_projected_uploads(honest):
+  attack = SMALL.changed(projection=512)
+  inverse = attack.prepare(jax.random.key(0), honest, attack.settings, 2)
+  assert inverse.mean.shape == (512,) and inverse.layers[0][0].shape == (512, 32)
+
+  def read(images, labels):
+    update = honest.client.local_update(None, honest.variables, images, labels).update
+    pixels = images.reshape(2, -1)
+    shown = inverse.images(update).reshape(pixels.shape)
+    return learned.unordered_error(shown, pixels), jnp.mean(
+      jnp.square(honest.public[0].mean(0).reshape(1, -1) - pixels)
+    )
+
+  pairs = honest.images.reshape(4, 2, 8, 8, 1), honest.labels.reshape(4, 2)
+  found, mean_image = jax.jit(jax.vmap(read))(*pairs)
+  assert jnp.mean(found) < 0.9 * jnp.mean(mean_image)
+
+
+@pytest.mark.parametrize('number', [1, 3])
+def test_the_error_of_a_batch_does_not_depend_on_its_order(number):
+  found, images = jax.random.uniform(jax.random.key(number), (2, number, 9))
+  orders = [images[np.asarray(order)] for order in itertools.permutations(range(number))]
+  errors = jax.vmap(learned.unordered_error, (None, 0))(found, jnp.stack(orders))
+  np.testing.assert_allclose(errors, errors[0], rtol=1e-6)
+  np.testing.assert_allclose(errors[0], min(np.mean(np.square(found - order)) for order in orders), rtol=1e-6)
+
+
+def test_without_public_images_there_is_nothing_to_learn_from(digits):
+  with pytest.raises(UsageError, match='learns from public data'):
+    gl.audit(jax.random.key(0), made(digits, public=None), [None], [SMALL], 1)
+
+
+def test_beside_a_captured_upload_there_are_no_public_images(honest):
+  model, update = honest.client.model, jax.tree.map(np.ones_like, honest.variables['params'])
+  with pytest.raises(UsageError, match='learns from public data, and beside a captured upload'):
+    gl.attack(jax.random.key(0), model, honest.variables, update, image_shape=(8, 8, 1), attacks=[SMALL])
+
+
+@pytest.mark.parametrize(
+  'changes', [{'hidden': 0}, {'steps': 0}, {'batch_size': 0}, {'reuse': 0}, {'projection': 0}, {'learning_rate': 0.0}]
+)
+def test_settings_have_a_range(changes):
+  with pytest.raises(UsageError, match=next(iter(changes))):
+    SMALL.changed(**changes)(None)
