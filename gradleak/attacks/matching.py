@@ -554,7 +554,7 @@ def gradient_matching(
       (GradInversion) and on epochs that hold the same samples (see `image_priors`); None for none.
     partial: share of the largest entries of each tensor that are compared; None for all.
     sharpness: weight of the norm of the objective's gradient, see `Matching.flatter`; None for none.
-    generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100 times as far.
+    generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
     denoising: regularisation by a learned denoiser, a `Denoising`; None for none.
 
   Raises:
