@@ -172,7 +172,24 @@ def cautions(
     )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
-  return notes + _transformed(summaries, worst, methods)
+  return notes + _prior_alone(summaries) + _transformed(summaries, worst, methods)
+
+
+def _prior_alone(summaries: Sequence[Summary]) -> list[str]:
+  """Returns at most one sentence: where an attacker with other images does no better than on noise."""
+  found: dict[str, list[str]] = {}
+  for summary in summaries:
+    score, control = summary['psnr'], summary['control_psnr']
+    learned = summary.get('tier') in ('D', 'G') and not summary['recovered']
+    if learned and None not in (score, control) and score <= control:
+      found.setdefault(f'`{summary["attack"]}`', []).append(f'`{summary["defense"]}`')
+  if not found:
+    return []
+  places = '; '.join(f'{attack} under {listed(list(dict.fromkeys(defenses)))}' for attack, defenses in found.items())
+  return [
+    f'The prior, not the upload: {places}. There the control, which is given noise, scores as high; what the images '
+    'show was learned from other images.'
+  ]
 
 
 def _leaking(leaking: Sequence[Entry]) -> list[str]:

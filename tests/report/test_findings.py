@@ -218,3 +218,18 @@ def test_what_there_is_to_say_of_a_defense_stands_before_its_figures():
   }
   assert findings.remarks(methods) == ['`a` and `b`: first participation.'] and not findings.remarks({})
   assert paragraph([entry(recovered=4)], methods=methods).startswith('`a` and `b`: first participation. Without')
+
+
+def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
+  controls = [{'attack': name, 'trial': i} for name in ('ggl', 'dlg') for i in range(64)]
+  given = [
+    {**summary('ggl', recovered=4), 'tier': 'D'},
+    {**summary('ggl', 'prune', recovered=0, psnr=9.8), 'tier': 'D'},
+    {**summary('ggl', 'prune', recovered=0, psnr=9.7, counter='masked'), 'tier': 'D'},
+    {**summary('ggl', 'gaussian', recovered=0, psnr=9.9), 'tier': 'D'},  # beyond the control of 9.83
+    {**summary('dlg', 'prune', recovered=0, psnr=5.0), 'tier': 'B'},
+    {**summary('dlg', recovered=4), 'tier': 'B'},
+  ]
+  (note,) = findings.cautions(given, [entry(recovered=4)], controls, {})
+  assert note.startswith('The prior, not the upload: `ggl` under `prune`.') and 'dlg' not in note
+  assert not findings.cautions([{**given[0], 'control_psnr': None}], [entry(recovered=4)], controls, {})
