@@ -191,7 +191,7 @@ def pnp(
   steps: int = 2000,
   learning_rate: float = 0.03,
   tv: float = 0.0,
-  denoise: float = 1e-3,
+  prior: float = 1e-2,
   first_level: float = 0.3,
   last_level: float = 0.03,
   width: int = 16,
@@ -205,7 +205,7 @@ def pnp(
     client: the `Client` that is simulated.
     file, width, training_steps: as of `ggl`; of `launch/train_prior.py --kind=denoiser`.
     steps, learning_rate, tv: as of `csdlg_fast`.
-    denoise: weight of the regularisation, see `matching.Denoising`.
+    prior: weight of the regularisation, see `matching.Denoising`; attackers who know the noise weigh it by that.
     first_level, last_level: the noise's standard deviation at the first and the last step.
 
   Raises:
@@ -213,7 +213,7 @@ def pnp(
   """
   errors.check_number('training_steps', training_steps, low=training.AT_ONCE, integer=True)
   errors.check_number('width', width, low=1, high=4096, integer=True)
-  errors.check_number('denoise', denoise, low=0, finite=True)
+  errors.check_number('prior', prior, low=0, finite=True)
   for name, level in (('first_level', first_level), ('last_level', last_level)):
     errors.check_number(name, level, low=denoiser.LEVELS[0], high=denoiser.LEVELS[1])
   make = trained.load(file, 'denoiser').make if file else _denoise_any_shape(width)
@@ -226,7 +226,7 @@ def pnp(
     box=True,
     start='constant',
     labels='known',
-    denoising=Denoising(make, denoise, first_level, last_level, steps),
+    denoising=Denoising(make, prior, first_level, last_level, steps),
   )
   return _told(found, file, 'denoiser')
 

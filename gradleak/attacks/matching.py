@@ -152,7 +152,7 @@ class Denoising(NamedTuple):
 
   Attributes:
     make: (weights, noisy images, standard deviations [N]) -> images.
-    weight: of ½‖x − D(x + σε)‖² / N, whose slope is taken without D's own.
+    weight: of the root mean square of x − D(x + σε), whose slope is taken without D's own.
     first, last: σ at the first and at the last step; it falls geometrically.
     steps: their number.
   """
@@ -173,7 +173,7 @@ class Denoising(NamedTuple):
     noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), images.shape)
     levels = jnp.broadcast_to(level, images.shape[:1])
     clean = jax.lax.stop_gradient(self.make(learned, images + level * noise, levels))
-    return self.weight * 0.5 * jnp.sum(jnp.square(images - clean)) / images.shape[0]
+    return self.weight * trees.safe_sqrt(jnp.mean(jnp.square(images - clean)))
 
 
 @dataclasses.dataclass(frozen=True)

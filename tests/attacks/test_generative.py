@@ -135,9 +135,10 @@ def test_the_denoiser_is_a_force_without_its_own_slope():
   count = jnp.int32(2)
   noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), images.shape)
   removed = images - 0.5 * (images + 0.1 * noise)
+  size = float(jnp.sqrt(jnp.mean(jnp.square(removed))))
   value, slope = jax.value_and_grad(lambda x: made.term(0.5, x, count))(images)
-  assert float(value) == pytest.approx(3.0 * 0.5 * float(jnp.sum(jnp.square(removed))) / 2, rel=1e-5)
-  np.testing.assert_allclose(slope, 3.0 * removed / 2, rtol=1e-5)
+  assert float(value) == pytest.approx(3.0 * size, rel=1e-5)
+  np.testing.assert_allclose(slope, 3.0 * removed / 4 / size, rtol=1e-4)
 
 
 def test_a_denoiser_pulls_images_to_its_own(linear, seen):
@@ -156,7 +157,7 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
   )
   found, _, _ = run(attack, jax.random.key(0), silent)
   np.testing.assert_allclose(found.images, 0.25, atol=0.02)
-  expected = 1 + 0.5 * float(jnp.sum(jnp.square(image - 0.25)))
+  expected = 1 + float(jnp.sqrt(jnp.mean(jnp.square(image - 0.25))))
   assert float(attack.objective(silent, image, observation.labels)) == pytest.approx(expected, rel=1e-4)
 
 
@@ -165,7 +166,7 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
   [
     ('pnp(first_level=0.9)', 'first_level is 0.9'),
     ('pnp(last_level=0.0)', 'last_level is 0'),
-    ('pnp(denoise=-1.0)', 'denoise is -1'),
+    ('pnp(prior=-1.0)', 'prior is -1'),
     ('pnp(width=0)', 'width is 0'),
     ('ggl(population=2)', 'population is 2'),
     ('ggl(steps=0)', 'steps is 0'),
