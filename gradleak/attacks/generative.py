@@ -49,8 +49,6 @@ def _learned(
     made: Any = gan.training(shape, width=settings['width'], batch_size=32, learning_rate=2e-4)
   else:
     made = denoiser.training(shape, width=settings['width'], batch_size=32)
-  prior = trained.of(made.module, (), images)
-  prior.check(scenario.images)
   return training.train(key, made, images, settings['training_steps']).average
 
 

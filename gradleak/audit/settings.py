@@ -17,6 +17,7 @@ from gradleak.defenses.defense import Context, Defense, Placed, as_defense, plac
 from gradleak.federated import Client, Knowledge
 from gradleak.federated import knowledge as grants
 from gradleak.metrics import perceptual
+from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.scenario import Scenario
 from gradleak.servers.base import Server
 from gradleak.settings import setting
@@ -164,10 +165,15 @@ class Group:
     Args:
       attack: the `AttackMethod`.
       simulates: the defense that an adaptive attack learns through, None for none.
+
+    Raises:
+      UsageError: if a private image is among the public ones.
     """
     if attack.prepare is None:
       return None
     scenario = self.scenario
+    if scenario.public is not None and not attack.settings.get('file'):
+      check_apart(fingerprints(scenario.public[0]), scenario.images)
     if attack.adaptive and simulates is not None:
       scenario = scenario._replace(client=place(simulates, self.context).client(self.client))
     found = attack.prepare(self.stream('prepare'), scenario, attack.settings, self.settings.batch_size)

@@ -61,14 +61,18 @@ class Prior(NamedTuple):
     if tuple(images.shape[1:]) != self.image_shape:
       ours, theirs = ('×'.join(map(str, shape)) for shape in (self.image_shape, images.shape[1:]))
       raise errors.UsageError(f'the prior is of images of {ours}, and the private ones have {theirs}')
-    if self.seen is None:
-      return
-    known = np.isin(fingerprints(images), self.seen)
-    if known.any():
-      raise errors.UsageError(
-        f'the prior was trained on {known.sum()} of the {len(images)} private images: a prior has to be apart from '
-        'what is attacked; train it on another split'
-      )
+    if self.seen is not None:
+      check_apart(self.seen, images)
+
+
+def check_apart(seen: np.ndarray, private: np.ndarray) -> None:
+  """Raises `UsageError` if any private image [N, H, W, C] has one of these fingerprints of what is learned from."""
+  known = np.isin(fingerprints(private), seen)
+  if known.any():
+    raise errors.UsageError(
+      f'{known.sum()} of the {len(private)} private images are among those that the attack learns from: a prior has to '
+      'be apart from what is attacked; take another split'
+    )
 
 
 def fingerprints(images: np.ndarray) -> np.ndarray:
@@ -102,11 +106,6 @@ def save(path: str | os.PathLike, module: Module, weights: Tree, images: np.ndar
   buffer = io.BytesIO()
   np.savez_compressed(buffer, about=json.dumps(plain({**known, **about})), seen=np.sort(fingerprints(images)), **arrays)  # type: ignore[arg-type]
   write_atomically(path, buffer.getvalue())
-
-
-def of(module: Module, weights: Tree, images: np.ndarray, **about: Any) -> Prior:
-  """Returns the `Prior` of a module that was trained on these images [N, H, W, C]."""
-  return Prior(making(module), _latent(module), weights, module.image_shape, about, np.sort(fingerprints(images)))
 
 
 @functools.cache

@@ -222,10 +222,10 @@ def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   assert len(result.rows) == 2 and {row['tier'] for row in result.rows} == {'D'}
   told = 'It holds a generator that was trained on 40 images of digits, split train; no private image is among them.'
   assert any(told in sentences for sentences in result.threat_models.values())
-  with pytest.raises(UsageError, match='trained on 1 of the 2 private images'):
+  with pytest.raises(UsageError, match='1 of the 2 private images are among'):
     audited(scenario, gl.attacks.gias(file=str(tmp_path / 'private.npz'), **given))
   both = scenario._replace(public=(scenario.images, scenario.labels))
-  with pytest.raises(UsageError, match='trained on 2 of the 2 private images'):
+  with pytest.raises(UsageError, match='2 of the 2 private images are among'):
     audited(both, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))
 
 

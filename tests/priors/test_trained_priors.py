@@ -132,7 +132,7 @@ def test_private_images_that_it_has_seen_are_refused(learned, images):
   prior = trained.load(learned[2])
   others = gl.data.load('digits', 'test', limit=4).images
   prior.check(others)
-  with pytest.raises(UsageError, match='trained on 1 of the 5 private images'):
+  with pytest.raises(UsageError, match='1 of the 5 private images are among'):
     prior.check(np.concatenate([others, images[3:4]]))
   with pytest.raises(UsageError, match='is of images of 8×8×1, and the private ones have 25×25×1'):
     prior.check(np.zeros((2, 25, 25, 1)))
