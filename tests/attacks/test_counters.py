@@ -104,6 +104,10 @@ def test_rounds_are_averaged_where_the_defense_is_random(context):
   }  # fmt: skip
 
 
+def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context):
+  assert list(counters('concealment(steps=2)', context, attacks.csdlg(generator='untrained'))) == ['decoys', 'smooth']
+
+
 def test_without_auxiliary_data_nobody_starts_from_it(context):
   assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys', 'smooth']
 

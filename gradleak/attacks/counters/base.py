@@ -67,7 +67,9 @@ class Counter(NamedTuple):
   def suits(self, attack: AttackMethod) -> bool:
     """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
     if self.settings:
-      return attack.takes(dict(self.settings))
+      changes = dict(self.settings)
+      made = attack.settings.get('generator') is not None  # whose images start where its weights do
+      return attack.takes(changes) and not (made and 'start' in changes)
     return 'update' in self.offers or bool(self.offers & attack.reads)
 
 
