@@ -201,6 +201,7 @@ def audited(scenario, attack):
   return gl.audit(jax.random.key(0), scenario, [None], [attack], 2, settings=settings, progress='none')
 
 
+@pytest.mark.slow
 def test_audits_train_it_on_public_images(digits):
   scenario, _ = digits
   result = audited(scenario, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))

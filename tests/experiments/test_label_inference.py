@@ -60,6 +60,7 @@ def test_what_a_rule_refuses_is_found_by_asking_it():
     assert isinstance(observation, Observation) and moved == pytest.approx(0.1 * client.num_steps(size))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_run_measures_draws_and_resumes(run, data, tmp_path, monkeypatch):
   monkeypatch.setattr(labels, 'SIZES', (1, 16))
