@@ -129,6 +129,11 @@ class AttackMethod(Method):
     shared = {name: value for name, value in made.settings.items() if name in made.server.settings}
     return dataclasses.replace(made, server=made.server.changed(**shared))
 
+  @property
+  def learns(self) -> bool:
+    """Whether it learns from the scenario's public images before it sees an upload; with a `file`, others did."""
+    return self.prepare is not None and not self.settings.get('file')
+
   def takes(self, settings: dict[str, Any]) -> bool:
     """Returns whether it has all of these settings."""
     return all(name in self.settings for name in settings)

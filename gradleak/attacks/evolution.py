@@ -30,7 +30,7 @@ class EvolutionState(NamedTuple):
     labels: probabilities [N, classes].
     kept: what stays as it is of the generator.
     best: (what makes the images, objective, distance) of the lowest objective so far.
-    objective_start: the objective at the mean of the first generation.
+    objective_start: the lowest objective of the first generation.
   """
 
   count: jax.Array
@@ -70,7 +70,7 @@ class Evolution:
     return objective + self.kl * unit * divergence(made), apart
 
   def init(self, key: jax.Array, observation: Observation) -> EvolutionState:
-    """Returns the state before the first generation, whose mean is a draw of the generator's start."""
+    """Returns the state before the first generation, whose mean is the latents' own, 0."""
     if observation.knowledge.labels == 'optimised':
       raise errors.UsageError('CMA-ES searches latents, not labels: leave the labels known or inferred')
     keys = jax.random.split(key)

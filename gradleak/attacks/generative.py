@@ -22,8 +22,6 @@ from gradleak.trees import Tree
 
 GGL = 'Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage. CVPR 2022.'
 GIAS = 'Jeon, Kim, Lee, Oh, Ok: Gradient Inversion with Generative Image Prior. NeurIPS 2021.'
-
-
 PNP = (
   'Romano, Elad, Milanfar: The Little Engine That Could: Regularization by Denoising (RED). SIAM Journal on Imaging '
   'Sciences 2017.'
@@ -63,9 +61,13 @@ def _told(made: Attack, file: str, kind: str = 'generator') -> Attack:
   return made._replace(prior=f'It holds a {kind} that was trained on {images}; no private image is among them.')
 
 
+def _check_training(width: int, training_steps: int) -> None:
+  errors.check_number('width', width, low=1, high=4096, integer=True)
+  training.check_steps('training_steps', training_steps)
+
+
 def _generator(file: str, width: int, make: Any) -> Generator:
   """Returns the `Generator` of a file, or of what is trained on public images of any shape."""
-  errors.check_number('width', width, low=1, high=4096, integer=True)
   if file:
     found = trained.load(file)
     return make(found.make, found.latent)
@@ -83,7 +85,7 @@ def _of_any_shape(width: int, make: Any) -> Generator:
   )
 
 
-@attack(citation=GGL, reads=('weights', 'noise', 'clip'), prepare=_learned)
+@attack(citation=GGL, reads=('weights', 'clip'), prepare=_learned)
 def ggl(
   client: Client,
   *,
@@ -114,7 +116,7 @@ def ggl(
     UsageError: for a value out of range or a file that cannot be read; when run, for a prior that has seen a private
       image.
   """
-  errors.check_number('training_steps', training_steps, low=training.AT_ONCE, integer=True)
+  _check_training(width, training_steps)
   matching = Matching(
     client,
     optax.with_extra_args_support(optax.identity()),
@@ -166,7 +168,7 @@ def gias(
   Raises:
     UsageError: as `ggl`.
   """
-  errors.check_number('training_steps', training_steps, low=training.AT_ONCE, integer=True)
+  _check_training(width, training_steps)
   errors.check_number('latent_steps', latent_steps, low=0, high=steps, integer=True)
   optimizer = in_turn(first_order('adam', learning_rate, steps), first_order('adam', weight_rate, steps), latent_steps)
   found = gradient_matching(
@@ -209,8 +211,7 @@ def pnp(
   Raises:
     UsageError: as `ggl`.
   """
-  errors.check_number('training_steps', training_steps, low=training.AT_ONCE, integer=True)
-  errors.check_number('width', width, low=1, high=4096, integer=True)
+  _check_training(width, training_steps)
   errors.check_number('prior', prior, low=0, finite=True)
   for name, level in (('first_level', first_level), ('last_level', last_level)):
     errors.check_number(name, level, low=denoiser.LEVELS[0], high=denoiser.LEVELS[1])

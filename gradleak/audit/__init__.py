@@ -221,7 +221,7 @@ class _Worker:
   def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, seen: Views) -> Part:
     """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
     variants = work.variants
-    if variants[0].method.prepare is not None:
+    if variants[0].method.learns:
       through = variants[0].change[1]
       met = '' if through is None else f' under {through}'
       self._note(f'{label(group, variants)} learns from the public data{met} …')

@@ -172,7 +172,7 @@ class Group:
     if attack.prepare is None:
       return None
     scenario = self.scenario
-    if scenario.public is not None and not attack.settings.get('file'):
+    if attack.learns and scenario.public is not None:
       check_apart(fingerprints(scenario.public[0]), scenario.images)
     if attack.adaptive and simulates is not None:
       scenario = scenario._replace(client=place(simulates, self.context).client(self.client))
@@ -352,7 +352,7 @@ def _trace(group: Group, attack: Labelled) -> None:
   method, client, variables = attack.method, group.client, group.scenario.variables
   if jax.config.jax_enable_x64 and method(client).num_steps:
     raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
-  if method.prepare is not None and group.scenario.public is None and not method.settings.get('file'):
+  if method.learns and group.scenario.public is None:
     raise errors.UsageError(
       f'the attack {attack.label!r} learns from public data: give public=(images, labels) to gradleak.scenario'
     )

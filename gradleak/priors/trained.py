@@ -181,7 +181,6 @@ def _dense(path: str, arrays: dict[str, np.ndarray]) -> Prior:
     raise errors.UsageError(f'{path} is no file of weights of a prior (no {error})') from error
   if not fits or side**2 != len(layers[-1][1]):
     raise errors.UsageError(f'{path} is no generator of grey, square images by dense layers')
-
   return Prior(_dense_images, layers[0][0].shape[1], layers, (side, side, 1), {}, None)
 
 

@@ -15,6 +15,13 @@ from gradleak.storage import Workdir
 AT_ONCE = 20  # steps of one compiled pass
 
 
+def check_steps(name: str, steps: int) -> None:
+  """Raises `UsageError`, with the `name` of the argument, unless `steps` is a multiple of `AT_ONCE`."""
+  errors.check_number(name, steps, low=AT_ONCE, integer=True)
+  if steps % AT_ONCE:
+    raise errors.UsageError(f'{name} is {steps}, expected a multiple of {AT_ONCE}')
+
+
 def train(
   key: jax.Array,
   training: gan.Training | denoiser.Training,
@@ -39,9 +46,7 @@ def train(
   Raises:
     UsageError: for a number of steps out of range, images of another shape, or a folder of another training.
   """
-  errors.check_number('steps', steps, low=AT_ONCE, integer=True)
-  if steps % AT_ONCE:
-    raise errors.UsageError(f'steps is {steps}, expected a multiple of {AT_ONCE}')
+  check_steps('steps', steps)
   if tuple(images.shape[1:]) != training.module.image_shape:
     raise errors.UsageError(f'the images have shape {images.shape[1:]}, expected {training.module.image_shape}')
   state, done, public = training.init(jax.random.fold_in(key, 0)), 0, jnp.asarray(images)

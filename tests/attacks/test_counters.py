@@ -108,6 +108,11 @@ def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context)
   assert list(counters('concealment(steps=2)', context, attacks.csdlg(generator='untrained'))) == ['decoys', 'smooth']
 
 
+def test_a_search_without_a_floor_is_not_said_to_stop_at_one(context):
+  assert list(counters('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.gias())) == ['clipped+floor']
+  assert list(counters('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.ggl())) == ['clipped']
+
+
 def test_without_auxiliary_data_nobody_starts_from_it(context):
   assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys', 'smooth']
 

@@ -173,6 +173,7 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
     ('ggl(kl=-1.0)', 'kl is -1'),
     ('ggl(width=0)', 'width is 0'),
     ('ggl(training_steps=0)', 'training_steps is 0'),
+    ('gias(training_steps=30)', 'training_steps is 30, expected a multiple of 20'),
     ('ggl(distance=cosin)', 'distance'),
     ('ggl(file=none.npz)', 'cannot read the weights'),
     ('gias(latent_steps=7000)', 'latent_steps is 7000'),
