@@ -17,6 +17,8 @@ def network():
   """Returns a residual network with three equal blocks, its variables and images."""
   model = gl.models.from_flax(ResNet(3, 'default', 'patches', 2, 'batch', (4,), True))
   variables = model.init(jax.random.key(0), (6, 6, 3))
+  # Not those that each block would start from.
+  variables['batch_stats'] = jax.tree.map(lambda x: x + jnp.linspace(0.1, 0.9, x.size), variables['batch_stats'])
   return model, variables, jax.random.uniform(jax.random.key(1), (4, 6, 6, 3))
 
 
