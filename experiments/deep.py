@@ -63,7 +63,7 @@ PRETRAINED = {
   'resnet18': (pretrained(60, SGD), {'training': pretrained(50, SGD, 15, 15_000)}),
   'resnet152': (
     pretrained(60, SGD),
-    {'training': pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 2, 'changed': {'csdlg': {'steps': 60}}},
+    {'training': pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 1},
   ),
   'vit_tiny': (pretrained(60, ADAM, 200), {'training': pretrained(45, ADAM, 20, 15_000)}),
 }
@@ -75,8 +75,10 @@ IN_PLACE = 'CIFAR-10 takes the place of CIFAR-100.'
 def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None):
   """Returns csDLG on the delta of a deep network."""
   training, needs = PRETRAINED[model]
-  steps = {'csdlg': {'steps': 200 if samples > 1 else 600}}
+  steps = {'csdlg': {'steps': 600 if samples == 1 else 200 if epochs == 1 else 60}}
   mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 2, 'changed': steps, **needs}
+  if model == 'resnet152':
+    mini['changed'] = {'csdlg': {'steps': 100 if samples == 1 else 30 if epochs == 1 else 10}}
   if not trained:
     mini.pop('training')
   return Run(
