@@ -102,6 +102,7 @@ PRIORS = {
   'four random starts': 'seeds=4,start=uniform',
   'half of the entries': 'partial=0.5',
   'flat minimum': 'sharpness=0.1',
+  'random subsets (MAGIA)': 'subset=2',
   'an untrained generator': '',
 }
 TRAINED = {
@@ -124,7 +125,7 @@ def _priors():
     for row, text in {'csDLG': '', **PRIORS}.items():
       if row == 'BatchNorm statistics' and given is not TRAINED:
         continue
-      run = base if row == 'csDLG' else f'{base}_{row.replace(" ", "_").replace(",", "")}'
+      run = base if row == 'csDLG' else f'{base}_{row.translate(str.maketrans(" ", "_", ",()"))}'
       taken = 8 * steps if row == 'eight times the steps' else steps
       attack = f'csdlg_fast(steps={taken},tv=1e-5{"," if text else ""}{text})'
       made = _run(f'cinet(steps={steps})' if row == 'an untrained generator' else attack, samples=samples, **given)
@@ -137,7 +138,7 @@ def _priors():
     'assumptions_priors',
     'What priors and searches add to csDLG on batches, paired over uploads',
     'Each is of a published attack: GradInversion (BatchNorm statistics, consistent starts), FedLeak (entries, flat '
-    'minimum, in its manner), CI-Net (generator). Nothing of this is printed.',
+    'minimum, in its manner), MAGIA (subsets), CI-Net (generator). Nothing of this is printed.',
     runs,
     cells,
     (

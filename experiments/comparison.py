@@ -152,7 +152,7 @@ def _wide(metric: str, low: float, high: float) -> bool:
 
 
 def ours_text(metric: str, found: Outcome) -> str:
-  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS, whose networks are not included."""
+  """Returns our figure as 'mean ± half the 95 % interval'; 'n/a' for LPIPS without its weights."""
   show = HEADINGS[metric][1]
   if found.mean is None:
     return 'n/a' if metric == 'lpips' else 'diverged' if found.diverged else '–'

@@ -24,6 +24,7 @@ from experiments.comparison import HEADINGS, Cell, Note, Outcome, ours_text, pap
 from gradleak import AuditResult, AuditSettings, ClientSettings, errors, report, specs
 from gradleak.attacks import AttackMethod
 from gradleak.data import Dataset
+from gradleak.defenses import Defense
 from gradleak.federated import simulation
 from gradleak.metrics import statistics
 from gradleak.models import torch_weights
@@ -32,6 +33,7 @@ from gradleak.scenario import fingerprint
 from gradleak.storage import Workdir, plain
 
 SCALES = ('smoke', 'mini', 'paper')
+SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
 VERDICT = (
   'Verdicts are computed: “agrees” where our 95 % interval and the paper’s figure, with its ±, meet (to its rounding, '
@@ -134,7 +136,7 @@ class Run(Scaled):
   page: ClassVar[str] = 'report.html'
   remarks: ClassVar[str] = 'recovered'
   intervals: ClassVar[str] = (
-    'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials beyond the control pool.'
+    'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials with a picture: exact or recognisable.'
   )
 
   def replaced(self, **changes: Any) -> Self:
@@ -164,7 +166,7 @@ class Run(Scaled):
       training=self.training and _smoke_training(self.training),
       weights='',
       changed={
-        **({attack.name: {'steps': 3}} if attack.takes({'steps': 3}) else {}),
+        attack.name: {name: value for name, value in SMALLEST.items() if attack.takes({name: value})},
         'concealment': {'steps': 2},
         'graddefense': {'root': _smoke_root},
       },
@@ -213,11 +215,12 @@ class Run(Scaled):
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit + tested)
     others = (private.images[limit:], private.labels[limit:]) if tested else None
     private = private._replace(images=private.images[:limit], labels=private.labels[:limit])
+    gallery = gl.data.gallery(self.dataset, 'test', after=limit + tested, data_dir=data_dir)
     trained = self.training.held if self.training and not self.weights else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
     if not pool + trained:
-      return Data(private, None, others)
+      return Data(private, None, others, gallery)
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=pool + trained)
     public = None
     if self.public:
@@ -225,7 +228,7 @@ class Run(Scaled):
       public = train.images[chosen], train.labels[chosen]
     if trained:
       others = train.images[pool:], train.labels[pool:]
-    return Data(private, public, others)
+    return Data(private, public, others, gallery)
 
   def execute(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows."""
@@ -243,16 +246,22 @@ class Run(Scaled):
 
   def audit(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> AuditResult:
     """Runs the audit in its own folder, or resumes it."""
+    scenario = self.scenario(data, seed, os.path.dirname(workdir), progress)
     return gl.audit(
       jax.random.fold_in(jax.random.key(seed), 1),
-      self.scenario(data, seed, os.path.dirname(workdir), progress),
-      [specs.defense(text) for text in self.texts().values()],
+      scenario,
+      self.protections(scenario, data),
       [self.method()],
       self.trials,
       settings=self.settings,
       workdir=workdir,
       progress=progress,
     )
+
+  def protections(self, scenario: gl.Scenario, data: 'Data') -> list[Defense]:
+    """Returns the defenses."""
+    del scenario, data
+    return [specs.defense(text) for text in self.texts().values()]
 
   def scenario(self, data: 'Data', seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
     """Returns the `Scenario`, its model initialised and trained.
@@ -300,6 +309,7 @@ class Run(Scaled):
       dataset=self.dataset,
       client=self.client,
       public=data.public,
+      gallery=data.gallery,
       notes={
         'split': data.private.split,
         'init': self.init,
@@ -342,7 +352,8 @@ class Run(Scaled):
     tried = COUNTERS if given.counters is None else dict.fromkeys(COUNTERS, len(given.counters))
     aware = sum(tried.get(name, 0) for name in names) if given.knowledge != 'unaware' else 0
     uploads = self.trials * (unaware + aware) + given.controls
-    steps = self.method().settings.get('steps', 1)
+    attack = self.method().settings
+    steps = attack.get('steps', 1) * attack.get('population', 1)
     return uploads * given.restarts * given.batch_size * local_steps * steps * cost / 60_000
 
 
@@ -387,6 +398,22 @@ def with_weights(experiment: Experiment, path: str) -> Experiment:
   return dataclasses.replace(experiment, runs=runs)
 
 
+def with_lpips(experiment: Experiment, backbone: str, weights: str | None, heads: str | None) -> Experiment:
+  """Returns the `Experiment` with LPIPS computed where the paper prints it; arguments as in `AuditSettings`.
+
+  Raises:
+    UsageError: if the paper prints none.
+  """
+  prints_it = {cell.run for cell in experiment.cells if cell.metric == 'lpips'}
+  if not prints_it:
+    raise errors.UsageError(f'{experiment.name} has no LPIPS that its weights could be for')
+  given = {'lpips_backbone': backbone, 'lpips_weights': weights, 'lpips_heads': heads}
+  runs = {name: run.replaced(**given) if name in prints_it else run for name, run in experiment.runs.items()}
+  files = ' and '.join(os.path.basename(path or '') for path in (weights, heads))
+  choices = (*experiment.choices, f'Our LPIPS is by the backbone {backbone}, with the weights in {files}.')
+  return dataclasses.replace(experiment, runs=runs, choices=choices)
+
+
 def _smoke_training(training):
   """Returns a training of two rounds."""
   small = {'rounds': 2, 'clients': 2, 'samples': 4, 'share': 1.0, 'tested': min(training.tested, 20), 'client': {}}
@@ -428,12 +455,14 @@ def _rewritten(spec, settings):
 class Data(NamedTuple):
   """The images of a run: private ones, public ones as (images, labels) or None, and those that it trains on.
 
-  `others` are (images, labels) or None; a subclass of `Run` may hold something else there.
+  `others` are (images, labels) or None; a subclass of `Run` may hold something else there. `gallery` are the images
+  among which the private ones are to be found.
   """
 
   private: Dataset
   public: tuple[np.ndarray, np.ndarray] | None
   others: Any
+  gallery: np.ndarray | None = None
 
 
 def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:

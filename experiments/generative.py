@@ -14,6 +14,7 @@ ATTACKS = {
   'GGL': ('ggl', {'steps': 150, 'population': 30, **TRAINED}),
   'descent on latents': ('gias(steps=1000,latent_steps=1000)', {'steps': 400, 'latent_steps': 400, **TRAINED}),
   'GIAS': ('gias', {'steps': 600, 'latent_steps': 300, **TRAINED}),
+  'GIFD': ('gifd', {'steps': 600, 'latent_steps': 200, **TRAINED}),
   'plug-and-play': ('pnp', {'steps': 600, **TRAINED}),
 }
 DEFENSES = {'none': 'none', 'Gaussian noise': 'gaussian(stddev=0.05)'}

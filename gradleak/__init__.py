@@ -5,6 +5,7 @@ __version__ = '0.1.0'
 from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
 from gradleak.audit.compare import Comparison, compare
+from gradleak.autoleak import AutoLeak, autoleak
 from gradleak.captured import Captured, CapturedSettings, attack, read_update, read_weights
 from gradleak.errors import UsageError
 from gradleak.federated import Client, ClientSettings, Knowledge, Observation, Upload
@@ -17,6 +18,7 @@ from gradleak.specs import parse
 __all__ = [
   'AuditResult',
   'AuditSettings',
+  'AutoLeak',
   'Captured',
   'CapturedSettings',
   'Client',
@@ -35,6 +37,7 @@ __all__ = [
   'attack',
   'attacks',
   'audit',
+  'autoleak',
   'compare',
   'data',
   'defenses',

@@ -26,6 +26,7 @@ class Scenario(NamedTuple):
     settings: what identifies all this in a result: plain JSON values.
     public: (images, labels) that everyone holds, the attacker too, or None.
     previous: variables of the model that clients were sent before this one, or None.
+    gallery: images of the same kind, none of them private, among which an original is to be found; or None.
   """
 
   client: Client
@@ -35,6 +36,7 @@ class Scenario(NamedTuple):
   settings: dict
   public: tuple | None = None
   previous: dict | None = None
+  gallery: np.ndarray | None = None
 
   def trained(self, variables: Mapping, previous: Mapping | None = None) -> 'Scenario':
     """Returns the same with other weights of the model, and those that clients were sent before.
@@ -65,6 +67,7 @@ def scenario(
   client: ClientSettings | Client | None = None,
   public: tuple | None = None,
   previous: Mapping | None = None,
+  gallery: Any = None,
   notes: Mapping[str, Any] | None = None,
   **changes: Any,
 ) -> Scenario:
@@ -85,6 +88,8 @@ def scenario(
     public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on,
       and what an attacker may start from.
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
+    gallery: floats [G, H, W, C] in [0, 1], G of 99 or better 1,000: real images of the same kind, none of them private;
+      an original is to be found among them. By default all other images that are given here.
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
@@ -104,6 +109,7 @@ def scenario(
   public = _checked_public(public, image_shape, num_classes)
   if previous is not None:
     _check_previous(model, previous, image_shape)
+  gallery = _checked_gallery(gallery, image_shape)
   client, recorded = _client(client, changes, model, num_classes)
   described = {
     'dataset': errors.check_text('dataset', dataset),
@@ -113,7 +119,7 @@ def scenario(
     'image_shape': list(image_shape),
     **recorded,
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
-    **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous),
+    **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous, gallery=gallery),
     **({'precision': 'float64'} if double else {}),
   }
   return Scenario(
@@ -124,6 +130,7 @@ def scenario(
     described,
     public,
     None if previous is None else dict(previous),
+    gallery,
   )
 
 
@@ -184,6 +191,20 @@ def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) 
     return None
   images, labels = data.pair('public', public, num_classes, image_shape)
   return images.astype(np.float32), labels.astype(np.int32)
+
+
+def _checked_gallery(gallery: Any, image_shape: tuple) -> np.ndarray | None:
+  """Returns the gallery as float32."""
+  if gallery is None:
+    return None
+  images = errors.host_array('gallery', gallery)
+  if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.floating):
+    raise errors.UsageError(
+      f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {str(image_shape)[1:-1]}]'
+    )
+  if images.size and not (images.min() >= 0 and images.max() <= 1):
+    raise errors.UsageError(f'the gallery has pixels in [{images.min():g}, {images.max():g}], expected [0, 1]')
+  return images.astype(np.float32)
 
 
 def fingerprint(tree: Tree) -> str:

@@ -11,9 +11,17 @@ from gradleak import errors, progress
 from gradleak.federated.earlier import RATE, earlier
 from launch import _program, _settings
 
+# What the attacker's flags set; a program with attacks of its own has none of them.
+ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'counters')
 
-def define(**defaults: Any) -> types.SimpleNamespace:
-  """Defines the common flags and returns their holders, `.name` each; `defaults` replaces some defaults."""
+
+def define(*, attacker: bool = True, **defaults: Any) -> types.SimpleNamespace:
+  """Defines the common flags and returns their holders, `.name` each.
+
+  Args:
+    attacker: whether attacks and their settings are flags, too.
+    **defaults: replace some defaults.
+  """
   given = types.SimpleNamespace()
 
   def one(kind: str, name: str, default: Any, text: str) -> None:
@@ -32,16 +40,18 @@ def define(**defaults: Any) -> types.SimpleNamespace:
   with _program.group('client'):
     given.client = _settings.define(gl.ClientSettings)
   with _program.group('attacker'):
-    one(
-      'string',
-      'attacks',
-      'csdlg(tv=1e-6)',
-      "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, cinet, ggl, gias, pnp, lti, "
-      'with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, class_fishing, '
-      'feature_fishing.',
-    )
+    if attacker:
+      one(
+        'string',
+        'attacks',
+        'csdlg(tv=1e-6)',
+        "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, magia, cinet, ggl, gias, "
+        'gifd, pnp, lti, with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, '
+        'class_fishing, feature_fishing.',
+      )
     steps = {'steps': 1000, **defaults}
-    given.settings = _settings.define(gl.AuditSettings, without=('counters',), **steps)
+    without = ('counters',) if attacker else ATTACKER
+    given.settings = _settings.define(gl.AuditSettings, without=without, **steps)
   with _program.group('defenses'):
     one(
       'string',
@@ -74,7 +84,7 @@ def load(given: types.SimpleNamespace) -> tuple[Any, tuple | None]:
   ):
     errors.check_number(name, value, low=low, high=10**6, integer=True)
   _program.say(f'reading {given.dataset.value} …')
-  options = {name: getattr(given, name).value for name in ('data_dir', 'image_size', 'channels')}
+  options = _options(given)
   dataset = gl.data.load(given.dataset.value, given.split.value, limit=given.trials.value * batch_size, **options)
   if not given.public.value:
     return dataset, None
@@ -86,6 +96,10 @@ def load(given: types.SimpleNamespace) -> tuple[Any, tuple | None]:
       raise
     return dataset, None
   return dataset, (public.images, public.labels)
+
+
+def _options(given: types.SimpleNamespace) -> dict[str, Any]:
+  return {name: getattr(given, name).value for name in ('data_dir', 'image_size', 'channels')}
 
 
 def scenario(
@@ -107,6 +121,7 @@ def scenario(
     dataset=dataset.name,
     client=_settings.made(gl.ClientSettings, given.client),
     public=public,
+    gallery=gl.data.gallery(given.dataset.value, given.split.value, after=len(dataset.images), **_options(given)),
     notes={
       'split': dataset.split,
       'init': given.init.value,

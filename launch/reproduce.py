@@ -21,6 +21,11 @@ with _program.group('what is reproduced'):
   _SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: a quick check.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _WEIGHTS = flags.DEFINE_string('weights', None, 'PyTorch weights of a trained model, in place of training it.')
+  _LPIPS_BACKBONE = flags.DEFINE_string('lpips_backbone', 'alex', 'Network of LPIPS: alex, vgg or squeeze.')
+  _LPIPS_WEIGHTS = flags.DEFINE_string(
+    'lpips_weights', None, "File of torchvision's weights of that network; without it LPIPS is n/a."
+  )
+  _LPIPS_HEADS = flags.DEFINE_string('lpips_heads', None, "File of LPIPS's own weights for it (version 0.1).")
 with _program.group('run'):
   _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
   _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
@@ -48,6 +53,9 @@ def main(argv: list[str]) -> None:
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   if _WEIGHTS.value is not None:
     experiment = machinery.with_weights(experiment, _WEIGHTS.value)
+  lpips = _LPIPS_WEIGHTS.value, _LPIPS_HEADS.value
+  if lpips != (None, None):
+    experiment = machinery.with_lpips(experiment, _LPIPS_BACKBONE.value, *lpips)
   runs = {name: run.scaled(_SCALE.value) for name, run in experiment.runs.items()}
   reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
   workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')

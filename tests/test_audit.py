@@ -13,7 +13,7 @@ import pytest
 import gradleak as gl
 from gradleak import report
 from gradleak.audit import schema
-from gradleak.audit.verdict import judge, require_undefended_recovery
+from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
 from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -92,7 +92,7 @@ def test_rows_come_by_attack_then_defense_then_trial(result, linear):
 def test_an_undefended_linear_layer_leaks_everything(result):
   for row in by(result.rows, defense='none'):
     assert row['psnr'] > 40 and row['label_correct'] == 1
-    assert row['success'] and row['verdict'] == 'recovered'
+    assert row['success'] and row['verdict'] == 'exact'
     assert row['psnr'] == row['oracle_psnr']  # one restart
     assert row['control_psnr'] < 15
   for row in result.controls:
@@ -252,12 +252,12 @@ def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_
   report.write(stopped, tmp_path)
   page = re.sub(r'<style.*?</style>|<svg.*?</svg>', '', (tmp_path / 'report.html').read_text('utf-8'), flags=re.DOTALL)
   cells = [html.unescape(re.sub('<.*?>', '', cell)).strip() for cell in re.findall(r'<td.*?</td>', page, re.DOTALL)]
-  assert any('not solved' in cell for cell in cells) and not any('protected' in cell for cell in cells)
+  assert any('not solved' in cell for cell in cells) and not any('nothing seen' in cell for cell in cells)
   text = ' '.join(html.unescape(re.sub('<.*?>', ' ', page)).split())
   for claim in ('is protected', 'are protected', 'is safe', 'are safe', 'no longer singles out', 'withst'):
     assert claim not in text
   table = report.terminal_table(stopped)
-  assert 'not solved' in table and 'protected' not in table
+  assert 'not solved' in table and 'nothing seen' not in table
   assert 'this setting proves nothing about any defense' in ' '.join(table.split())
 
 
@@ -273,59 +273,80 @@ def test_all_trials_diverged(linear, tmp_path):
 
 ROW = {
   'psnr': 30.0, 'pearson': 0.9, 'objective': 0.001, 'objective_at_truth': 1e-7, 'objective_start': 1.0,
-  'diverged': False,
+  'diverged': False, 'revealed': 0, 'recognised': 1, 'identified': 1, 'candidates': 1000,
 }  # fmt: skip
+CONTROL = Threshold(psnr=10.0, revealed=0.0, recognised=0.0, identified=0.0, pearson=0.3)
+UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
 
 
 @pytest.mark.parametrize(
   ('changes', 'control', 'success', 'solved', 'verdict'),
   [
-    ({}, 10.0, True, True, 'recovered'),
-    ({'objective': 0.0011}, 10.0, True, False, 'recovered'),  # less than 99.9 % of the descent
-    ({'objective': 0.0}, 10.0, True, True, 'recovered'),  # beyond the truth
-    ({}, 30.0, False, False, 'not solved'),  # beyond the control means beyond
-    ({}, 29.9, True, True, 'recovered'),
-    ({'pearson': 0.49}, 10.0, False, False, 'not solved'),  # beyond the control, and nobody would recognise it
-    ({'pearson': 0.5}, 10.0, True, True, 'recovered'),
-    ({'pearson': -0.9}, 10.0, False, False, 'not solved'),
-    ({'psnr': 5.0}, 10.0, False, False, 'not solved'),
-    ({'psnr': 5.0, 'objective': 1e-7}, 10.0, False, True, 'protected'),  # as good an objective as the truth's
-    ({'psnr': 5.0, 'objective': 9e-8}, 10.0, False, True, 'protected'),
-    ({'psnr': 5.0, 'objective': 1.1e-7}, 10.0, False, False, 'not solved'),  # near is not there, without a recovery
-    ({'psnr': 5.0, 'objective': 0.5, 'objective_at_truth': 0.9}, 10.0, False, True, 'protected'),
-    ({'psnr': 5.0, 'objective': 0.0, 'objective_at_truth': 0.0}, 10.0, False, True, 'protected'),
-    ({'psnr': math.nan, 'pearson': math.nan, 'objective': math.nan, 'diverged': True}, 10.0, False, False, 'diverged'),
-    ({'psnr': math.nan, 'objective': math.inf, 'objective_at_truth': math.inf}, 10.0, False, False, 'not solved'),
-    ({}, math.nan, False, False, 'not solved'),  # no control run ended with a figure
-    ({'objective_at_truth': math.nan}, 10.0, True, False, 'recovered'),
+    ({}, {}, True, True, 'recognisable'),
+    ({'revealed': 1}, {}, True, True, 'exact'),
+    ({'revealed': 1, 'recognised': 0, 'psnr': 5.0, 'pearson': 0.1}, {}, True, True, 'exact'),  # one of a batch
+    ({'revealed': 2}, {'revealed': 2.0, 'recognised': 1.0}, False, False, 'identifying'),  # the control shows as many
+    ({'revealed': 3}, {'revealed': 2.0}, True, True, 'exact'),
+    ({'objective': 0.0011}, {}, True, False, 'recognisable'),  # less than 99.9 % of the descent
+    ({'objective': 0.0}, {}, True, True, 'recognisable'),  # beyond the truth
+    ({'recognised': 0}, {}, False, False, 'identifying'),
+    ({'recognised': 0, 'psnr': 5.0}, {}, False, False, 'identifying'),
+    ({'recognised': 0}, {'identified': 1.0}, False, False, 'traces'),
+    ({'recognised': 0, 'candidates': 98}, {}, False, False, 'traces'),  # chance would do it in one of 99 cases
+    ({'recognised': 0, 'candidates': 99}, {}, False, False, 'identifying'),
+    ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'not solved'),  # beyond the control means beyond
+    ({'recognised': 0, 'identified': 0}, {}, False, False, 'traces'),
+    ({'recognised': 0, 'identified': 0}, {'psnr': 30.0}, False, False, 'not solved'),
+    ({'recognised': 0, 'identified': 0}, {'psnr': 29.9}, False, False, 'traces'),
+    ({'recognised': 0, 'identified': 0, 'pearson': -0.9}, {}, False, False, 'not solved'),
+    ({**UNSEEN}, {}, False, False, 'not solved'),
+    ({**UNSEEN, 'objective': 1e-7}, {}, False, True, 'nothing seen'),  # as good an objective as the truth's
+    ({**UNSEEN, 'objective': 9e-8}, {}, False, True, 'nothing seen'),
+    ({**UNSEEN, 'objective': 1.1e-7}, {}, False, False, 'not solved'),  # near is not there, without a recovery
+    ({**UNSEEN, 'objective': 0.5, 'objective_at_truth': 0.9}, {}, False, True, 'nothing seen'),
+    ({**UNSEEN, 'objective': 0.0, 'objective_at_truth': 0.0}, {}, False, True, 'nothing seen'),
+    ({'psnr': math.nan, 'pearson': math.nan, 'objective': math.nan, 'diverged': True}, {}, False, False, 'diverged'),
+    ({'psnr': math.nan, 'revealed': 9, 'diverged': True}, {}, False, False, 'diverged'),
+    (
+      {**UNSEEN, 'psnr': math.nan, 'objective': math.inf, 'objective_at_truth': math.inf},
+      {},
+      False,
+      False,
+      'not solved',
+    ),
+    ({}, dict.fromkeys(CONTROL._fields, math.nan), False, False, 'not solved'),  # no control run ended with a figure
+    ({'objective_at_truth': math.nan}, {}, True, False, 'recognisable'),
   ],
 )
 def test_judge(changes, control, success, solved, verdict):
-  found = judge({**ROW, **changes}, control)
-  assert (found['success'], found['solved'], found['verdict']) == (success, solved, verdict)
-  assert found['control_psnr'] is control
+  found = judge({**ROW, **changes}, CONTROL._replace(**control))
+  assert (found['success'], found['verdict']) == (success, verdict)
+  assert found['solved'] == solved or verdict in ('identifying', 'traces')
+  assert found['control_psnr'] is CONTROL._replace(**control).psnr
 
 
-@pytest.mark.parametrize(
-  ('revealed', 'control', 'success'),
-  [(0, 0.0, False), (1, 0.0, True), (2, 2.0, False), (3, 2.0, True), (3, math.nan, False)],
-)
-def test_a_batch_of_which_some_is_revealed_is_a_success(revealed, control, success):
-  found = judge({**ROW, 'psnr': 5.0, 'revealed': revealed}, 10.0, control)
-  assert found['success'] == success
-  assert judge({**ROW, 'psnr': math.nan, 'revealed': 9, 'diverged': True}, 10.0)['verdict'] == 'diverged'
+def test_the_threshold_of_a_pool():
+  counts = {'revealed': 0, 'recognised': 0}
+  pool = [{'psnr': 6.0 + i / 10, 'pearson': math.tanh(i / 10 - 0.5), 'identified': i == 4, **counts} for i in range(11)]
+  found = threshold(pool)
+  assert (found.psnr, found.revealed, found.identified) == (pytest.approx(6.95), 0, pytest.approx(0.5))
+  z = np.arange(11) / 10 - 0.5
+  student = 4.024  # exceeded in one of 741 cases, ten degrees of freedom
+  assert found.pearson == pytest.approx(math.tanh(student * z.std(ddof=1) * math.sqrt(12 / 11)), rel=0.05)
+  assert all(math.isnan(value) for value in threshold([]))
+  assert math.isnan(threshold([{**pool[0], 'pearson': math.nan}]).pearson) and math.isnan(threshold(pool[:1]).pearson)
 
 
 def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
   rows = [
-    {'defense': defense, 'trial': trial, 'verdict': verdict, 'control': False}
+    {'defense': defense, 'trial': trial, 'verdict': verdict, 'success': verdict == 'exact', 'control': False}
     for trial, verdicts in enumerate(
-      (('recovered', 'protected'), ('not solved', 'protected'), ('not solved', 'recovered'))
+      (('exact', 'nothing seen'), ('not solved', 'nothing seen'), ('not solved', 'exact'), ('traces', 'traces'))
     )
     for defense, verdict in zip(('none', 'clip(norm=1)'), verdicts, strict=True)
   ]
   found = [row['verdict'] for row in require_undefended_recovery(rows, {'none'}) if row['defense'] != 'none']
-  assert found == ['protected', 'not solved', 'recovered']
+  assert found == ['nothing seen', 'not solved', 'exact', 'traces']
 
 
 def test_noise_alone_is_no_success(result):

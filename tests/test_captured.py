@@ -228,6 +228,30 @@ def test_samples_of_one_class_start_apart(affine):
   assert (one, several) == (['csdlg_fast'], ['csdlg_fast(start=uniform)'])
 
 
+def test_a_prior_from_a_file_needs_no_public_images(dense, tmp_path):
+  """The generator makes the private image of some latents; the other images of its file are not private."""
+  image = dense.images[0]
+  arrays = {'0.weight': np.eye(64, 2, dtype=np.float32), '0.bias': np.arctanh(1.96 * image.reshape(-1) - 0.98)}
+  np.savez(tmp_path / 'prior.npz', **arrays)
+  for make in (gl.attacks.gias, gl.attacks.ggl):
+    with pytest.raises(gl.UsageError, match=r'beside a captured upload there are none: give it .* file=… of launch'):
+      dense.attack(dense.update(), attacks=[make()])
+  found = dense.attack(
+    dense.update(),
+    attacks=[gl.attacks.gias(file=str(tmp_path / 'prior.npz'), latent_steps=5, learning_rate=0.1)],
+    steps=150,
+    labels=dense.labels[:1],
+  )
+  (one,) = found.inversions
+  assert one.mismatch < 0.05 < 0.5 < one.control_mismatch.min()
+  assert any('a generator from a file' in sentence for sentence in one.granted)
+  with pytest.raises(gl.UsageError, match='the prior is of images of 8×8×1, and the private ones have 4×16×1'):
+    options = {'attacks': [gl.attacks.ggl(file=str(tmp_path / 'prior.npz'))], 'image_shape': (4, 16, 1)}
+    dense.attack(dense.update(), **options)
+  with pytest.raises(gl.UsageError, match='there are none: audit a client'):
+    dense.attack(dense.update(), attacks=[gl.attacks.lti()])
+
+
 @pytest.fixture(scope='module')
 def delta(linear, small_images):
   return Case(linear.client.model, *small_images, share='delta', local_epochs=2)

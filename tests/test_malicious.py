@@ -49,8 +49,8 @@ def test_closed_forms_reveal_images_and_noise_hides_them(result, attack):
   bare, noisy = rows(result, attack, 'none'), rows(result, attack, 'gaussian(stddev=100)')
   assert sum(row['revealed'] for row in bare) >= 4
   assert all(row['label_correct'] is None for row in bare)
-  assert all(row['verdict'] == 'recovered' for row in bare if row['revealed'])
-  assert all(row['revealed'] == 0 and row['verdict'] in ('protected', 'not solved') for row in noisy)
+  assert all(row['verdict'] == 'exact' for row in bare if row['revealed'])
+  assert all(row['revealed'] == 0 and row['verdict'] in ('nothing seen', 'not solved') for row in noisy)
   assert all(row['change'] > 1 for row in noisy)
   exact = max(
     gl.metrics.psnr(result.reconstructions[attack, 'none'][t][[i]], result.truth[t][[i]])[0]
@@ -83,7 +83,7 @@ def test_one_sample_is_fished_from_a_batch(scenario):
   attack = 'class_fishing(target=1,inner=csdlg_fast,steps=300)'
   result = audit(fished, [attack], 1, batch_size=5, controls=2)
   (row,) = result.rows
-  assert row['psnr'] > 20 and row['verdict'] == 'recovered' and row['tier'] == 'F'
+  assert row['psnr'] > 20 and row['verdict'] == 'exact' and row['tier'] == 'F'
   assert np.isnan(result.reconstructions[attack, 'none'][0][:4]).all()
   assert any('last layer' in text for text in result.inspections[attack])
 

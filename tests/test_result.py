@@ -62,17 +62,17 @@ def judged(**verdicts):
 
 def test_a_result_prints_the_worst_verdict_on_each_defense():
   found = judged(
-    none=[['recovered', 'protected', 'not solved'], ['not solved', 'recovered', 'not solved']],
-    weak=[['protected', 'protected', 'protected'], ['diverged', 'not solved', 'protected']],
-    gone=[['diverged', 'protected', 'protected']],
-    strong=[['protected', 'protected', 'protected']],
+    none=[['exact', 'nothing seen', 'not solved'], ['not solved', 'exact', 'not solved']],
+    weak=[['nothing seen', 'nothing seen', 'nothing seen'], ['diverged', 'not solved', 'nothing seen']],
+    gone=[['diverged', 'nothing seen', 'nothing seen']],
+    strong=[['nothing seen', 'nothing seen', 'nothing seen']],
   )
   assert repr(found).splitlines() == [
     'AuditResult: lenet on digits',
-    '  none: recovered 2 of 3 trials',
+    '  none: exact 2 of 3 trials',
     '  weak: not solved 1 of 3 trials',
     '  gone: diverged 1 of 3 trials',
-    '  strong: protected 3 of 3 trials',
+    '  strong: nothing seen 3 of 3 trials',
   ]
 
 
@@ -123,7 +123,7 @@ def test_a_policy_with_bars_survives_storage_and_page(finished, tmp_path):
   np.testing.assert_array_equal(loaded.reconstructions[case], result.reconstructions[case])
   report.write(loaded, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
-  assert sum(row[0].strip() == str(ATS) for row in page.rows if row) == 3  # pictures, figures, worst case
+  assert sum(row[0].strip() == str(ATS) for row in page.rows if row) == 4  # first screen, pictures, figures, worst case
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from gradleak.attacks.base import (
 from gradleak.attacks.counters import counter_to
 from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
-from gradleak.attacks.generative import ggl, gias, pnp
+from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
-from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, prefix
+from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, magia, prefix
 from gradleak.attacks.spear import spear_attack as spear
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
@@ -35,8 +35,10 @@ REGISTRY = {
   'gs': gs,
   'prefix': prefix,
   'cinet': cinet,
+  'magia': magia,
   'ggl': ggl,
   'gias': gias,
+  'gifd': gifd,
   'pnp': pnp,
   'fidel': fidel,
   'fidel_decoder': fidel_decoder,
@@ -69,12 +71,14 @@ __all__ = [
   'ggl',
   'gia',
   'gias',
+  'gifd',
   'gradient_matching',
   'gs',
   'host_form',
   'idlg',
   'labels',
   'lti',
+  'magia',
   'own',
   'peeling',
   'pnp',

@@ -1,7 +1,7 @@
-"""Attacks with a prior that was trained on other images of the same kind: GGL, GIAS, plug-and-play."""
+"""Attacks with a prior that was trained on other images of the same kind: GGL, GIAS, GIFD, plug-and-play."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,16 +12,20 @@ from gradleak import errors
 from gradleak.attacks.base import Attack, attack
 from gradleak.attacks.evolution import evolution
 from gradleak.attacks.matching import Denoising, Matching, Priors, gradient_matching
-from gradleak.attacks.optimizers import first_order
+from gradleak.attacks.optimizers import first_order, within
 from gradleak.attacks.simulated import Simulation
 from gradleak.federated import Client
 from gradleak.priors import denoiser, gan, trained, training
 from gradleak.priors.base import Generator
-from gradleak.priors.latent import of_latents, tuned
+from gradleak.priors.latent import layered, of_latents, tuned
 from gradleak.trees import Tree
 
 GGL = 'Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage. CVPR 2022.'
 GIAS = 'Jeon, Kim, Lee, Oh, Ok: Gradient Inversion with Generative Image Prior. NeurIPS 2021.'
+GIFD = (
+  'Fang, Chen, Wang, Wang, Xia: GIFD: A Generative Gradient Inversion Method with Feature Domain Optimization. ICCV '
+  '2023.'
+)
 PNP = (
   'Romano, Elad, Milanfar: The Little Engine That Could: Regularization by Denoising (RED). SIAM Journal on Imaging '
   'Sciences 2017.'
@@ -55,10 +59,10 @@ def _told(made: Attack, file: str, kind: str = 'generator') -> Attack:
   if not file:
     return made._replace(auxiliary_data=True)
   about = trained.load(file, kind).about
-  if 'dataset' not in about:
+  if not {'dataset', 'split'} <= about.keys():
     return made._replace(prior=f'It holds a {kind} from a file that does not say what it was trained on.')
   images = f'{about["images"]:,} images of {about["dataset"]}, split {about["split"]}'
-  return made._replace(prior=f'It holds a {kind} that was trained on {images}; no private image is among them.')
+  return made._replace(prior=f'It holds a {kind} that was trained on {images}, and on no private image that is known.')
 
 
 def _check_training(width: int, training_steps: int) -> None:
@@ -170,7 +174,13 @@ def gias(
   """
   _check_training(width, training_steps)
   errors.check_number('latent_steps', latent_steps, low=0, high=steps, integer=True)
-  optimizer = in_turn(first_order('adam', learning_rate, steps), first_order('adam', weight_rate, steps), latent_steps)
+  errors.check_number('weight_rate', weight_rate, low=1e-12, finite=True)
+  optimizer = in_turn(
+    first_order('adam', learning_rate, steps),
+    lambda number, length: first_order('adam', weight_rate, length),
+    latent_steps,
+    steps,
+  )
   found = gradient_matching(
     client,
     optimizer,
@@ -179,6 +189,67 @@ def gias(
     tv=tv,
     labels='known',
     generator=_generator(file, width, tuned),
+  )
+  return _told(found, file)
+
+
+@attack(citation=GIFD, reads=('weights', 'noise', 'clip'), prepare=_learned)
+def gifd(
+  client: Client,
+  *,
+  file: str = '',
+  steps: int = 5000,
+  latent_steps: int = 1000,
+  learning_rate: float = 0.1,
+  radius: float = 0.1,
+  growth: float = 0.5,
+  tv: float = 1e-4,
+  l2: float = 1e-6,
+  distance: str = 'cosine',
+  width: int = 16,
+  training_steps: int = 2000,
+) -> Attack:
+  """Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
+
+  The features of a layer start where the layers before it ended, and stay in an l1-ball around that. Of all points on
+  the way, the one with the lowest objective is returned. 1,000 steps for the latents and for each layer, Adam at 0.1
+  with a warm-up and a decay in each, the cosine distance, TV 1e-4 and l2 1e-6 are published, and that radii grow by
+  0.5 (StyleGAN2) or 0.25 (BigGAN) of the first from layer to layer; the first, 2,000 there, depends on the generator.
+  The published code holds the norm of the latents, too, and returns the image of the last restart with the score of
+  the best.
+
+  Args:
+    client: the `Client` that is simulated.
+    file, width, training_steps: as of `ggl`.
+    steps: of all parts together; what the latents leave is divided evenly among the layers.
+    latent_steps: of the first part.
+    learning_rate: of Adam in each part.
+    radius: of the ball of the first layer, per entry: the mean |change| of an image's features, whose root mean square
+      is 1 (of a PyTorch generator, as they are).
+    growth: by which share of this the radius per entry grows from layer to layer.
+    tv, l2, distance: as of `gradient_matching`.
+
+  Raises:
+    UsageError: as `ggl`; when run, for a generator without layers between latents and images.
+  """
+  _check_training(width, training_steps)
+  errors.check_number('latent_steps', latent_steps, low=0, high=steps, integer=True)
+  errors.check_number('radius', radius, low=0, finite=True)
+  errors.check_number('growth', growth, low=0, finite=True)
+
+  def of_layer(number: int, length: int) -> optax.GradientTransformation:
+    adam = first_order('adam', learning_rate, length, decay='warm')
+    return optax.chain(adam, within(radius * (1 + growth * number)))
+
+  found = gradient_matching(
+    client,
+    in_turn(first_order('adam', learning_rate, max(1, latent_steps), decay='warm'), of_layer, latent_steps, steps),
+    steps,
+    distance=distance,
+    tv=tv,
+    l2=l2,
+    labels='known',
+    generator=_generator(file, width, layered),
   )
   return _told(found, file)
 
@@ -239,38 +310,57 @@ def _denoise_any_shape(width: int) -> Any:
 
 
 class InTurn(NamedTuple):
-  """State of `in_turn`: steps done, and the states of the two optimizers."""
+  """State of `in_turn`: steps done, and the states of its optimizers."""
 
   count: jax.Array
-  first: Any
-  second: Any
+  states: list[Any]
 
 
 def in_turn(
-  first: optax.GradientTransformation, second: optax.GradientTransformation, at: int
+  first: optax.GradientTransformation,
+  later: Callable[[int, int], optax.GradientTransformation],
+  at: int,
+  steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns the optimizer that moves all but the change of the generator's weights for `at` steps, then that alone."""
-  parts = tuple(map(optax.with_extra_args_support, (first, second)))
+  """Returns the optimizer that moves a generator's latents for `at` steps, then each other part of its weights.
 
-  def split(dummy: dict) -> tuple[dict, Tree]:
-    rest = {**dummy, 'weights': {k: leaf for k, leaf in dummy['weights'].items() if k != 'change'}}
-    return rest, dummy['weights']['change']
+  Args:
+    first: moves all but these parts.
+    later: (number of a part, its steps) -> what moves it. Parts come in the order of their names; they share what is
+      left of the steps, and the last goes on to the end.
+    at, steps: of the first part, and of all.
+  """
+
+  def split(dummy: dict) -> list[Tree]:
+    names = _later_parts(dummy)
+    early = {name: leaf for name, leaf in dummy['weights'].items() if name not in names}
+    return [{**dummy, 'weights': early}, *(dummy['weights'][name] for name in names)]
+
+  def optimizers(count: int) -> tuple[list[optax.GradientTransformationExtraArgs], list[int]]:
+    length = (steps - at) // count
+    made = [first, *(later(number, max(1, length)) for number in range(count))]
+    edges = [0, *(at + number * length for number in range(count)), steps]
+    return list(map(optax.with_extra_args_support, made)), edges
 
   def init(dummy: dict) -> InTurn:
-    rest, change = split(dummy)
-    return InTurn(jnp.zeros((), jnp.int32), parts[0].init(rest), parts[1].init(change))
+    parts = split(dummy)
+    made, _ = optimizers(len(parts) - 1)
+    return InTurn(jnp.zeros((), jnp.int32), [one.init(part) for one, part in zip(made, parts, strict=True)])
 
   def update(gradient: dict, state: InTurn, dummy: dict, **given: Any) -> tuple[dict, InTurn]:
-    early = state.count < at
-    moves = []
-    for part, which, active, kept, values in zip(
-      parts, split(gradient), (early, ~early), (state.first, state.second), split(dummy), strict=True
-    ):
-      moved, new = part.update(which, kept, values, **given)
-      moved = jax.tree.map(lambda leaf, active=active: jnp.where(active, leaf, jnp.zeros_like(leaf)), moved)
-      moves.append((moved, jax.tree.map(lambda a, b, active=active: jnp.where(active, a, b), new, kept)))
-    (rest, first_state), (change, second_state) = moves
-    updates = {**rest, 'weights': {**rest['weights'], 'change': change}}
-    return updates, InTurn(state.count + 1, first_state, second_state)
+    parts, moves, states = split(dummy), [], []
+    made, edges = optimizers(len(parts) - 1)
+    for number, (one, slope, kept, values) in enumerate(zip(made, split(gradient), state.states, parts, strict=True)):
+      active = (edges[number] <= state.count) & (state.count < edges[number + 1])
+      moved, new = one.update(slope, kept, values, **given)
+      moves.append(jax.tree.map(lambda x, active=active: jnp.where(active, x, jnp.zeros_like(x)), moved))
+      states.append(jax.tree.map(lambda a, b, active=active: jnp.where(active, a, b), new, kept))
+    later_moves = dict(zip(_later_parts(dummy), moves[1:], strict=True))
+    return {**moves[0], 'weights': {**moves[0]['weights'], **later_moves}}, InTurn(state.count + 1, states)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _later_parts(dummy: dict) -> list[str]:
+  """Returns the parts of a generator's weights that are optimised after its latents, in their order."""
+  return sorted(set(dummy['weights']) - {'latents'})

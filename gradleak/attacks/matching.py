@@ -31,7 +31,9 @@ from gradleak.attacks.distances import (
   weighed,
 )
 from gradleak.attacks.simulated import Simulation, joined, reverse
+from gradleak.attacks.subsets import Subsets
 from gradleak.federated import Client, Observation
+from gradleak.federated.losses import cross_entropy
 from gradleak.models import model as models
 from gradleak.priors import GENERATORS, Generator, as_generator
 from gradleak.trees import Tree
@@ -185,6 +187,7 @@ class Matching:
       `gradient_matching` takes them.
     generator: what makes the images; None where their pixels are optimised.
     denoising: the `Denoising`, or None.
+    subsets: the `Subsets`, or None.
     optimizer: of the dummy samples, with support for extra arguments.
     simulation: what the update is taken for.
     priors: their weights.
@@ -206,6 +209,7 @@ class Matching:
   sharpness: float | None
   generator: Generator | None = None
   denoising: Denoising | None = None
+  subsets: Subsets | None = None
 
   def __post_init__(self) -> None:
     errors.check_choice('distance', self.distance, CHOICES)
@@ -223,8 +227,15 @@ class Matching:
       raise errors.UsageError(
         f'start={errors.shown(self.start)} is of pixels, and a generator makes them: leave start at normal'
       )
+    if self.subsets is not None and self.distance in ('prefix', 'dense_input'):
+      raise errors.UsageError(f'distance={self.distance!r} is of one sample, which has no subsets: leave out subset')
     if self.client is not None:
       self.simulation.check(self.client)
+      gradient = self.client.share == 'gradient' or self.simulation.as_gradient()
+      if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
+        raise errors.UsageError(
+          'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
+        )
 
   def losses(
     self,
@@ -309,11 +320,7 @@ class Matching:
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
-    dummy = self.paced(dummy)
-    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
-    images = self.images(dummy, state.latents, observation)
-    if self.decoys:
-      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+    dummy, images, labels = self.samples(dummy, state, observation)
     if self.seeds == 1:
       objective, apart = self.losses(observation, images, labels, dummy.get('decoys'), dummy.get('place'))
       return objective + self.denoised(images, state.count, observation), apart
@@ -321,6 +328,39 @@ class Matching:
     agreement = 0.0 if self.priors.group is None else self.priors.group * image_priors.disagreement(images)
     implausible = self.denoised(images.reshape(-1, *images.shape[2:]), state.count, observation)
     return jnp.mean(objectives) + agreement + implausible, jnp.mean(apart)
+
+  def searched(
+    self, dummy: dict, state: MatchState, observation: Observation
+  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns (what the optimizer lowers: the objective and the term of a random subset; `evaluate`).
+
+    What is kept and reported is judged without that term, whose subset changes.
+    """
+    objective, apart = self.evaluate(dummy, state, observation)
+    if self.subsets is None:
+      return objective, (objective, apart)
+    dummy, images, labels = self.samples(dummy, state, observation)
+    observed = weighed(observation.update, observation)
+
+    def distance(weights: jax.Array) -> jax.Array:
+      chosen = labels * weights.astype(labels.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
+
+      def of(seed: jax.Array) -> jax.Array:
+        everything = jnp.concatenate([seed, dummy['decoys']]) if self.decoys else seed
+        return self.apart(observation, observed, everything, chosen, dummy.get('place'))
+
+      return of(images) if self.seeds == 1 else jnp.mean(jax.vmap(of)(images))
+
+    return objective + self.subsets.term(distance, apart, state.count, labels.shape[0]), (objective, apart)
+
+  def samples(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[dict, jax.Array, jax.Array]:
+    """Returns (the dummy samples at their pace, their images, the labels, those of decoys behind them)."""
+    dummy = self.paced(dummy)
+    labels = jax.nn.softmax(dummy['logits']) if 'logits' in dummy else state.labels
+    images = self.images(dummy, state.latents, observation)
+    if self.decoys:
+      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+    return dummy, images, labels
 
   def denoised(self, images: jax.Array, count: jax.Array, observation: Observation) -> jax.Array | float:
     """Returns the regularisation of images [N, H, W, C] by the denoiser at a step; 0 without one."""
@@ -412,11 +452,12 @@ class Matching:
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the state after one evaluation and update, and what is reported."""
     observation = compared(observation, state.thresholds)
-    value_and_grad = jax.value_and_grad(self.evaluate, has_aux=True)
-    (objective, apart), gradient = value_and_grad(state.dummy, state, observation)
+    value_and_grad = jax.value_and_grad(self.searched, has_aux=True)
+    (value, (objective, apart)), gradient = value_and_grad(state.dummy, state, observation)
     if self.sharpness is not None:
       gradient = self.flatter(gradient, state, observation)
-    updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=objective)
+    told = {} if self.subsets is None else {'changed': self.subsets.changed(state.count)}
+    updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=value, **told)
     dummy = optax.apply_updates(state.dummy, updates)
     if self.box and self.generator is None:
       dummy['images'] = jnp.clip(dummy['images'], 0.0, 1.0)  # concealed samples may leave the range of pixels
@@ -450,7 +491,7 @@ class Matching:
     length = trees.norm(gradient)
     step = _NEAR / jnp.where(length > 0, length, jnp.ones_like(length))
     ahead = jax.tree.map(lambda x, g: x + step.astype(x.dtype) * g, state.dummy, gradient)
-    there, _ = jax.grad(self.evaluate, has_aux=True)(ahead, state, observation)
+    there, _ = jax.grad(self.searched, has_aux=True)(ahead, state, observation)
     return jax.tree.map(lambda g, t: g + self.sharpness * (t - g) / _NEAR, gradient, there)
 
   def reconstruct(self, state: MatchState, observation: Observation) -> Reconstruction:
@@ -522,6 +563,9 @@ def gradient_matching(
   sharpness: float | None = None,
   generator: Generator | str | None = None,
   denoising: Denoising | None = None,
+  subset: int | None = None,
+  subset_weight: float | jax.Array = 1e-3,
+  subset_growth: int = 0,
 ) -> Attack:
   """Returns the attack that minimises distance(simulated update, observed update) + tv·TV(x) + l2·mean(x²).
 
@@ -531,17 +575,15 @@ def gradient_matching(
 
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
-    optimizer: an optax optimizer of the dummy samples; it is given `value=`.
-    num_steps: number of evaluations.
+    optimizer, num_steps: an optax optimizer of the dummy samples, which is given `value=`; number of evaluations.
     distance: 'squared_euclidean', 'cosine', 'chordal'; of one sample 'dense_input' (the input of the first dense layer
       alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors; may be traced.
     box: project the images into [0, 1] after each step.
     start: 'normal', 'uniform', 'constant', 'class_average' or an array of images.
-    decoys: dummy samples beside each of the N, with labels of their own, that are simulated in the same batch and
-      thrown away: for a client that mixes concealed samples in (`defenses.concealment`), whose eq. 10 is the mean loss
-      over both, since cross-entropy is linear in the label.
+    decoys: dummy samples beside each of the N, with labels of their own, in the same batch and thrown away: for a
+      client that conceals (`defenses.concealment`), whose eq. 10 is the mean loss over both, by linearity in the label.
     prior: as `tv`, in units of the distance between the observed update and none (1, or its squared norm).
     tolerance: the search also ends at this distance, in the same units; at 0 it uses all its steps.
     labels: the mode that the attack was published with; the observation's knowledge decides.
@@ -550,12 +592,12 @@ def gradient_matching(
       'auto' takes the second where it spares a million entries.
     match, epochs, batch_size, rate, orders: what the delta of local training is taken for, see `Simulation`.
     seeds: starts that are optimised together; the one with the smallest distance is kept.
-    batch_norm, group, order: weights of the priors on BatchNorm's statistics, on the agreement of the seeds
-      (GradInversion) and on epochs that hold the same samples (see `image_priors`); None for none.
-    partial: share of the largest entries of each tensor that are compared; None for all.
-    sharpness: weight of the norm of the objective's gradient, see `Matching.flatter`; None for none.
+    batch_norm, group, order: weights of priors on BatchNorm's statistics, the agreement of the seeds and epochs that
+      hold the same samples (see `image_priors`); None for none.
+    partial, sharpness: share of the largest entries of each tensor that are compared; weight of `Matching.flatter`.
     generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
-    denoising: regularisation by a learned denoiser, a `Denoising`; None for none.
+    denoising: regularisation by a learned denoiser; None for none.
+    subset, subset_weight, subset_growth: random subsets of the batch, see `Subsets`; subset=None for none.
 
   Raises:
     UsageError: for an unknown word, or a value out of range.
@@ -565,11 +607,10 @@ def gradient_matching(
     client, optax.with_extra_args_support(optimizer), Simulation(match, epochs, batch_size, rate, orders),
     Priors(tv, l2, prior, batch_norm, group, order), distance, layer_weighting, box, start, decoys, tolerance, form,
     seeds, partial, sharpness, as_generator(generator, GENERATORS), denoising,
+    Subsets(subset, subset_weight, subset_growth).checked(),
   )  # fmt: skip
   return Attack(
-    *(matching.init, matching.step, matching.reconstruct, matching.objective),
-    num_steps,
-    labels,
+    *(matching.init, matching.step, matching.reconstruct, matching.objective), num_steps, labels,
     isinstance(start, str) and start == 'class_average',
     assumes='' if client is None else matching.simulation.in_words(client),
-  )
+  )  # fmt: skip

@@ -34,6 +34,7 @@ DECAYS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'constant': jnp.ones_like,
   'step': lambda t: jnp.float32(0.1) ** sum(jnp.where(t >= edge, 1.0, 0.0) for edge in (3 / 8, 5 / 8, 7 / 8)),
   'cosine': lambda t: jnp.float32(0.5) * (1 + jnp.cos(jnp.pi * t)),
+  'warm': lambda t: jnp.minimum(1.0, 20 * t) * 0.5 * (1 - jnp.cos(jnp.pi * jnp.clip((1 - t) / 0.75, 0.0, 1.0))),
 }
 
 
@@ -47,7 +48,8 @@ def first_order(
     learning_rate: a float, may be traced.
     num_steps: the steps that the decay is stretched over.
     gradient: 'plain', 'sign' (Geiping et al. 2020) or 'soft_sign'.
-    decay: 'constant', 'step' (× 0.1 at 3/8, 5/8 and 7/8, Geiping et al. 2020) or 'cosine'.
+    decay: 'constant', 'step' (× 0.1 at 3/8, 5/8 and 7/8, Geiping et al. 2020), 'cosine', or 'warm': linear over the
+      first twentieth, then constant, then a cosine over the last three quarters.
 
   Raises:
     UsageError: for an unknown name, or a learning rate that is not positive.
@@ -74,6 +76,42 @@ def first_order(
     lenient(FIRST_ORDER[name]()),
     optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), scale),
   )
+
+
+def within(radius: float | jax.Array) -> optax.GradientTransformation:
+  """Returns the projection of the next point onto an l1-ball around zero, for each image; it stands last in a chain.
+
+  Args:
+    radius: of the ball, per entry of an image's variables: the mean of their magnitudes that is allowed; may be traced.
+      The first axis of each leaf counts the images.
+  """
+
+  def update(updates: Tree, state: optax.OptState, params: Tree = None) -> tuple[Tree, optax.OptState]:
+    def move(update: jax.Array, here: jax.Array) -> jax.Array:
+      rows = (here + update).reshape(len(here), -1)
+      return into_l1_ball(rows, jnp.float32(radius) * rows.shape[1]).reshape(here.shape) - here
+
+    return jax.tree.map(move, updates, params), state
+
+  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def into_l1_ball(rows: jax.Array, radius: jax.Array) -> jax.Array:
+  """Returns the nearest points of an l1-ball around zero to rows [N, n], by Michelot's iteration (1986) on a threshold.
+
+  It needs no sorting, and ends after a few of its 32 passes; what rounding leaves outside is scaled back.
+  """
+  sizes = jnp.abs(rows)
+
+  def tighten(_: jax.Array, threshold: jax.Array) -> jax.Array:
+    above = sizes > threshold
+    count = jnp.maximum(jnp.sum(above, axis=1, keepdims=True), 1).astype(rows.dtype)
+    return jnp.maximum((jnp.sum(jnp.where(above, sizes, 0.0), axis=1, keepdims=True) - radius) / count, threshold)
+
+  threshold = jax.lax.fori_loop(0, 32, tighten, jnp.zeros((len(rows), 1), rows.dtype))
+  kept = jnp.sign(rows) * jnp.maximum(sizes - threshold, 0.0)
+  total = jnp.sum(jnp.abs(kept), axis=1, keepdims=True)
+  return kept * jnp.minimum(1.0, radius / jnp.where(total > 0, total, 1.0))
 
 
 class Pairs(NamedTuple):
@@ -126,7 +164,9 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     armijo: required share of the decrease that the slope promises.
 
   Returns:
-    An optax transformation; `params + updates` is the next point to evaluate, not always the best so far.
+    An optax transformation; `params + updates` is the next point to evaluate, not always the best so far. Its `update`
+    takes `value=` and, where the objective is not the same throughout, `changed=`, whether it is another one than at
+    the evaluation before: that point is accepted, and no pair is made of the two.
 
   Raises:
     UsageError: for a history outside [1, 10000].
@@ -142,7 +182,7 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     return LbfgsState(count, x, jnp.asarray(jnp.inf, x.dtype), zeros, zeros, jnp.ones((), x.dtype), pairs)
 
   def update(
-    updates: Tree, state: LbfgsState, params: Tree, *, value: jax.Array, **extra: Any
+    updates: Tree, state: LbfgsState, params: Tree, *, value: jax.Array, changed: Any = None, **extra: Any
   ) -> tuple[Tree, LbfgsState]:
     del extra
     x, unravel = ravel_pytree(params)
@@ -151,10 +191,11 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     slope = jnp.vdot(state.gradient, state.direction)
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
     slack = 1e-6 * jnp.abs(state.value)  # float32 cannot tell a smaller change of the value
-    accepted = first | (finite & (value <= state.value + armijo * state.step * slope + slack))
+    anew = first if changed is None else first | (changed & finite)  # no values to compare with
+    accepted = anew | (finite & (value <= state.value + armijo * state.step * slope + slack))
 
     # Accepted: a new direction from the new pair.
-    fresh = jnp.where(first, 0.0, 1.0).astype(x.dtype)
+    fresh = jnp.where(anew, 0.0, 1.0).astype(x.dtype)
     memory = _stored(state.pairs, (x - state.point) * fresh, (gradient - state.gradient) * fresh)
     direction = _newton(gradient, memory)
     downhill = jnp.vdot(direction, gradient) < 0

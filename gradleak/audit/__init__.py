@@ -16,7 +16,7 @@ import re
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +69,7 @@ def audit(
   process: tuple[int, int] = (0, 1),
   shards: int | None = None,
   split: bool = False,
+  only: Mapping[str, Sequence[int]] | None = None,
   progress: str | Callable = 'auto',
   **changes: Any,
 ) -> AuditResult | None:
@@ -77,25 +78,23 @@ def audit(
   Args:
     key: a typed JAX key; the same key, settings and micro-group size give the same rows, bit for bit.
     scenario: what is audited, see `gradleak.scenario`.
-    defenses: a list of `gradleak.defenses`, None for no defense; or a dict that maps labels to them ('none' is the
-      label of no defense). A transformation of your own is wrapped by `defenses.own`.
-    attacks: a list of `gradleak.attacks` or `gradleak.servers`, or of functions of a `Client` that return an `Attack`;
-      or a dict that maps labels to them.
+    defenses: a list of `gradleak.defenses`, None for no defense; or a dict {label: defense}, no defense being 'none'.
+      A transformation of your own is wrapped by `defenses.own`.
+    attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
     num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
       labels, controls, knowledge, rounds, counters.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
       transformations of your own are known to it by their labels alone. Defenses and attacks may be added to a
       finished one: what is there is not run again.
-    group_size: trials that share one pass; None takes a measured default, or what the memory holds. It changes speed,
-      and bits.
+    group_size: trials that share one pass; None takes a measured default, or what fits. It changes speed, and bits.
     process: (rank, number) of this process among several that share the work and the work directory. They need not know
       of each other: one that dies is started again alone.
-    shards: into how many parts the trials are cut, at least as many as processes and at most as many as trials; None
-      makes it as many as processes.
+    shards: into how many parts the trials are cut, from the number of processes (None) to that of trials.
     split: whether devices share the images of each upload, in place of trials: for a batch that is too large for one.
       With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
       directory; the first one writes. When one dies, all do, and are started again together.
+    only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
     progress: 'auto', 'bar', 'lines' or 'none', see `gradleak.progress`; or a function that is called with (attack,
       `driver.Progress`, the first defense's objectives) after each chunk.
     **changes: fields of `AuditSettings`.
@@ -108,7 +107,7 @@ def audit(
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
   given = _settings(settings, changes)
-  made = plan(key, scenario, defenses, attacks, num_trials, given)
+  made = plan(key, scenario, defenses, attacks, num_trials, given, only)
   fit = group_size is None
   size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
   check_group_size(size)
@@ -272,6 +271,8 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
   for which, group in enumerate(made.groups):
     for variants in structures(group):
       method = variants[0].method
+      if not expected(group, variants, *_share(group, index, count)):
+        continue  # none of its trials is attacked
       static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
       if method.adaptive and variants[0].change[1] is not None:
         static['learns'] = str(variants[0].change[1])

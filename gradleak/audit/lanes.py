@@ -214,10 +214,12 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
   keys: set[Key] = set()
   for variant in variants:
     name, attack = variant.name(group), group.attacks[variant.attack].method
-    keys |= {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
+    rows: set[Key] = set()
     for label, placed in group.defenses:
       counters = [c.name for c in group.attackers(attack, placed) if c.change == variant.change]
-      keys |= {(name, label, counter, int(trial)) for counter in counters for trial in trials}
+      rows |= {(name, label, counter, int(t)) for counter in counters for t in trials if group.attacks_trial(label, t)}
+    if rows:
+      keys |= rows | {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
   return keys
 
 

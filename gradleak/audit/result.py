@@ -9,13 +9,12 @@ from gradleak import errors
 from gradleak.attacks.base import AttackMethod
 from gradleak.audit.scores import Part, judged
 from gradleak.audit.settings import Group, Plan
-from gradleak.audit.verdict import require_undefended_recovery
+from gradleak.audit.verdict import require_undefended_recovery, worst
 from gradleak.defenses import guarantees
 from gradleak.defenses.defense import Defense, remarks
 from gradleak.inspection import inspect
 
 _INSPECTED = 32  # images of the client that its check of the model is given
-_WORST_FIRST = ('recovered', 'not solved', 'diverged', 'protected')
 
 # (attack, defense) of an unaware attacker, (attack, defense, counter-measure) of an aware one.
 Case = tuple[str, ...]
@@ -98,9 +97,8 @@ def frame(rows: list[dict[str, Any]]) -> Any:
 
 
 def _worst(rows: list[dict[str, Any]]) -> str:
-  """Returns the worst verdict on one defense, and in how many trials any attack has it: 'recovered 3 of 4 trials'."""
-  found = {row['verdict'] for row in rows}
-  verdict = next(verdict for verdict in _WORST_FIRST if verdict in found)
+  """Returns the worst verdict on one defense, and in how many trials any attack has it: 'exact 3 of 4 trials'."""
+  verdict = worst({row['verdict'] for row in rows})
   trials = {row['trial'] for row in rows}
   return f'{verdict} {len({row["trial"] for row in rows if row["verdict"] == verdict})} of {len(trials)} trials'
 

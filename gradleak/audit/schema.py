@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from gradleak import errors
+from gradleak.audit.verdict import VERDICTS
 
 
 class Column(NamedTuple):
@@ -66,8 +67,12 @@ COLUMNS = (
   Column('ssim', _NUMBER, '[-1, 1]', 'SSIM, 11×11 Gaussian window; mean over the batch.', _DIVERGED),
   Column('revealed', int, 'images', 'Images of the batch that are fully revealed (Pearson at least 0.98).'),
   Column('revealed_psnr', _NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
+  Column('rank', int, '', 'Rank of the original among the candidates; of a batch the best.', _DIVERGED),
+  Column('identified', int, 'images', 'Images of the batch at rank 1.'),
+  Column('recognised', int, 'images', "Images at rank 1 with an SSIM of at least the gallery's bar."),
   Column('label_correct', _NUMBER, '[0, 1]', 'Fraction of the images whose label is right.', _NO_LABELS),
   Column('label_counts_correct', _NUMBER, '[0, 1]', 'Fraction of the labels that are right in any order.', _NO_LABELS),
+  Column('candidates', int, 'images', 'Others among which an original is to be found; chance is 1 in one more.'),
   Column('fmse', _NUMBER, '', 'Feature MSE: of the logits of the model that was sent, without clipping.', _DIVERGED),
   Column('lpips', _NUMBER, '', 'LPIPS, 0 for equal images; mean over the batch.', _NO_LPIPS),
   Column('trained_psnr', _NUMBER, 'dB', 'PSNR to the images that the client trained on.', 'these are the private ones'),
@@ -85,9 +90,10 @@ COLUMNS = (
   Column('tier', str, 'A–H', 'Threat model of Carletti et al. (2025).'),
   Column('steps', int, '', 'Steps of the attack; 0 for closed forms.'),
   Column('control_psnr', _NUMBER, 'dB', '95th percentile of the control runs.', 'there is no control run'),
-  Column('success', bool, '', 'Whether the trial is a success beyond the control.'),
+  Column('control_pearson', _NUMBER, '[-1, 1]', 'Three deviations above the mean of the control.', 'there is none'),
+  Column('success', bool, '', 'Whether there is a picture: exact or recognisable.'),
   Column('solved', bool, '', 'Whether the objective is as low as at the truth.'),
-  Column('verdict', str, '', "'recovered', 'protected', 'not solved' or 'diverged'."),
+  Column('verdict', str, '', ', '.join(map(repr, VERDICTS)) + '.'),
 )
 _BY_NAME = {column.name: column for column in COLUMNS}
 

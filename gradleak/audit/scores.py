@@ -15,7 +15,7 @@ from gradleak.audit import schema
 from gradleak.audit.lanes import Found, Lane
 from gradleak.audit.settings import Group
 from gradleak.audit.uploads import Uploads, share_sent
-from gradleak.audit.verdict import CONTROL, judge
+from gradleak.audit.verdict import CONTROL, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.defenses.defense import remarks
 from gradleak.models import Model
@@ -48,11 +48,8 @@ def judged(parts: list[Part]) -> list[dict]:
   pools = {
     v: [row for row, of in zip(rows, variants, strict=True) if of == v and row['control']] for v in set(variants)
   }
-  thresholds = {
-    v: [metrics.percentile_threshold([row[name] for row in pool]) for name in ('psnr', 'revealed')]
-    for v, pool in pools.items()
-  }
-  return [schema.check(plain({**row, **judge(row, *thresholds[v])})) for row, v in zip(rows, variants, strict=True)]
+  beyond = {v: threshold(pool) for v, pool in pools.items()}
+  return [schema.check(plain({**row, **judge(row, beyond[v])})) for row, v in zip(rows, variants, strict=True)]
 
 
 def keys_of(part: Part) -> list[tuple]:
@@ -77,7 +74,14 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.labels[target.trial]
   measured = [
-    metrics.evaluate(reconstructions.images[i], truth, reconstructions.labels[i], labels, signed=found.table.signed)
+    metrics.evaluate(
+      reconstructions.images[i],
+      truth,
+      reconstructions.labels[i],
+      labels,
+      signed=found.table.signed,
+      among=group.gallery,
+    )
     for i in lanes
   ]
   best = int(np.argmin(reconstructions.distance[lanes.start : lanes.stop]))
@@ -98,6 +102,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': granted.labels,
     **figures,
+    'candidates': group.gallery.size,
     **_by_networks(group, reconstructions.images[chosen], truth, permutation),
     'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
     'objective': float(reconstructions.objective[chosen]),

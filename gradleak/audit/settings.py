@@ -1,8 +1,9 @@
 """What an audit runs: its settings, and the methods that it is given, checked before anything is compiled."""
 
 import dataclasses
+import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +89,9 @@ class Group:
     defenses: their labels and `Placed` defenses.
     num_trials: T.
     settings: the `AuditSettings`.
+    candidates: returns what `gallery` is.
     lpips: the weights of LPIPS, None where none were given.
+    only: label of a defense -> the trials that are attacked under it; None attacks all.
   """
 
   key: jax.Array
@@ -99,7 +102,13 @@ class Group:
   defenses: tuple[Labelled, ...]
   num_trials: int
   settings: AuditSettings
+  candidates: Callable[[], metrics.Gallery]
   lpips: metrics.LpipsWeights | None = None
+  only: Mapping[str, frozenset[int]] | None = None
+
+  def attacks_trial(self, defense: str, trial: int) -> bool:
+    """Returns whether a trial is attacked under the defense of this label."""
+    return self.only is None or int(trial) in self.only.get(defense, ())
 
   @property
   def client(self) -> Client:
@@ -112,6 +121,11 @@ class Group:
     size = self.settings.batch_size
     images = self.scenario.images[: self.num_trials * size]
     return images.reshape(self.num_trials, size, *images.shape[1:])
+
+  @property
+  def gallery(self) -> metrics.Gallery:
+    """Among what the private images are to be found, computed once for all groups."""
+    return self.candidates()
 
   @property
   def labels(self) -> np.ndarray:
@@ -212,6 +226,7 @@ def plan(
   attacks: Any,
   num_trials: int,
   given: AuditSettings,
+  only: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan:
   """Returns the `Plan` of an audit; the arguments are those of `audit`. Nothing is compiled.
 
@@ -234,6 +249,7 @@ def plan(
   lpips = _lpips(given, scenario.images.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)
   chosen_defenses = named_defenses(defenses)
+  chosen_trials = _only(only, [defense.label for defense in chosen_defenses], num_trials)
   config = {
     **scenario.settings,
     'attacks': [attack.label for attack in named_attacks],
@@ -242,8 +258,10 @@ def plan(
     **_recorded(given, lpips),
     **_texts(attack=named_attacks, defense=chosen_defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
+    **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
   }
   stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
+  candidates = functools.cache(functools.partial(_gallery, scenario, num_trials * size))
   groups = []
   for server in dict.fromkeys(attack.method.server for attack in stepped):
     sent, built = scenario, None
@@ -253,10 +271,32 @@ def plan(
     context = Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
     placed = tuple(Labelled(label, place(defense, context)) for label, defense in chosen_defenses)
     chosen = tuple(attack for attack in stepped if attack.method.server == server)
-    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, lpips))
+    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
     for attack in chosen:
       _trace(groups[-1], attack)
   return Plan(config['attacks'], config['defenses'], groups, config)
+
+
+def _only(
+  only: Mapping[str, Sequence[int]] | None, labels: list[str], num_trials: int
+) -> dict[str, frozenset[int]] | None:
+  """Returns the trials that are attacked under each defense, checked."""
+  if only is None:
+    return None
+  for label, trials in errors.check_instance('only', only, Mapping, 'a mapping of labels to trials').items():
+    errors.check_choice('the defense in only', label, labels)
+    for trial in trials:
+      errors.check_number('a trial in only', trial, low=0, high=num_trials - 1, integer=True)
+  if not any(len(trials) for trials in only.values()):
+    raise errors.UsageError('only names no trial: there is nothing to attack')
+  return {label: frozenset(int(trial) for trial in trials) for label, trials in only.items()}
+
+
+def _gallery(scenario: Scenario, private: int) -> metrics.Gallery:
+  """Returns the gallery: that of the scenario, or its images that are not attacked; and the public ones."""
+  others = scenario.images[private:] if scenario.gallery is None else scenario.gallery
+  public = [] if scenario.public is None else [scenario.public[0]]
+  return metrics.gallery(np.concatenate([others, *public]), scenario.images[:private])
 
 
 def listed(entries: Any) -> list | Mapping:

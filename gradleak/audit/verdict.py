@@ -1,49 +1,104 @@
-"""What the figures of one run amount to: recovered, protected, not solved, or diverged."""
+"""What the figures of one run amount to, in four steps, or why they amount to nothing."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from gradleak import metrics
 
 CONTROL = 'null_gradient'
-# The Pearson correlation at which a quarter of an image's variance is explained.
-RECOGNISABLE = 0.5
+# The verdicts on a reconstruction, the strongest first; then those on a run that shows nothing.
+LEVELS = ('exact', 'recognisable', 'identifying', 'traces')
+NOTHING = 'nothing seen'
+VERDICTS = (*LEVELS, 'not solved', 'diverged', NOTHING)  # the worst first
+RECOVERED = LEVELS[:2]  # there is a picture
+MIN_CANDIDATES = 99  # with fewer, one original in a hundred is found by chance
 
 
-def judge(row: dict, control_psnr: float, control_revealed: float = 0.0) -> dict:
-  """Returns a row's `control_psnr`, `success`, `solved` and `verdict`.
+class Threshold(NamedTuple):
+  """What a run has to exceed, from its control pool.
 
-  A trial is a success beyond the 95th percentile of the control pool, if it also correlates with the truth by at least
-  `RECOGNISABLE`: attacks whose control ends in noise of full contrast would otherwise call milder noise a recovery. So
-  is a batch of which more images are fully revealed than the 95th percentile of the control reveals
-  (`control_revealed`), however bad the others are: closed forms give some images exactly and nothing of the rest.
-
-  It is solved when the attacker did as well on its own objective as the truth would (a failure then is the defense's
-  merit), or, for a success, when 99.9 % of the descent from the start to the truth is done; less means that the leak is
-  at least this.
+  Attributes:
+    psnr, revealed, recognised, identified: the 95th percentile of these columns.
+    pearson: three standard deviations above the mean, of Fisher's z; more for a small pool (Student's bound).
   """
-  close = row['psnr'] > control_psnr and row['pearson'] >= RECOGNISABLE
-  success = bool(close or row.get('revealed', 0) > control_revealed) and not row['diverged']
+
+  psnr: float
+  revealed: float
+  recognised: float
+  identified: float
+  pearson: float
+
+
+def threshold(controls: list[dict]) -> Threshold:
+  """Returns the `Threshold` of the control runs of one attack; NaN, which nothing exceeds, without any."""
+  names = ('psnr', 'revealed', 'recognised', 'identified')
+  pearson = _exceeded([row['pearson'] for row in controls if math.isfinite(row['pearson'])])
+  return Threshold(**{n: metrics.percentile_threshold([row[n] for row in controls]) for n in names}, pearson=pearson)
+
+
+def _exceeded(correlations: list[float]) -> float:
+  """Returns the bound of one more run like these that chance exceeds in one of 741 cases; NaN for fewer than two."""
+  from scipy import stats
+
+  n = len(correlations)
+  if n < 2:
+    return math.nan
+  z = np.arctanh(np.clip(correlations, -0.999999, 0.999999))
+  return float(np.tanh(z.mean() + stats.t.ppf(stats.norm.cdf(3), n - 1) * z.std(ddof=1) * math.sqrt(1 + 1 / n)))
+
+
+def judge(row: dict, beyond: Threshold) -> dict:
+  """Returns a row's `control_psnr`, `control_pearson`, `success`, `solved` and `verdict`.
+
+  The four steps; of a batch, each asks for more images than the 95th percentile of the control shows, none as a rule:
+    exact: an image correlates with what the attack returned by at least 0.98;
+    recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's bar;
+    identifying: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the control;
+    traces: PSNR and correlation are beyond the control.
+  The first two show a picture: the trial is a success. Closed forms give some images of a batch exactly and nothing of
+  the rest, so one image decides.
+
+  A run is solved when the attacker did as well on its own objective as the truth would (showing nothing is the
+  defense's merit then, else it is 'not solved'), or, for a success, when 99.9 % of the descent from the start to the
+  truth is done; less means that the leak is at least this.
+  """
+  correlated = row['pearson'] > beyond.pearson
+  reached = (
+    row['revealed'] > beyond.revealed,
+    row['recognised'] > beyond.recognised,
+    row['identified'] > beyond.identified and row['candidates'] >= MIN_CANDIDATES and correlated,
+    row['psnr'] > beyond.psnr and correlated,
+  )
+  level = next((name for name, holds in zip(LEVELS, reached, strict=True) if holds and not row['diverged']), None)
+  success = level in RECOVERED
   gap = row['objective'] - row['objective_at_truth']
   tolerance = (
     1e-3 * (row['objective_start'] - row['objective_at_truth']) if success else 1e-6 * abs(row['objective_at_truth'])
   )
   solved = bool(gap <= tolerance)
-  if row['diverged']:
-    verdict = 'diverged'
-  elif success:
-    verdict = 'recovered'
-  else:
-    verdict = 'protected' if solved else 'not solved'
-  return {'control_psnr': control_psnr, 'success': success, 'solved': solved, 'verdict': verdict}
+  verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'not solved')
+  control = {'control_psnr': beyond.psnr, 'control_pearson': beyond.pearson}
+  return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
 
 
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:
-  """Returns one attack's rows; 'protected' becomes 'not solved' on trials that the attack fails without a defense, too.
+  """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it fails without a defense, too.
 
   Args:
     rows: of one attack.
     undefended: the labels of the entries that are no defense.
   """
-  failing = {row['trial'] for row in rows if row['defense'] in undefended and row['verdict'] != 'recovered'}
+  failing = {row['trial'] for row in rows if row['defense'] in undefended and not row['success']}
 
   def credited(row: dict) -> dict:
-    undeserved = row['verdict'] == 'protected' and row['trial'] in failing and not row['control']
+    undeserved = row['verdict'] == NOTHING and row['trial'] in failing and not row['control']
     return {**row, 'verdict': 'not solved'} if undeserved else row
 
   return [credited(row) for row in rows]
+
+
+def worst(verdicts: set[str]) -> str:
+  """Returns the worst of some verdicts: the strongest step; else one that shows nothing about the defense."""
+  return next(verdict for verdict in VERDICTS if verdict in verdicts)

@@ -237,9 +237,10 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
   for one in named:
     if one.method.server is not None:
       raise errors.UsageError(f'the attack {one.label!r} belongs to a malicious server: it needs what that has sent')
-    if one.method.prepare is not None:
+    if one.method.learns:
+      held = 'give it what was learned before, file=… of launch/train_prior.py, or ' * ('file' in one.method.settings)
       raise errors.UsageError(
-        f'the attack {one.label!r} learns from public data, and beside a captured upload there are none: audit a '
+        f'the attack {one.label!r} learns from public data, and beside a captured upload there are none: {held}audit a '
         'client with gradleak.audit and public=(images, labels)'
       )
   return named

@@ -93,6 +93,27 @@ def load(
   return Dataset(name, split, pixels, labels, source.class_names)
 
 
+def gallery(name: str, split: str = 'test', *, after: int, most: int = 1000, **options: Any) -> np.ndarray:
+  """Returns images of a split that follow the private ones: candidates for `gradleak.scenario(gallery=…)`.
+
+  Args:
+    name, split: as `load` takes them.
+    after: the number of private images, the first ones of the split.
+    most: the number of images to return, or as many as there are.
+    **options: of `load`: data_dir, image_size, channels.
+
+  Returns:
+    float32 [G, H, W, C] in [0, 1].
+
+  Raises:
+    UsageError: as `load` does.
+  """
+  after = int(errors.check_number('after', after, low=1, integer=True))
+  most = int(errors.check_number('most', most, low=0, integer=True))
+  size = _open(name, split, options.get('data_dir')).size
+  return load(name, split, limit=max(1, min(size, after + most)), **options).images[after:]
+
+
 def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
   """Checks a user's images and labels.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.metrics.assignment import match
+from gradleak.metrics.identification import Gallery, gallery, ranks
 from gradleak.metrics.labels import LabelScores, label_scores
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
@@ -25,11 +26,13 @@ from gradleak.metrics.structural import ms_ssim, ssim
 __all__ = [
   'MAX_PSNR',
   'REGISTRY',
+  'Gallery',
   'LabelScores',
   'LpipsWeights',
   'evaluate',
   'fmse',
   'fully_revealed',
+  'gallery',
   'label_scores',
   'lpips',
   'match',
@@ -42,6 +45,7 @@ __all__ = [
   'proportion_interval',
   'psnr',
   'psnr_unclipped',
+  'ranks',
   'read_lpips',
   'ssim',
 ]
@@ -57,7 +61,15 @@ REGISTRY: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, signed: bool = True) -> dict[str, Any]:
+def evaluate(
+  reconstructions: Any,
+  truth: Any,
+  labels_hat: Any,
+  labels: Any,
+  *,
+  signed: bool = True,
+  among: Gallery | None = None,
+) -> dict[str, Any]:
   """Returns the metrics of one reconstructed batch, after matching it one-to-one with the private one (`match`).
 
   Runs on the host and compiles once per shape.
@@ -68,6 +80,7 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, 
     labels_hat: int [K], the attack's labels of its reconstructions, −1 for unknown; [0] if the attack gives no labels.
     labels: int [N], the labels of `truth`.
     signed: whether an image must have the right sign to count as revealed, see `fully_revealed`.
+    among: the `Gallery` that an original is to be found in.
 
   Returns:
     A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any of them diverged.
@@ -76,7 +89,8 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, 
     'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
     share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
-    reconstruction matched to each image, or −1.
+    reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'identified' and
+    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's bar.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -95,6 +109,9 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, 
   matched = permutation >= 0
   values = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
   fully = values['pearson'] >= FULLY
+  seen = (
+    {} if among is None else _identified(reconstructions[permutation[matched]], truth[matched], values['ssim'], among)
+  )
   correct = counts_correct = math.nan
   if labelled:
     correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
@@ -103,9 +120,21 @@ def evaluate(reconstructions: Any, truth: Any, labels_hat: Any, labels: Any, *, 
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
     'revealed': int(_revealed(reconstructions, truth, signed)),
     'revealed_psnr': float(np.mean(values['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
+    **seen,
     'label_correct': correct,
     'label_counts_correct': counts_correct,
     'permutation': permutation.tolist(),
+  }
+
+
+def _identified(images: np.ndarray, truth: np.ndarray, similarity: np.ndarray, among: Gallery) -> dict[str, int]:
+  """Returns 'rank', 'identified' and 'recognised' of pairs, see `evaluate`."""
+  found = ranks(images, truth, among)
+  first = found == 1
+  return {
+    'rank': int(found.min()),
+    'identified': int(first.sum()),
+    'recognised': int((first & (similarity >= among.bar)).sum()),
   }
 
 

@@ -23,6 +23,16 @@ class Generator(NamedTuple):
   apply: Callable[[Tree, Tree, tuple[int, ...], Tree], jax.Array]
 
 
+# (number of a layer, its features [N, …]) -> what stands in their place.
+Change = Callable[[int, jax.Array], jax.Array]
+
+
+def unchanged(layer: int, features: jax.Array) -> jax.Array:
+  """Returns the features: the `Change` that is none."""
+  del layer
+  return features
+
+
 def as_generator(given: Any, known: Mapping[str, Generator]) -> Generator | None:
   """Returns the `Generator` that is given, or named; None for None: the pixels themselves are optimised.
 

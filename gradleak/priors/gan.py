@@ -13,6 +13,7 @@ import optax
 from flax import linen as nn
 
 from gradleak.models import convolution, layers
+from gradleak.priors.base import Change, unchanged
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -41,18 +42,23 @@ class Generator(nn.Module):
   width: int
 
   @nn.compact
-  def __call__(self, latents: jax.Array) -> jax.Array:
-    """Returns images [N, H, W, C] in [0, 1] of latents [N, 64]."""
+  def __call__(self, latents: jax.Array, change: Change = unchanged) -> jax.Array:
+    """Returns images [N, H, W, C] in [0, 1] of latents [N, 64].
+
+    Args:
+      latents: float32.
+      change: of the features in front of each convolution, [N, h, w, channels] with a root mean square of 1 per pixel.
+    """
     height, width, channels = self.image_shape
     doublings = max(0, math.ceil(math.log2(max(height, width) / _GRID)))
     rows, columns = (math.ceil(side / 2**doublings) for side in (height, width))
     features = self.width * 2 ** max(0, doublings - 1)
     x = layers.Dense(rows * columns * features, 'default')(latents).reshape(-1, rows, columns, features)
     for block in range(doublings):
-      x = jax.nn.leaky_relu(_standardised(x), _SLOPE)
+      x = jax.nn.leaky_relu(change(block, _standardised(x)), _SLOPE)
       x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
       x = _conv(self.width * 2 ** max(0, doublings - 1 - block))(x)
-    x = _conv(channels)(jax.nn.leaky_relu(_standardised(x), _SLOPE))
+    x = _conv(channels)(jax.nn.leaky_relu(change(doublings, _standardised(x)), _SLOPE))
     top, left = ((have - wanted) // 2 for have, wanted in zip(x.shape[1:3], (height, width), strict=True))
     return jax.nn.sigmoid(x[:, top : top + height, left : left + width])
 

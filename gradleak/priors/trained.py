@@ -18,6 +18,7 @@ import numpy as np
 from gradleak import errors
 from gradleak.models import torch_weights
 from gradleak.priors import denoiser, gan
+from gradleak.priors.base import Change, unchanged
 from gradleak.storage import plain, write_atomically
 from gradleak.trees import Tree, path_names
 
@@ -40,8 +41,9 @@ class Prior(NamedTuple):
   """A generator or a denoiser that was trained, and on what.
 
   Attributes:
-    make: of a generator (weights, latents [N, `latent`]) -> images [N, H, W, C] in [0, 1]; of a denoiser (weights,
-      noisy images [N, H, W, C], standard deviations [N]) -> images; pure.
+    make: of a generator (weights, latents [N, `latent`], optionally a `base.Change` of the features of its layers) ->
+      images [N, H, W, C] in [0, 1]; of a denoiser (weights, noisy images [N, H, W, C], standard deviations [N]) ->
+      images; pure.
     latent: numbers that an image is made of, N(0, 1) where it was trained; 0 of a denoiser.
     weights: its weights, a tree.
     image_shape: (H, W, C) of its images.
@@ -184,11 +186,17 @@ def _dense(path: str, arrays: dict[str, np.ndarray]) -> Prior:
   return Prior(_dense_images, layers[0][0].shape[1], layers, (side, side, 1), {}, None)
 
 
-def _dense_images(layers: Any, latents: jax.Array) -> jax.Array:
-  """Returns the images of dense layers (weight, bias) with ReLU between them and tanh at the end."""
+def _dense_images(layers: Any, latents: jax.Array, change: Change = unchanged) -> jax.Array:
+  """Returns the images of dense layers (weight, bias) with ReLU between them and tanh at the end.
+
+  Args:
+    layers: the weights and biases.
+    latents: [N, in].
+    change: of what stands behind each ReLU, [N, out].
+  """
   x = latents
   for index, (weight, bias) in enumerate(layers):
     x = x @ weight.T + bias.reshape(1, -1)
-    x = jax.nn.relu(x) if index < len(layers) - 1 else jnp.tanh(x)
+    x = change(index, jax.nn.relu(x)) if index < len(layers) - 1 else jnp.tanh(x)
   side = math.isqrt(x.shape[1])
   return (x.reshape(-1, side, side, 1) + 1) / 2

@@ -5,8 +5,10 @@ from typing import Any
 
 from gradleak import errors
 from gradleak.audit import AuditResult, load
+from gradleak.autoleak import AutoLeak
 from gradleak.captured import Captured
 from gradleak.frontier import Frontier
+from gradleak.report.autoleak import autoleak_table, levels, render_autoleak, write_autoleak
 from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
 from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table, worst_case_of
@@ -27,6 +29,7 @@ from gradleak.report.training import write_frontier, write_training
 from gradleak.sensitivity import Sensitivity
 
 __all__ = [
+  'autoleak_table',
   'captured_grid',
   'captured_table',
   'curves',
@@ -36,8 +39,10 @@ __all__ = [
   'frontier_csv',
   'frontier_table',
   'grid',
+  'levels',
   'partition_picture',
   'render',
+  'render_autoleak',
   'render_captured',
   'render_sensitivity',
   'sensitivity_csv',
@@ -53,17 +58,20 @@ __all__ = [
   'worst_case',
   'worst_case_of',
   'write',
+  'write_autoleak',
   'write_captured',
   'write_training',
 ]
 
 
-def write(result: AuditResult | Frontier | Captured | Sensitivity | str | os.PathLike, folder: Any = None) -> None:
+def write(
+  result: AuditResult | AutoLeak | Frontier | Captured | Sensitivity | str | os.PathLike, folder: Any = None
+) -> None:
   """Writes the page, pictures and tables of a result, each file whole or not at all.
 
   Args:
-    result: an `AuditResult`, a `Frontier`, a `Captured` or a `Sensitivity`; or the work directory of a
-      finished audit, see `load`.
+    result: an `AuditResult`, an `AutoLeak`, a `Frontier`, a `Captured` or a `Sensitivity`; or the work directory of
+      a finished audit, see `load`.
     folder: a path, made if it does not exist; by default the work directory.
 
   Raises:
@@ -80,5 +88,7 @@ def write(result: AuditResult | Frontier | Captured | Sensitivity | str | os.Pat
     write_captured(result, folder)
   elif isinstance(result, Sensitivity):
     write_sensitivity(result, folder)
+  elif isinstance(result, AutoLeak):
+    write_autoleak(result, folder)
   else:
     write_audit(result, folder)

@@ -81,10 +81,11 @@ def defended(worst: Sequence[Entry], config: Config) -> list[str]:
   idle = [entry for entry in entries if 'defense changed nothing' in entry['flags']]
   active = [entry for entry in entries if entry not in idle]
   leaking = [entry for entry in active if entry['recovered'] and entry not in _broken(worst)]
-  silent = [entry for entry in active if not entry['recovered']]
+  silent = [entry for entry in active if not entry['recovered'] and not entry['reached']['traces']]
   unsolved = [entry for entry in silent if entry['not_solved'] or entry['diverged']]
   withstood = [entry for entry in silent if entry not in unsolved]
-  found = [*broken(worst, config), *_leaking(leaking)]
+  hinting = [entry for entry in active if not entry['recovered'] and entry['reached']['traces']]
+  found = [*broken(worst, config), *_leaking(leaking), *_hinting(hinting, config)]
   if withstood and _setting_works(worst):
     found += _withstood(withstood, config)
   if unsolved:
@@ -202,6 +203,17 @@ def _leaking(leaking: Sequence[Entry]) -> list[str]:
   if helped:
     counts = [f'{k} of {n} under {_names(group)}' for k, n, group in _by_count(helped, 'unaware')]
     found.append(f'An attacker who is unaware of the defense recovers no more than {listed(counts)}.')
+  return found
+
+
+def _hinting(hinting: Sequence[Entry], config: Config) -> list[str]:
+  """Returns the sentences on defenses under which there is no picture, but something of the images."""
+  found = []
+  for level, what in (('identifying', 'found among the candidates'), ('traces', 'seen in traces')):
+    here = [entry for entry in hinting if entry['verdict'] == level]
+    if here:
+      counts = [f'{entry["reached"][level]} of {entry["n"]} under {_names([entry])}' for entry in here]
+      found.append(f'No picture, but {_unit(2, config)} that are {what}: {listed(counts)}.')
   return found
 
 

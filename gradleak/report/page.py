@@ -1,5 +1,6 @@
 """One self-contained HTML page of an audit: what it found, what that shows, and with what settings."""
 
+import functools
 import json
 import math
 import re
@@ -8,7 +9,7 @@ from typing import Any
 
 from gradleak import storage
 from gradleak.audit.result import AuditResult, Case, check_result
-from gradleak.report import descent, findings, formatting, pictures, tables, wording
+from gradleak.report import descent, findings, formatting, headline, pictures, tables, wording
 from gradleak.report.pictures import Picture
 
 _STRIP_WIDTH = 150  # of the drawing of the PSNR of every run, in its own units
@@ -71,6 +72,10 @@ def _context(result: AuditResult) -> dict[str, Any]:
   return {
     'config': result.config,
     'shape': wording.shape(result.config),
+    'headline': headline.sentence(worst),
+    'lines': headline.lines(result.rows, worst, functools.partial(headline.pair, result)),
+    'meanings': headline.MEANINGS,
+    'gallery': headline.gallery(result.rows),
     'findings': findings.sentences(summaries, worst, result.config, result.methods),
     'cautions': findings.cautions(summaries, worst, result.controls, result.methods),
     'symbols': pictures.SYMBOLS,
@@ -94,7 +99,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'citations': wording.citations(result.methods),
     'min_controls': findings.MIN_CONTROLS,
     'versions': result.versions,
-    'duration': _duration(result.seconds),
+    'duration': duration(result.seconds),
   }
 
 
@@ -212,7 +217,7 @@ def _cell(picture: Picture) -> dict[str, Any]:
   value = 'no PSNR' if picture.psnr is None else f'{formatting.number(picture.psnr)} dB'
   step = row.get('diverged_step')
   at = f' at step {step}' if row['verdict'] == 'diverged' and step is not None else ''
-  unfinished = row['verdict'] == 'recovered' and not row['solved']
+  unfinished = row['success'] and not row['solved']
   more = ', not converged' if unfinished else ''
   found = f'{row["verdict"]}{at}{more}, {value}'
   knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
@@ -225,7 +230,7 @@ def _cell(picture: Picture) -> dict[str, Any]:
   }
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
   """Returns a wall time in words."""
   if seconds < 120:
     return f'{seconds:.1f} seconds'

@@ -12,10 +12,17 @@ from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
 
-SYMBOLS = {'recovered': '●', 'protected': '○', 'not solved': '?', 'diverged': '×'}
+# Verdict -> its mark, and its colour on white.
+SYMBOLS = {
+  'exact': '●', 'recognisable': '◕', 'identifying': '◑', 'traces': '◔', 'not solved': '?', 'diverged': '×',
+  'nothing seen': '○',
+}  # fmt: skip
 MAX_COLUMNS = 8
 
-_COLOURS = {'recovered': '#b03a10', 'protected': '#0f6674', 'not solved': '#735a00', 'diverged': SOFT}
+_COLOURS = {
+  'exact': '#a3210a', 'recognisable': '#b9480f', 'identifying': '#8a3f8f', 'traces': '#6b5b95', 'not solved': '#735a00',
+  'diverged': SOFT, 'nothing seen': '#0f6674',
+}  # fmt: skip
 
 
 class Picture(NamedTuple):

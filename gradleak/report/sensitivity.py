@@ -272,7 +272,7 @@ def render_sensitivity(found: Sensitivity, links: Mapping[str, str] | None = Non
     margin=MARGIN,
     clear=CLEAR,
     words=_words(found),
-    duration=page._duration(found.seconds),
+    duration=page.duration(found.seconds),
     citations=wording.citations(found.methods),
   )  # fmt: skip
 

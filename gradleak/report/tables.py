@@ -9,11 +9,11 @@ from typing import Any
 
 from gradleak import errors
 from gradleak.audit.result import AuditResult, Case, check_result
+from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, worst
 from gradleak.metrics import statistics
 from gradleak.report import findings
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
 
-VERDICTS = ('recovered', 'protected', 'not solved', 'diverged')
 # Metrics whose means are summarised, and the range that each lies in by definition.
 METRICS = {
   'psnr': (0.0, math.inf),
@@ -41,10 +41,11 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
     counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
     `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
-    runs recovered) with its exact 95 % interval; the counts `recovered`, `protected`, `not_solved`, `diverged`, and
-    `unfinished` (recovered before the attack had converged); the means of `revealed` (images of a batch that are fully
-    revealed), `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `label_correct`, `change` and
-    `sent` (fraction of the entries sent); and `verdict`, one word for all runs. What cannot be computed is None.
+    runs recovered, that is exact or recognisable) with its exact 95 % interval; the counts `recovered`, of every
+    verdict by its name (`exact`, …, `not_solved`), and `unfinished` (recovered before the attack had converged); the
+    means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (dB, of these), `oracle_psnr` (dB),
+    `control_psnr` (dB), `rank`, `label_correct`, `change` and `sent` (fraction of the entries sent); `candidates`; and
+    `verdict`, the worst of the runs. What cannot be computed is None.
   """
   return [_summary(group) for group in by_case(rows).values()]
 
@@ -74,8 +75,9 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
     `by`, the attacks that recover a trial, each with its counter-measure; `counters`, the counter-measures that recover
-    one, the strongest first; `runs` and of these the counts `protected`, `not_solved`, `diverged`; and `flags`, reasons
-    for care, their counts over runs.
+    one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
+    trials that any attacker brings there or further; `runs` and the count of every verdict among them (`exact`, …,
+    `not_solved`); and `flags`, reasons for care, their counts over runs.
   """
   groups = grouped(rows, 'defense')
   undefended = groups.get(('none',))
@@ -169,7 +171,7 @@ def _line(summary: Summary, size: int) -> tuple[str, ...]:
     number(summary['ssim'], 2),
     f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})',
     f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
-    summary['verdict'],
+    f'{summary[named(summary["verdict"])]} {summary["verdict"]}',
     *([number(summary['revealed'])] if size > 1 else []),
   )
 
@@ -221,15 +223,13 @@ def _fraction(successes: int, n: int) -> dict[str, float]:
 
 
 def _counts(rows: Sequence[Row]) -> dict[str, int]:
-  return {verdict.replace(' ', '_'): sum(row['verdict'] == verdict for row in rows) for verdict in VERDICTS}
+  counts = {named(verdict): sum(row['verdict'] == verdict for row in rows) for verdict in VERDICTS}
+  return {'recovered': sum(counts[level] for level in RECOVERED), **counts}
 
 
-def _verdict(counts: dict[str, int], n: int) -> str:
-  """Returns one word for n runs: their verdict if it is the same, else 'partly recovered' or 'undecided'."""
-  for verdict in VERDICTS:
-    if counts[verdict.replace(' ', '_')] == n:
-      return verdict
-  return 'partly recovered' if counts['recovered'] else 'undecided'
+def named(verdict: str) -> str:
+  """Returns the key of a verdict's count."""
+  return verdict.replace(' ', '_')
 
 
 def _summary(rows: Sequence[Row]) -> Summary:
@@ -244,16 +244,18 @@ def _summary(rows: Sequence[Row]) -> Summary:
     **{key: value for name in METRICS for key, value in _mean_interval(rows, name).items()},
     **_fraction(sum(bool(row['success']) for row in rows), len(rows)),
     **counts,
-    'unfinished': sum(row['verdict'] == 'recovered' and not row['solved'] for row in rows),
+    'unfinished': sum(row['success'] and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
     'revealed_psnr': _mean(rows, 'revealed_psnr'),
     'trained_psnr': _mean(rows, 'trained_psnr'),
     'oracle_psnr': _mean(rows, 'oracle_psnr'),
     'control_psnr': _mean(rows, 'control_psnr'),
+    'rank': _mean(rows, 'rank'),
+    'candidates': first.get('candidates'),
     'label_correct': _mean(rows, 'label_correct'),
     'change': _mean(rows, 'change'),
     'sent': _mean(rows, 'sent'),
-    'verdict': _verdict(counts, len(rows)),
+    'verdict': worst({row['verdict'] for row in rows}),
   }
 
 
@@ -280,6 +282,8 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     **counts,
     'recovered': recovered,
     **_fraction(recovered, len(trials)),
+    'verdict': worst({row['verdict'] for row in rows}),
+    'reached': {level: _reached(rows, level) for level in LEVELS},
     'runs': runs,
     'unaware': _recovered(unaware) if unaware else None,
     'aware': _recovered(aware) if aware else None,
@@ -292,6 +296,12 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
 def _recovered(rows: Iterable[Row]) -> int:
   """Returns the number of trials with a success among their rows."""
   return len({row['trial'] for row in rows if row['success']})
+
+
+def _reached(rows: Iterable[Row], level: str) -> int:
+  """Returns the number of trials of which any row has this verdict or a stronger one."""
+  enough = LEVELS[: LEVELS.index(level) + 1]
+  return len({row['trial'] for row in rows if row['verdict'] in enough})
 
 
 def _strength(summary: Summary) -> tuple[int, float]:

@@ -131,4 +131,4 @@ def test_it_stands_in_an_audit(images):
   scenario = gl.scenario(model, images, np.arange(2, dtype=np.int32), key=jax.random.key(0), dataset='faces')
   settings = {'controls': 4, 'progress': 'none'}
   rows = gl.audit(jax.random.key(1), scenario, [None], [gl.attacks.april()], 2, **settings).rows
-  assert min(row['psnr'] for row in rows) > 60 and {row['verdict'] for row in rows} == {'recovered'}
+  assert min(row['psnr'] for row in rows) > 60 and {row['verdict'] for row in rows} <= {'exact', 'recognisable'}

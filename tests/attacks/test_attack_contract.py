@@ -57,6 +57,9 @@ MATCHING = {
   'partial': 1.1,
   'sharpness': -0.1,
   'generator': 'untraned',
+  'subset': 0,
+  'subset_weight': 1.1,
+  'subset_growth': -1,
 }
 NAMES = {'distance': 'cosin', 'gradient': 'signed', 'optimizer': 'adamm', 'decay': 'linear', 'layer_weighting': 'late'}
 LBFGS = {**MATCHING, 'history': 0}
@@ -76,6 +79,7 @@ ROWS = {
   'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'cinet': Row(SMALL, {**MADE, 'distance': 'cosin', 'gradient': 'signed'}, DIRECTION, like='csdlg'),
+  'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip')),
   'fidel': Row({}, {'bias': 'no', 'combine': 'no', 'candidates': -1}),
   'peeling': Row({}, {'tolerance': 1.1}),
   'spear': Row({'submatrices': 10}, {'submatrices': 0}),
@@ -95,7 +99,7 @@ ROWS = {
 CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
 TRANSFORMERS = {'april'}  # tests/attacks/test_april.py
 LEARNED = {'lti'}  # tests/attacks/test_learned.py
-GENERATIVE = {'ggl', 'gias', 'pnp'}  # tests/attacks/test_generative.py
+GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
 
 
 def test_every_attack_has_a_row():

@@ -41,7 +41,7 @@ def test_the_decoder_shows_images_of_a_batch_and_noise_hides_them(found):
   bare = [row for row in found.rows if row['defense'] == 'none']
   noisy = [row for row in found.rows if row['defense'] != 'none']
   assert min(row['pearson'] for row in bare) > 0.8 > 0.4 > max(row['pearson'] for row in noisy)
-  assert {row['tier'] for row in found.rows} == {'D'} and {row['verdict'] for row in bare} == {'recovered'}
+  assert {row['tier'] for row in found.rows} == {'D'} and {row['verdict'] for row in bare} <= {'exact', 'recognisable'}
 
 
 def test_it_learns_once_and_from_public_data_alone(convolutional):

@@ -362,7 +362,7 @@ def test_knowing_a_defense_helps_against_it(both):
 @pytest.mark.slow
 def test_a_failure_with_decoys_is_nobodys_merit(both):
   assert all(row['objective_at_truth'] is None for row in rows(both, counter='decoys'))
-  assert not any(row['verdict'] == 'protected' for row in rows(both, counter='decoys'))
+  assert not any(row['verdict'] == 'nothing seen' for row in rows(both, counter='decoys'))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Attacks with a trained generator: CMA-ES and descent on latents that are in its range."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,10 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, UsageError
+from gradleak import Knowledge, Observation, UsageError, trees
 from gradleak.attacks import evolution, generative, matching
-from gradleak.attacks.optimizers import first_order
-from gradleak.priors import gan, trained
+from gradleak.attacks.optimizers import first_order, into_l1_ball, within
+from gradleak.priors import gan, latent, trained
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 LATENT = 3
@@ -29,6 +30,19 @@ def prior(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
+def deep(tmp_path_factory):
+  """Returns the path of a generator of 4×4 images by three dense layers."""
+  rng = np.random.default_rng(1)
+  path, sizes = tmp_path_factory.mktemp('prior') / 'deep.npz', (LATENT, 8, 12, 16)
+  arrays = {}
+  for number, (wide, high) in enumerate(itertools.pairwise(sizes)):
+    arrays[f'{2 * number}.weight'] = rng.normal(size=(high, wide)).astype(np.float32) / np.sqrt(wide)
+    arrays[f'{2 * number}.bias'] = 0.3 * rng.normal(size=high).astype(np.float32)
+  np.savez(path, **arrays)
+  return str(path)
+
+
+@pytest.fixture(scope='module')
 def linear():
   """Returns a linear client of 4×4 images and its variables."""
   model = gl.models.create('mlp(widths=6)', 3, init='default')
@@ -39,9 +53,13 @@ def linear():
 @pytest.fixture(scope='module')
 def seen(linear, prior):
   """Returns (the observation of an image that the generator makes, that image)."""
+  return observed(linear, trained.load(prior))
+
+
+def observed(linear, loaded, *change):
+  """Returns (the observation of an image that a generator makes of features that are changed, that image)."""
   client, variables = linear
-  loaded = trained.load(prior)
-  image = loaded.make(loaded.weights, jnp.asarray([[1.0, -0.5, 0.3]]))
+  image = loaded.make(loaded.weights, jnp.asarray([[1.0, -0.5, 0.3]]), *change)
   labels = jnp.asarray([1])
   update = client.local_update(None, variables, image, labels).update
   return Observation(
@@ -114,9 +132,88 @@ def test_latents_first_and_then_the_weights(linear, prior, seen):
   np.testing.assert_array_equal(state.dummy['weights']['latents'], first.dummy['weights']['latents'])
 
 
+def test_features_after_latents_find_more(linear, deep):
+  """Of an image just outside of what the generator makes of latents; and of noise in place of its upload."""
+  loaded = trained.load(deep)
+  observation, image = observed(
+    linear, loaded, lambda layer, x: x + 0.1 * jnp.cos(jnp.arange(1.0, 1 + x.shape[1]))[None]
+  )
+  settings = {'file': deep, 'latent_steps': 100, 'radius': 0.2, 'tv': 0.0}
+  latents, features = (gl.attacks.gifd(steps=steps, **settings)(linear[0]) for steps in (100, 300))
+  first, _, _ = run(latents, jax.random.key(2), observation)
+  both, objectives, state = run(features, jax.random.key(2), observation)
+  assert (
+    float(both.objective) < 0.3 * float(first.objective) and psnr(both.images, image) > psnr(first.images, image) + 3
+  )
+  assert float(both.objective) == pytest.approx(min(map(float, objectives)), abs=1e-6)
+  given = features.objective(observation, both.images, observation.labels)
+  assert float(given) == pytest.approx(float(both.objective), abs=1e-6)  # the score is that of this image
+  weights = state.dummy['weights']
+  for layer, name in enumerate(('features_00', 'features_01')):
+    assert 0 < float(jnp.mean(jnp.abs(weights[name]))) <= 0.2 * (1 + 0.5 * layer) + 1e-6
+  control = dataclasses.replace(observation, update=noise_like(observation.update))
+  lost, _, _ = run(features, jax.random.key(2), control)
+  assert psnr(both.images, image) > max(20, psnr(lost.images, image) + 5)
+
+
+def noise_like(update):
+  """Returns noise of the same norm per tensor."""
+  leaves, structure = jax.tree.flatten(update)
+  drawn = [jax.random.normal(jax.random.fold_in(jax.random.key(5), i), leaf.shape) for i, leaf in enumerate(leaves)]
+  return structure.unflatten([x * (trees.norm(leaf) / trees.norm(x)) for x, leaf in zip(drawn, leaves, strict=True)])
+
+
+def test_features_start_where_the_layers_before_ended(deep):
+  """In turn, and unchanged until then; two steps for the latents, one for each of two layers."""
+  loaded = trained.load(deep)
+  generator = latent.layered(loaded.make, LATENT)
+  weights, _ = generator.init(jax.random.key(0), (1, 4, 4, 1), loaded.weights)
+  assert {name: leaf.shape for name, leaf in weights.items()} == {
+    'latents': (1, LATENT), 'features_00': (1, 8), 'features_01': (1, 12),
+  }  # fmt: skip
+  np.testing.assert_allclose(
+    generator.apply(weights, (), (1, 4, 4, 1), loaded.weights), loaded.make(loaded.weights, weights['latents'])
+  )
+  optimizer = generative.in_turn(optax.sgd(1.0), lambda number, length: optax.sgd(number + 2.0), 2, 4)
+  dummy = {'weights': weights}
+  state, moved = optimizer.init(dummy), []
+  for _ in range(4):
+    updates, state = optimizer.update(jax.tree.map(jnp.ones_like, dummy), state, dummy)
+    moved.append([float(leaf[0, 0]) for _, leaf in sorted(updates['weights'].items())])
+  assert moved == [[0, 0, -1], [0, 0, -1], [-2, 0, 0], [0, -3, 0]]
+
+
+def test_a_generator_without_layers_has_no_features(linear, prior, seen):
+  with pytest.raises(UsageError, match='no layers between its latents and its images'):
+    gl.attacks.gifd(file=prior)(linear[0]).init(jax.random.key(0), seen[0])
+
+
+@pytest.mark.parametrize('radius', [0.0, 0.5, 4.0, 1e3])
+def test_the_ball_against_sorting(radius):
+  """Duchi et al. 2008, figure 1, row by row."""
+  rows = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+  rows[1, 10:] = 0
+  rows[2] = 0
+  expected = rows.copy()
+  for row, size in zip(expected, np.abs(rows), strict=True):
+    if size.sum() > radius:
+      down = np.sort(size)[::-1]
+      over = (np.cumsum(down) - radius) / np.arange(1, 51)
+      row[:] = np.sign(row) * np.maximum(size - over[np.flatnonzero(down > over)[-1]], 0) if radius else 0
+  found = into_l1_ball(jnp.asarray(rows), jnp.float32(radius))
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  assert (np.abs(found).sum(axis=1) <= radius * (1 + 1e-6)).all()
+
+
+def test_each_image_has_a_ball_of_its_own():
+  move, here = jnp.asarray([[3.0, 1.0], [0.2, 0.1]]), jnp.asarray([[1.0, 0.0], [0.0, 0.0]])
+  updates, _ = within(1.0).update(move, optax.EmptyState(), here)
+  np.testing.assert_allclose(here + updates, [[2.0, 0.0], [0.2, 0.1]], atol=1e-6)
+
+
 def test_the_second_optimizer_starts_where_the_first_ends():
   """Two steps of rate 1 on the latents, then rate 0.5 on the change, by hand."""
-  optimizer = generative.in_turn(optax.sgd(1.0), optax.sgd(0.5, momentum=0.9), 2)
+  optimizer = generative.in_turn(optax.sgd(1.0), lambda number, length: optax.sgd(0.5, momentum=0.9), 2, 4)
   dummy = {'weights': {'latents': jnp.zeros(1), 'change': jnp.zeros(1)}}
   gradient = jax.tree.map(jnp.ones_like, dummy)
   state, path = optimizer.init(dummy), []
@@ -177,8 +274,13 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
     ('ggl(distance=cosin)', 'distance'),
     ('ggl(file=none.npz)', 'cannot read the weights'),
     ('gias(latent_steps=7000)', 'latent_steps is 7000'),
-    ('gias(weight_rate=0.0)', 'learning rate|weight_rate|rate'),
+    ('gias(weight_rate=0.0)', 'weight_rate is 0'),
     ('gias(tv=-1.0)', 'tv is -1'),
+    ('gifd(latent_steps=7000)', 'latent_steps is 7000'),
+    ('gifd(radius=-1.0)', 'radius is -1'),
+    ('gifd(growth=-1.0)', 'growth is -1'),
+    ('gifd(learning_rate=0.0)', 'learning_rate is 0'),
+    ('gifd(width=0)', 'width is 0'),
   ],
 )
 def test_bad_settings_are_refused(text, match):
@@ -222,13 +324,38 @@ def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   given = {'steps': 2, 'latent_steps': 1}
   result = audited(scenario._replace(public=None), gl.attacks.gias(file=str(tmp_path / 'apart.npz'), **given))
   assert len(result.rows) == 2 and {row['tier'] for row in result.rows} == {'D'}
-  told = 'It holds a generator that was trained on 40 images of digits, split train; no private image is among them.'
+  told = (
+    'It holds a generator that was trained on 40 images of digits, split train, and on no private image that is known.'
+  )
   assert any(told in sentences for sentences in result.threat_models.values())
   with pytest.raises(UsageError, match='1 of the 2 private images are among'):
     audited(scenario, gl.attacks.gias(file=str(tmp_path / 'private.npz'), **given))
   both = scenario._replace(public=(scenario.images, scenario.labels))
   with pytest.raises(UsageError, match='2 of the 2 private images are among'):
     audited(both, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))
+
+
+@pytest.mark.slow
+def test_the_image_of_the_best_restart_has_its_score(linear, deep):
+  """The published code returns the image of the last one."""
+  client, variables = linear
+  images = np.asarray(jax.random.uniform(jax.random.key(4), (2, 4, 4, 1)))
+  scenario = gl.scenario(client.model, images, np.asarray([0, 2]), variables=variables)
+  attack = gl.attacks.gifd(file=deep, steps=6, latent_steps=2, tv=0.0, l2=0.0)
+  settings = gl.AuditSettings(controls=2, knowledge='unaware', labels='known')
+  one, four = (
+    gl.audit(jax.random.key(1), scenario, [None], [attack], 2, settings=settings, restarts=restarts, progress='none')
+    for restarts in (1, 4)
+  )
+  (pictures,) = four.reconstructions.values()
+  for trial, row in enumerate(four.rows):
+    label = scenario.labels[trial : trial + 1]
+    sent, would = (
+      client.local_update(None, variables, batch, label).update
+      for batch in (images[trial : trial + 1], pictures[trial])
+    )
+    assert row['objective'] == pytest.approx(1 - float(trees.cosine(sent, would)), abs=1e-5)
+  assert sum(row['objective'] for row in four.rows) < sum(row['objective'] for row in one.rows)
 
 
 @pytest.mark.slow

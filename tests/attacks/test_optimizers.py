@@ -142,6 +142,8 @@ def test_decays_are_the_published_ones():
   step = [float(DECAYS['step'](jnp.float32(t))) for t in fractions]
   np.testing.assert_allclose(step, [1, 1, 0.1, 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
   cosine = [float(DECAYS['cosine'](jnp.float32(t))) for t in (0, 0.5, 1)]
+  warm = [float(DECAYS['warm'](jnp.float32(t))) for t in (0, 0.025, 0.05, 0.25, 0.625, 1, 1.1)]
+  assert warm == pytest.approx([0, 0.5, 1, 1, 0.5, 0, 0], abs=1e-6)
   np.testing.assert_allclose(cosine, [1, 0.5, 0], atol=1e-6)
 
 

@@ -3,9 +3,13 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
 import experiments
+from experiments.comparison import Cell
+from experiments.experiment import Experiment, Run
+from gradleak.metrics import perceptual
 from tests import programs
 
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
@@ -52,6 +56,34 @@ def test_every_table_is_rerun(name, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is attacked or rendered again
     other = programs.start('reproduce', *flags, '--seed=1')
     assert other.status == 2 and 'belongs to other settings' in other.err and other.err.count('\n') == 1
+
+
+@pytest.mark.slow
+def test_lpips_is_printed_where_its_weights_are_given(tmp_path, monkeypatch):
+  network, rng = perceptual._BACKBONES['squeeze'], np.random.default_rng(0)
+  tensors = {name: 0.1 * rng.standard_normal(shape, np.float32) for name, shape in network.shapes().items()}
+  np.savez(tmp_path / 'squeeze.npz', **tensors)
+  np.savez(tmp_path / 'heads.npz', **{f'lin{i}': np.ones(n, np.float32) for i, n in enumerate(network.channels)})
+  run = Run('faces', 'mlp(widths=4)', 'csdlg(steps=2)', {'none': 'none'}, 2, mini={'controls': 2})
+  cells = tuple(Cell('faces', 'none', metric, 'run', 'none', 0.5) for metric in ('lpips', 'ssim'))
+  toy = Experiment('toy', 'A paper.', 'Table 1', 'It shows.', {'run': run, 'other': run}, cells, 'Means.')
+  monkeypatch.setitem(experiments.REGISTRY, 'toy', toy)
+  files = f'--lpips_weights={tmp_path}/squeeze.npz', f'--lpips_heads={tmp_path}/heads.npz'
+  flags = '--experiment=toy', '--compilation_cache=', '--progress=none', '--lpips_backbone=squeeze'
+  done = programs.start('reproduce', *flags, *files, f'--workdir={tmp_path}/with')
+  assert done.status == 0, done.err
+  rows = [json.loads(text) for text in (tmp_path / 'with' / 'run' / 'rows.jsonl').read_text('utf-8').splitlines()]
+  (line, _) = csv.DictReader((tmp_path / 'with' / 'table.csv').read_text('utf-8').splitlines())
+  assert float(line['mean']) == pytest.approx(sum(row['lpips'] for row in rows) / 2, rel=1e-6) and line['verdict']
+  table = (tmp_path / 'with' / 'table.md').read_text('utf-8')
+  assert 'the backbone squeeze, with the weights in squeeze.npz and heads.npz' in table and 'n/a' not in table
+  other = (tmp_path / 'with' / 'other' / 'rows.jsonl').read_text('utf-8').splitlines()
+  assert [json.loads(text)['lpips'] for text in other] == [None, None]
+  for given, message in ((files[:1], 'lpips_heads is missing'), (files[1:], 'lpips_weights is missing')):
+    done = programs.start('reproduce', *flags, *given, f'--workdir={tmp_path}/without')
+    assert done.status == 2 and message in done.err
+  done = programs.start('reproduce', '--experiment=graddefense_2a', *files, f'--workdir={tmp_path}/without')
+  assert done.status == 2 and 'graddefense_2a has no LPIPS' in done.err
 
 
 def test_the_list_names_all_with_their_cost():

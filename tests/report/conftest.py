@@ -83,7 +83,7 @@ def make(
         error = None if gone else float(np.mean((np.clip(images[t], 0, 1) - truth[t]) ** 2))
         success = psnr is not None and psnr > threshold(attack, counter)
         solved = not gone and bool(objective[t, -1] <= at_truth[t])
-        verdict = 'diverged' if gone else 'recovered' if success else 'protected' if solved else 'not solved'
+        verdict = 'diverged' if gone else 'exact' if success else 'nothing seen' if solved else 'not solved'
         rows.append(
           {
             'dataset': 'digits', 'model': 'lenet', 'init': 'explicit', 'attack': attack, 'defense': defense, 'trial': t,
@@ -96,7 +96,8 @@ def make(
             'control_psnr': threshold(attack, counter), 'success': success, 'solved': solved, 'verdict': verdict,
             'knowledge': 'unaware' if counter is None else 'aware', 'counter': counter, 'rounds': 1, 'control': False,
             'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change,
-            'sent': SENT.get(defense, 1.0), 'tier': 'B',
+            'sent': SENT.get(defense, 1.0), 'tier': 'B', 'rank': None if gone else 1 if success else 30,
+            'candidates': 1000,
           }
         )  # fmt: skip
       reconstructions[key], curves[key] = images, (steps, objective)

@@ -10,7 +10,9 @@ SINGLE = {'batch_size': 1}
 def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), unaware=None, aware=None, counters=()):
   return {
     'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'not_solved': not_solved, 'diverged': diverged,
-    'protected': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
+    'verdict': 'exact' if recovered else 'not solved' if not_solved else 'diverged' if diverged else 'nothing seen',
+    'reached': dict.fromkeys(('exact', 'recognisable', 'identifying', 'traces'), recovered),
+    'nothing_seen': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
     'flags': list(flags), 'unaware': recovered if unaware is None else unaware, 'aware': aware,
     'counters': list(counters),
   }  # fmt: skip

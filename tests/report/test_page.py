@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gradleak import report
+from gradleak.report import headline
 from tests.objects import objects
 from tests.report.parsing import Page
 
@@ -27,7 +28,8 @@ def rows_of(page, first):
 
 def test_sections_stand_in_order(page):
   assert page.headings == [
-    'What the attacks reconstruct', 'How much is recovered', 'Worst case per defense', 'How the attacks converged',
+    'What this shows', 'What the attacks reconstruct', 'How much is recovered', 'Worst case per defense',
+    'How the attacks converged',
     'What the attackers know', 'What the client could notice', 'Settings', 'How to read this page',
   ]  # fmt: skip
 
@@ -61,14 +63,14 @@ def test_light_dark_print_and_narrow(source):
 def test_pictures_carry_psnr_and_verdict_in_words(result, page):
   for attack_index, attack in enumerate(result.config['attacks']):
     for defense in result.config['defenses']:
-      cells = rows_of(page, defense)[attack_index][1:]
+      cells = rows_of(page, defense)[1 + attack_index][1:]  # after the first screen
       rows = [r for r in result.rows if (r['attack'], r['defense']) == (attack, defense)]
       for cell, row, image in zip(cells, rows, result.reconstructions[attack, defense], strict=True):
         if row['diverged']:
           assert cell == 'NaN at step 412× diverged'
           continue
         error = np.mean((np.clip(image, 0, 1) - result.truth[row['trial']]) ** 2)
-        more = ' +' if row['verdict'] == 'recovered' and not row['solved'] else ''
+        more = ' +' if row['success'] and not row['solved'] else ''
         assert cell.startswith(f'{-10 * np.log10(error):.1f} dB{more}')
         assert cell.endswith(f' {row["verdict"]}')
 
@@ -76,7 +78,7 @@ def test_pictures_carry_psnr_and_verdict_in_words(result, page):
 def test_figures_match_the_rows(result, page):
   for attack_index, attack in enumerate(result.config['attacks']):
     for defense in result.config['defenses']:
-      cells = rows_of(page, defense)[2 + attack_index]  # after the two picture rows
+      cells = rows_of(page, defense)[3 + attack_index]  # after the first screen and the two picture rows
       rows = [r for r in result.rows if (r['attack'], r['defense']) == (attack, defense)]
       psnr = np.array([r['psnr'] for r in rows if r['psnr'] is not None])
       half = {3: 4.302653, 4: 3.182446}[psnr.size] * psnr.std(ddof=1) / np.sqrt(psnr.size)  # Student's t from a table
@@ -86,7 +88,7 @@ def test_figures_match_the_rows(result, page):
       assert oracle == f'{psnr.mean() + 0.5:.1f}'
       assert unsolved == str(sum(r['verdict'] == 'not solved' for r in rows))
       assert diverged == str(sum(r['diverged'] for r in rows))
-      assert any(word in verdict for word in ('recovered', 'protected', 'not solved', 'undecided'))
+      assert any(word in verdict for word in ('exact', 'nothing seen', 'not solved'))
 
 
 def test_controls_stand_beside_the_attacks(result, page):
@@ -216,7 +218,7 @@ def test_pictures_of_a_pair_stand_together(both, beside):
   assert pairs[0][1] == '<code>prune(rate=0.9)</code><small>unaware</small>'
   assert re.sub('<wbr>', '', pairs[1][1]) == 'aware: masked+prior'
   (cells,) = [
-    row for row in beside.rows if row and row[0].strip() == 'aware: prior' and len(row) == 5 and 'recovered' in row[1]
+    row for row in beside.rows if row and row[0].strip() == 'aware: prior' and len(row) == 5 and 'exact' in row[1]
   ]
   rows = [r for r in both.rows if r['counter'] == 'prior' and r['attack'] == 'csdlg(tv=1e-4)']
   for cell, row in zip(cells[1:], rows, strict=True):
@@ -370,7 +372,8 @@ def test_other_shapes_of_results(build, settings):
   batch = settings.get('batch', 1)
   shown = min(8, settings['trials'] * batch)
   pairs = len(result.reconstructions)
-  assert len(page.attributes('img')) == shown * (1 + pairs)
+  first = 2 * len(result.config['defenses'])
+  assert len(page.attributes('img')) == shown * (1 + pairs) + first
   text = ''.join(page.text)
   assert ('a verdict is of the whole trial' in text) == (shown < settings['trials'] * batch)
   assert 'None' not in text
@@ -414,3 +417,50 @@ def test_write_leaves_three_whole_files(result, source, tmp_path):
   (folder / 'summary.csv').write_text('old')
   report.write(result, folder)
   assert (folder / 'summary.csv').read_bytes().decode() == report.summary_csv(result.rows)
+
+
+def test_the_first_screen_has_a_line_per_defense(result, page):
+  lines = {row[0].strip(): row for row in page.rows[: 1 + len(result.config['defenses'])]}
+  worst = {entry['defense']: entry for entry in report.worst_case(result.rows)}
+  assert [name for name in lines if name != 'defense'] == result.config['defenses']
+  for defense, entry in worst.items():
+    seen = ' '.join(lines[defense][1].split())
+    assert entry['verdict'] in seen and headline.MEANINGS[entry['verdict']] in seen
+    count = sum(
+      any(row['trial'] == t and row['defense'] == defense and row['verdict'] == entry['verdict'] for row in result.rows)
+      for t in range(4)
+    )
+    assert lines[defense][2].startswith(f'{count} of 4')
+
+
+def test_the_example_is_of_the_attacker_with_that_verdict(result):
+  for line in headline.lines(result.rows, report.worst_case(result.rows), lambda row: headline.pair(result, row)):
+    row = line['example']
+    assert (row['defense'], row['verdict']) == (line['defense'], line['verdict'])
+    image = result.reconstructions[row['attack'], row['defense']][row['trial'], 0]
+    assert line['found'] == report.data_uri(image) and line['truth'] == report.data_uri(result.truth[row['trial'], 0])
+
+
+def entry(defense, verdict, recovered=0):
+  return {'defense': defense, 'verdict': verdict, 'recovered': recovered, 'n': 4}
+
+
+@pytest.mark.parametrize(
+  ('worst', 'said'),
+  [
+    ([entry('none', 'exact', 4)], 'Without a defense, 4 of 4 images can be recovered.'),
+    (
+      [entry('none', 'exact', 3), entry('a', 'exact', 1), entry('b', 'exact', 1), entry('c', 'nothing seen')],
+      'Without a defense, 3 of 4 images can be recovered; of 3 defenses, 2 give images away exactly and 1 hides what '
+      'these attackers look for.',
+    ),
+    (
+      [entry('none', 'traces'), entry('a', 'not solved'), entry('b', 'diverged')],
+      'Even without a defense no image is recovered (traces): nothing here speaks for a defense; of 2 defenses, 2 are '
+      'undecided, as attacks on them failed.',
+    ),
+    ([entry('a', 'identifying')], 'No undefended upload was attacked; the defense gives away which image it was.'),
+  ],
+)
+def test_one_sentence(worst, said):
+  assert headline.sentence(worst) == said

@@ -17,12 +17,12 @@ def row(**changes):
   base = {
     'attack': 'a', 'defense': 'none', 'trial': 0, 'psnr': 10.0, 'ssim': 0.1, 'mse': 0.1, 'pearson': 0.0,
     'oracle_psnr': 10.0, 'control_psnr': 12.0, 'label_correct': 1.0, 'success': False, 'solved': True,
-    'verdict': 'protected', 'diverged': False, 'change': 0.0, 'tier': 'B',
+    'verdict': 'nothing seen', 'diverged': False, 'change': 0.0, 'tier': 'B',
   }  # fmt: skip
   return base | changes
 
 
-RECOVERED = {'success': True, 'verdict': 'recovered', 'psnr': 30.0}
+RECOVERED = {'success': True, 'verdict': 'exact', 'psnr': 30.0}
 
 
 RANGES = {'psnr': (0, np.inf), 'ssim': (-1, 1), 'mse': (0, 1), 'pearson': (-1, 1)}
@@ -52,7 +52,7 @@ def test_summaries_match_scipy_and_numpy(result):
     assert summary['success'] == successes / 4
     assert (summary['success_low'], summary['success_high']) == pytest.approx(clopper_pearson(successes, 4))
     assert summary['recovered'] == successes
-    assert summary['recovered'] + summary['protected'] + summary['not_solved'] + summary['diverged'] == 4
+    assert summary['recovered'] + summary['nothing_seen'] + summary['not_solved'] + summary['diverged'] == 4
 
 
 def test_a_diverged_run_enters_no_mean_but_counts_as_not_recovered(result):
@@ -74,17 +74,37 @@ def test_means_of_nothing_and_intervals_of_one_value_are_none():
 @pytest.mark.parametrize(
   ('verdicts', 'word'),
   [
-    (['recovered'] * 2, 'recovered'),
-    (['recovered', 'not solved'], 'partly recovered'),
-    (['protected'] * 2, 'protected'),
-    (['protected', 'not solved'], 'undecided'),
-    (['not solved'] * 2, 'not solved'),
-    (['diverged', 'protected'], 'undecided'),
+    (['exact'] * 2, 'exact'),
+    (['recognisable', 'exact', 'not solved'], 'exact'),
+    (['traces', 'identifying'], 'identifying'),
+    (['traces', 'not solved'], 'traces'),
+    (['nothing seen'] * 2, 'nothing seen'),
+    (['nothing seen', 'not solved'], 'not solved'),
+    (['not solved', 'diverged'], 'not solved'),
+    (['diverged', 'nothing seen'], 'diverged'),
   ],
 )
-def test_the_word_for_several_runs_claims_no_more_than_all_of_them_show(verdicts, word):
-  rows = [row(trial=t, verdict=verdict, success=verdict == 'recovered') for t, verdict in enumerate(verdicts)]
-  assert summarise(rows)[0]['verdict'] == word
+def test_the_word_for_several_runs_is_the_worst_of_them(verdicts, word):
+  rows = [row(trial=t, verdict=v, success=v in ('exact', 'recognisable')) for t, v in enumerate(verdicts)]
+  (found,), (entry,) = summarise(rows), worst_case(rows)
+  assert found['verdict'] == entry['verdict'] == word
+  assert found[tables.named(word)] == verdicts.count(word)
+  assert found['recovered'] == entry['recovered'] == sum(v in ('exact', 'recognisable') for v in verdicts)
+
+
+def test_the_steps_count_trials_that_come_as_far_or_further():
+  verdicts = [
+    ('exact', 'traces'),
+    ('recognisable', 'not solved'),
+    ('identifying', 'traces'),
+    ('nothing seen', 'traces'),
+  ]
+  rows = [
+    row(attack=attack, trial=t, verdict=v, success=v in ('exact', 'recognisable'))
+    for t, of_trial in enumerate(verdicts)
+    for attack, v in zip('ab', of_trial, strict=True)
+  ]
+  assert worst_case(rows)[0]['reached'] == {'exact': 1, 'recognisable': 2, 'identifying': 3, 'traces': 4}
 
 
 def test_intervals_stay_within_the_range_of_their_metric():
@@ -227,7 +247,7 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
     (line,) = [
       line for line in lines if line.strip().startswith(f'{summary["defense"]} ') and f'{summary["psnr"]:.1f} ' in line
     ]
-    assert line[start:] == summary['verdict']
+    assert line[start:] == f'{summary[tables.named(summary["verdict"])]} {summary["verdict"]}'
     assert f'{summary["recovered"]} of 4' in line
   assert 'the attacks recover 4 of 4 images' in ' '.join(lines)
   assert '`' not in text
@@ -255,7 +275,7 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
       summary = summaries[attack, defense, counter]
       assert STRONGEST.get((attack, defense), counter) == counter
       assert f' {summary["psnr"]:.1f} ± ' in line
-      assert line.endswith(summary['verdict'])
+      assert line.endswith(f'{summary[tables.named(summary["verdict"])]} {summary["verdict"]}')
   assert 'control 11.2–12.7 ' in text.replace('\n', ' ')  # the thresholds of csdlg and of its other prior
   assert '1 NaN' in next(line for line in lines[lines.index(next(x for x in lines if x.startswith('csdlg'))) :]
                          if 'prune(rate=0.9)' in line)  # fmt: skip

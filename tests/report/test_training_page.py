@@ -37,12 +37,12 @@ def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, p
   return Trained(rows, 0.25, seconds_defense, stopped, protects)
 
 
-def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='protected', size=1):
+def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='nothing seen', size=1):
   """Returns an audit's rows: a trial is recovered (30 dB) or not (8 dB, and `otherwise`)."""
   return [
     {
       'attack': attack, 'defense': defense, 'counter': counter, 'trial': trial, 'batch_size': size, 'success': found,
-      'verdict': 'recovered' if found else otherwise, 'solved': True, 'psnr': psnr[0 if found else 1],
+      'verdict': 'exact' if found else otherwise, 'solved': True, 'psnr': psnr[0 if found else 1],
       'ssim': 0.9 if found else 0.1, 'mse': 0.1, 'pearson': 0.5, 'change': 0.0 if defense == 'none' else 0.5,
       'control_psnr': 12.0,
     }

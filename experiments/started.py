@@ -1,0 +1,53 @@
+"""An audit of concealed samples whose start points come from another dataset than the one that is attacked."""
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+
+import gradleak as gl
+from experiments.experiment import Data, Run
+from gradleak.defenses import Defense
+from gradleak.scenario import fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Started(Run):
+  """An audit in which the client holds other public images than the attacker; `Data.others` are the client's.
+
+  Attributes:
+    starts: the dataset of the start points: the first `public` images of its train split, brought to the size and the
+      channels of the private ones. The labels are taken modulo the number of classes.
+  """
+
+  starts: str = 'cifar10'
+
+  def at_smoke(self) -> Self:
+    """Returns this with faces as start points for digits."""
+    return dataclasses.replace(super().at_smoke(), starts='faces')
+
+  def load(self, data_dir: str | None) -> Data:
+    """Returns the `Data`, with the start points."""
+    data = super().load(data_dir)
+    side, _, channels = data.private.images.shape[1:]
+    starts = gl.data.load(
+      self.starts, 'train', data_dir=data_dir, limit=self.public, image_size=side, channels=channels
+    )
+    labels = np.asarray(starts.labels % data.private.num_classes, np.int32)
+    return data._replace(others=(starts.images, labels))
+
+  def scenario(self, data: Data, seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
+    """Returns the `Scenario`, which records the start points."""
+    made = super().scenario(data, seed, folder, progress)
+    told = {'starts': self.starts, 'starts_fingerprint': fingerprint(data.others)}
+    return made._replace(settings={**made.settings, **told})
+
+  def protections(self, scenario: gl.Scenario, data: Data) -> list[Defense]:
+    """Returns the defenses, those that conceal samples with their start points."""
+
+    def started(member: Any) -> Any:
+      if 'start' not in member.settings:
+        return member
+      return dataclasses.replace(member, arguments=(scenario.client, data.others))
+
+    return [Defense(tuple(map(started, made.members))) for made in super().protections(scenario, data)]

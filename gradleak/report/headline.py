@@ -1,0 +1,132 @@
+"""The first screen of a page: one sentence, and a line per defense with the verdict of its worst attacker."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradleak import metrics
+from gradleak.audit.result import AuditResult
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED
+from gradleak.metrics import statistics
+from gradleak.report import pictures, tables
+from gradleak.report.formatting import listed
+
+# Verdict -> what it says of an image, in plain words.
+MEANINGS = {
+  'exact': 'the image itself',
+  'recognisable': 'a picture in which the original can be recognised',
+  'identifying': 'no picture, but enough to find the original among others',
+  'traces': 'more than nothing, but neither a picture nor an identity',
+  'not solved': 'the attack failed as an optimisation: this shows no protection',
+  'diverged': 'the attack ended in numbers that are not finite: this shows no protection',
+  NOTHING: 'no more than an attacker sees who is given noise',
+}
+# Verdict -> what so many defenses do.
+_DONE = {
+  'exact': ('gives images away exactly', 'give images away exactly'),
+  'recognisable': ('leaves recognisable pictures', 'leave recognisable pictures'),
+  'identifying': ('gives away which image it was', 'give away which image it was'),
+  'traces': ('leaves traces', 'leave traces'),
+  'not solved': ('is undecided, as attacks on it failed', 'are undecided, as attacks on them failed'),
+  'diverged': ('is undecided, as attacks on it failed', 'are undecided, as attacks on them failed'),
+  NOTHING: ('hides what these attackers look for', 'hide what these attackers look for'),
+}
+
+
+def sentence(worst: Sequence[dict]) -> str:
+  """Returns one sentence on an audit; `worst` is from `tables.worst_case`."""
+  undefended = next((entry for entry in worst if entry['defense'] == 'none'), None)
+  defended = [entry for entry in worst if entry['defense'] != 'none']
+  if undefended is None:
+    start = 'No undefended upload was attacked'
+  elif undefended['verdict'] not in RECOVERED:
+    start = f'Even without a defense no image is recovered ({undefended["verdict"]}): nothing here speaks for a defense'
+  else:
+    seen = undefended['recovered']
+    start = f'Without a defense, {seen} of {undefended["n"]} {"image" if seen == 1 else "images"} can be recovered'
+  if not defended:
+    return f'{start}.'
+  groups: dict[tuple[str, str], int] = {}
+  for entry in defended:
+    words = _DONE[entry['verdict']]
+    groups[words] = groups.get(words, 0) + 1
+  if len(defended) == 1:
+    return f'{start}; the defense {_DONE[defended[0]["verdict"]][0]}.'
+  told = [f'{count} {words[count > 1]}' for words, count in groups.items()]
+  return f'{start}; of {len(defended)} defenses, {listed(told)}.'
+
+
+def lines(
+  rows: Sequence[dict],
+  worst: Sequence[dict],
+  picture: Callable[[dict], tuple[np.ndarray, np.ndarray]],
+  **more: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+  """Returns what the first screen shows of each defense, in the order of `worst`.
+
+  Args:
+    rows: of an audit.
+    worst: from `tables.worst_case`.
+    picture: row -> (private images, reconstructions) of it, [B, H, W, C].
+    **more: name -> {defense: what else stands in its line}.
+
+  Returns:
+    Dicts: 'defense', 'verdict', 'meaning', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
+    interval 'success_low' to 'success_high', 'by' (the attackers that reach it), 'example' (a row), 'truth' and 'found'
+    (its pictures, data URIs; of a batch the pair with the highest PSNR), and `more`.
+  """
+  of = tables.grouped(rows, 'defense')
+  return [
+    {
+      **_line(entry, of[entry['defense'],], picture),
+      **{name: told.get(entry['defense']) for name, told in more.items()},
+    }
+    for entry in worst
+  ]
+
+
+def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
+  verdict, n = entry['verdict'], entry['n']
+  at = [row for row in rows if row['verdict'] == verdict]
+  count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
+  _, low, high = statistics.proportion_interval(count, n)
+  example = max((row for row in at if row['trial'] == at[0]['trial']), key=_score)
+  truth, found = _nearest(*picture(example))
+  return {
+    'defense': entry['defense'],
+    'verdict': verdict,
+    'meaning': MEANINGS[verdict],
+    'count': count,
+    'n': n,
+    'success_low': low,
+    'success_high': high,
+    'by': list(dict.fromkeys(' · '.join(filter(None, [row['attack'], row['counter']])) for row in at)),
+    'truth': pictures.data_uri(truth),
+    'found': pictures.data_uri(found),
+    'example': example,
+  }
+
+
+def gallery(rows: Sequence[dict]) -> dict[str, Any]:
+  """Returns 'size', the number of candidates, 'chance', to be found by it, in per cent, and whether it is 'enough'."""
+  count = rows[0]['candidates'] if rows else 0
+  return {'size': count, 'chance': 100 / (count + 1), 'enough': count >= MIN_CANDIDATES}
+
+
+def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the private images and the reconstructions of a row of an audit, [B, H, W, C]."""
+  case = tables.case(row)
+  trials = [other['trial'] for other in result.rows if tables.case(other) == case]
+  return result.truth[row['trial']], result.reconstructions[case][trials.index(row['trial'])]
+
+
+def _nearest(truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the pair of a batch with the highest PSNR."""
+  psnr = np.asarray(metrics.psnr(np.asarray(images, np.float32), np.asarray(truth, np.float32)))
+  best = int(np.argmax(np.where(np.isnan(psnr), -np.inf, psnr)))
+  return truth[best], images[best]
+
+
+def _score(row: dict) -> float:
+  return -np.inf if row['psnr'] is None else row['psnr']

@@ -1,0 +1,64 @@
+r"""Runs AutoLeak, the fixed ensemble of attacks, against defenses, and writes a page with the worst that it sees.
+
+    python launch/autoleak.py --defenses='gaussian(stddev=0.05);soteria(rate=0.6)' --workdir=results/autoleak
+    python launch/autoleak.py --dataset=mnist --data_dir=data --trials=400 --defenses=outpost --workdir=results/outpost
+
+There is nothing to choose but what is audited. A run that was stopped goes on where it stopped when the same command is
+given again.
+"""
+
+import os
+
+from absl import flags
+
+from launch import _audited, _program
+
+_GIVEN = _audited.define(
+  attacker=False,
+  defenses='gaussian(stddev=0.05);prune(rate=0.9);fragmentation(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);'
+  'outpost',
+  workdir='results/autoleak',
+  rounds_before=1,
+)
+with _program.group('what is audited'):
+  _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
+with _program.group('run'):
+  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
+  _STAGED = flags.DEFINE_boolean('staged', True, 'Whether later stages leave out what is exact already.')
+  _MALICIOUS = flags.DEFINE_boolean('malicious', True, 'Whether servers that change the model run, too; counted apart.')
+
+
+def main(argv):
+  """Runs the ensemble and prints the worst-case rates."""
+  del argv
+  _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
+
+  import gradleak as gl
+  from gradleak import errors, specs
+  from gradleak.report import autoleak_table, write
+
+  defenses = specs.defenses(_GIVEN.defenses.value)
+  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  dataset, public = _audited.load(_GIVEN)
+  model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
+  key, scenario = _audited.scenario(_GIVEN, model, _SEED.value, dataset, public)
+  workdir = _GIVEN.workdir.value
+  found = gl.autoleak(
+    key,
+    _audited.trained(_SEED.value, scenario),
+    defenses,
+    _GIVEN.trials.value,
+    batch_size=_GIVEN.settings['batch_size'].value,
+    staged=_STAGED.value,
+    malicious=_MALICIOUS.value,
+    workdir=workdir,
+    progress=_GIVEN.progress.value,
+  )
+  print(autoleak_table(found))
+  if workdir is not None:
+    write(found, workdir)
+    print(f'report: {os.path.join(workdir, "report.html")}')
+
+
+if __name__ == '__main__':
+  _program.run(main)
