@@ -46,8 +46,8 @@ def define(*, attacker: bool = True, **defaults: Any) -> types.SimpleNamespace:
         'attacks',
         'csdlg(tv=1e-6)',
         "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, magia, cinet, ggl, gias, "
-        'gifd, pnp, lti, with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, '
-        'class_fishing, feature_fishing.',
+        'gifd, pnp, lti, with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, '
+        'trap, class_fishing, feature_fishing.',
       )
     steps = {'steps': 1000, **defaults}
     without = ('counters',) if attacker else ATTACKER

@@ -7,6 +7,7 @@ There is nothing to choose but what is audited. A run that was stopped goes on w
 given again.
 """
 
+import json
 import os
 
 from absl import flags
@@ -36,6 +37,7 @@ def main(argv):
   import gradleak as gl
   from gradleak import errors, specs
   from gradleak.report import autoleak_table, write
+  from gradleak.storage import write_atomically
 
   defenses = specs.defenses(_GIVEN.defenses.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
@@ -57,7 +59,18 @@ def main(argv):
   print(autoleak_table(found))
   if workdir is not None:
     write(found, workdir)
+    write_atomically(os.path.join(workdir, 'command.json'), json.dumps(_command(scenario), indent=2))
     print(f'report: {os.path.join(workdir, "report.html")}')
+
+
+def _command(scenario):
+  """Returns the flags that repeat this run; what was left out for want of public images is left out again."""
+  from gradleak.autoleak.entry import SETTINGS
+
+  known = {name: flags.FLAGS[name].value for name in SETTINGS}
+  known['rounds_before'] = scenario.settings.get('rounds_before', 0)
+  known['public'] = 0 if scenario.public is None else known['public']
+  return {name: value for name, value in known.items() if value is not None}
 
 
 if __name__ == '__main__':

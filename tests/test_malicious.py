@@ -112,7 +112,7 @@ def test_a_malicious_server_is_said_to_be_one(result):
 
 def test_the_report_counts_images_shown_fully(result):
   text = page.render(result)
-  assert 'of 4 fully' in text and 'correlates with them by at least 0.98' in text
+  assert 'of 4 fully' in text and 'correlates with the private one by at least 0.98' in text
   summary = next(s for s in tables.summarise(result.rows) if (s['attack'], s['defense']) == ('fidel', 'none'))
   assert summary['revealed'] == pytest.approx(np.mean([row['revealed'] for row in rows(result, 'fidel', 'none')]))
   assert 'fully, of 4' in tables.terminal_table(result)

@@ -284,7 +284,7 @@ def _only(
   if only is None:
     return None
   for label, trials in errors.check_instance('only', only, Mapping, 'a mapping of labels to trials').items():
-    errors.check_choice('the defense in only', label, labels)
+    errors.check_choice('defense', label, labels)
     for trial in trials:
       errors.check_number('a trial in only', trial, low=0, high=num_trials - 1, integer=True)
   if not any(len(trials) for trials in only.values()):

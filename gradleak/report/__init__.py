@@ -9,9 +9,11 @@ from gradleak.autoleak import AutoLeak
 from gradleak.captured import Captured
 from gradleak.frontier import Frontier
 from gradleak.report.autoleak import autoleak_table, levels, render_autoleak, write_autoleak
+from gradleak.report.borders import border_picture
 from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
 from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table, worst_case_of
+from gradleak.report.leaderboard import render_leaderboard, write_leaderboard
 from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
 from gradleak.report.pictures import data_uri, grid
@@ -30,6 +32,7 @@ from gradleak.sensitivity import Sensitivity
 
 __all__ = [
   'autoleak_table',
+  'border_picture',
   'captured_grid',
   'captured_table',
   'curves',
@@ -44,6 +47,7 @@ __all__ = [
   'render',
   'render_autoleak',
   'render_captured',
+  'render_leaderboard',
   'render_sensitivity',
   'sensitivity_csv',
   'sensitivity_findings',
@@ -60,6 +64,7 @@ __all__ = [
   'write',
   'write_autoleak',
   'write_captured',
+  'write_leaderboard',
   'write_training',
 ]
 

@@ -18,7 +18,7 @@ def render_autoleak(found: AutoLeak) -> str:
   """Returns the report as one HTML page that loads nothing."""
   honest = [row for row in found.rows if row['honest']]
   worst = tables.worst_case(honest)
-  bounds = {label: f'at most {upwards(100 * bound)} %, by DP' for label, bound in found.bounds.items()}
+  bounds = {label: f'{upwards(100 * bound)} %' for label, bound in found.bounds.items()}
   first = next(iter(found.audits.values()))
   return (
     page.environment()
@@ -32,7 +32,7 @@ def render_autoleak(found: AutoLeak) -> str:
         worst,
         lambda row: headline.pair(found.audits[row['stage']], row),
         flags={label: [_flag(said) for said in flags] for label, flags in found.flags.items()},
-        cost=bounds,
+        bound=bounds,
       ),
       bounded=bool(bounds),
       few=found.config['trials'] < ENOUGH,

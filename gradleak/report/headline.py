@@ -7,7 +7,7 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.audit.result import AuditResult
-from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
 from gradleak.metrics import statistics
 from gradleak.report import pictures, tables
 from gradleak.report.formatting import listed
@@ -48,7 +48,7 @@ def sentence(worst: Sequence[dict]) -> str:
   if not defended:
     return f'{start}.'
   groups: dict[tuple[str, str], int] = {}
-  for entry in defended:
+  for entry in sorted(defended, key=lambda entry: VERDICTS.index(entry['verdict'])):
     words = _DONE[entry['verdict']]
     groups[words] = groups.get(words, 0) + 1
   if len(defended) == 1:
@@ -73,8 +73,9 @@ def lines(
 
   Returns:
     Dicts: 'defense', 'verdict', 'meaning', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
-    interval 'success_low' to 'success_high', 'by' (the attackers that reach it), 'example' (a row), 'truth' and 'found'
-    (its pictures, data URIs; of a batch the pair with the highest PSNR), and `more`.
+    interval 'success_low' to 'success_high', 'by' (the attackers that reach it), 'example' (the row with the highest
+    PSNR among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the highest PSNR), and
+    `more`.
   """
   of = tables.grouped(rows, 'defense')
   return [
@@ -91,7 +92,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
   at = [row for row in rows if row['verdict'] == verdict]
   count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
   _, low, high = statistics.proportion_interval(count, n)
-  example = max((row for row in at if row['trial'] == at[0]['trial']), key=_score)
+  example = max(at, key=_score)
   truth, found = _nearest(*picture(example))
   return {
     'defense': entry['defense'],

@@ -360,16 +360,16 @@ def test_the_image_of_the_best_restart_has_its_score(linear, deep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'attack',
+  ('attack', 'counters'),
   [
-    gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2),
-    gl.attacks.pnp(steps=2, training_steps=20, width=2),
+    (gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2), {None, 'masked'}),
+    (gl.attacks.pnp(steps=2, training_steps=20, width=2), {None, 'masked', 'masked+prior'}),
   ],
 )
-def test_attackers_who_know_the_defense_hold_a_prior_too(digits, attack):
-  """Counter-measures that are settings of other attacks, such as smoothness, are not run for these."""
+def test_attackers_who_know_the_defense_hold_a_prior_too(digits, attack, counters):
+  """What changes settings is run where the attack has them: `pnp` has a weight of its prior, `ggl` has none."""
   settings = gl.AuditSettings(restarts=1, controls=2, knowledge='both', labels='known')
   defense = gl.defenses.prune(rate=0.5)
   result = gl.audit(jax.random.key(0), digits[0], [defense], [attack], 2, settings=settings, progress='none')
-  assert {row['counter'] for row in result.rows} == {None, 'masked'}
+  assert {row['counter'] for row in result.rows} == counters
   assert all(np.isfinite(row['psnr']) for row in result.rows)

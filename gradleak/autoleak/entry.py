@@ -1,0 +1,164 @@
+"""The form of a leaderboard's entry: its fields, its name, and what is checked of one that someone else wrote."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gradleak import errors
+from gradleak.audit.verdict import LEVELS, VERDICTS
+from gradleak.autoleak.ensemble import VERSION
+from gradleak.federated import ClientSettings
+from gradleak.metrics import statistics
+
+FORMAT = 1  # of the files
+FINGERPRINTS = ('data', 'weights', 'public', 'gallery')
+# What a run is repeated with: flags of launch/autoleak.py, without folders and files of a machine.
+SETTINGS = (
+  *('dataset', 'split', 'image_size', 'channels', 'trials', 'public', 'rounds_before', 'init', 'model'),
+  *(field.name for field in dataclasses.fields(ClientSettings)),
+  *('batch_size', 'defenses', 'x64', 'seed', 'staged', 'malicious'),
+)
+_WORDS = {dict: 'an object', list: 'a list', str: 'a text', int: 'an integer', float: 'a number'}
+_PICTURE = re.compile(r'data:image/png;base64,[A-Za-z0-9+/]+={0,2}')
+_CLOSE = 1e-9  # of an interval that is written to one that is computed
+
+
+class _Maybe(NamedTuple):
+  """A form, or null."""
+
+  form: Any
+
+
+_SIDE = {
+  'verdict': str,
+  'count': int,
+  'n': int,
+  'by': [str],
+  'steps': [{'level': str, 'count': int, 'low': float, 'high': float}],
+}
+# Field -> its form: a type, an object with exactly these fields, or a list of one form.
+FORM = {
+  'format': int,
+  'defense': str,
+  'text': str,
+  'places': [str],
+  'citations': [str],
+  'task': {
+    'model': str,
+    'dataset': str,
+    'split': _Maybe(str),
+    'init': _Maybe(str),
+    'batch_size': int,
+    'rounds_before': int,
+    'more': dict,
+  },
+  'seed': _Maybe(int),
+  'trials': int,
+  'candidates': int,
+  'versions': dict.fromkeys(('autoleak', 'gradleak', 'jax', 'device'), str),
+  'honest': _SIDE,
+  'malicious': _Maybe(_SIDE),
+  'flags': [str],
+  'bound': _Maybe(float),
+  'cost': _Maybe({'points': float, 'source': str}),
+  'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
+  'rows_sha256': str,
+  'example': {'private': str, 'seen': str, 'by': str, 'trial': int},
+  'settings': _Maybe(dict),
+}
+
+
+def name(entry: Mapping[str, Any]) -> str:
+  """Returns the name of an entry, of its file without '.json'; it follows from defense, task, trials and seed."""
+  identity = json.dumps([entry[part] for part in ('text', 'task', 'trials', 'seed')], sort_keys=True)
+  slug = re.sub(r'[^a-z0-9]+', '-', entry['defense'].lower()).strip('-')[:60]
+  return f'{slug}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}'
+
+
+def checked(entry: Any, where: str) -> dict[str, Any]:
+  """Returns an entry.
+
+  Args:
+    entry: what should be one, read from JSON.
+    where: it is from, such as a file.
+
+  Raises:
+    UsageError: if it is none, which says where and why.
+  """
+  if not isinstance(entry, dict):
+    raise errors.UsageError(f'{where} holds no entry of a leaderboard')
+  if entry.get('format') != FORMAT:
+    raise errors.UsageError(
+      f'{where} has the format {errors.shown(entry.get("format"))}, and this version of gradleak reads {FORMAT}'
+    )
+  if wrong := _misfit(entry, FORM) or _contradiction(entry):
+    raise errors.UsageError(f'{where} is no entry of a leaderboard: {wrong}')
+  return entry
+
+
+def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
+  """Returns the first place where a value is not of a form, in words; '' if it is."""
+  if isinstance(form, _Maybe):
+    return '' if value is None else _misfit(value, form.form, path)
+  kind = form if isinstance(form, type) else type(form)
+  fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+  if not fits or isinstance(value, bool) or (kind is float and not math.isfinite(value)):
+    return f'{path} is {errors.shown(value)}, expected {_WORDS[kind]}'
+  if isinstance(form, list):
+    return next(filter(None, (_misfit(one, form[0], f'an item of {path}') for one in value)), '')
+  if isinstance(form, dict):
+    for word, fields in (('lacks', form.keys() - value.keys()), ('has the unknown', value.keys() - form.keys())):
+      if fields:
+        return f'{path} {word} field{"s" if len(fields) > 1 else ""} {", ".join(sorted(map(repr, fields)))}'
+    return next(filter(None, (_misfit(value[part], form[part], part) for part in form)), '')
+  return ''
+
+
+def _contradiction(entry: dict[str, Any]) -> str:
+  """Returns what of an entry of the right form cannot be, in words; '' for nothing."""
+  version = entry['versions']['autoleak']
+  family, _, number = VERSION.rpartition('-')
+  if not re.fullmatch(rf'{family}-[1-9]\d{{0,3}}', version) or int(version.rpartition('-')[2]) > int(number):
+    return f'its version is {errors.shown(version)}, and this version of gradleak knows those up to {VERSION}'
+  for side in ('honest', 'malicious'):
+    if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
+      return f'{side}: {wrong}'
+  if not re.fullmatch('[0-9a-f]{64}', entry['rows_sha256']):
+    return f'rows_sha256 is {errors.shown(entry["rows_sha256"])}, expected 64 hexadecimal digits'
+  for picture in ('private', 'seen'):
+    if not _PICTURE.fullmatch(entry['example'][picture]):
+      return f'the picture {picture} is {errors.shown(entry["example"][picture])}, expected a PNG data URI'
+  if entry['bound'] is not None and not 0 <= entry['bound'] <= 1:
+    return f'bound is {entry["bound"]}, expected a probability'
+  settings = entry['settings'] or {}
+  for setting, value in settings.items():
+    if setting not in SETTINGS or not isinstance(value, str | int | float):
+      return f'the setting {errors.shown(setting)} is {errors.shown(value)}, expected a flag of launch/autoleak.py'
+  if settings and settings.get('defenses') != entry['text']:
+    return f'its settings repeat {errors.shown(settings.get("defenses"))}, and its defense is {entry["text"]}'
+  return ''
+
+
+def _miscounted(side: dict[str, Any], trials: int) -> str:
+  """Returns what of the counts by one kind of server cannot be, in words; '' for nothing."""
+  steps, n = side['steps'], side['n']
+  counts = [step['count'] for step in steps]
+  if tuple(step['level'] for step in steps) != LEVELS:
+    return f'its steps are {errors.shown([step["level"] for step in steps])}, expected {", ".join(LEVELS)}'
+  if n != trials or n < 1 or counts != sorted(counts) or not 0 <= min(counts) <= max(counts) <= n:
+    return f'counts of {counts} among {n} of {trials} trials, expected counts that rise from step to step'
+  for step in steps:
+    _, low, high = statistics.proportion_interval(step['count'], n)
+    if not math.isclose(low, step['low'], abs_tol=_CLOSE) or not math.isclose(high, step['high'], abs_tol=_CLOSE):
+      return f'the interval of {step["level"]} is {step["low"]} to {step["high"]}, expected {low} to {high}'
+  worst = next((step for step in steps if step['count']), None)
+  verdict, count = side['verdict'], side['count']
+  if worst is None and verdict in VERDICTS[len(LEVELS) :] and 0 < count <= n:
+    return ''
+  if worst is None or (verdict, count) != (worst['level'], worst['count']):
+    return f'the worst verdict is {errors.shown(verdict)} in {count}, which does not follow from its steps'
+  return ''

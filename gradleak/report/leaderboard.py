@@ -1,0 +1,96 @@
+"""The page of a leaderboard: per task one table of defenses, the least leak first, with the pictures that were seen."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak import errors, storage
+from gradleak.audit.verdict import LEVELS, VERDICTS
+from gradleak.autoleak import leaderboard
+from gradleak.report import headline, page, pictures
+from gradleak.report.autoleak import ENOUGH
+from gradleak.report.formatting import upwards
+
+
+def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
+  """Returns the leaderboard as one HTML page that loads nothing; its script sorts the tables, nothing else.
+
+  Args:
+    entries: name -> entry, from `gradleak.autoleak.leaderboard.read`.
+
+  Raises:
+    UsageError: if there is none.
+  """
+  if not entries:
+    raise errors.UsageError('the leaderboard has no entries: add some by launch/leaderboard.py --add=WORKDIR')
+  tasks: dict[str, list[dict[str, Any]]] = {}
+  for name, entry in entries.items():
+    tasks.setdefault(json.dumps(entry['task'], sort_keys=True), []).append({'name': name, **entry})
+  told = [_task(entries) for entries in tasks.values()]
+  return (
+    page.environment()
+    .get_template('leaderboard.html.j2')
+    .render(
+      tasks=sorted(told, key=lambda one: (one['task']['dataset'], one['task']['model'], one['said'])),
+      symbols=pictures.SYMBOLS,
+      meanings=headline.MEANINGS,
+      levels=LEVELS,
+      enough=ENOUGH,
+      defenses=len({entry['text'] for entry in entries.values()} - {'none'}),
+    )
+  )
+
+
+def write_leaderboard(folder: Any, path: Any) -> None:
+  """Writes the page of a folder of entries to a file, all of it or nothing; the file's folder is made."""
+  text = render_leaderboard(leaderboard.read(folder))
+  path = errors.check_path('the page', path)
+  storage.made_folder(path.parent)
+  storage.write_atomically(path, text)
+
+
+def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """Returns what the page shows of the entries of one task."""
+  task = entries[0]['task']
+  said = [
+    f'split {task["split"]}' if task['split'] else '',
+    f'weights drawn by init={task["init"]}' if task['init'] else '',
+    f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload',
+    f'{task["rounds_before"]} round{"" if task["rounds_before"] == 1 else "s"} of training before',
+    *(f'{name}={_plainly(value)}' for name, value in task['more'].items()),
+  ]
+  ordered = sorted(entries, key=_order)
+  return {
+    'task': task,
+    'said': ', '.join(filter(None, said)),
+    'lines': [{**entry, 'place': place, **_shown(entry)} for place, entry in enumerate(ordered)],
+    'malicious': any(entry['malicious'] for entry in entries),
+    'gallery': headline.gallery([min(entries, key=lambda entry: entry['candidates'])]),
+    'few': any(entry['trials'] < ENOUGH for entry in entries),
+    'bounded': any(entry['bound'] is not None for entry in entries),
+  }
+
+
+def _order(entry: Mapping[str, Any]) -> tuple:
+  """Returns what entries are sorted by: the least leak first, among equals the smallest cost, unknown ones last.
+
+  The weaker worst verdict is the smaller leak; of one verdict, the fewer images, by the upper ends of the intervals.
+  """
+  honest, cost = entry['honest'], entry['cost']
+  highs = [step['high'] for step in honest['steps']]
+  points = float('inf') if cost is None else cost['points']
+  return -VERDICTS.index(honest['verdict']), highs, points, entry['defense'], entry['name']
+
+
+def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the texts of an entry, and a number that its malicious server is sorted by."""
+  bound, malicious = entry['bound'], entry['malicious']
+  return {
+    'bound_said': None if bound is None else f'{upwards(100 * bound)} %',
+    'malicious_order': malicious and malicious['count'] / malicious['n'] / 2 - VERDICTS.index(malicious['verdict']),
+    'settings_said': ' '.join(f'--{name}={_plainly(value)}' for name, value in (entry['settings'] or {}).items()),
+  }
+
+
+def _plainly(value: Any) -> str:
+  return value if isinstance(value, str) else json.dumps(value)

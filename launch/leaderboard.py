@@ -1,0 +1,110 @@
+r"""Keeps a leaderboard of defenses: a folder with one file for each, of what AutoLeak saw and how to run it again.
+
+    python launch/leaderboard.py --add=results/autoleak
+    python launch/leaderboard.py --page=results/leaderboard.html
+    python launch/leaderboard.py --check=outpost-0a1b2c3d --workdir=results/check
+
+The first takes the defenses of a finished launch/autoleak.py; nothing is run. The last runs a file's defense again with
+its settings, by launch/autoleak.py, and says what differs; its status is 1 where counts, settings or data do.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl import flags
+
+from launch import _program
+
+with _program.group('one of'):
+  _ADD = flags.DEFINE_string('add', None, 'Work directory of a finished launch/autoleak.py, whose defenses are added.')
+  _CHECK = flags.DEFINE_string('check', None, "Name of a file, without '.json', that is run again in --workdir.")
+  _PAGE = flags.DEFINE_string('page', None, 'File for the page with all of the folder.')
+with _program.group('flags'):
+  _FOLDER = flags.DEFINE_string('folder', 'results/leaderboard', 'Folder of the leaderboard.')
+  _COSTS = flags.DEFINE_string(
+    'costs',
+    None,
+    'add: JSON file {"DEFENSE": [POINTS, "SOURCE"]}: accuracy that a defense costs, in percentage points, and where '
+    'the figure is from; what is not in it stays unknown.',
+  )
+  _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
+  _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')
+  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'check: Folder with prepared TFDS datasets.')
+  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'check: auto, bar, lines or none.')
+  _CACHE = _program.define_cache()
+
+
+def main(argv):
+  """Adds, checks or draws, as the flags say."""
+  del argv
+  from gradleak import errors
+
+  actions = {'add': _ADD, 'check': _CHECK, 'page': _PAGE}
+  given = [name for name, holder in actions.items() if holder.value]
+  if len(given) != 1:
+    raise errors.UsageError('give one of --add=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE')
+  {'add': _add, 'check': _check, 'page': _page}[given[0]]()
+
+
+def _add():
+  from gradleak import errors
+  from gradleak.autoleak import leaderboard
+
+  workdir = errors.check_path('add', _ADD.value)
+  found = leaderboard.load(workdir)
+  settings = _read(workdir / 'command.json', 'give its command of launch/autoleak.py again, which writes it')
+  costs = _read(_COSTS.value, 'expected a JSON file for --costs') if _COSTS.value else {}
+  for entry in leaderboard.entries(found, settings, costs):
+    path = os.path.join(_FOLDER.value, f'{leaderboard.name(entry)}.json')
+    if entry['defense'] == 'none' and os.path.exists(path) and not _REPLACE.value:
+      continue  # every run of a task has one
+    print(leaderboard.add(_FOLDER.value, entry, replace=_REPLACE.value))
+
+
+def _read(path, otherwise):
+  """Returns the object in a JSON file."""
+  from gradleak import errors
+
+  try:
+    content = json.loads(pathlib.Path(path).read_text('utf-8'))
+    return errors.check_instance('its content', content, dict, 'an object')
+  except FileNotFoundError:
+    raise errors.UsageError(f'there is no {path}: {otherwise}') from None
+  except (OSError, ValueError) as error:
+    raise errors.UsageError(f'{path} is damaged ({error}): {otherwise}') from error
+
+
+def _check():
+  from gradleak import errors
+  from gradleak.autoleak import leaderboard
+
+  known = leaderboard.read(_FOLDER.value)
+  entry = known[errors.check_choice('name of the leaderboard', _CHECK.value, list(known))]
+  workdir = errors.check_path('workdir', _WORKDIR.value or '')
+  if (workdir / 'autoleak.json').exists():
+    raise errors.UsageError(f'{workdir} holds a finished run: choose a new folder for --workdir')
+  if entry['settings'] is None:
+    raise errors.UsageError(f'{_CHECK.value} was not made by launch/autoleak.py: its settings are not known')
+  where = {'workdir': workdir, 'data_dir': _DATA_DIR.value, 'progress': _PROGRESS.value, _CACHE.name: _CACHE.value}
+  given = [f'--{name}={value}' for name, value in {**entry['settings'], **where}.items() if value is not None]
+  done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name('autoleak.py'), *given], check=False)
+  if done.returncode:
+    sys.exit(done.returncode)  # it has said why
+  differing = leaderboard.compare(entry, leaderboard.load(workdir))
+  print('\n'.join([f'{_CHECK.value}:', *differing]) if differing else f'{_CHECK.value}: the same counts, the same bits')
+  if any(not said.startswith(leaderboard.BITS) for said in differing):
+    sys.exit(1)
+
+
+def _page():
+  from gradleak.report import write_leaderboard
+
+  write_leaderboard(_FOLDER.value, _PAGE.value)
+  print(f'page: {_PAGE.value}')
+
+
+if __name__ == '__main__':
+  _program.run(main)

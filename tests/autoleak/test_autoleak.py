@@ -1,0 +1,193 @@
+import dataclasses
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import gradleak as gl
+from gradleak import report
+from gradleak.audit.verdict import VERDICTS
+from gradleak.autoleak import bounds, ensemble
+from gradleak.defenses import Mechanism
+from tests.report.parsing import Page
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+MODULE = importlib.import_module('gradleak.autoleak')  # `gl.autoleak` is the function
+HIDDEN = gl.defenses.gaussian(stddev=1.0)
+SHORT = (
+  ensemble.Stage('closed forms', (gl.attacks.fidel(), gl.attacks.april())),
+  ensemble.Stage('matching', (gl.attacks.csdlg_fast(steps=40, tv=1e-6),)),
+  ensemble.Stage('averaged rounds', (gl.attacks.csdlg_fast(steps=40, tv=1e-6),), rounds=2),
+  ensemble.Stage('malicious server', (gl.servers.imprint(bins=8),), honest=False),
+)
+LEARNED = ensemble.Stage('learned inverse', (gl.attacks.lti(steps=4, hidden=8, batch_size=8),))
+
+
+@pytest.fixture(scope='module')
+def scenario():
+  test, train = (gl.data.load('digits', split, limit=160) for split in ('test', 'train'))
+  model = gl.models.create('mlp(widths=16)', 10, init='explicit')
+  return gl.scenario(
+    model, test.images[:3], test.labels[:3], key=jax.random.key(0), dataset='digits', gallery=test.images[3:],
+    public=(train.images[:16], train.labels[:16]),
+  )  # fmt: skip
+
+
+def run(scenario, patched, **settings):
+  patched.setattr(MODULE, 'STAGES', SHORT)
+  patched.setattr(MODULE, 'CONTROLS', 4)
+  defenses = [gl.defenses.prune(rate=0.5), HIDDEN]
+  return gl.autoleak(jax.random.key(1), scenario, defenses, 3, progress='none', **settings)
+
+
+@pytest.fixture(scope='module')
+def both(scenario, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('autoleak')
+  with pytest.MonkeyPatch.context() as patched:
+    found = run(scenario, patched, workdir=folder)
+    return found, run(scenario, patched, workdir=folder), run(scenario, patched, staged=False), folder
+
+
+def stage(found, name):
+  return next(entry for entry in found.stages if entry['stage'] == name)
+
+
+def test_what_is_exact_is_not_attacked_again(both):
+  found, _, whole, _ = both
+  assert found.verdicts()['none'] == ['exact'] * 3
+  assert stage(found, 'closed forms')['targets'] == 9
+  first = {(row['defense'], row['trial']) for row in found.rows
+           if row['stage'] == 'closed forms' and row['verdict'] == 'exact'}  # fmt: skip
+  later = {(row['defense'], row['trial']) for row in found.rows if row['stage'] == 'matching'}
+  witnesses = {('none', trial) for trial in range(ensemble.WITNESSES)}
+  assert witnesses <= later and not (later - witnesses) & first
+  assert stage(whole, 'matching')['targets'] == 9 > stage(found, 'matching')['targets']
+
+
+def test_the_worst_case_is_at_least_that_of_each_attack(both):
+  for found in both[:3]:
+    for honest in (True, False):
+      worst = found.verdicts(honest)
+      for row in found.rows:
+        if row['honest'] == honest:
+          assert VERDICTS.index(worst[row['defense']][row['trial']]) <= VERDICTS.index(row['verdict'])
+
+
+def test_staging_costs_no_verdict(both):
+  """An image that one stage shows exactly cannot be shown any better."""
+  found, _, whole, _ = both
+  for defense, verdicts in whole.verdicts().items():
+    assert [v == 'exact' for v in verdicts] == [v == 'exact' for v in found.verdicts()[defense]]
+
+
+def test_attacks_that_do_not_fit_are_named(both):
+  left_out = stage(both[0], 'closed forms')['left_out']
+  assert list(left_out) == ['april'] and 'position embedding' in left_out['april']
+
+
+def test_without_public_images_what_learns_is_left_out(scenario):
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'STAGES', (SHORT[0], LEARNED))
+    patched.setattr(MODULE, 'CONTROLS', 2)
+    bare = scenario._replace(public=None)
+    found = gl.autoleak(jax.random.key(1), bare, None, 1, progress='none')
+  assert (
+    found.stages[1]['left_out'] == {str(LEARNED.attacks[0]): 'it learns from public images, and there are none'}
+    and not found.stages[1]['attacks']
+  )
+  assert set(found.verdicts()) == {'none'}
+
+
+def test_only_random_defenses_are_averaged(both):
+  averaged = [row for row in both[0].rows if row['stage'] == 'averaged rounds']
+  assert {row['defense'] for row in averaged} == {str(HIDDEN)} and max(row['rounds'] for row in averaged) == 2
+
+
+def test_malicious_servers_are_counted_apart(both):
+  found = both[0]
+  assert {row['stage'] for row in found.rows if not row['honest']} == {'malicious server'}
+  alone = [
+    dataclasses.replace(found, rows=[row for row in found.rows if row['honest'] == side]) for side in (True, False)
+  ]
+  assert alone[0].verdicts() == found.verdicts() and alone[1].verdicts(False) == found.verdicts(False)
+
+
+def test_rates(both):
+  found = both[0]
+  assert found.success_rate('none', 'exact') == (3, 3)
+  counts = [found.success_rate(str(HIDDEN), level)[0] for level in VERDICTS[:4]]
+  assert counts == sorted(counts)
+  with pytest.raises(gl.UsageError, match="unknown level 'all'"):
+    found.success_rate('none', 'all')
+  with pytest.raises(gl.UsageError, match="unknown defense 'clip'"):
+    found.success_rate('clip')
+
+
+def test_a_finished_run_is_found(both):
+  found, again, _, folder = both
+  assert again.rows == found.rows and all(result.resumed for result in again.audits.values())
+  stored = json.loads((folder / 'autoleak.json').read_text())
+  assert stored['flags'] == found.flags and stored['config']['version'] == 'AutoLeak-1'
+  assert len((folder / 'rows.jsonl').read_text().splitlines()) == len(found.rows)
+
+
+def test_the_page_and_the_table(both, tmp_path):
+  found = both[0]
+  report.write(found, tmp_path)
+  page = Page((tmp_path / 'report.html').read_text('utf-8'))
+  text = ' '.join(page.text)
+  assert page.headings[:3] == ['Worst case per step', 'Malicious servers', 'Every attack'] and 'AutoLeak-1' in text
+  lines = {row[0].strip(): row for row in page.rows[:4]}
+  assert 'exact' in lines['none'][1] and lines['none'][2].startswith('3 of 3')
+  assert 'published rates need 400 images or more, and there are 3' in text
+  table = report.autoleak_table(found)
+  count, n = found.success_rate(str(HIDDEN), 'traces')
+  line = next(line for line in table.splitlines() if line.startswith(str(HIDDEN)))
+  assert f'{count} of {n}' in line and 'malicious server' in table
+  assert repr(found).splitlines()[0] == 'AutoLeak-1: mlp(widths=16) on digits'
+
+
+@pytest.mark.parametrize('name', ['staged', 'malicious'])
+def test_bad_settings(scenario, name):
+  with pytest.raises(gl.UsageError, match=f'{name} is 1, expected True or False'):
+    gl.autoleak(jax.random.key(0), scenario, None, 1, **{name: 1})
+
+
+def test_trials_that_are_left_out(scenario):
+  attacks, key = [gl.attacks.fidel()], jax.random.key(1)
+  settings = {'controls': 2, 'progress': 'none', 'knowledge': 'unaware'}
+  whole = gl.audit(key, scenario, [None, HIDDEN], attacks, 3, **settings)
+  some = gl.audit(key, scenario, [None, HIDDEN], attacks, 3, only={str(HIDDEN): [2], 'none': [0, 2]}, **settings)
+  kept = [('none', 0), ('none', 2), (str(HIDDEN), 2)]
+  assert [(row['defense'], row['trial']) for row in some.rows] == kept
+  for row in some.rows:
+    same = next(o for o in whole.rows if (o['defense'], o['trial']) == (row['defense'], row['trial']))
+    assert row['psnr'] == pytest.approx(same['psnr'], rel=1e-5)
+  for wrong, said in (
+    ({'clip': [0]}, "unknown defense 'clip'"),
+    ({'none': [3]}, 'a trial in only is 3'),
+    ({}, 'no trial'),
+  ):
+    with pytest.raises(gl.UsageError, match=said):
+      gl.audit(key, scenario, [None, HIDDEN], attacks, 3, only=wrong, **settings)
+
+
+def test_the_bound_is_reached_by_the_best_guess():
+  """Of G + 1 equally likely points, one step of noise 2/μ apart in pairs: two candidates, where it is tight."""
+  bound = bounds.identification([Mechanism(2.0, 'example', 1)], 1)
+  rng = np.random.default_rng(0)
+  truth = rng.integers(2, size=200_000)
+  seen = truth + 2.0 / 2 * rng.normal(
+    size=truth.size
+  )  # replacing moves the sum by twice the sensitivity, noise is twice it
+  hits = np.mean((seen > 0.5) == truth)
+  assert hits == pytest.approx(stats.norm.cdf(0.5), abs=4e-3) and bound == pytest.approx(stats.norm.cdf(1.0))
+  assert hits <= bound
+  assert bounds.identification([Mechanism(1.0, 'example', 4)], 9) == pytest.approx(
+    stats.norm.cdf(4 + stats.norm.ppf(0.1))
+  )
+  assert bounds.identification([Mechanism(1e9, 'client', 1)], 99) == pytest.approx(0.01, rel=1e-3)
+  assert bounds.identification([], 9) is None and bounds.identification([Mechanism(1.0, 'client', 1)], 0) is None

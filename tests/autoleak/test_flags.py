@@ -1,0 +1,137 @@
+"""Defenses that only seem to protect are flagged; those that do what they say are not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak.autoleak import flags
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+@pytest.fixture(scope='module')
+def digits():
+  return gl.data.load('digits', 'test', limit=4)
+
+
+@pytest.fixture(scope='module')
+def scenario(digits):
+  model = gl.models.create('mlp(widths=16)', 10, init='explicit')
+  return gl.scenario(model, digits.images, digits.labels, key=jax.random.key(0), dataset='digits')
+
+
+def sign():
+  """Sends the sign of every entry, at the mean size of its tensor."""
+  return optax.stateless(lambda updates, _: jax.tree.map(lambda x: jnp.sign(x) * jnp.mean(jnp.abs(x)), updates))
+
+
+def frozen(stddev):
+  """Draws its noise once, when its state is made."""
+
+  def init(params):
+    return optax.tree.random_like(jax.random.key(7), params, jax.random.normal)
+
+  return optax.GradientTransformation(
+    init, lambda updates, state, params=None: (jax.tree.map(lambda x, n: x + stddev * n, updates, state), state)
+  )
+
+
+def deaf():
+  """Is given a key, and draws from another one."""
+
+  def update(updates, state, params=None, *, key, **extra):
+    del key
+    size = jnp.sum(jnp.abs(jax.tree.leaves(updates)[0]))  # so that it differs between samples
+    noise = optax.tree.random_like(jax.random.key(1), updates, jax.random.normal)
+    return jax.tree.map(lambda x, n: x + jnp.sin(1e4 * size) * n, updates, noise), state
+
+  return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+@pytest.mark.parametrize(
+  ('defense', 'flag', 'words'),
+  [
+    (gl.defenses.own(sign(), place='upload', label='sign'), flags.MASKED, 'at most 1 sizes'),
+    (gl.defenses.own(frozen(0.1), place='upload', label='frozen', random=True), flags.FROZEN, 'the same noise'),
+    (gl.defenses.own(deaf(), place='upload', label='deaf', random=True), flags.FROZEN, 'another key gives the same'),
+  ],
+  ids=['quantised sign', 'noise frozen in state', 'key not used'],
+)
+def test_uploads_give_a_mask_away(scenario, defense, flag, words):
+  found = flags.of_uploads(jax.random.key(1), scenario, defense, 1)
+  assert any(said.startswith(flag) and words in said for said in found)
+
+
+@pytest.mark.parametrize(
+  'defense',
+  [gl.defenses.gaussian(stddev=0.1), gl.defenses.prune(rate=0.9), gl.defenses.clip(norm=0.1), gl.defenses.outpost()],
+  ids=str,
+)
+def test_honest_defenses_are_not_flagged(scenario, defense):
+  assert flags.of_uploads(jax.random.key(1), scenario, defense, 1) == []
+
+
+def test_one_private_image_is_enough(scenario):
+  alone = scenario._replace(images=scenario.images[:1], labels=scenario.labels[:1])
+  frozen_noise = gl.defenses.own(frozen(0.1), place='upload', label='frozen', random=True)
+  assert any(flags.FROZEN in said for said in flags.of_uploads(jax.random.key(1), alone, frozen_noise, 1))
+  assert flags.of_uploads(jax.random.key(1), alone, gl.defenses.gaussian(stddev=0.1), 1) == []
+
+
+def stopped(digits):
+  """A network whose features pass no derivative on to the image: its updates tell all, and descent sees none of it."""
+
+  def init(key, image_shape):
+    keys = jax.random.split(key)
+    pixels = int(np.prod(image_shape))
+    return {'a': 0.5 * jax.random.normal(keys[0], (pixels, 8)), 'b': 0.5 * jax.random.normal(keys[1], (8, 10))}
+
+  def apply(params, images):
+    flat = jax.lax.stop_gradient(images.reshape(len(images), -1))
+    return jax.nn.sigmoid(flat @ params['a']) @ params['b']
+
+  model = gl.models.from_functions(init, apply)
+  return gl.scenario(model, digits.images, digits.labels, key=jax.random.key(0), dataset='digits')
+
+
+def attacked(scenario, steps=5):
+  attack = gl.attacks.csdlg_fast(steps=steps, tv=0.0, start='uniform')
+  settings = {'labels': 'known', 'controls': 4, 'knowledge': 'unaware', 'progress': 'none'}
+  return gl.audit(jax.random.key(2), scenario, [None, gl.defenses.clip(norm=1e9)], [attack], 2, **settings)
+
+
+def of(result, defense):
+  rows = [row for row in result.rows if row['defense'] == defense]
+  return flags.of_rows(rows, result.controls, random=False, averaged=False)
+
+
+def test_an_objective_without_gradient_is_flagged(digits, scenario):
+  masked, plain = attacked(stopped(digits)), attacked(scenario)
+  assert any(said.startswith(flags.MASKED) and 'never moved' in said for said in of(masked, 'none'))
+  assert not any(flags.MASKED in said for said in of(plain, 'none'))
+  # A clip that is never reached changes nothing, and no defense is not expected to.
+  assert any(said.startswith(flags.UNCHANGED) for said in of(plain, 'clip(norm=1000000000.0)'))
+  assert not any(said.startswith(flags.UNCHANGED) for said in of(plain, 'none'))
+  assert flags.failing([row for row in masked.rows if row['defense'] == 'none']) == [masked.rows[0]['attack']]
+
+
+def row(**changes):
+  return {
+    'attack': 'a', 'defense': 'gaussian', 'psnr': 8.0, 'change': 0.5, 'objective': 0.1, 'objective_start': 1.0,
+    'steps': 9, 'diverged': False, 'success': False, **changes,
+  }  # fmt: skip
+
+
+def test_what_rows_say():
+  controls = [row(psnr=10.0), row(psnr=9.5)]
+  assert flags.of_rows([row(psnr=9.0)], controls, random=False, averaged=False) == []
+  (weaker,) = flags.of_rows([row(psnr=8.0)], controls, random=False, averaged=False)
+  assert weaker == f'{flags.WEAKER}: a is nearer to the images on noise'
+  (averaged,) = flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=False)
+  assert averaged.startswith(flags.UNAVERAGED)
+  assert flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=True) == []
+  closed = [row(psnr=20.0, steps=0, objective=1.0)]
+  assert flags.of_rows(closed, controls, random=False, averaged=False) == []

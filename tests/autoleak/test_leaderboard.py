@@ -1,0 +1,171 @@
+"""Entries of a leaderboard follow from the rows, survive the disk, and are refused where they cannot be true."""
+
+import json
+
+import pytest
+from scipy import stats
+
+from gradleak import UsageError
+from gradleak.audit.verdict import LEVELS
+from gradleak.autoleak import leaderboard
+from tests.leaderboards import COMMAND, changed, found
+
+PRUNE = 'prune(rate=0.9)'
+
+
+@pytest.fixture(scope='module')
+def run():
+  return found(bounds={'laplace(scale=0.1)': 0.25}, flags={PRUNE: ['gradient masked: so it is']})
+
+
+@pytest.fixture(scope='module')
+def made(run):
+  costs = {PRUNE: (1.5, 'Table 2')}
+  return {entry['defense']: entry for entry in leaderboard.entries(run, COMMAND, costs)}
+
+
+def test_counts_and_intervals_follow_from_the_rows(made):
+  honest = made[PRUNE]['honest']
+  assert (honest['verdict'], honest['count'], honest['n']) == ('exact', 1, 4)
+  assert [(step['level'], step['count']) for step in honest['steps']] == list(zip(LEVELS, (1, 2, 2, 3), strict=True))
+  for step in honest['steps']:
+    assert step['low'] == pytest.approx(stats.beta.ppf(0.025, step['count'], 5 - step['count']))
+    assert step['high'] == pytest.approx(stats.beta.ppf(0.975, step['count'] + 1, 4 - step['count']))
+  nothing = made['laplace(scale=0.1)']['honest']
+  assert (nothing['verdict'], nothing['count'], [s['count'] for s in nothing['steps']]) == ('nothing seen', 4, [0] * 4)
+
+
+def test_malicious_servers_are_apart(made):
+  assert made['none']['malicious']['verdict'] == 'traces' and made['none']['honest']['verdict'] == 'exact'
+  assert all(entry['malicious'] is None for entry in leaderboard.entries(found(malicious=False)))
+
+
+def test_what_nobody_gave_is_null(made, run):
+  assert made[PRUNE]['cost'] == {'points': 1.5, 'source': 'Table 2'} and made['none']['cost'] is None
+  assert made['laplace(scale=0.1)']['bound'] == 0.25 and made[PRUNE]['bound'] is None
+  assert made[PRUNE]['flags'] == ['gradient masked: so it is']
+  assert all(entry['settings'] is None for entry in leaderboard.entries(run))
+
+
+def test_the_settings_repeat_the_defense_alone(made):
+  assert made[PRUNE]['settings'] == {**COMMAND, 'defenses': PRUNE}
+  assert made[PRUNE]['places'] == ['upload']
+
+
+def test_costs_are_checked(run):
+  for costs, words in (
+    ({'prun': (1, 'x')}, "unknown defense with a cost 'prun'"),
+    ({PRUNE: 1.5}, 'where the figure is from'),
+    ({PRUNE: (float('nan'), 'x')}, 'the cost of prune'),
+    ({PRUNE: (1.5, '')}, 'source'),
+  ):
+    with pytest.raises(UsageError, match=words):
+      leaderboard.entries(run, COMMAND, costs)
+
+
+def test_the_digest_is_of_the_rows_in_any_order(run):
+  assert leaderboard.digest(run.rows) == leaderboard.digest(run.rows[::-1])
+  assert leaderboard.digest(run.rows) != leaderboard.digest(changed(run, PRUNE, psnr=1.0).rows)
+
+
+def test_entries_survive_the_disk(made, tmp_path):
+  paths = [leaderboard.add(tmp_path / 'board', entry) for entry in made.values()]
+  read = leaderboard.read(tmp_path / 'board')
+  assert read == {leaderboard.name(entry): entry for entry in made.values()}
+  assert sorted(paths) == sorted((tmp_path / 'board').iterdir())  # and nothing else
+  assert leaderboard.add(tmp_path / 'board', made[PRUNE]) in paths
+
+
+def test_tasks_seeds_and_trials_have_files_of_their_own(made):
+  others = [found(model='cnn'), found(seed=1), found({'none': ['exact'] * 3})]
+  names = {leaderboard.name(leaderboard.entries(other)[0]) for other in others}
+  assert len(names | {leaderboard.name(made['none'])}) == 4
+
+
+def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
+  path = leaderboard.add(tmp_path, made[PRUNE])
+  costly = {**made[PRUNE], 'cost': {'points': 2.0, 'source': 'Table 3'}}
+  with pytest.raises(UsageError, match=rf'{path.name} holds an entry that differs in cost'):
+    leaderboard.add(tmp_path, costly)
+  assert leaderboard.read(tmp_path)[path.stem] == made[PRUNE]
+  leaderboard.add(tmp_path, costly, replace=True)
+  assert leaderboard.read(tmp_path)[path.stem] == costly
+
+
+def counts(entry, *values):
+  for step, value in zip(entry['honest']['steps'], values, strict=True):
+    step['count'] = value
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda e: e.pop('flags'), "lacks field 'flags'"),
+    (lambda e: e.update(note=1), "unknown field 'note'"),
+    (lambda e: e['honest'].pop('by'), "honest lacks field 'by'"),
+    (lambda e: e.update(trials='4'), "trials is '4', expected an integer"),
+    (lambda e: e.update(trials=True), 'trials is True'),
+    (lambda e: e.update(format=2), 'has the format 2'),
+    (lambda e: e['versions'].update(autoleak='AutoLeak-9999'), "version is 'AutoLeak-9999'"),
+    (lambda e: e['versions'].update(autoleak='AutoLeak'), "version is 'AutoLeak'"),
+    (lambda e: counts(e, 1, 2, 2, 5), 'counts of'),
+    (lambda e: counts(e, 2, 1, 2, 3), 'counts of'),
+    (lambda e: counts(e, 0, 2, 2, 3), 'the interval of exact'),
+    (lambda e: e['honest'].update(verdict='traces'), "worst verdict is 'traces'"),
+    (lambda e: e['honest']['steps'][0].update(high=0.1), 'the interval of exact'),
+    (lambda e: e['example'].update(seen='https://example.org/a.png'), 'the picture seen'),
+    (lambda e: e.update(rows_sha256='0'), 'rows_sha256'),
+    (lambda e: e.update(bound=1.5), 'bound is 1.5'),
+    (lambda e: e['settings'].update(workdir='/'), "the setting 'workdir'"),
+    (lambda e: e['settings'].update(seed=[0]), "the setting 'seed'"),
+    (lambda e: e['settings'].update(defenses='none'), "its settings repeat 'none'"),
+    (lambda e: e['cost'].update(points=float('inf')), 'points is inf'),
+    (lambda e: e.update(seed=7), 'the file needs this name'),
+  ],
+)
+def test_what_cannot_be_true_is_refused(made, tmp_path, change, words):
+  path = leaderboard.add(tmp_path, made[PRUNE])
+  entry = json.loads(path.read_text('utf-8'))
+  change(entry)
+  path.write_text(json.dumps(entry), 'utf-8')
+  with pytest.raises(UsageError) as error:
+    leaderboard.read(tmp_path)
+  assert str(path) in str(error.value) and words in str(error.value)
+
+
+@pytest.mark.parametrize('content', [b'', b'{"format": 1', b'[1]', b'\xff\xfe'])
+def test_a_damaged_file_is_named(tmp_path, content):
+  (tmp_path / 'damaged.json').write_bytes(content)
+  with pytest.raises(UsageError, match=r'damaged\.json'):
+    leaderboard.read(tmp_path)
+
+
+def test_folders_that_are_none(tmp_path):
+  with pytest.raises(UsageError, match='which is none'):
+    leaderboard.read(tmp_path / 'nowhere')
+  with pytest.raises(UsageError, match='holds no finished AutoLeak'):
+    leaderboard.load(tmp_path)
+  (tmp_path / 'autoleak.json').write_text('{"stages": [{}]}')
+  with pytest.raises(UsageError, match='is damaged'):
+    leaderboard.load(tmp_path)
+
+
+def test_another_run_is_compared(made, run):
+  entry = made[PRUNE]
+  assert leaderboard.compare(entry, run) == []
+  assert leaderboard.compare(entry, changed(run, PRUNE, psnr=1.0)) == [leaderboard.BITS]
+  weaker = leaderboard.compare(entry, changed(run, PRUNE, verdict='recognisable'))
+  assert weaker == ['honest-but-curious server, exact was 1 of 4, now 0 of 4', leaderboard.BITS]
+  seed = leaderboard.compare(entry, found(seed=1, weights_fingerprint='dd'))
+  assert seed == ['seed was 0, now 1', 'fingerprint of weights was weights, now dd']
+  honest = leaderboard.compare(entry, found(malicious=False))
+  assert 'malicious server, traces was 4 of 4, now not run' in honest
+  with pytest.raises(UsageError, match='unknown defense of the run'):
+    leaderboard.compare(entry, found({'none': ['exact'] * 4}))
+
+
+def test_other_versions_explain_other_bits(made, run):
+  older = {**made[PRUNE], 'versions': {**made[PRUNE]['versions'], 'jax': '0.9.0'}}
+  assert leaderboard.compare(older, run) == []
+  said = leaderboard.compare({**older, 'rows_sha256': '0' * 64}, run)
+  assert said == [f'{leaderboard.BITS}; jax was 0.9.0, now 0.10.2']

@@ -1,0 +1,93 @@
+"""The leaderboard's program: what it refuses; and a run that is added, shown and repeated."""
+
+import json
+
+import pytest
+
+from gradleak.autoleak import leaderboard
+from gradleak.autoleak.entry import SETTINGS
+from tests import programs
+from tests.leaderboards import COMMAND, found
+
+# Flags of launch/autoleak.py that are of a machine, or change no figure.
+OF_THE_MACHINE = {
+  *('workdir', 'progress', 'compilation_cache', 'group_size', 'data_dir'),
+  *('lpips_backbone', 'lpips_weights', 'lpips_heads'),
+}
+
+
+@pytest.fixture
+def board(tmp_path):
+  for entry in leaderboard.entries(found(), COMMAND):
+    leaderboard.add(tmp_path / 'board', entry)
+  return tmp_path / 'board'
+
+
+def test_every_flag_of_autoleak_is_repeated_or_of_the_machine():
+  _, own = programs._load('autoleak')
+  flags = {name for name in own if getattr(own[name], 'heading', None)}
+  assert flags == {*SETTINGS, *OF_THE_MACHINE}
+  assert not {*SETTINGS} & OF_THE_MACHINE
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    ('', 'give one of --add=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'),
+    ('--add={here} --page={here}/page.html', 'give one of'),
+    ('--add={here}', '{here} holds no finished AutoLeak'),
+    ('--add={here}/nowhere', 'holds no finished AutoLeak'),
+    ('--page={here}/page.html --folder={here}/nowhere', 'which is none'),
+    ('--page={here}/page.html --folder={here}', 'has no entries'),
+    ('--check=outpost --workdir={here}/new --folder={here}/board', "unknown name of the leaderboard 'outpost'"),
+    ('--check={name} --folder={here}/board', "workdir is '', expected a path"),
+    ('--check={name} --workdir={here}/done --folder={here}/board', 'holds a finished run'),
+  ],
+)
+def test_what_it_refuses(board, tmp_path, flags, words):
+  (tmp_path / 'done').mkdir()
+  (tmp_path / 'done' / 'autoleak.json').write_text('{}')
+  known = {'here': tmp_path, 'name': next(iter(leaderboard.read(board)))}
+  done = programs.start('leaderboard', *flags.format(**known).split())
+  assert done.status == 2 and len(done.err.splitlines()) == 1
+  assert words.format(**known) in done.err
+  assert not (tmp_path / 'page.html').exists() and not (tmp_path / 'new').exists()
+
+
+def test_a_damaged_file_is_named_and_no_page_written(board, tmp_path):
+  path = next(board.iterdir())
+  path.write_text(path.read_text('utf-8')[:100], 'utf-8')
+  done = programs.start('leaderboard', f'--page={tmp_path}/page.html', f'--folder={board}')
+  assert done.status == 2 and str(path) in done.err and not (tmp_path / 'page.html').exists()
+
+
+def test_the_page(board, tmp_path):
+  done = programs.start('leaderboard', f'--page={tmp_path}/page.html', f'--folder={board}')
+  assert (done.status, done.err) == (0, '')
+  assert (tmp_path / 'page.html').read_text('utf-8').count('<table') == 1
+
+
+@pytest.mark.slow
+def test_a_run_is_added_shown_and_repeated(tmp_path):
+  run, board = tmp_path / 'run', f'--folder={tmp_path}/board'
+  defenses = '--defenses=prune(rate=0.9);gaussian(stddev=0.5)'
+  what = '--dataset=digits', '--model=mlp(widths=16)', '--trials=2', '--public=30', defenses
+  done = programs.spawn('autoleak', *what, '--progress=none', f'--workdir={run}')
+  assert done.status == 0, done.err
+
+  bare = json.loads((run / 'command.json').read_text('utf-8'))
+  assert (bare['model'], bare['trials'], bare['rounds_before'], bare['public']) == ('mlp(widths=16)', 2, 1, 30)
+  costs = tmp_path / 'costs.json'
+  costs.write_text(json.dumps({'prune(rate=0.9)': [0.5, 'a guess of this test']}))
+  assert programs.start('leaderboard', f'--add={run}', board, f'--costs={costs}').status == 0
+  entries = leaderboard.read(tmp_path / 'board')
+  assert {entry['defense'] for entry in entries.values()} == {'none', 'prune(rate=0.9)', 'gaussian(stddev=0.5)'}
+  again = programs.start('leaderboard', f'--add={run}', board)
+  assert again.status == 2 and 'differs in cost' in again.err
+  assert programs.start('leaderboard', f'--add={run}', board, '--replace').status == 0
+
+  name = next(name for name in entries if name.startswith('prune'))
+  done = programs.spawn('leaderboard', f'--check={name}', board, '--progress=none', f'--workdir={tmp_path}/check')
+  assert done.status == 0, done.err
+  assert done.out.endswith(f'{name}: the same counts, the same bits\n')
+  assert json.loads((tmp_path / 'check' / 'command.json').read_text('utf-8'))['defenses'] == 'prune(rate=0.9)'

@@ -1,0 +1,58 @@
+"""A made-up run of AutoLeak: 4 digits, three defenses, verdicts as given."""
+
+import dataclasses
+
+from gradleak.audit.verdict import RECOVERED
+from gradleak.autoleak import VERSION, AutoLeak
+from gradleak.autoleak.entry import FINGERPRINTS
+from tests.report.conftest import ATTACKS, digits, make
+
+# Defense -> verdicts on its trials by honest-but-curious servers.
+VERDICTS = {
+  'none': ['exact', 'exact', 'exact', 'exact'],
+  'prune(rate=0.9)': ['exact', 'recognisable', 'traces', 'not solved'],
+  'laplace(scale=0.1)': ['nothing seen', 'nothing seen', 'nothing seen', 'nothing seen'],
+}
+COMMAND = {'dataset': 'digits', 'model': 'lenet', 'seed': 0, 'trials': 4, 'staged': True, 'defenses': 'all; of; them'}
+
+
+def found(verdicts=None, malicious=True, bounds=None, flags=None, **config):
+  """Returns an `AutoLeak`; `config` replaces settings."""
+  verdicts = verdicts or VERDICTS
+  trials = len(next(iter(verdicts.values())))
+  stages = {'matching': True, **({'malicious server': False} if malicious else {})}
+  audits = {stage: make(digits(trials), ATTACKS[:1], tuple(verdicts), (), controls=2) for stage in stages}
+  for stage, audit in audits.items():
+    for row in audit.rows:
+      row['verdict'] = verdicts[row['defense']][row['trial']] if stages[stage] else 'traces'
+      row['success'] = row['verdict'] in RECOVERED
+  marks = {stage: {'stage': stage, 'honest': honest} for stage, honest in stages.items()}
+  first = audits['matching']
+  settings = {name: first.config[name] for name in ('dataset', 'split', 'model', 'init', 'batch_size', 'seed', 'share')}
+  return AutoLeak(
+    config={
+      **settings,
+      'trials': trials,
+      'version': VERSION,
+      'staged': True,
+      'defenses': list(verdicts),
+      'key': [1, 2],
+      **{f'{part}_fingerprint': part for part in FINGERPRINTS},
+      **config,
+    },
+    rows=[{**row, **marks[stage]} for stage, audit in audits.items() for row in audit.rows],
+    controls=[],
+    stages=[{'stage': stage, 'honest': honest} for stage, honest in stages.items()],
+    flags={defense: (flags or {}).get(defense, []) for defense in verdicts},
+    bounds=bounds or {},
+    audits=audits,
+    defenses=first.methods['defenses'],
+    seconds=83.2,
+  )
+
+
+def changed(run, defense, **columns):
+  """Returns a run whose first row of a defense has other values."""
+  rows = [dict(row) for row in run.rows]
+  next(row for row in rows if row['defense'] == defense).update(columns)
+  return dataclasses.replace(run, rows=rows)

@@ -1,0 +1,130 @@
+"""The page of a leaderboard: one table per task, sorted, explained, and loading nothing."""
+
+import re
+
+import pytest
+
+from gradleak import UsageError, report
+from gradleak.autoleak import leaderboard
+from gradleak.report.leaderboard import render_leaderboard
+from tests.leaderboards import COMMAND, found
+from tests.report.parsing import Page
+
+
+def board(*runs, costs=None):
+  entries = [entry for run in runs for entry in leaderboard.entries(run, COMMAND, costs)]
+  return {leaderboard.name(entry): entry for entry in entries}
+
+
+@pytest.fixture(scope='module')
+def entries():
+  costs = {'prune(rate=0.9)': (1.5, 'Table <2>')}
+  flagged = {'prune(rate=0.9)': ['gradient masked: the `objective` never moved']}
+  return board(found(flags=flagged, bounds={'laplace(scale=0.1)': 0.0312}), costs=costs)
+
+
+@pytest.fixture(scope='module')
+def source(entries):
+  return render_leaderboard(entries)
+
+
+@pytest.fixture(scope='module')
+def page(source):
+  return Page(source)
+
+
+def cells(page, first):
+  return next([' '.join(cell.split()) for cell in row] for row in page.rows if row and row[0].strip() == first)
+
+
+def order(source):
+  return [row[0].strip() for row in Page(source).rows if len(row) > 2][1:]
+
+
+def test_a_line_per_defense_the_least_leak_first(source):
+  assert order(source) == ['laplace(scale=0.1)', 'prune(rate=0.9)', 'none']
+
+
+def test_figures_follow_from_the_entries(page):
+  assert cells(page, 'prune(rate=0.9)') == [
+    'prune(rate=0.9)', '', '● exact1 of 4, flagged', '1.5',
+    '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4', '–',
+  ]  # fmt: skip
+  assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
+
+
+def test_what_is_not_known_is_said_to_be(page):
+  assert cells(page, 'laplace(scale=0.1)')[3] == 'unknown'
+  assert cells(page, 'none')[3] == '–'  # no defense costs nothing
+  text = ' '.join(' '.join(page.text).split())
+  assert 'cost from: Table <2>' in text and 'Flag: gradient masked: the objective never moved.' in text
+
+
+def test_among_equals_the_cheaper_comes_first():
+  verdicts = {'none': ['exact'] * 4, 'prune(rate=0.9)': ['traces'] * 4, 'laplace(scale=0.1)': ['traces'] * 4}
+  cheap = {'prune(rate=0.9)': (2.0, 'x')}
+  assert order(render_leaderboard(board(found(verdicts), costs=cheap)))[0] == 'prune(rate=0.9)'
+  both = cheap | {'laplace(scale=0.1)': (1.0, 'x')}
+  assert order(render_leaderboard(board(found(verdicts), costs=both)))[0] == 'laplace(scale=0.1)'
+
+
+def test_fewer_trials_are_not_less_leak():
+  few, many = ({'none': ['exact'] * n, 'prune(rate=0.9)': ['nothing seen'] * n} for n in (2, 8))
+  lines = Page(render_leaderboard(board(found(few), found(many)))).rows
+  assert ['of 8' in row[4] for row in lines if row[0].strip() == 'prune(rate=0.9)'] == [True, False]
+
+
+def test_a_table_per_task():
+  page = Page(render_leaderboard(board(found(), found(batch_size=2), found(share='delta'), found(seed=1))))
+  assert len(page.attributes('table')) == len(page.headings) == 3
+  assert sum(row[0].strip() == 'none' for row in page.rows if row) == 4
+  alone = Page(render_leaderboard(board(found(malicious=False))))
+  assert not any('malicious' in cell for row in alone.rows for cell in row)
+
+
+def test_every_entry_says_how_to_repeat_it(page, entries):
+  text = ' '.join(' '.join(page.text).split())
+  for name, entry in entries.items():
+    assert f'launch/leaderboard.py --check={name}' in text and entry['rows_sha256'] in text
+    assert f'--defenses={entry["text"]}' in text
+
+
+def test_it_loads_nothing_and_its_script_only_sorts(source, page):
+  for _, attributes in page.tags:
+    for name in ('src', 'href', 'action', 'data'):
+      assert attributes.get(name, '#').startswith(('#', 'data:image/png;base64,'))
+  assert not {'link', 'iframe', 'object', 'base'} & {tag for tag, _ in page.tags}
+  (script,) = re.findall(r'<script>(.*?)</script>', source, re.DOTALL)
+  assert not re.search(r'fetch|XMLHttp|import|innerHTML|eval|https?:|cookie|Storage', script)
+  assert not re.search(r'https?://|url\(', source)
+
+
+def test_markup_serves_everyone(source, page):
+  assert all(len(image['alt']) > 10 for image in page.attributes('img'))
+  assert all(cell.get('scope') in ('col', 'row') for cell in page.attributes('th'))
+  ids = [attributes['id'] for _, attributes in page.tags if 'id' in attributes]
+  assert len(ids) == len(set(ids))
+  assert {link['href'][1:] for link in page.attributes('a')} <= set(ids)
+  for query in ('prefers-color-scheme: dark', '@media print', 'max-width: 40rem', 'width=device-width'):
+    assert query in source
+
+
+def test_all_cells_of_a_table_are_in_columns(page):
+  widths = {len(row) for row in page.rows if len(row) > 1}
+  assert len(widths) == 1
+  spans = {int(cell['colspan']) for cell in page.attributes('td') if 'colspan' in cell}
+  assert spans == widths
+
+
+def test_foreign_text_is_escaped(entries):
+  spoilt = {name: {**entry, 'cost': {'points': 1.0, 'source': '<script>x</script>'}} for name, entry in entries.items()}
+  assert '<script>x' not in render_leaderboard(spoilt)
+
+
+def test_it_is_written_from_a_folder(entries, source, tmp_path):
+  for entry in entries.values():
+    leaderboard.add(tmp_path / 'board', entry)
+  report.write_leaderboard(tmp_path / 'board', tmp_path / 'new' / 'page.html')
+  assert (tmp_path / 'new' / 'page.html').read_text('utf-8') == source
+  with pytest.raises(UsageError, match='has no entries'):
+    report.write_leaderboard(tmp_path / 'new', tmp_path / 'page.html')
