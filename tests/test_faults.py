@@ -3,6 +3,7 @@
 import builtins
 import errno
 import gc
+import itertools
 import os
 
 import jax
@@ -22,6 +23,11 @@ RUN = (
 )  # fmt: skip
 WRITTEN = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
 RENDERED = ('grid.png', 'summary.csv', 'report.html')
+
+
+def fast_where(fast, cases):
+  """Returns the cases as parameters, all but some of them slow."""
+  return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in fast)) for case in cases]
 
 
 def failing(number, when=lambda *arguments: True, function=lambda *arguments: None):
@@ -120,8 +126,13 @@ def test_files_of_others_are_left_alone(tmp_path):
 # ---- checkpoints, trainings and sweeps
 
 
-@pytest.mark.parametrize('number', CAUSES)
-@pytest.mark.parametrize('function', ['open', 'rename', 'mkdir'])
+@pytest.mark.parametrize(
+  ('function', 'number'),
+  fast_where(
+    [('open', errno.ENOSPC), ('rename', errno.EACCES), ('mkdir', errno.EROFS)],
+    itertools.product(('open', 'rename', 'mkdir'), CAUSES),
+  ),
+)
 @pytest.mark.filterwarnings('ignore')  # Orbax leaves coroutines behind that were never awaited
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch, function, number):
   work = storage.Workdir(tmp_path / 'work', {}, {})
@@ -163,8 +174,13 @@ def train(fast_compilation):
   return run
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS])
-@pytest.mark.parametrize('name', TRAINED)
+@pytest.mark.parametrize(
+  ('name', 'number'),
+  fast_where(
+    [('config.json', errno.EROFS), *((name, errno.ENOSPC) for name in TRAINED)],
+    itertools.product(TRAINED, (errno.ENOSPC, errno.EROFS)),
+  ),
+)
 def test_a_training_names_the_file_and_goes_on_as_if_nothing_had_been(train, tmp_path, monkeypatch, name, number):
   whole = train(tmp_path / 'whole')
   with monkeypatch.context() as patch:
@@ -180,7 +196,7 @@ def test_a_training_names_the_file_and_goes_on_as_if_nothing_had_been(train, tmp
   assert (tmp_path / 'work' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize('number', [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
 def test_a_sweep_that_cannot_write_its_table_is_complete_when_called_again(tmp_path, monkeypatch, number):
   flags = [flag for flag in RUN if not flag.startswith('--model=')]
   flags += ['--models=mlp(widths=4)', '--group_size=2', f'--workdir={tmp_path / "new"}']

@@ -9,6 +9,7 @@ level. The bar of SSIM, from which on a reconstruction counts as a picture of it
 alone, without human judgement (`calibrated`).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +22,8 @@ MOST = 1000  # candidates beside the original
 LARGEST = 64  # pixels on a side that are compared
 RIDGE = 0.1  # of the mean variance of a principal component
 THUMBNAIL = 3  # times smaller on a side
-PERCENTILE = 99  # of the SSIM of two different images
-_COMPARED, _CHUNK = 256, 32  # pairs that calibrate a bar, and pairs compared at once
+PERCENTILE = 95  # of the SSIM of two different images
+_THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a bar, and pairs compared at once
 
 
 class Gallery(NamedTuple):
@@ -90,19 +91,21 @@ def calibrated(images: Any) -> float:
   """Returns the SSIM from which on a reconstruction counts as a picture of its original.
 
   It is the larger of two: the median SSIM of an image and of its thumbnail of a third of the side, enlarged again; and
-  the 99th percentile of the SSIM of two different images. So a picture shows at least as much as a small thumbnail,
-  and is nearer to its original than nearly all other images of the kind are.
+  the 95th percentile of the SSIM of two different images. So a picture shows at least as much as a small thumbnail,
+  and is nearer to its original than other images of the kind are.
 
   Args:
     images: float [N, H, W, C] in [0, 1]; of one image there is no second one, and the thumbnail alone counts.
   """
   images = np.asarray(images, np.float32)
   number = len(images)
-  first = np.arange(_COMPARED) % number
-  bar = float(np.median(_ssim(thumbnails(images[:_COMPARED])[first % _COMPARED], images[first])))
+  shown = images[np.arange(_THUMBNAILS) % min(number, _THUMBNAILS)]
+  bar = float(np.median(_ssim(thumbnails(shown), shown)))
   if number < 2:
     return bar
-  second = (first + np.random.default_rng(0).integers(1, number, _COMPARED)) % number  # neighbours may be of one class
+  pairs = _CHUNK * max(2, min(_PAIRS, _PAIRS * LARGEST**2 // math.prod(images.shape[1:3])) // _CHUNK)
+  first = np.arange(pairs) % number
+  second = (first + np.random.default_rng(0).integers(1, number, pairs)) % number  # neighbours may be of one class
   return max(bar, float(np.percentile(_ssim(images[second], images[first]), PERCENTILE)))
 
 

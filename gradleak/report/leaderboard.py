@@ -1,6 +1,7 @@
 """The page of a leaderboard: per task one table of defenses, the least leak first, with the pictures that were seen."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,7 +89,9 @@ def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
   return {
     'bound_said': None if bound is None else f'{upwards(100 * bound)} %',
     'malicious_order': malicious and malicious['count'] / malicious['n'] / 2 - VERDICTS.index(malicious['verdict']),
-    'settings_said': ' '.join(f'--{name}={_plainly(value)}' for name, value in (entry['settings'] or {}).items()),
+    'settings_said': ' '.join(
+      f'--{name}={shlex.quote(_plainly(value))}' for name, value in (entry['settings'] or {}).items()
+    ),
   }
 
 

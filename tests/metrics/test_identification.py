@@ -103,7 +103,7 @@ def test_the_bar_is_that_of_thumbnails_or_of_other_images():
 def test_evaluate_counts_pairs(digits, among):
   rng = np.random.default_rng(0)
   noise = rng.uniform(size=digits[:1].shape).astype(np.float32)
-  found = np.concatenate([digits[:2], digits[2:3] + 0.5 * noise, noise])
+  found = np.concatenate([digits[:2], digits[2:3] + 2 * noise, noise])
   figures = metrics.evaluate(found, digits[:4], np.zeros(0, int), np.zeros(4, int), among=among)
   assert (figures['rank'], figures['recognised']) == (1, 2) and figures['identified'] in (2, 3)
 

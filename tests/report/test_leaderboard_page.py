@@ -1,6 +1,7 @@
 """The page of a leaderboard: one table per task, sorted, explained, and loading nothing."""
 
 import re
+import shlex
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_every_entry_says_how_to_repeat_it(page, entries):
   text = ' '.join(' '.join(page.text).split())
   for name, entry in entries.items():
     assert f'launch/leaderboard.py --check={name}' in text and entry['rows_sha256'] in text
-    assert f'--defenses={entry["text"]}' in text
+    assert f'--defenses={shlex.quote(entry["text"])}' in text
 
 
 def test_it_loads_nothing_and_its_script_only_sorts(source, page):
