@@ -2,11 +2,17 @@
 
 import pathlib
 import re
+import sys
 
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'gradleak' / '__init__.py').read_text('utf-8')).group(1)
+
+# Outside of a checkout, the programs and tables are inside the package: one name in site-packages, see gradleak/cli.py.
+OUTSIDE = ['benchmarks', 'experiments', 'launch']
+CHECKOUT = bool({'editable_wheel', 'develop'} & set(sys.argv))
+INSIDE = {} if CHECKOUT else {f'gradleak._{name}': name for name in OUTSIDE}
 
 setup(
   name='gradleak',
@@ -16,8 +22,10 @@ setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
-  packages=find_packages(include=['gradleak', 'gradleak.*', 'benchmarks', 'experiments', 'launch']),
-  package_data={'gradleak.report': ['*.j2']},
+  packages=find_packages(include=['gradleak', 'gradleak.*']) + (OUTSIDE if CHECKOUT else list(INSIDE)),
+  package_dir=INSIDE,
+  package_data={'gradleak': ['py.typed'], 'gradleak.report': ['*.j2']},
+  entry_points={'console_scripts': ['gradleak = gradleak.cli:main']},
   install_requires=[
     'absl-py>=2.1,<3',
     'array_record>=0.7,<1',  # with importlib_resources: what reading TFDS data without TensorFlow needs

@@ -3,7 +3,7 @@
     python launch/prepare_data.py --dataset=mnist --data_dir=data
     python launch/prepare_data.py --dataset=mnist --data_dir=data --manual_dir=archives   # downloads nothing
 
-Needs TensorFlow: pip install 'gradleak[prepare]'. Writes array_record files, about as large as the archives.
+Needs TensorFlow: pip install tensorflow-cpu. Writes array_record files, about as large as the archives.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def prepare(name, data_dir, manual_dir=None):
     print(f'{name} is prepared already: {builder.data_dir}')
     return
   if importlib.util.find_spec('tensorflow') is None:
-    raise errors.UsageError("preparing a dataset needs TensorFlow: pip install 'gradleak[prepare]'")
+    raise errors.UsageError('preparing a dataset needs TensorFlow: pip install tensorflow-cpu')
   if manual_dir is not None:
     _take_from(builder, _folder(manual_dir))
   try:

@@ -217,7 +217,9 @@ class Killed(BaseException):
   """What kills a run while it writes."""
 
 
-@pytest.mark.parametrize('last', FILES)
+@pytest.mark.parametrize(
+  'last', ['rows.jsonl', 'result.json', *(pytest.param(name, marks=pytest.mark.slow) for name in FILES[1:-1])]
+)
 def test_a_kill_while_the_files_are_written_leaves_nothing_to_load(linear, folder, monkeypatch, last):
   """A defense is added to a finished audit, and the run is killed before one of the files is written."""
   module = sys.modules['gradleak.audit']

@@ -73,13 +73,13 @@ ROWS = {
   'dlg': Row(SHORTER, LBFGS, (*DIRECTION, 'clip')),
   'idlg': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'csdlg': Row(SHORT, {**RATE, **NAMES, 'box': 1, 'l2': -1.0}, DIRECTION),
-  'csdlg_fast': Row(SHORT, RATE, DIRECTION),
+  'csdlg_fast': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'csdlg_lbfgs': Row(SHORTER, LBFGS, DIRECTION, like='dlg'),
   'dga': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'cinet': Row(SMALL, {**MADE, 'distance': 'cosin', 'gradient': 'signed'}, DIRECTION, like='csdlg'),
-  'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip')),
+  'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'fidel': Row({}, {'bias': 'no', 'combine': 'no', 'candidates': -1}),
   'peeling': Row({}, {'tolerance': 1.1}),
   'spear': Row({'submatrices': 10}, {'submatrices': 0}),
@@ -90,7 +90,10 @@ ROWS = {
   'trap': Row({}, {'variant': 'mirored', 'scale': 1.1}),
   'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION),
   'feature_fishing': Row(
-    {**SHORT, 'target': 1}, {**FISHING, 'method': 'descent', 'multiplier': 0.0, 'max_queries': 2}, DIRECTION
+    {**SHORT, 'target': 1},
+    {**FISHING, 'method': 'descent', 'multiplier': 0.0, 'max_queries': 2},
+    DIRECTION,
+    like='class_fishing',
   ),
 }
 

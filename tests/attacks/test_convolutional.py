@@ -30,9 +30,9 @@ def convolutional(digits):
   return made('cnn(widths=16)', images[:4], labels[:4], public=(images[8:], labels[8:]))
 
 
-@pytest.fixture(scope='module')
-def found(convolutional):
-  settings = {'batch_size': 2, 'controls': 4, 'progress': 'none'}
+@pytest.fixture(scope='module', params=['unaware', pytest.param('both', marks=pytest.mark.slow)])
+def found(convolutional, request):
+  settings = {'batch_size': 2, 'controls': 4, 'progress': 'none', 'knowledge': request.param}
   attack = gl.attacks.fidel_decoder(steps=100)
   return gl.audit(jax.random.key(1), convolutional, [None, gl.defenses.gaussian(stddev=100.0)], [attack], 2, **settings)
 

@@ -202,11 +202,11 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
   defense = placed('graddefense(stddev=0.1,ratio=0.3)', context)
   slices = defense.arguments[0][0].slices
   transformation = defense.client(context.client).upload
+  counter = counters('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
   hits = 0
   for seed in range(6):
     noisy, _ = transformation.update(gradient, transformation.init(gradient), gradient, key=jax.random.key(seed))
     noisy = jax.tree.map(np.asarray, noisy)
-    counter = counters('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
     views = counter.views(uploaded(noisy))
     assert len(views) == counter.count == 8
     for view in views:

@@ -321,15 +321,15 @@ def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   weights = made.init(jax.random.key(0)).generator
   for name, images in {'apart': public, 'private': np.concatenate([public, scenario.images[:1]])}.items():
     trained.save(tmp_path / f'{name}.npz', made.module, weights, images, dataset='digits', split='train')
-  given = {'steps': 2, 'latent_steps': 1}
-  result = audited(scenario._replace(public=None), gl.attacks.gias(file=str(tmp_path / 'apart.npz'), **given))
+  given = {'steps': 2, 'population': 4}
+  result = audited(scenario._replace(public=None), gl.attacks.ggl(file=str(tmp_path / 'apart.npz'), **given))
   assert len(result.rows) == 2 and {row['tier'] for row in result.rows} == {'D'}
   told = (
     'It holds a generator that was trained on 40 images of digits, split train, and on no private image that is known.'
   )
   assert any(told in sentences for sentences in result.threat_models.values())
   with pytest.raises(UsageError, match='1 of the 2 private images are among'):
-    audited(scenario, gl.attacks.gias(file=str(tmp_path / 'private.npz'), **given))
+    audited(scenario, gl.attacks.ggl(file=str(tmp_path / 'private.npz'), **given))
   both = scenario._replace(public=(scenario.images, scenario.labels))
   with pytest.raises(UsageError, match='2 of the 2 private images are among'):
     audited(both, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))

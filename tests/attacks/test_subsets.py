@@ -12,6 +12,8 @@ from gradleak.attacks.optimizers import lbfgs
 from gradleak.attacks.subsets import _KEPT, Subsets
 from gradleak.federated import losses
 
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
 TOTAL = 4
 IMAGES = jax.random.uniform(jax.random.key(0), (TOTAL, 8, 8, 1))
 DUMMY = jax.random.uniform(jax.random.key(1), IMAGES.shape)
@@ -37,7 +39,7 @@ def chosen(subsets, count, total=TOTAL):
   return tuple(np.flatnonzero(weights).tolist())
 
 
-@pytest.mark.parametrize('size', [1, 2, 3])
+@pytest.mark.parametrize('size', [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
   client, seen = seen_by()
   attack = attacks.dlg(tv=0.0, subset=size, subset_weight=0.25)(client)

@@ -201,8 +201,11 @@ def test_one_line_status_two_and_nothing_left_behind(here, tmp_path, case):
 @pytest.mark.parametrize(
   'flags',
   [
-    '--attacks=csdlg(tv=-1)',
-    *(pytest.param(flags, marks=pytest.mark.slow) for flags in ('--trails=3', '--dataset=folder:{here}/unreadable')),
+    '--trails=3',
+    *(
+      pytest.param(flags, marks=pytest.mark.slow)
+      for flags in ('--attacks=csdlg(tv=-1)', '--dataset=folder:{here}/unreadable')
+    ),
   ],
 )
 def test_the_same_in_a_process_of_its_own(here, tmp_path, flags):

@@ -79,12 +79,12 @@ def test_usage_errors_end_on_one_line_with_status_two(tmp_path, arguments, messa
 def test_missing_tensorflow_ends_with_status_two(tmp_path):
   done = programs.start('prepare_data', '--dataset=mnist', f'--data_dir={tmp_path}')
   assert done.status == 2
-  assert done.err == "error: preparing a dataset needs TensorFlow: pip install 'gradleak[prepare]'\n"
+  assert done.err == 'error: preparing a dataset needs TensorFlow: pip install tensorflow-cpu\n'
 
 
 def test_missing_tensorflow(tmp_path, monkeypatch):
   pretend_tensorflow(monkeypatch, installed=False)
-  with pytest.raises(errors.UsageError, match=r"needs TensorFlow: pip install 'gradleak\[prepare\]'"):
+  with pytest.raises(errors.UsageError, match=r'needs TensorFlow: pip install tensorflow-cpu'):
     prepare_data.prepare('mnist', tmp_path)
   assert not list(tmp_path.iterdir())
 
@@ -135,7 +135,7 @@ def test_prepared_mnist_is_what_the_archives_hold(tmp_path):
   if not real:
     pytest.skip('needs real data: set GRADLEAK_TEST_DATA to a folder that holds raw/mnist/')
   if not HAS_TENSORFLOW:
-    pytest.skip("needs TensorFlow: pip install 'gradleak[prepare]'")
+    pytest.skip('needs TensorFlow: pip install tensorflow-cpu')
   archives = pathlib.Path(real) / 'raw' / 'mnist'
   # What an earlier preparation of another dataset with archives of the same names would have left behind.
   for name in ARCHIVES:

@@ -1,0 +1,92 @@
+"""A wheel brings one name, everything that it needs, and the command; so does a source distribution."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+
+import pytest
+
+from gradleak import cli
+from tests.programs import ROOT
+
+
+def test_the_command_lists_every_program(capsys, monkeypatch):
+  programs = {path.stem for path in (ROOT / 'launch').glob('*.py') if not path.stem.startswith('_')}
+  assert set(cli.PROGRAMS) == programs
+  monkeypatch.setattr(sys, 'argv', ['gradleak'])
+  cli.main()
+  shown = capsys.readouterr().out
+  assert all(f'  {name} ' in shown for name in programs)
+
+
+def test_an_unknown_program_is_one_line(capsys, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['gradleak', 'audi'])
+  with pytest.raises(SystemExit, match='2'):
+    cli.main()
+  assert capsys.readouterr().err.startswith("gradleak: unknown program 'audi' (valid: audit, ")
+
+
+def run(*command, **options):
+  done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=500, **options)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+  """Returns the folder of a wheel that was built from a source distribution, and of that."""
+  folder = tmp_path_factory.mktemp('built')
+  kept = shutil.ignore_patterns('.*', '__pycache__', '*.egg-info', 'results')
+  shutil.copytree(ROOT, folder / 'checkout', ignore=kept)
+  run(sys.executable, 'setup.py', '-q', 'sdist', '-d', folder, cwd=folder / 'checkout')
+  (archive,) = folder.glob('*.tar.gz')
+  run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder, archive)
+  return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_has_one_name_and_all_that_lies_in_the_checkout(built):
+  (wheel,) = built.glob('*.whl')
+  names = zipfile.ZipFile(wheel).namelist()
+  assert {name.split('/')[0].split('-')[0] for name in names} == {'gradleak'}
+  source = {
+    str(path.relative_to(ROOT)) for path in (ROOT / 'gradleak').rglob('*') if path.suffix in ('.py', '.j2', '.typed')
+  }
+  assert source <= set(names)
+  for outside, inside in cli.INSIDE.items():
+    modules = {path.name for path in (ROOT / outside).glob('*.py')}
+    assert modules <= {name.split('/')[-1] for name in names if name.startswith(inside.replace('.', '/'))}
+  with tarfile.open(next(built.glob('*.tar.gz'))) as archive:
+    inside = {'/'.join(name.split('/')[1:]) for name in archive.getnames()}
+  top = {'README.md', 'BUILD.md', 'CHANGELOG.md', 'LICENSE', 'Makefile', 'pyproject.toml', 'setup.py'}
+  below = {
+    'docs/audit.png',
+    'tests/test_audit.py',
+    'launch/audit.py',
+    'examples/audit_your_model.py',
+    'experiments/dcs2.py',
+  }
+  assert top | below | source <= inside
+
+
+@pytest.mark.slow
+def test_the_command_runs_where_only_the_wheel_is_installed(built, tmp_path):
+  """An environment of its own; the packages that gradleak needs are lent to it, not gradleak."""
+  run(sys.executable, '-m', 'venv', tmp_path / 'venv')
+  place = tmp_path / 'venv' / 'bin'
+  run(place / 'python', '-m', 'pip', 'install', '-q', '--no-deps', next(built.glob('*.whl')))
+  lent = {**os.environ, 'PYTHONPATH': sysconfig.get_path('purelib')}
+  given = {'cwd': tmp_path, 'env': lent}
+  where = pathlib.Path(run(place / 'python', '-c', 'import gradleak; print(gradleak.__file__)', **given).strip())
+  assert (tmp_path / 'venv') in where.parents
+  assert run(place / 'gradleak', '--version', **given).startswith('gradleak 0.')
+  assert '--defenses' in run(place / 'gradleak', 'audit', '--help', **given)
+  assert 'dcs2_1' in run(place / 'gradleak', 'reproduce', '--list', **given)
+  small = ['--dataset=digits', '--model=mlp(widths=16)', '--trials=2', '--steps=5', '--controls=2', '--defenses=none']
+  done = run(place / 'gradleak', 'audit', *small, '--compilation_cache=', '--workdir=out', '--progress=none', **given)
+  assert 'report: out/report.html' in done and (tmp_path / 'out' / 'report.html').exists()
