@@ -81,8 +81,7 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
   stuck = [attack for attack, of in _by_attack(rows).items() if _stuck(of)]
   if stuck:
     found.append(f'{MASKED}: the objective of {", ".join(stuck)} never moved, so its gradient vanishes')
-  pools = _by_attack(controls)
-  weaker = [attack for attack, of in _by_attack(rows).items() if _mean(of) + MARGIN < _mean(pools.get(attack, []))]
+  weaker = [attack for attack, of in _by_attack(rows).items() if all(_weaker(each, controls) for each in _by_pool(of))]
   if weaker:
     found.append(f'{WEAKER}: {", ".join(weaker)} {"is" if len(weaker) == 1 else "are"} nearer to the images on noise')
   if random and not averaged:
@@ -100,6 +99,20 @@ def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:
   for row in rows:
     found.setdefault(row['attack'], []).append(row)
   return found
+
+
+def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
+  """Returns the rows of one attack by control pool: a counter-measure that changes the attack has its own."""
+  pools: dict[float | None, list[dict]] = {}
+  for row in rows:
+    pools.setdefault(row['control_psnr'], []).append(row)
+  return list(pools.values())
+
+
+def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:
+  """Returns whether rows are further from the images than the control runs of their pool."""
+  of = rows[0]['attack'], rows[0]['control_psnr']
+  return _mean(rows) + MARGIN < _mean([row for row in controls if (row['attack'], row['control_psnr']) == of])
 
 
 def _stuck(rows: Sequence[dict]) -> bool:

@@ -8,8 +8,6 @@ from gradleak import Client, Knowledge, Observation, errors, models, trees
 from gradleak.attacks import csdlg, distances, ghost
 from gradleak.models import layers
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
 
 class Wide(nn.Module):
   """Convolutions of Flax with stride, dilation and without padding, a norm, and dense layers."""

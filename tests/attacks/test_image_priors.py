@@ -6,8 +6,6 @@ import pytest
 from gradleak import Client, Knowledge, Observation, attacks, errors, models
 from gradleak.attacks import image_priors
 
-pytestmark = pytest.mark.usefixtures('fast_compilation')
-
 IMAGES = jax.random.uniform(jax.random.key(0), (3, 8, 8, 1))
 
 

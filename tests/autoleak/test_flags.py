@@ -121,7 +121,7 @@ def test_an_objective_without_gradient_is_flagged(digits, scenario):
 def row(**changes):
   return {
     'attack': 'a', 'defense': 'gaussian', 'psnr': 8.0, 'change': 0.5, 'objective': 0.1, 'objective_start': 1.0,
-    'steps': 9, 'diverged': False, 'success': False, **changes,
+    'steps': 9, 'diverged': False, 'success': False, 'control_psnr': 11.0, **changes,
   }  # fmt: skip
 
 
@@ -130,6 +130,8 @@ def test_what_rows_say():
   assert flags.of_rows([row(psnr=9.0)], controls, random=False, averaged=False) == []
   (weaker,) = flags.of_rows([row(psnr=8.0)], controls, random=False, averaged=False)
   assert weaker == f'{flags.WEAKER}: a is nearer to the images on noise'
+  other = [row(psnr=8.0), row(psnr=14.0, control_psnr=15.0)]  # with another prior, beyond its own control
+  assert flags.of_rows(other, [*controls, row(psnr=12.0, control_psnr=15.0)], random=False, averaged=False) == []
   (averaged,) = flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=False)
   assert averaged.startswith(flags.UNAVERAGED)
   assert flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=True) == []
