@@ -16,7 +16,7 @@ _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
 _TRIALS = flags.DEFINE_integer('trials', 32, 'Private images.')
 _STRENGTHS = flags.DEFINE_integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
-_STEPS = flags.DEFINE_integer('steps', 400, 'Steps of the attack, csdlg_fast(tv=1e-4,start=uniform).')
+_STEPS = flags.DEFINE_integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
 _OUTPUT = flags.DEFINE_string('output', 'results/borders.png', 'The file.')
 _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
 _CACHE = _program.define_cache()
@@ -47,7 +47,7 @@ def main(argv):
     jax.random.key(1),
     scenario,
     [None, *(gl.defenses.gaussian(stddev=float(f'{stddev:.3g}')) for stddev in strengths)],
-    [gl.attacks.csdlg_fast(tv=1e-4, start='uniform', steps=_STEPS.value)],
+    [gl.attacks.dga(start='uniform', steps=_STEPS.value)],
     _TRIALS.value,
     knowledge='unaware',
     labels='known',
