@@ -21,7 +21,7 @@ from gradleak.metrics import structural
 MOST = 1000  # candidates beside the original
 LARGEST = 64  # pixels on a side that are compared
 RIDGE = 0.1  # of the mean variance of a principal component
-THUMBNAIL = 3  # times smaller on a side
+THUMBNAIL = 0.4  # of the side
 PERCENTILE = 99  # of the SSIM of two different images
 _THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a bar, and pairs compared at once
 
@@ -90,7 +90,7 @@ def gallery(images: Any, private: Any) -> Gallery:
 def calibrated(images: Any) -> float:
   """Returns the SSIM from which on a reconstruction counts as a picture of its original.
 
-  It is the larger of two: the median SSIM of an image and of its thumbnail of a third of the side, enlarged again; and
+  It is the larger of two: the median SSIM of an image and of its thumbnail of 0.4 of the side, enlarged again; and
   the 99th percentile of the SSIM of two different images. So a picture shows at least as much as a small thumbnail,
   and is nearer to its original than nearly all other images of the kind are.
 
@@ -110,8 +110,8 @@ def calibrated(images: Any) -> float:
 
 
 def thumbnails(images: np.ndarray) -> np.ndarray:
-  """Returns images [N, H, W, C] reduced to a third of their side, and enlarged again."""
-  small = tuple(max(2, round(side / THUMBNAIL)) for side in images.shape[1:3])
+  """Returns images [N, H, W, C] reduced to 0.4 of their side, and enlarged again."""
+  small = tuple(max(2, round(side * THUMBNAIL)) for side in images.shape[1:3])
   return _resized(_resized(images, small), images.shape[1:3])
 
 

@@ -74,7 +74,7 @@ def lines(
   Returns:
     Dicts: 'defense', 'verdict', 'meaning', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
     interval 'success_low' to 'success_high', 'by' (the attackers that reach it), 'example' (the row with the highest
-    PSNR among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the highest PSNR), and
+    SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the highest PSNR), and
     `more`.
   """
   of = tables.grouped(rows, 'defense')
@@ -130,4 +130,4 @@ def _nearest(truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _score(row: dict) -> float:
-  return -np.inf if row['psnr'] is None else row['psnr']
+  return -np.inf if row['ssim'] is None else row['ssim']

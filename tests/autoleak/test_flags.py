@@ -74,6 +74,12 @@ def test_honest_defenses_are_not_flagged(scenario, defense):
   assert flags.of_uploads(jax.random.key(1), scenario, defense, 1) == []
 
 
+def test_withholding_without_chance_is_not_flagged(scenario):
+  """FFL chooses its layers by the model sent before, where there is one: no key changes that."""
+  before = scenario._replace(previous=jax.tree.map(lambda x: 0.9 * x, scenario.variables))
+  assert flags.of_uploads(jax.random.key(1), before, gl.defenses.fragmentation(ratio=0.4), 1) == []
+
+
 def test_one_private_image_is_enough(scenario):
   alone = scenario._replace(images=scenario.images[:1], labels=scenario.labels[:1])
   frozen_noise = gl.defenses.own(frozen(0.1), place='upload', label='frozen', random=True)
