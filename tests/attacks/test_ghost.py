@@ -75,20 +75,19 @@ def test_products_and_their_gradients_are_those_of_the_whole_gradient(name):
 
 def test_weights_of_tensors_and_lanes():
   client, variables, images, labels = problem(NETWORKS['dense'](), 8)
-  observed = client.gradient(variables, images[0], labels)
+  simulated = jax.jit(lambda images: client.gradient(variables, images, labels))
+  observed = simulated(images[0])
   weights = jax.tree.map(lambda x: jnp.float32(0.5) if x.ndim == 1 else jnp.float32(2.0), observed)
 
   def apart(images, observed):
     gradient = lambda images: client.gradient(variables, images, labels)  # noqa: E731
     return ghost.cosine(ghost.products(gradient, observed, images, weights=weights))
 
-  lanes = jax.vmap(apart)(images, jax.tree.map(lambda x: jnp.stack([x, -x]), observed))
-  theirs = [distances.cosine(client.gradient(variables, x, labels), observed, weights) for x in images]
+  lanes = jax.jit(jax.vmap(apart))(images, jax.tree.map(lambda x: jnp.stack([x, -x]), observed))
+  theirs = [distances.cosine(simulated(x), observed, weights) for x in images]
   np.testing.assert_allclose(lanes, [theirs[0], 2 - theirs[1]], atol=1e-5)
-  unweighted = [
-    ghost.products(lambda x: client.gradient(variables, x, labels), other, images[0])
-    for other in (observed, trees.zeros_like(observed))
-  ]
+  products = jax.jit(lambda other: ghost.products(lambda x: client.gradient(variables, x, labels), other, images[0]))
+  unweighted = [products(other) for other in (observed, trees.zeros_like(observed))]
   assert abs(float(ghost.cosine(unweighted[0]))) < 1e-5 and float(ghost.cosine(unweighted[1])) == 1
 
 

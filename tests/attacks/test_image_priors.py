@@ -12,14 +12,15 @@ IMAGES = jax.random.uniform(jax.random.key(0), (3, 8, 8, 1))
 def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
   model = models.create('resnet20(width=2)', 4, init='default')
   variables = model.init(jax.random.key(1), (8, 8, 1))
-  apart = image_priors.batch_statistics(model.apply, variables, IMAGES)
-  _, after = model.apply(variables, IMAGES, True, None)
+  statistics = jax.jit(lambda variables: image_priors.batch_statistics(model.apply, variables, IMAGES))
+  apart = statistics(variables)
+  _, after = jax.jit(lambda: model.apply(variables, IMAGES, True, None))()
   changes = jax.tree.map(lambda a, b: (a - b) / 0.1, after, variables['batch_stats'])
   by_hand = sum(float(np.sqrt(np.sum(np.square(leaf)))) for leaf in jax.tree.leaves(changes))
   np.testing.assert_allclose(apart, by_hand, rtol=1e-4)
   exact = jax.tree.map(lambda a, change: a + change, variables['batch_stats'], changes)
   for _ in range(3):  # a layer's statistics depend on those of none before it
-    assert float(image_priors.batch_statistics(model.apply, {**variables, 'batch_stats': exact}, IMAGES)) < 1e-3 * apart
+    assert float(statistics({**variables, 'batch_stats': exact})) < 1e-3 * apart
   with pytest.raises(errors.UsageError, match='BatchNorm'):
     image_priors.batch_statistics(model.apply, {'params': variables['params']}, IMAGES)
 
@@ -65,8 +66,9 @@ def test_several_starts_are_optimised_together_and_the_nearest_is_kept(dense):
   state, objective, found = steps(attack, seen)
   assert state.dummy['images'].shape == (3, *IMAGES.shape) and found.images.shape == IMAGES.shape
   matching = attack.init.__self__
-  best = matching.better(state, *matching.evaluate(state.dummy, state, seen), seen)[0]['images']
-  apart = [float(matching.losses(seen, start, seen.labels)[1]) for start in best]
+  best = jax.jit(lambda: matching.better(state, *matching.evaluate(state.dummy, state, seen), seen)[0]['images'])()
+  losses = jax.jit(lambda start: matching.losses(seen, start, seen.labels)[1])
+  apart = [float(losses(start)) for start in best]
   np.testing.assert_array_equal(found.images, best[int(np.argmin(apart))])
   assert steps(attacks.csdlg(steps=2, tv=0.0, seeds=3, group=5.0, start='normal')(client), seen)[1] > objective
   with pytest.raises(errors.UsageError, match='seeds'):

@@ -135,7 +135,10 @@ def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
   assert epsilon(0.985 * noise, steps=2000, sampling_rate=0.1, delta=delta) > 8
 
 
-@pytest.mark.parametrize(('model', 'parameters'), [('convnet9', 3_493_706), ('resnet18', 11_173_962)])
+@pytest.mark.parametrize(
+  ('model', 'parameters'),
+  [pytest.param('convnet9', 3_493_706, marks=pytest.mark.slow), ('resnet18', 11_173_962)],
+)
 def test_parameters_are_counted_at_full_width(model, parameters):
   run = dataclasses.replace(RUN, published=f'{model}(width=64)')
   images = np.zeros((300, 32, 32, 3), np.float32)

@@ -80,13 +80,18 @@ def test_parameter_counts_by_hand_and_as_published(spec, convolutions, normed, d
   [
     ('resnet56', 32, 10, 853_018),  # 0.85 M (He et al., table 6)
     ('resnet34', 32, 10, 21_282_122),
-    ('resnet50', 32, 10, 23_520_842),
-    ('resnet152', 32, 10, 58_156_618),
-    ('resnet18(stem=imagenet)', 224, 1000, 11_689_512),  # and on: torchvision's
-    ('resnet34(stem=imagenet)', 224, 1000, 21_797_672),
+    ('resnet18(stem=imagenet)', 224, 1000, 11_689_512),  # torchvision's
     ('resnet50(stem=imagenet)', 224, 1000, 25_557_032),
-    ('resnet101(stem=imagenet)', 224, 1000, 44_549_160),
-    ('resnet152(stem=imagenet)', 224, 1000, 60_192_808),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('resnet50', 32, 10, 23_520_842),
+        ('resnet152', 32, 10, 58_156_618),
+        ('resnet34(stem=imagenet)', 224, 1000, 21_797_672),
+        ('resnet101(stem=imagenet)', 224, 1000, 44_549_160),
+        ('resnet152(stem=imagenet)', 224, 1000, 60_192_808),
+      )
+    ),
   ],
 )
 def test_deep_networks_have_as_many_parameters_as_published(spec, side, classes, published):
@@ -184,7 +189,7 @@ def test_layers_in_forward_order_hold_every_parameter_once_each_weight_with_its_
   [
     ('resnet20(width=2)', 8),
     ('resnet18(width=2)', 16),
-    ('resnet56(width=2)', 8),
+    pytest.param('resnet56(width=2)', 8, marks=pytest.mark.slow),
     ('resnet50(width=2,stem=imagenet)', 64),
     ('convnet9(width=2)', 8),
   ],

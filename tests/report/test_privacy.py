@@ -29,12 +29,12 @@ def figures(statement):
   ('defense', 'noise', 'unit'),
   [
     ('client_dp(norm=1,noise=1)', 1.0, 'per client'),
-    ('client_dp(norm=0.1,noise=1)', 1.0, 'per client'),
+    pytest.param('client_dp(norm=0.1,noise=1)', 1.0, 'per client', marks=pytest.mark.slow),
     ('clip(norm=2)+gaussian(stddev=1.5)', 0.75, 'per client'),
     ('prune(rate=0.9)+clip(norm=2)+gaussian(stddev=1.5)+topk(ratio=0.1)', 0.75, 'per client'),
     ('client_dp(norm=4,noise=0)+gaussian(stddev=2)', 0.5, 'per client'),
-    ('gaussian(stddev=0.1)+client_dp(norm=1,noise=1)', 1.0, 'per client'),
-    ('dpsgd(norm=1,noise=0.5)', 0.5, 'per example'),
+    pytest.param('gaussian(stddev=0.1)+client_dp(norm=1,noise=1)', 1.0, 'per client', marks=pytest.mark.slow),
+    pytest.param('dpsgd(norm=1,noise=0.5)', 0.5, 'per example', marks=pytest.mark.slow),
     ('clip(norm=1)+dpsgd(norm=1,noise=0.5)', 0.5, 'per example'),
   ],
 )
