@@ -12,14 +12,17 @@ from absl import flags
 
 from launch import _program
 
-_DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
-_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
-_TRIALS = flags.DEFINE_integer('trials', 32, 'Private images.')
-_STRENGTHS = flags.DEFINE_integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
-_STEPS = flags.DEFINE_integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
-_OUTPUT = flags.DEFINE_string('output', 'results/borders.png', 'The file.')
-_PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
-_CACHE = _program.define_cache()
+with _program.group('what is attacked'):
+  _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
+  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
+  _TRIALS = flags.DEFINE_integer('trials', 32, 'Private images.')
+with _program.group('how much'):
+  _STRENGTHS = flags.DEFINE_integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
+  _STEPS = flags.DEFINE_integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
+with _program.group('run'):
+  _OUTPUT = flags.DEFINE_string('output', 'results/borders.png', 'The file.')
+  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
+  _CACHE = _program.define_cache()
 
 
 def main(argv):

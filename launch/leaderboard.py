@@ -22,7 +22,7 @@ with _program.group('one of'):
   _ADD = flags.DEFINE_string('add', None, 'Work directory of a finished launch/autoleak.py, whose defenses are added.')
   _CHECK = flags.DEFINE_string('check', None, "Name of a file, without '.json', that is run again in --workdir.")
   _PAGE = flags.DEFINE_string('page', None, 'File for the page with all of the folder.')
-with _program.group('flags'):
+with _program.group('where, and how'):
   _FOLDER = flags.DEFINE_string('folder', 'results/leaderboard', 'Folder of the leaderboard.')
   _COSTS = flags.DEFINE_string(
     'costs',
