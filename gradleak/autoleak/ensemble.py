@@ -34,12 +34,12 @@ class Stage(NamedTuple):
 STAGES = (
   Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),
   Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
-  Stage('learned inverse', (attacks.lti(steps=500, hidden=256),)),
+  Stage('learned inverse', (attacks.lti(steps=300, hidden=256),)),
   Stage('L-BFGS matching', (attacks.dga(steps=300, start='uniform'),)),
-  Stage('signed matching', (attacks.csdlg(steps=800, tv=1e-4),), restarts=2),
-  Stage('generator', (attacks.gias(steps=400, latent_steps=200, training_steps=500),)),
+  Stage('signed matching', (attacks.csdlg(steps=500, tv=1e-4),), restarts=2),
+  Stage('generator', (attacks.gias(steps=250, latent_steps=100, training_steps=250),)),
   Stage('averaged rounds', (attacks.csdlg_fast(steps=500, tv=1e-6),), rounds=8),
   Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
 )
-CONTROLS = 24  # runs on noise, of each attack
+CONTROLS = 16  # runs on noise, of each attack
 WITNESSES = 2  # trials on which every attack is run without a defense, too

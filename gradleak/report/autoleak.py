@@ -6,7 +6,7 @@ from typing import Any
 from gradleak import storage
 from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import AutoLeak
-from gradleak.autoleak.ensemble import WITNESSES
+from gradleak.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.metrics import statistics
 from gradleak.report import headline, page, pictures, tables
 from gradleak.report.formatting import aligned, percent_range, upwards
@@ -41,6 +41,7 @@ def render_autoleak(found: AutoLeak) -> str:
       attacks=_attacks(found),
       stages=found.stages,
       witnesses=WITNESSES,
+    controls=CONTROLS,
       flags=found.flags,
       gallery=headline.gallery(found.rows),
       versions=first.versions,
