@@ -191,3 +191,16 @@ def test_the_bound_is_reached_by_the_best_guess():
   )
   assert bounds.identification([Mechanism(1e9, 'client', 1)], 99) == pytest.approx(0.01, rel=1e-3)
   assert bounds.identification([], 9) is None and bounds.identification([Mechanism(1.0, 'client', 1)], 0) is None
+
+
+def test_every_stage_runs_on_a_network_with_convolutions(scenario):
+  """Closed forms and traps name the layer that they miss; no setting of the ensemble is wrong."""
+  model = gl.models.create('lenet', 10, init='explicit')
+  public = tuple(np.concatenate([each] * 7) for each in scenario.public)  # as many as a generator needs
+  other = gl.scenario(model, scenario.images, scenario.labels, key=jax.random.key(0), dataset='digits', public=public)
+  run_of = MODULE._Run(jax.random.key(1), other, {'none': None}, 2, 1, True, None, 'none')
+  for one in ensemble.STAGES:
+    settings = gl.AuditSettings(restarts=one.restarts, rounds=one.rounds, labels='known', controls=2)
+    left_out = run_of._left_out(one, settings)
+    assert all('dense layer' in why or 'position embedding' in why for why in left_out.values())
+    assert one.name in ('closed forms', 'malicious server') or not left_out
