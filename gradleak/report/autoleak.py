@@ -41,7 +41,7 @@ def render_autoleak(found: AutoLeak) -> str:
       attacks=_attacks(found),
       stages=found.stages,
       witnesses=WITNESSES,
-    controls=CONTROLS,
+      controls=CONTROLS,
       flags=found.flags,
       gallery=headline.gallery(found.rows),
       versions=first.versions,
