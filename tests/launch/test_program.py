@@ -68,6 +68,8 @@ def toy(tmp_path_factory):
 def start(command):
   environment = {**programs.environment(), 'PYTHONIOENCODING': 'utf-8'}
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the tests run in the background, and children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   return subprocess.Popen(command, env=environment, cwd=programs.ROOT, text=True, encoding='utf-8', **pipes)
 
 
