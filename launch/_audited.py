@@ -1,5 +1,6 @@
 """What the programs that audit share: their flags, and the scenario and settings that these describe."""
 
+import functools
 import types
 from typing import Any
 
@@ -102,6 +103,12 @@ def _options(given: types.SimpleNamespace) -> dict[str, Any]:
   return {name: getattr(given, name).value for name in ('data_dir', 'image_size', 'channels')}
 
 
+@functools.cache
+def _gallery(name: str, split: str, after: int, **options: Any) -> Any:
+  """Returns the candidates of `gl.data.gallery`, read once for all models and seeds of a sweep."""
+  return gl.data.gallery(name, split, after=after, **options)
+
+
 def scenario(
   given: types.SimpleNamespace, model: gl.models.Model, seed: int, dataset: Any, public: tuple | None
 ) -> tuple[jax.Array, gl.Scenario]:
@@ -121,7 +128,7 @@ def scenario(
     dataset=dataset.name,
     client=_settings.made(gl.ClientSettings, given.client),
     public=public,
-    gallery=gl.data.gallery(given.dataset.value, given.split.value, after=len(dataset.images), **_options(given)),
+    gallery=_gallery(given.dataset.value, given.split.value, len(dataset.images), **_options(given)),
     notes={
       'split': dataset.split,
       'init': given.init.value,

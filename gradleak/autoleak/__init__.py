@@ -185,7 +185,7 @@ class _Run:
       self.num_trials,
       settings=settings,
       only=targets,
-      workdir=None if self.folder is None else self.folder / stage.name.replace(' ', '_'),
+      workdir=None if self.folder is None else self.folder / folder_of(stage.name),
       progress=self.progress,
     )
     assert found is not None  # this is the only process
@@ -221,19 +221,11 @@ class _Run:
         plan(self.key, self.scenario, [None], [attack], self.num_trials, settings)
       except errors.UsageError as error:
         found[str(attack)] = str(error)
-    if len(found) == len(stage.attacks):
-      return found
-    plan(self.key, self.scenario, dict(self.defenses), [_first(stage, found)], self.num_trials, settings)
     return found
 
   def result(self, seconds: float) -> AutoLeak:
     """Returns the `AutoLeak`; with a folder, its rows and flags stand there, too."""
-    marked = {name: {'stage': name, 'honest': _of(name).honest} for name in self.audits}
-    rows = [{**row, **marked[name]} for name, found in self.audits.items() for row in found.rows]
-    controls = [{**row, **marked[name]} for name, found in self.audits.items() for row in found.controls]
-    facts: dict[str, dict] = {}
-    for found in self.audits.values():
-      facts = {**facts, **found.methods['defenses']}
+    rows, controls, facts = gathered(self.audits, {name: _of(name).honest for name in self.audits})
     first = next(iter(self.audits.values()))
     dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
     config = {name: value for name, value in first.config.items() if name not in dropped}
@@ -280,13 +272,32 @@ class _Run:
     return found
 
 
+def folder_of(stage: str) -> str:
+  """Returns the name of a stage's folder in the work directory."""
+  return stage.replace(' ', '_')
+
+
+def gathered(
+  audits: Mapping[str, AuditResult], honest: Mapping[str, bool]
+) -> tuple[list[dict], list[dict], dict[str, dict]]:
+  """Returns the rows and control runs of all stages, each with its 'stage' and 'honest', and the defenses' facts.
+
+  Args:
+    audits: stage -> its `AuditResult`.
+    honest: stage -> whether its server is.
+  """
+  marks = {stage: {'stage': stage, 'honest': honest[stage]} for stage in audits}
+  rows, controls = (
+    [{**row, **marks[stage]} for stage, audit in audits.items() for row in getattr(audit, kind)]
+    for kind in ('rows', 'controls')
+  )
+  facts = {label: known for audit in audits.values() for label, known in audit.methods['defenses'].items()}
+  return rows, controls, facts
+
+
 def _random(defense: Defense | None) -> bool:
   return defense is not None and any(member.traits.random for member in defense.members)
 
 
 def _of(name: str) -> Stage:
   return next(stage for stage in STAGES if stage.name == name)
-
-
-def _first(stage: Stage, left_out: Mapping[str, str]) -> Any:
-  return next(attack for attack in stage.attacks if str(attack) not in left_out)

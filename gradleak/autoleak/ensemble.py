@@ -25,11 +25,6 @@ class Stage(NamedTuple):
   rounds: int = 1
   honest: bool = True
 
-  @property
-  def learns(self) -> bool:
-    """Whether it needs public images."""
-    return any(attack.learns for attack in self.attacks)
-
 
 STAGES = (
   Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),

@@ -12,7 +12,7 @@ from typing import Any
 from gradleak import errors
 from gradleak.audit import load as load_audit
 from gradleak.audit.verdict import LEVELS
-from gradleak.autoleak import AutoLeak
+from gradleak.autoleak import AutoLeak, folder_of, gathered
 from gradleak.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
 from gradleak.storage import made_folder, plain, write_atomically
 
@@ -36,15 +36,9 @@ def load(workdir: Any) -> AutoLeak:
   try:
     told = json.loads(path.read_text('utf-8'))
     run = [stage for stage in told['stages'] if stage['attacks'] and stage['targets']]
-    audits = {stage['stage']: load_audit(folder / stage['stage'].replace(' ', '_')) for stage in run}
-    marks = {stage['stage']: {'stage': stage['stage'], 'honest': stage['honest']} for stage in run}
-    return AutoLeak(
-      rows=[{**row, **marks[stage]} for stage, audit in audits.items() for row in audit.rows],
-      controls=[{**row, **marks[stage]} for stage, audit in audits.items() for row in audit.controls],
-      audits=audits,
-      defenses={label: facts for audit in audits.values() for label, facts in audit.methods['defenses'].items()},
-      **told,
-    )
+    audits = {stage['stage']: load_audit(folder / folder_of(stage['stage'])) for stage in run}
+    rows, controls, facts = gathered(audits, {stage['stage']: stage['honest'] for stage in run})
+    return AutoLeak(rows=rows, controls=controls, audits=audits, defenses=facts, **told)
   except errors.UsageError:
     raise
   except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
