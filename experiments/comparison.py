@@ -193,6 +193,7 @@ class Note(NamedTuple):
   holds: tuple[tuple[str, str, str], ...] = ()
 
 
+_FAILS = 'A note of this table does not hold for these figures'
 PLACE = re.compile(r'\{([^{}]+)\}')
 _SHOWN = {
   'ours': lambda cell, found: ours_text(cell.metric, found),
@@ -225,11 +226,13 @@ def said(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str:
   for one, relation, other in note.holds:
     if not _related(relation, *(_interval(*found[place], shown) for place, shown in _pair(one, other, note.column))):
       wanted = 'below' if relation == '<' else 'about the same as'
-      return (
-        f'A note of this table does not hold for these figures: it needs “{one}” ({figure(one)}) to be {wanted} '
-        f'“{other}” ({figure(other)}).'
-      )
+      return f'{_FAILS}: it needs “{one}” ({figure(one)}) to be {wanted} “{other}” ({figure(other)}).'
   return PLACE.sub(lambda match: figure(match[1]), note.text)
+
+
+def holds(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> bool:
+  """Returns whether what a note presumes is so in a run."""
+  return not said(note, cells, outcomes).startswith(_FAILS)
 
 
 def _pair(one: str, other: str, column: str) -> list[tuple[tuple[str, str, str], str]]:

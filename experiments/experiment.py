@@ -35,6 +35,8 @@ from gradleak.storage import Workdir, plain
 SCALES = ('smoke', 'mini', 'paper')
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
+# Of an audit's rows, what the outcome of a cell is computed from, beside the cell's own metric.
+COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
 VERDICT = (
   'Verdicts are computed: “agrees” where our 95 % interval and the paper’s figure, with its ±, meet (to its rounding, '
   'or 5 % where neither has an interval); “same order of magnitude” within 10 dB of PSNR or a factor of ten; '
@@ -93,6 +95,16 @@ class Scaled:
       raise errors.unknown('scale', scale, SCALES)
     return {'paper': lambda: self, 'mini': self.at_mini, 'smoke': self.at_smoke}[scale]()
 
+  def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
+    """Returns what the outcomes of these cells are computed from: here all rows."""
+    del cells
+    return rows
+
+  @property
+  def pictured(self) -> str:
+    """Name of the PNG that a run leaves in its folder."""
+    return self.page
+
 
 @dataclasses.dataclass(frozen=True)
 class Run(Scaled):
@@ -134,6 +146,7 @@ class Run(Scaled):
   kind: ClassVar[str] = 'audit'
   shown: ClassVar[str] = 'report'
   page: ClassVar[str] = 'report.html'
+  pictured: ClassVar[str] = 'grid.png'
   remarks: ClassVar[str] = 'recovered'
   intervals: ClassVar[str] = (
     'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials with a picture: exact or recognisable.'
@@ -340,6 +353,12 @@ class Run(Scaled):
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
     remark += f'; {rows[0]["network"]}' if 'network' in rows[0] else ''
     return Outcome(*finite, len(rows), recovered, diverged, remark)
+
+  def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
+    """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""
+    columns = {*COLUMNS, *(cell.metric for cell in cells)}
+    about = {id(row) for cell in cells for row in self.rows_of(cell, rows)}
+    return [{name: row[name] for name in row if name in columns} for row in rows if id(row) in about]
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
@@ -637,17 +656,24 @@ def notes(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outc
   return remarks(experiment.notes, experiment.cells, outcomes, scale, seed, weights)
 
 
-def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
-  """Returns table.md: our figures and the paper's, what was changed, and where they differ."""
-  parts = [f'# {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
+def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome], level: int = 1) -> str:
+  """Returns table.md: our figures and the paper's, what was changed, and where they differ.
+
+  Args:
+    experiment, scale, seed: what was run.
+    outcomes: one `Outcome` per cell, in their order.
+    level: of the first heading.
+  """
+  hashes = '#' * level
+  parts = [f'{hashes} {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   below = notes(experiment, scale, seed, outcomes)
   for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():
     text = ['| ' + ' | '.join(line) + ' |' for line in lines]
     text.insert(1, '|' + ' --- |' * len(lines[0]))
-    parts += [f'## {column}\n\n' + '\n'.join(text), *below.get(column, [])]
+    parts += [f'{hashes}# {column}\n\n' + '\n'.join(text), *below.get(column, [])]
   parts += below.get('', [])
-  parts.append('## Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
+  parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
   return '\n\n'.join(parts) + '\n'
 
 
@@ -704,5 +730,11 @@ def minutes(experiment: Experiment, scale: str) -> float:
 def duration(minutes: float) -> str:
   """Returns a time in words, 'min', 'h' or 'd'."""
   return (
-    f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h' if minutes < 2880 else f'{minutes / 1440:.0f} d'
+    f'{60 * minutes:.0f} s'
+    if minutes < 1
+    else f'{minutes:.0f} min'
+    if minutes < 90
+    else f'{minutes / 60:.0f} h'
+    if minutes < 2880
+    else f'{minutes / 1440:.0f} d'
   )

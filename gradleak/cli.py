@@ -62,3 +62,7 @@ def _help() -> str:
   width = max(map(len, PROGRAMS))
   lines = [f'  {name:<{width}}  {what}' for name, what in PROGRAMS.items()]
   return '\n'.join(['gradleak PROGRAM [--flags]', '', *lines, '', 'gradleak PROGRAM --help lists the flags of one.'])
+
+
+if __name__ == '__main__':
+  main()

@@ -75,6 +75,11 @@ def configure(cache: flags.FlagHolder[str], x64: flags.FlagHolder[bool] | None =
   jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)  # one XLA device per core: lanes are sharded over them
 
 
+def command(name: str) -> list[str]:
+  """Returns the command line of a program, in a process of its own."""
+  return [sys.executable, '-m', 'gradleak.cli', name]
+
+
 def say(text: str) -> None:
   """Writes a line to standard error at once, such as 'reading faces …'; nothing with --progress=none."""
   if 'progress' not in flags.FLAGS or flags.FLAGS['progress'].value != 'none':

@@ -90,7 +90,7 @@ def _check():
     raise errors.UsageError(f'{_CHECK.value} was not made by launch/autoleak.py: its settings are not known')
   where = {'workdir': workdir, 'data_dir': _DATA_DIR.value, 'progress': _PROGRESS.value, _CACHE.name: _CACHE.value}
   given = [f'--{name}={value}' for name, value in {**entry['settings'], **where}.items() if value is not None]
-  done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name('autoleak.py'), *given], check=False)
+  done = subprocess.run([*_program.command('autoleak'), *given], check=False)
   if done.returncode:
     sys.exit(done.returncode)  # it has said why
   differing = leaderboard.compare(entry, leaderboard.load(workdir))

@@ -3,22 +3,33 @@
     python launch/reproduce.py --list
     python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
     python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
+    python launch/reproduce.py --all --budget=2h --data_dir=data
+    python launch/reproduce.py --pages=docs/results
 
 Each audit of the table has a folder of its own in the work directory, with its report, and so have the trainings of
 each dataset, with their curves; table.md and table.csv are in the work directory itself. A run that was stopped
 continues from its last checkpoint when the same command is given again.
+
+The rows that a table's figures are computed from are stored in --results, with settings, seed, versions and revision.
+--all runs every table that is not stored there, the cheapest first, as many as fit into --budget; --pages makes pages
+of what is stored.
 """
 
 import os
+import time
 
 from absl import flags
 
 from launch import _program
 
-with _program.group('what is reproduced'):
+with _program.group('one of'):
   _EXPERIMENT = flags.DEFINE_string('experiment', None, 'Name of the table; --list prints all.')
   _LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough estimate of their cost.')
+  _ALL = flags.DEFINE_boolean('all', False, 'Run every table that is not in --results, the cheapest first.')
+  _PAGES = flags.DEFINE_string('pages', None, 'Folder for pages of all tables that are in --results.')
+with _program.group('what is reproduced'):
   _SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: a quick check.')
+  _BUDGET = flags.DEFINE_string('budget', '2h', 'all: Time for all tables together, such as 90min or 2h.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _WEIGHTS = flags.DEFINE_string('weights', None, 'PyTorch weights of a trained model, in place of training it.')
   _LPIPS_BACKBONE = flags.DEFINE_string('lpips_backbone', 'alex', 'Network of LPIPS: alex, vgg or squeeze.')
@@ -27,58 +38,151 @@ with _program.group('what is reproduced'):
   )
   _LPIPS_HEADS = flags.DEFINE_string('lpips_heads', None, "File of LPIPS's own weights for it (version 0.1).")
 with _program.group('run'):
-  _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results; by default results/EXPERIMENT-SCALE.')
+  _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a table, by default results/EXPERIMENT-SCALE.')
+  _RESULTS = flags.DEFINE_string(
+    'results', 'results/tables', 'Folder of stored results; runs with given weights are not stored. Empty: none.'
+  )
   _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, training, noise and starts.')
   _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
   _CACHE = _program.define_cache()
 
 
 def main(argv: list[str]) -> None:
-  """Runs the experiment that the flags name, and prints and writes its table."""
+  """Runs what the flags name, and prints and writes its table."""
   del argv
   _program.configure(_CACHE)
 
   import experiments
   from experiments import experiment as machinery
+  from experiments import pages
   from gradleak import errors
   from gradleak.progress import reporter
-  from gradleak.storage import write_atomically
 
+  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  errors.check_choice('scale', _SCALE.value, machinery.SCALES)
+  reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
   if _LIST.value:
     print(_listing(experiments.REGISTRY.values(), machinery))
-    return
-  if _EXPERIMENT.value is None:
-    raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))})')
-  experiment = experiments.get(_EXPERIMENT.value)
-  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  elif _PAGES.value is not None:
+    print('\n'.join(pages.write(_PAGES.value, _RESULTS.value, experiments.REGISTRY, _SCALE.value)))
+  elif _ALL.value:
+    _all(experiments.REGISTRY)
+  elif _EXPERIMENT.value is not None:
+    _one(experiments.get(_EXPERIMENT.value))
+  else:
+    raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))}), or --all')
+
+
+def _one(experiment):
+  """Runs a table."""
+  from experiments import experiment as machinery
+  from experiments import results
+  from gradleak.storage import write_atomically
+
+  given = _WEIGHTS.value, _LPIPS_WEIGHTS.value, _LPIPS_HEADS.value
   if _WEIGHTS.value is not None:
     experiment = machinery.with_weights(experiment, _WEIGHTS.value)
-  lpips = _LPIPS_WEIGHTS.value, _LPIPS_HEADS.value
-  if lpips != (None, None):
-    experiment = machinery.with_lpips(experiment, _LPIPS_BACKBONE.value, *lpips)
+  if given[1:] != (None, None):
+    experiment = machinery.with_lpips(experiment, _LPIPS_BACKBONE.value, *given[1:])
   runs = {name: run.scaled(_SCALE.value) for name, run in experiment.runs.items()}
-  reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
   workdir = _WORKDIR.value or os.path.join('results', f'{experiment.name}-{_SCALE.value}')
   flags.FLAGS.workdir = workdir  # so that an interruption names it
   _program.say(f'reading the data of {experiment.name} …')
   data = {name: run.load(_DATA_DIR.value) for name, run in runs.items()}  # an error for missing data comes first
 
-  rows = {}
+  rows, clock = {}, results.Clock(workdir)
   for index, (name, run) in enumerate(runs.items()):
     print(f'{experiment.name}, {run.kind} {index + 1} of {len(runs)}: {name}', flush=True)
     folder = os.path.join(workdir, name)
-    rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
+    with clock.timed(name):
+      rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
 
   outcomes = [runs[cell.run].outcome(cell, machinery.gains(cell, rows)) for cell in experiment.cells]
   table = machinery.markdown(experiment, _SCALE.value, _SEED.value, outcomes)
   write_atomically(os.path.join(workdir, 'table.md'), table)
   write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))
+  if _RESULTS.value and given == (None, None, None):
+    pictures = [os.path.join(workdir, name, run.pictured) for name, run in runs.items()]
+    results.store(_RESULTS.value, experiment, _SCALE.value, _SEED.value, rows, clock.seconds, pictures)
   print(f'\n{experiment.table}\n{experiment.metrics}\n')
   print(machinery.terminal(experiment, _SCALE.value, _SEED.value, outcomes))
   print('\n' + '\n'.join(machinery.settings(experiment, _SCALE.value, _SEED.value)))
   print(f'\ntable: {os.path.join(workdir, "table.md")}')
   for name, run in runs.items():
     print(f'{run.shown}: {os.path.join(workdir, name, run.page)}')
+
+
+def _all(registry):
+  """Runs the tables that are not stored, each in a process of its own, and says which did not fit or failed."""
+  from experiments import experiment as machinery
+  from experiments import results
+  from gradleak import errors
+
+  budget, started = _seconds(_BUDGET.value), time.monotonic()
+  known = results.read(_RESULTS.value, _SCALE.value)
+  waiting = [one for one in registry.values() if not results.done(known.get(one.name), one, _SEED.value)]
+  waiting.sort(key=lambda one: machinery.minutes(one, _SCALE.value))
+  print(f'{len(registry) - len(waiting)} of {len(registry)} tables are stored in {_RESULTS.value}', flush=True)
+  pace, failed, late = [], [], []
+  for index, experiment in enumerate(waiting):
+    left = budget - (time.monotonic() - started)
+    estimate = 60 * machinery.minutes(experiment, _SCALE.value)
+    expected = estimate * (sorted(pace)[len(pace) // 2] if pace else 0)
+    if left <= 0 or expected > left:
+      late.append(experiment.name)
+      continue
+    said = machinery.duration(max(expected, estimate * (not pace)) / 60)
+    print(f'\ntable {index + 1} of {len(waiting)}: {experiment.name}, about {said}; '
+          f'{machinery.duration(left / 60)} of the budget left', flush=True)  # fmt: skip
+    begun = time.monotonic()
+    status = _child(experiment.name, left)
+    if status is None:
+      late.append(experiment.name)
+    elif status:
+      failed.append(experiment.name)
+    else:
+      pace.append((time.monotonic() - begun) / estimate)
+  print(f'\n{len(waiting) - len(late) - len(failed)} tables were run; {len(registry) - len(late) - len(failed)} of '
+        f'{len(registry)} are stored')  # fmt: skip
+  if late:
+    print(f'outside of the budget, give the same command again: {", ".join(late)}')
+  if failed:
+    raise errors.UsageError(f'these failed, see above: {", ".join(failed)}')
+
+
+def _child(name, seconds):
+  """Runs a table in a process of its own; returns its status, or None where the time was over."""
+  import subprocess
+
+  flags_of = {'scale': _SCALE, 'results': _RESULTS, 'seed': _SEED, 'progress': _PROGRESS, 'data_dir': _DATA_DIR}
+  given = [f'--{flag}={holder.value}' for flag, holder in flags_of.items() if holder.value is not None]
+  workdir = os.path.join(_WORKDIR.value or 'results', f'{name}-{_SCALE.value}')
+  given += [f'--experiment={name}', f'--workdir={workdir}', f'--{_CACHE.name}={_CACHE.value}']
+  child = subprocess.Popen([*_program.command('reproduce'), *given])
+  try:
+    return child.wait(seconds)
+  except subprocess.TimeoutExpired:
+    return None
+  finally:
+    if child.poll() is None:
+      child.terminate()  # it continues from its last checkpoint another time
+      try:
+        child.wait(60)
+      except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _seconds(text):
+  """Returns the seconds of a text such as '90min' or '1h 30min'."""
+  import re
+
+  from gradleak import errors
+
+  units = {'h': 3600, 'min': 60, 'm': 60, 's': 1}
+  parts = re.findall(r'(\d+(?:\.\d+)?)\s*(h|min|m|s)(?![a-z])', text)
+  if not parts or re.sub(r'\d+(?:\.\d+)?\s*(h|min|m|s)(?![a-z])|\s', '', text):
+    raise errors.UsageError(f'budget is {errors.shown(text)}, expected a time such as 90min or 2h')
+  return sum(float(number) * units[unit] for number, unit in parts)
 
 
 def _listing(experiments, machinery):

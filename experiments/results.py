@@ -1,0 +1,239 @@
+"""Stored results of the papers' tables: what a run found, and all that it takes to run it again.
+
+A file for each table and scale, `results/tables/mini/ffl_1.json`: the rows that its figures are computed from, the
+settings, the seed, the versions, the revision of the code, the time. The pages of docs/results are made from these
+files alone (`pages`).
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from experiments import comparison
+from experiments.experiment import Experiment, Outcome, gains
+from gradleak import errors
+from gradleak.audit import versions
+from gradleak.storage import made_folder, plain, write_atomically
+
+FORMAT = 1
+FIGURES = 6  # significant figures of a stored number
+NOT_SHOWN = 'not shown'
+COUNTED = (*comparison.VERDICTS, NOT_SHOWN)
+PICTURES = 3  # of a table at most
+WIDTH = 720  # of a picture, in pixels
+
+
+class Stored(NamedTuple):
+  """A file of results.
+
+  Attributes:
+    experiment: name of the table.
+    scale, seed: of the run.
+    settings: name of a run -> its settings that are not the defaults.
+    rows: name of a run -> the rows that the table's figures are computed from.
+    versions: what it was made with.
+    revision: of the code; ends with '+' if files had been changed since; '' if it is not known.
+    seconds: of all its runs; None if not known.
+    pictures: names of the pictures beside the file.
+  """
+
+  experiment: str
+  scale: str
+  seed: int
+  settings: dict[str, Any]
+  rows: dict[str, list[dict]]
+  versions: dict[str, str]
+  revision: str
+  seconds: float | None
+  pictures: list[str]
+
+
+def store(
+  folder: Any,
+  experiment: Experiment,
+  scale: str,
+  seed: int,
+  rows: Mapping[str, list[dict]],
+  seconds: float | None,
+  pictures: Sequence[str] = (),
+) -> Stored:
+  """Stores the results of a table in a folder, in place of earlier ones, and returns them.
+
+  Args:
+    folder: such as results/tables; the file goes into its folder of the scale.
+    experiment: the `Experiment`, as declared.
+    scale, seed: of the run.
+    rows: name of a run -> its rows.
+    seconds: of all runs.
+    pictures: paths of PNGs; the first three are stored, with 64 colours and a width of at most 720 pixels.
+  """
+  folder, kept, runs = made_folder(os.path.join(folder, scale)), [], experiment.runs
+  for path in list(pictures)[:PICTURES]:
+    kept.append(f'{experiment.name}-{len(kept) + 1}.png')
+    write_atomically(folder / kept[-1], _small(path))
+  about = {name: [cell for cell in experiment.cells if name in (cell.run, cell.minus)] for name in runs}
+  found = Stored(
+    experiment.name,
+    scale,
+    seed,
+    {name: declared(run.scaled(scale)) for name, run in runs.items()},
+    {name: _rounded(plain(runs[name].scaled(scale).stored(rows[name], about[name]))) for name in runs},
+    versions(),
+    revision(),
+    None if seconds is None else round(seconds, 1),
+    kept,
+  )
+  write_atomically(folder / f'{experiment.name}.json', _text(found))
+  return found
+
+
+def read(folder: Any, scale: str) -> dict[str, Stored]:
+  """Returns name -> results of all tables stored at a scale.
+
+  Raises:
+    UsageError: for a damaged file; names it.
+  """
+  found = {}
+  for path in sorted(pathlib.Path(folder, scale).glob('*.json')):
+    try:
+      content = json.loads(path.read_text('utf-8'))
+      if content.pop('format') != FORMAT:
+        raise ValueError('another format')
+      one = Stored(**content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+      raise errors.UsageError(f'{path} is damaged ({error}): delete it and run the table again') from error
+    found[one.experiment] = one
+  return found
+
+
+def current(stored: Stored, experiment: Experiment) -> bool:
+  """Returns whether results were made with the settings that the table declares now."""
+  return stored.settings == {name: declared(run.scaled(stored.scale)) for name, run in experiment.runs.items()}
+
+
+def outcomes(stored: Stored, experiment: Experiment) -> list[Outcome]:
+  """Returns the `Outcome` of each cell, computed from the stored rows."""
+  runs = {name: run.scaled(stored.scale) for name, run in experiment.runs.items()}
+  return [runs[cell.run].outcome(cell, gains(cell, stored.rows)) for cell in experiment.cells]
+
+
+def counts(experiment: Experiment, found: Sequence[Outcome] | None) -> dict[str, int]:
+  """Returns verdict -> number of the paper's figures with it; without outcomes, all are 'not shown'."""
+  total = dict.fromkeys(COUNTED, 0)
+  for index, cell in enumerate(experiment.cells):
+    if cell.paper is not None:
+      total[(found is not None and comparison.verdict(cell, found[index])) or NOT_SHOWN] += 1
+  return total
+
+
+def done(stored: Stored | None, experiment: Experiment, seed: int) -> bool:
+  """Returns whether a table need not be run again: its results are there, of this seed and of its settings."""
+  return stored is not None and stored.seed == seed and current(stored, experiment)
+
+
+class Clock:
+  """The time that the runs of a table took, in `seconds.json` of its work directory; interrupted ones count."""
+
+  def __init__(self, workdir: str):
+    self._path = os.path.join(workdir, 'seconds.json')
+    os.makedirs(workdir, exist_ok=True)
+    try:
+      with open(self._path, encoding='utf-8') as file:
+        self._spent = json.load(file)
+    except (OSError, ValueError):
+      self._spent = {}
+
+  @property
+  def seconds(self) -> float:
+    """Of all runs."""
+    return sum(seconds for seconds, _ in self._spent.values())
+
+  @contextlib.contextmanager
+  def timed(self, run: str) -> Iterator[None]:
+    """Adds the time of this context to that of a run, unless it ended another time."""
+    before, ended = self._spent.get(run, (0.0, False))
+    started, complete = time.monotonic(), False
+    try:
+      yield
+      complete = True
+    finally:
+      if not ended:
+        self._spent[run] = before + time.monotonic() - started, complete
+        write_atomically(self._path, json.dumps(self._spent) + '\n')
+
+
+def declared(value: Any) -> Any:
+  """Returns settings as plain JSON: of dataclasses the fields that are not at their defaults, of methods the texts."""
+  if hasattr(value, '_asdict'):
+    return declared(value._asdict())
+  if dataclasses.is_dataclass(value):
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if _set(field, value)}
+    texts = {'attack': value.attack_text(), 'defenses': value.texts()} if hasattr(value, 'attack_text') else {}
+    return declared({name: one for name, one in {**fields, **texts}.items() if name not in ('mini', 'changed')})
+  if isinstance(value, Mapping):
+    return {str(name): declared(one) for name, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [declared(one) for one in value]
+  return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _set(field, value):
+  if field.default_factory is not dataclasses.MISSING:
+    return getattr(value, field.name) != field.default_factory()
+  return getattr(value, field.name) != field.default
+
+
+def revision() -> str:
+  """Returns the revision of the checkout that this code is in, with '+' if files were changed; '' outside of one."""
+  here = pathlib.Path(__file__).resolve().parent.parent
+
+  def git(*arguments):
+    return subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+  try:
+    changed = git('status', '--porcelain', '--untracked-files=no', '--', 'gradleak', 'experiments')
+    return git('rev-parse', 'HEAD') + ('+' if changed else '')
+  except (OSError, subprocess.CalledProcessError):
+    return ''
+
+
+def _rounded(value):
+  """Returns plain JSON with numbers of a few significant figures."""
+  if isinstance(value, Mapping):
+    return {name: _rounded(one) for name, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [_rounded(one) for one in value]
+  if isinstance(value, float):
+    return float(f'{value:.{FIGURES}g}')
+  return value
+
+
+def _text(stored: Stored) -> str:
+  """Returns the file: an entry per line, and a row per line."""
+  content = {'format': FORMAT, **stored._asdict()}
+  rows = content.pop('rows')
+  lines = [f'{json.dumps(name)}: {json.dumps(value)}' for name, value in content.items()]
+  runs = [
+    f'{json.dumps(name)}: [\n' + ',\n'.join(json.dumps(row) for row in found) + '\n]' for name, found in rows.items()
+  ]
+  return '{\n' + ',\n'.join([*lines, '"rows": {\n' + ',\n'.join(runs) + '\n}']) + '\n}\n'
+
+
+def _small(path: str) -> bytes:
+  """Returns a PNG with 64 colours and a width of at most `WIDTH`."""
+  with Image.open(path) as opened:
+    picture = opened.convert('RGB')
+  if picture.width > WIDTH:
+    picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
+  png = io.BytesIO()
+  picture.quantize(64).save(png, 'PNG', optimize=True)
+  return png.getvalue()
