@@ -80,7 +80,8 @@ def store(
   for path in list(pictures)[:PICTURES]:
     kept.append(f'{experiment.name}-{len(kept) + 1}.png')
     write_atomically(folder / kept[-1], _small(path))
-  about = {name: [cell for cell in experiment.cells if name in (cell.run, cell.minus)] for name in runs}
+  compared = {name: {cell.run for cell in experiment.cells if cell.minus == name} | {name} for name in runs}
+  about = {name: [cell for cell in experiment.cells if cell.run in compared[name]] for name in runs}
   found = Stored(
     experiment.name,
     scale,

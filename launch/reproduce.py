@@ -46,6 +46,8 @@ with _program.group('run'):
   _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
   _CACHE = _program.define_cache()
 
+_LEAST = 60.0  # seconds that a table takes: imports, data, compilation, pictures
+
 
 def main(argv: list[str]) -> None:
   """Runs what the flags name, and prints and writes its table."""
@@ -123,25 +125,23 @@ def _all(registry):
   waiting = [one for one in registry.values() if not results.done(known.get(one.name), one, _SEED.value)]
   waiting.sort(key=lambda one: machinery.minutes(one, _SCALE.value))
   print(f'{len(registry) - len(waiting)} of {len(registry)} tables are stored in {_RESULTS.value}', flush=True)
-  pace, failed, late = [], [], []
+  spent, foreseen, failed, late = 0.0, 0.0, [], []
   for index, experiment in enumerate(waiting):
     left = budget - (time.monotonic() - started)
-    estimate = 60 * machinery.minutes(experiment, _SCALE.value)
-    expected = estimate * (sorted(pace)[len(pace) // 2] if pace else 0)
-    if left <= 0 or expected > left:
+    estimate = max(60 * machinery.minutes(experiment, _SCALE.value), _LEAST)
+    expected = estimate * (spent / foreseen if foreseen else 1)  # as this machine has kept to the estimates so far
+    if left <= 0 or (expected > left and foreseen):
       late.append(experiment.name)
       continue
-    said = machinery.duration(max(expected, estimate * (not pace)) / 60)
-    print(f'\ntable {index + 1} of {len(waiting)}: {experiment.name}, about {said}; '
+    print(f'\ntable {index + 1} of {len(waiting)}: {experiment.name}, about {machinery.duration(expected / 60)}; '
           f'{machinery.duration(left / 60)} of the budget left', flush=True)  # fmt: skip
     begun = time.monotonic()
     status = _child(experiment.name, left)
+    spent, foreseen = spent + time.monotonic() - begun, foreseen + estimate
     if status is None:
       late.append(experiment.name)
     elif status:
       failed.append(experiment.name)
-    else:
-      pace.append((time.monotonic() - begun) / estimate)
   print(f'\n{len(waiting) - len(late) - len(failed)} tables were run; {len(registry) - len(late) - len(failed)} of '
         f'{len(registry)} are stored')  # fmt: skip
   if late:

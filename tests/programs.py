@@ -50,9 +50,10 @@ def start(name, *arguments):
 def reproduce(experiment, workdir, progress='none'):
   """Returns how a run of an experiment at scale smoke ended, which went well, and the lines of its table.csv."""
   flags = '--scale=smoke', '--compilation_cache=', f'--progress={progress}', f'--experiment={experiment.name}'
+  flags = *flags, f'--results={workdir.parent}/stored'
   done = start('reproduce', *flags, f'--workdir={workdir}')
   assert done.status == 0, done.err
-  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', *experiment.runs}
+  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', 'seconds.json', *experiment.runs}
   return done, list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from experiments.experiment import Experiment, Run
 from gradleak.metrics import perceptual
 from tests import programs
 
-SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none')
+SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none', '--results=')
 
 # Tables of trainings have a test of their own, in tests/experiments/test_utility.py.
 AUDITS = [
@@ -31,7 +32,7 @@ def test_every_table_is_rerun(name, tmp_path):
   done = programs.start('reproduce', *flags)
   assert done.status == 0, done.err
   workdir = tmp_path / 'new' / 'er'
-  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', *experiment.runs}
+  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', 'seconds.json', *experiment.runs}
   lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
   assert len(lines) == len(experiment.cells)
   for line, cell in zip(lines, experiment.cells, strict=True):
@@ -91,7 +92,23 @@ def test_the_list_names_all_with_their_cost():
   assert (done.status, done.err) == (0, '')
   lines = {line.split()[0]: line for line in done.out.splitlines() if line}
   for name, experiment in experiments.REGISTRY.items():
-    assert experiment.table in lines[name] and ' min ' in lines[name]
+    assert experiment.table in lines[name] and re.search(' (s|min|h|d) ', lines[name])
+
+
+@pytest.mark.slow
+def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
+  folders = f'--workdir={tmp_path}/work', f'--results={tmp_path}/stored'
+  flags = '--all', '--scale=smoke', '--progress=none', f'--compilation_cache={tmp_path}/cache', *folders
+  first = programs.spawn('reproduce', *flags, '--budget=60s')
+  stored = {path.stem for path in (tmp_path / 'stored' / 'smoke').glob('*.json')}
+  assert first.status == 0 and stored and f'0 of {len(experiments.REGISTRY)} tables are stored' in first.out, first.err
+  late = first.out.splitlines()[-1]
+  assert late.startswith('outside of the budget, give the same command again: ')
+  assert not stored & set(late.rpartition(': ')[2].split(', '))
+  again = programs.spawn('reproduce', *flags, '--budget=1s')
+  assert again.status == 0 and f'{len(stored)} of {len(experiments.REGISTRY)} tables are stored' in again.out
+  pages = programs.start('reproduce', f'--pages={tmp_path}/pages', f'--results={tmp_path}/stored', '--scale=smoke')
+  assert pages.status == 0 and f'{len(stored)} of ' in (tmp_path / 'pages' / 'index.md').read_text('utf-8')
 
 
 @pytest.mark.parametrize(
@@ -101,6 +118,8 @@ def test_the_list_names_all_with_their_cost():
     (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: assumptions_')),
     (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
     (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
+    (('--all', '--budget=soon'), ('budget is', "'soon'", 'such as 90min or 2h')),
+    (('--all', '--budget=2h later'), ('budget is',)),
     (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),

@@ -1,0 +1,140 @@
+"""Stored results hold what a table's figures are computed from, and the pages of docs/results are computed from them."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import experiments
+import launch
+from experiments import pages, results
+from experiments import experiment as machinery
+from experiments.comparison import Cell
+from experiments.experiment import Experiment, Run
+from experiments.notes import Note
+from gradleak import errors
+
+ROOT = pathlib.Path(launch.__file__).parent.parent
+RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)'}, 4, mini={'trials': 1})
+CELLS = (
+  Cell('digits', 'none', 'psnr', 'run', 'none', 39.2),
+  Cell('digits', 'GC', 'psnr', 'run', 'GC', 39.2),
+  Cell('digits', 'GC', 'psnr_gain', 'run', 'GC', minus='other'),
+  Cell('digits', 'GC', 'ssim', 'other', 'GC', 0.51),
+)
+TOY = Experiment('toy_1', 'A paper.', 'Table 1', 'It shows.', {'run': RUN, 'other': RUN}, CELLS, 'Means.')
+
+
+def rows(*psnrs):
+  found = []
+  for defense in RUN.texts().values():
+    for trial, psnr in enumerate(psnrs):
+      row = {'defense': defense, 'counter': None, 'trial': trial, 'psnr': psnr, 'control_psnr': 8.0, 'ssim': 0.51}
+      found.append({**row, 'success': psnr > 20, 'diverged': False, 'unused': 1.0})
+  return found
+
+
+@pytest.fixture
+def stored(tmp_path):
+  picture = tmp_path / 'grid.png'
+  Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 2000, 3), np.uint8)).save(picture)
+  found = {'run': rows(39.123456789, 39.4, 39.2, 39.3), 'other': rows(10.0, 10.1, 10.2, 10.3)}
+  results.store(tmp_path / 'tables', TOY, 'mini', 3, found, 12.34, [str(picture)])
+  return found, results.read(tmp_path / 'tables', 'mini')['toy_1'], tmp_path / 'tables'
+
+
+def test_figures_are_the_same_from_what_is_stored(stored):
+  found, one, folder = stored
+  expected = [TOY.runs[cell.run].outcome(cell, machinery.gains(cell, found)) for cell in CELLS]
+  for ours, wanted in zip(results.outcomes(one, TOY), expected, strict=True):
+    assert ours[3:] == wanted[3:]
+    np.testing.assert_allclose(ours[:3], wanted[:3], rtol=1e-5)
+  assert 'unused' not in one.rows['run'][0] and len(one.rows['run']) == len(one.rows['other']) == 8
+  assert (one.scale, one.seed, one.seconds, one.pictures) == ('mini', 3, 12.3, ['toy_1-1.png'])
+  assert one.versions['jax'] and {'dataset', 'model', 'attack', 'defenses', 'trials'} <= set(one.settings['run'])
+  with Image.open(folder / 'mini' / 'toy_1-1.png') as small:
+    assert small.width == results.WIDTH and small.mode == 'P'
+
+
+def test_results_of_other_settings_are_not_shown(stored):
+  _, one, _ = stored
+  assert results.current(one, TOY) and results.done(one, TOY, 3) and not results.done(one, TOY, 4)
+  other = dataclasses.replace(TOY, runs={'run': RUN, 'other': RUN.replaced(restarts=3)})
+  assert not results.current(one, other) and not results.done(None, TOY, 3)
+  text = pages.pages({'toy_1': one}, {'toy_1': other}, 'mini', 'there')['beside.md']
+  assert 'its settings have changed since' in text and '39.12' not in text
+
+
+def test_a_page_has_figures_verdicts_pictures_and_how_to_run_it_again(stored):
+  _, one, _ = stored
+  found = pages.pages({'toy_1': one}, {'toy_1': TOY}, 'mini', 'there')
+  page, index = found['beside.md'], found['index.md']
+  assert '39.26' in page and '![Table 1: picture 1](there/toy_1-1.png)' in page
+  assert '--experiment=toy_1' in page and 'trials 1 instead of 4' in page and 'Run in 12 s' in page
+  assert results.counts(TOY, results.outcomes(one, TOY)) == {
+    'agrees': 3, 'same order of magnitude': 0, 'differs': 0, 'undecided': 0, 'not shown': 0,
+  }  # fmt: skip
+  assert '3 printed figures: 3 agrees' in index and '(beside.md#toy_1)' in index and '1 of 1 declared' in index
+  empty = pages.pages({}, {'toy_1': TOY}, 'mini', 'there')
+  assert '3 not shown' in empty['index.md'] and 'not yet' in empty['beside.md']
+
+
+def test_a_difference_without_a_note_that_holds_is_of_unknown_cause(stored):
+  _, one, _ = stored
+  cells = (CELLS[0]._replace(paper=80.0), *CELLS[1:])
+  bare = dataclasses.replace(TOY, cells=cells)
+  says = Note('toy_1', 'Because.', seed=3, holds=(('digits | none | psnr', '<', 'digits | none | psnr | paper'),))
+  fails = says._replace(holds=(('digits | none | psnr | paper', '<', 'digits | none | psnr'),))
+  for notes, unknown in (((), True), ((fails,), True), ((says,), False)):
+    noted = dataclasses.replace(bare, notes=notes)
+    page = pages.pages({'toy_1': one}, {'toy_1': noted}, 'mini', 'there')['beside.md']
+    assert (pages.UNKNOWN in page) == unknown and ('Because.' in page) != unknown
+  assert pages.UNKNOWN not in pages.pages({'toy_1': one}, {'toy_1': TOY}, 'mini', 'there')['beside.md']
+
+
+def test_damaged_results_are_named(stored):
+  *_, folder = stored
+  path = folder / 'mini' / 'toy_1.json'
+  for text in ('{', '[]', '{}', json.dumps({**json.loads(path.read_text()), 'format': 0})):
+    path.write_text(text)
+    with pytest.raises(errors.UsageError, match=r'toy_1\.json is damaged'):
+      results.read(folder, 'mini')
+
+
+def test_a_clock_counts_what_was_interrupted_and_nothing_twice(tmp_path):
+  clock = results.Clock(str(tmp_path / 'new'))
+  with pytest.raises(KeyboardInterrupt), clock.timed('run'):
+    raise KeyboardInterrupt
+  spent = clock.seconds
+  with clock.timed('run'):
+    pass
+  whole = clock.seconds
+  again = results.Clock(str(tmp_path / 'new'))
+  with again.timed('run'):
+    pass
+  assert 0 < spent < whole == again.seconds and math.isfinite(whole)
+
+
+@pytest.mark.parametrize('name', sorted(experiments.REGISTRY))
+@pytest.mark.parametrize('scale', ['mini', 'paper'])
+def test_settings_are_plain(name, scale):
+  for run in experiments.get(name).runs.values():
+    found = results.declared(run.scaled(scale))
+    assert json.loads(json.dumps(found)) == found and '<' not in str(found)
+
+
+def test_the_pages_of_results_are_what_the_stored_rows_say():
+  found = results.read(ROOT / 'results' / 'tables', 'mini')
+  stale = [name for name, one in found.items() if not results.current(one, experiments.get(name))]
+  assert found and not stale, f'the settings of {stale} have changed: run them again, or delete their results'
+  made = pages.pages(found, experiments.REGISTRY, 'mini', '../../results/tables/mini')
+  folder = ROOT / 'docs' / 'results'
+  assert {path.name for path in folder.glob('*.md')} == set(made)
+  for name, text in made.items():
+    assert (folder / name).read_text('utf-8') == text, f'launch/reproduce.py --pages=docs/results makes {name} anew'
+  pictures = {path.name for path in (ROOT / 'results' / 'tables' / 'mini').glob('*.png')}
+  assert pictures == {picture for one in found.values() for picture in one.pictures}
