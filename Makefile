@@ -2,6 +2,7 @@
 # make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
 # make lint    ruff and mypy
+# make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
 # make benchmark   speed beside PyTorch and breaching, as ratios in one run; make benchmark MEASURE=scaling and so on
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rat
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
   prune(rate=0.7)+concealment;client_dp(norm=1,noise=0.01);dpsgd(norm=1,noise=0.01);ats;instahide
 
-.PHONY: audit audit-all test slow lint benchmark clean
+.PHONY: audit audit-all test slow lint docs linkcheck benchmark clean
 
 $(VENV)/.installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,6 +42,12 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed
+	$(BIN)/sphinx-build -W --keep-going -n -b html docs docs/_build/html
+
+linkcheck: $(VENV)/.installed
+	$(BIN)/sphinx-build -b linkcheck docs docs/_build/linkcheck
+
 # PyTorch that is there already, of whatever build, is kept. breaching comes without what it asks for: it imports less.
 $(VENV)/.benchmark: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[benchmark]' || \
@@ -53,5 +60,5 @@ benchmark: $(VENV)/.benchmark
 	$(BIN)/python launch/benchmark.py --measure=$(MEASURE)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/api docs/methods *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -14,6 +14,9 @@ OUTSIDE = ['benchmarks', 'experiments', 'launch']
 CHECKOUT = bool({'editable_wheel', 'develop'} & set(sys.argv))
 INSIDE = {} if CHECKOUT else {f'gradleak._{name}': name for name in OUTSIDE}
 
+# What builds the pages; tests build them, too.
+DOCS = ['furo>=2025.9', 'myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-copybutton>=0.5.2,<1', 'sphinx-design>=0.7,<1']
+
 setup(
   name='gradleak',
   version=VERSION,
@@ -50,10 +53,20 @@ setup(
   ],
   extras_require={
     'benchmark': ['hydra-core>=1.3,<2', 'torch>=2.4,<3'],  # beside breaching, see the Makefile
+    'docs': DOCS,
     'frame': ['pandas>=2,<4'],
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],
-    'test': ['mypy>=1.15,<3', 'pandas>=2,<4', 'pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.12,<0.18'],
+    'test': [
+      'ipykernel>=7,<8',
+      'mypy>=1.15,<3',
+      'nbclient>=0.10,<1',
+      'pandas>=2,<4',
+      'pytest>=8,<10',
+      'pytest-xdist>=3.6,<4',
+      'ruff>=0.12,<0.18',
+      *DOCS,
+    ],
   },
   classifiers=[
     'Programming Language :: Python :: 3.11',

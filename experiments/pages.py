@@ -109,7 +109,8 @@ def _state(experiment: Experiment, outcomes: Sequence | None, stored: results.St
     return 'stored' if stored.seconds is None else duration(stored.seconds / 60)
   if stored is not None:
     return 'its settings have changed since'
-  return f'not yet; about {duration(minutes(experiment, scale))}'
+  datasets = sorted({run.scaled(scale).dataset for run in experiment.runs.values()})
+  return f'not yet: about {duration(minutes(experiment, scale))}, with {", ".join(datasets)}'
 
 
 def _table(

@@ -77,17 +77,18 @@ class Spears(Repeated):
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run: the largest error of any input of any batch."""
     row = self.row_of(cell, rows)
-    worst = max(row['errors'])
-    exact = sum(error < 1e-6 for error in row['errors'])
-    remark = f'{exact} of {len(row["errors"])}; {row["seconds"]:.1f} s'
-    return Outcome(worst if math.isfinite(worst) else None, None, None, len(row['errors']), None, 0, remark)
+    errors = _errors(row)
+    worst = max(errors)
+    exact = sum(error < 1e-6 for error in errors)
+    remark = f'{exact} of {len(errors)}; {row["seconds"]:.1f} s'
+    return Outcome(worst if math.isfinite(worst) else None, None, None, len(errors), None, 0, remark)
 
   def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: the largest error of each batch; batches that were not separated are at the right."""
     with figures.figure(6.2, 0.26 * len(rows) + 0.9, layout='constrained') as (figure, png):
       axes = figure.subplots()
       for place, row in enumerate(rows):
-        values = [min(max(error, 1e-16), 30.0) for error in row['errors']]
+        values = [min(max(error, 1e-16), 30.0) for error in _errors(row)]
         axes.plot(values, [place] * len(values), 'o', color='#2f86c9', markersize=4, alpha=0.6, markeredgewidth=0)
       axes.axvline(1e-6, color=figures.SOFT, linewidth=0.8)
       axes.set_yticks(range(len(rows)), labels=[row['defense'] for row in rows])
@@ -102,6 +103,11 @@ class Spears(Repeated):
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores."""
     return self.repeats * (0.05 + sum(2.0 ** self.held(size) for size in self.sizes) * 1e-5)
+
+
+def _errors(row: dict) -> list[float]:
+  """Returns the largest error of each batch of a row; infinite ones are stored as null."""
+  return [math.inf if error is None else error for error in row['errors']]
 
 
 def spear_label(kind: str, size: int, dtype: str, noise: float) -> str:

@@ -15,6 +15,16 @@ def standard() -> Iterator[None]:
     yield
 
 
+def relaxed(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function, run under JAX's standard promotion rules."""
+
+  def call(*args: Any, **kwargs: Any) -> Any:
+    with standard():
+      return function(*args, **kwargs)
+
+  return call
+
+
 def lenient(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
   """Returns the optax `transformation` with its `init` and `update` run under JAX's standard promotion rules.
 
@@ -22,12 +32,4 @@ def lenient(transformation: optax.GradientTransformation) -> optax.GradientTrans
   `jax_numpy_dtype_promotion='strict'` they raise.
   """
   transformation = optax.with_extra_args_support(transformation)
-
-  def relaxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-      with standard():
-        return function(*args, **kwargs)
-
-    return call
-
   return optax.GradientTransformationExtraArgs(relaxed(transformation.init), relaxed(transformation.update))

@@ -72,11 +72,15 @@ def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...]
 
 @base.attack(citation=CITATION)
 def april(client: Client, *, rcond: float = 1e-6) -> base.Attack:
-  """APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
+  r"""APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
 
   Reads one sample: of a batch, or of several local steps, Δ is the mean over samples and steps, and the one image that
   is returned is a mixture of theirs. It returns no labels. Pixels are as the embedding sees them: normalised, where the
   model normalises them itself.
+
+  Formula:
+    \frac{\partial \ell}{\partial W} = X^\top \Delta, \quad \Delta = \frac{\partial \ell}{\partial \text{pos}}, \quad
+    X^\top = \frac{\partial \ell}{\partial W} \Delta^+
 
   Args:
     client: the `Client` whose model is attacked.

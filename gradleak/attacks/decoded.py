@@ -53,10 +53,13 @@ def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_s
 
 @base.attack(citation=CITATION, prepare=_learned)
 def fidel_decoder(client: Client, *, decoder: str = 'windows', steps: int = 0) -> base.Attack:
-  """Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
+  r"""Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
 
   The decoder is trained once, on the public images of the scenario, at the weights that the client received. Neurons
   with the largest bias gradient come first. It returns no labels.
+
+  Formula:
+    \hat{x}_j = D(\Delta W_j / \Delta b_j) \text{ for each neuron } j
 
   Args:
     client: the `Client` whose model is attacked.

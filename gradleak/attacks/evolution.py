@@ -6,6 +6,7 @@ one `vmap`, and so are all trials: its authors evaluate one after the other.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.distances import UNITS, weighed
 from gradleak.attacks.matching import Matching, starting_labels
 from gradleak.federated import Observation
-from gradleak.strictness import standard
+from gradleak.strictness import relaxed, standard
 from gradleak.trees import Tree
 
 
@@ -89,13 +90,14 @@ class Evolution:
     """Returns the state after one generation, and the lowest objective so far."""
     keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(state.key), state.count))
     algorithm = self._algorithm(state.best[0])
+    ask, tell = (_alone(relaxed(getattr(algorithm, name))) for name in ('ask', 'tell'))
     with standard():
-      candidates, search = algorithm.ask(keys[0], state.search, algorithm.default_params)
+      params = algorithm.default_params
+    candidates, search = ask(keys[0], state.search, params)
     objectives, distances = jax.vmap(lambda made: self.evaluate(made, state, observation))(candidates)
     # What is not finite is the worst.
     objectives = jnp.where(jnp.isfinite(objectives), objectives, jnp.float32(3e38))
-    with standard():
-      search, _ = algorithm.tell(keys[1], candidates, objectives, search, algorithm.default_params)
+    search, _ = tell(keys[1], candidates, objectives, search, params)
     search = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), search, state.search)
     place = jnp.argmin(objectives)
     found = jax.tree.map(lambda leaf: leaf[place], candidates), objectives[place], distances[place]
@@ -115,6 +117,15 @@ class Evolution:
   def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the objective at the private samples without the latents' part: their latents are not known."""
     return self.matching.losses(observation, images, labels)[0]
+
+
+def _alone(function: Callable) -> Callable:
+  """Returns a function that takes lane after lane on CPU.
+
+  There a batched eigendecomposition waits for the threads of a pool in which the devices' programs themselves wait:
+  with two devices it may never end.
+  """
+  return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == 'cpu' else function
 
 
 def divergence(latents: Tree) -> jax.Array:

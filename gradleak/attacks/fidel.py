@@ -124,10 +124,14 @@ CITATION = 'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples fro
 
 @base.attack(citation=CITATION)
 def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidates: int = 0) -> base.Attack:
-  """Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
+  r"""Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
 
   Images in [0, 1] come first, among them those with the largest bias gradient, and those that repeat an earlier one
   last. Closed-form; it returns no labels.
+
+  Formula:
+    \hat{x}_j = \Delta W_j / \Delta b_j \text{ for each neuron } j, \quad \text{combined: } \hat{x} =
+    \frac{\sum_j \Delta b_j \, \Delta W_j}{\sum_j \Delta b_j^2}
 
   Args:
     client: the `Client` whose model is attacked.

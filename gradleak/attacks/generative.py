@@ -101,11 +101,15 @@ def ggl(
   width: int = 16,
   training_steps: int = 2000,
 ) -> Attack:
-  """Generative gradient leakage (Li et al. 2022): CMA-ES on the latents of a trained generator.
+  r"""Generative gradient leakage (Li et al. 2022): CMA-ES on the latents of a trained generator.
 
   500 generations of 50 candidates and the weight of the KL divergence are the published ones; there the generator is
   told the label, and the distance is divided by the number of tensors; here the KL divergence is weighed in units of
   the observed update's own distance from none.
+
+  Formula:
+    \min_z \; \lVert \nabla_\theta L(f_\theta(G(z)), y) - g \rVert^2 + \text{kl} \cdot \lVert g \rVert^2 \cdot
+    \tfrac{1}{2} (\mu_z^2 + \sigma_z^2 - \log \sigma_z^2 - 1)
 
   Args:
     client: the `Client` that is simulated.
@@ -156,10 +160,14 @@ def gias(
   width: int = 16,
   training_steps: int = 2000,
 ) -> Attack:
-  """Gradient inversion with an adapted generator (Jeon et al. 2021): first the latents, then the weights.
+  r"""Gradient inversion with an adapted generator (Jeon et al. 2021): first the latents, then the weights.
 
   Adam at 3e-2 for 1,000 steps and then at 1e-3 for 5,000, the cosine distance and TV 1e-6 are the published settings
   for 32×32 pixels. With `latent_steps` = `steps` the weights stay: GGL by gradient descent.
+
+  Formula:
+    \min_z \text{, then } \min_w \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x),
+    \quad x = G_w(z)
 
   Args:
     client: the `Client` that is simulated.
@@ -209,7 +217,7 @@ def gifd(
   width: int = 16,
   training_steps: int = 2000,
 ) -> Attack:
-  """Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
+  r"""Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
 
   The features of a layer start where the layers before it ended, and stay in an l1-ball around that. Of all points on
   the way, the one with the lowest objective is returned. 1,000 steps for the latents and for each layer, Adam at 0.1
@@ -217,6 +225,12 @@ def gifd(
   0.5 (StyleGAN2) or 0.25 (BigGAN) of the first from layer to layer; the first, 2,000 there, depends on the generator.
   The published code holds the norm of the latents, too, and returns the image of the last restart with the score of
   the best.
+
+  Formula:
+    \min_z \text{, then } \min_{h_k} \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x)
+    + \text{l2} \cdot \overline{x^2}
+
+    x = G_k(h_k), \quad \lVert h_k - h_k^0 \rVert_1 \le r_k
 
   Args:
     client: the `Client` that is simulated.
@@ -268,9 +282,14 @@ def pnp(
   width: int = 16,
   training_steps: int = 2000,
 ) -> Attack:
-  """Plug-and-play matching: `csdlg_fast` with a denoiser's score in place of total variation, annealed.
+  r"""Plug-and-play matching: `csdlg_fast` with a denoiser's score in place of total variation, annealed.
 
   Ours; the regularisation is RED's (Romano et al. 2017, eq. 15), on a noisy image as in sampling by diffusion.
+
+  Formula:
+    \min_{x \in [0, 1]^n} \; \tfrac{1}{2} \left\lVert \frac{\nabla_\theta L}{\lVert \nabla_\theta L \rVert} -
+    \frac{g}{\lVert g \rVert} \right\rVert^2 + \text{prior} \cdot \sqrt{\overline{(x - D(x + \sigma_t \varepsilon))^2}}
+    + \text{tv} \cdot \text{TV}(x), \quad \varepsilon \sim \mathcal{N}(0, I)
 
   Args:
     client: the `Client` that is simulated.

@@ -247,7 +247,7 @@ def lti(
   learning_rate: float | int = 1e-3,
   mirrored: bool = False,
 ) -> base.Attack:
-  """Learning to Invert: a dense network of three layers, from the upload to the images, is trained on public images.
+  r"""Learning to Invert: a dense network of three layers, from the upload to the images, is trained on public images.
 
   Before it sees an upload, it is trained by Adam, whose rate falls to a tenth after three quarters of the steps. Each
   step simulates the client on new draws of public images, and of the defense where that is known; withheld entries are
@@ -255,6 +255,11 @@ def lti(
   of a batch are compared in the order that fits best. As published: hidden=3000 (10,000 for batches of 4),
   batch_size=256, learning_rate=1e-4, steps=39000 (200 epochs of 50,000 public images). The attack itself is one pass
   through the network, and returns no labels.
+
+  Formula:
+    \min_\varphi \; \mathbb{E}_x \min_\pi \lVert h_\varphi(u(x)) - \pi(x) \rVert^2, \quad \hat{x} = h_\varphi(g)
+
+    u(x) \text{ the upload that } x \text{ causes}, \; \pi \text{ an order of the batch}
 
   Args:
     client: the `Client` that is attacked.

@@ -579,7 +579,7 @@ def gradient_matching(
     distance: 'squared_euclidean', 'cosine', 'chordal'; of one sample 'dense_input' (the input of the first dense layer
       alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
-    tv, l2: weights of the priors; may be traced.
+    tv, l2: weights of the priors, which may be traced.
     box: project the images into [0, 1] after each step.
     start: 'normal', 'uniform', 'constant', 'class_average' or an array of images.
     decoys: dummy samples beside each of the N, with labels of their own, in the same batch and thrown away: for a

@@ -319,7 +319,11 @@ def _take_again(
 
 @base.attack(citation='Passive peeling, after Shariati, Alambardar Meybodi, 2026.')
 def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
-  """Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
+  r"""Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
+
+  Formula:
+    \hat{x}_j = \frac{\partial L / \partial W_j}{\partial L / \partial b_j}, \quad \frac{\partial L}{\partial W_j}
+    = \frac{1}{B} \sum_i \delta_{ij} x_i, \quad \frac{\partial L}{\partial b_j} = \frac{1}{B} \sum_i \delta_{ij}
 
   Args:
     client: the `Client` that is attacked; it must share the gradient of cross-entropy.

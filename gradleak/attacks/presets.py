@@ -75,17 +75,25 @@ def _preset(
 
 @_preset(DLG)
 def dlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
-  """Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
+  r"""Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
   Ours has a line search, so that it does not diverge. One step is one evaluation.
+
+  Formula:
+    \min_{x, y} \; \lVert \nabla_\theta L(f_\theta(x), \text{softmax}(y)) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
   """
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='optimised', **shared)
 
 
 @_preset(IDLG, 'idlg')
 def idlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
-  """Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first."""
+  r"""Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first.
+
+  Formula:
+    y = \arg\min_c \sum_i \frac{\partial L}{\partial W_{ic}}, \quad
+    \min_x \; \lVert \nabla_\theta L(f_\theta(x), y) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
+  """
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='inferred', **shared)
 
 
@@ -105,9 +113,13 @@ def csdlg(
   l2: float = 0.0,
   **shared: Any,
 ) -> Attack:
-  """Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
+  r"""Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
   24,000 steps and TV 1e-4 are the published command line's; the CIFAR notebooks use TV 1e-6, the library 1e-1 unsigned.
+
+  Formula:
+    \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
   return gradient_matching(
     client,
@@ -125,7 +137,12 @@ def csdlg(
 
 @_preset(CSDLG)
 def csdlg_lbfgs(client: Client, *, steps: int = 3000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
-  """OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known."""
+  r"""OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known.
+
+  Formula:
+    \min_x \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
+  """
   return gradient_matching(client, lbfgs(history=history), steps, distance='cosine', tv=tv, labels='known', **shared)
 
 
@@ -139,10 +156,15 @@ def csdlg_fast(
   start: str = 'constant',
   **shared: Any,
 ) -> Attack:
-  """The objective and knowledge of csDLG, in a twelfth of its steps: Adam on the plain gradient, cosine decay, grey.
+  r"""The objective and knowledge of csDLG, in a twelfth of its steps: Adam on the plain gradient, cosine decay, grey.
 
   With the sign, every pixel moves by the learning rate in each step until that has decayed. Adam with a memory of a
   hundred steps makes small steps for pixels that have converged.
+
+  Formula:
+    \min_{x \in [0, 1]^n} \; \frac{1}{2} \left\lVert \frac{\nabla_\theta L(f_\theta(x), y)}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert} - \frac{g}{\lVert g \rVert} \right\rVert^2
+    + \text{tv} \cdot \text{TV}(x)
   """
   return csdlg(
     steps=steps,
@@ -159,29 +181,50 @@ def csdlg_fast(
 
 @_preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
 def prefix(client: Client, *, steps: int = 400, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
-  """Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
+  r"""Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 
   Balunović et al. (2022) match the layer's input; here the gradients of the layers before it are matched, too, which a
   single sample determines exactly. See `gradleak.attacks.prefix_matching`. It needs no labels.
+
+  Formula:
+    \min_x \; \frac{\lVert J(x)^\top \delta - g \rVert^2}{\lVert g \rVert^2}
+    + \frac{\lVert h(x) - h \rVert^2}{\lVert h \rVert^2} + \text{tv} \cdot \text{TV}(x)
+
+    \delta = W \, \partial b, \quad h = \frac{\partial W \, \partial b}{\lVert \partial b \rVert^2}, \quad
+    J = \frac{\partial h}{\partial \theta_{\text{before}}}
   """
   return gradient_matching(client, lbfgs(history=history), steps, distance='prefix', tv=tv, labels='unused', **shared)
 
 
 @_preset(DLG)
 def dga(client: Client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
-  """GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels."""
+  r"""GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels.
+
+  Formula:
+    \min_x \; \lVert \nabla_\theta L(f_\theta(x), y) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
+  """
   return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='known', **shared)
 
 
 @_preset(CSDLG)
 def gia(client: Client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
-  """GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps."""
+  r"""GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps.
+
+  Formula:
+    \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
+  """
   return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, **shared)(client)
 
 
 @_preset(CSDLG)
 def gs(client: Client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
-  """DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known."""
+  r"""DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known.
+
+  Formula:
+    \min_x \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
+  """
   return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, **shared)(client)
 
 
@@ -197,11 +240,14 @@ def cinet(
   generator: str = 'untrained',
   **shared: Any,
 ) -> Attack:
-  """CI-Net (Zhang et al. 2023): images from an untrained network, whose weights are optimised; labels known.
+  r"""CI-Net (Zhang et al. 2023): images from an untrained network, whose weights are optimised; labels known.
 
   Cosine distance, no TV, Adam on the sign at a constant rate; 2,000 steps for batches of 16 on CIFAR-10, 30,000 on
   ImageNet. The published victims have sigmoids in place of ReLU; others found that the attack fails on ReLU, tanh and
   GELU. The published code keeps the step with the best SSIM to the private images, ours that of the least objective.
+
+  Formula:
+    \min_w \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x), \quad x = G_w(z)
   """
   return gradient_matching(
     client,
@@ -226,13 +272,17 @@ def magia(
   subset_growth: int = 3000,
   **shared: Any,
 ) -> Attack:
-  """MAGIA (arXiv 2509.18170): DLG with TV, and beside the whole batch the gradients of random subsets are matched.
+  r"""MAGIA (arXiv 2509.18170): DLG with TV, and beside the whole batch the gradients of random subsets are matched.
 
   300 iterations of up to 20 evaluations of L-BFGS, images and labels together, squared distance, weights 0.999 and
   0.001; the subset grows from one sample to the whole batch over the first 150 iterations, the script's default (a
   constant size of 2 is its other documented run: `subset=2,subset_growth=0`). What rescales the subset's term is not
   published, see `Subsets`; the script also divides the subset's mean gradient by S and the observed one by N once more,
   takes means over entries there, draws a subset in each evaluation, and has no line search: not followed.
+
+  Formula:
+    \min_{x, y} \; (1 - w) \lVert \bar{g}_{1..N}(x, y) - g \rVert^2 + \frac{w}{f} \lVert \bar{g}_S(x, y) - g \rVert^2
+    + \text{tv} \cdot \text{TV}(x), \quad f = \frac{N - |S|}{|S| \, (N - 1)}
   """
   return gradient_matching(
     client,

@@ -175,9 +175,13 @@ def _independent(directions: np.ndarray) -> list[int]:
   name='spear',
 )
 def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
-  """SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear`, on the host.
+  r"""SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear`, on the host.
 
   It returns no labels.
+
+  Formula:
+    (\partial L / \partial W)^\top = \mathcal{L} R, \quad X = Q^{-1} R, \quad
+    \partial L / \partial Z = (\mathcal{L} Q)^\top \text{ sparse by ReLU}
 
   Args:
     client: the `Client` that is attacked; it must share a gradient.

@@ -16,9 +16,12 @@ from gradleak.defenses.defense import defense
   idle=lambda settings: math.isinf(settings['norm']),
 )
 def clip(*, norm: float) -> optax.GradientTransformationExtraArgs:
-  """Scales the update by min(1, norm / ‖update‖₂), over all tensors together.
+  r"""Scales the update by min(1, norm / ‖update‖₂), over all tensors together.
 
   It changes the scale and not the direction, so it has no effect on attacks that minimise the cosine distance.
+
+  Formula:
+    g' = g \cdot \min(1, \text{norm} / \lVert g \rVert_2)
 
   Args:
     norm: the largest L2 norm of the result, > 0; infinity is the identity.

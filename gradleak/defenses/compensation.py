@@ -119,7 +119,7 @@ def compensation(
   layout: str = 'columns',
   memory: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  """Global update compensation, for the server's chain on the mean update: see `compensate`.
+  r"""Global update compensation, for the server's chain on the mean update: see `compensate`.
 
   A direction of the update is seen, and kept, where it exceeds about σ̂·(v·w)^¼ (in the norm of its part of C). All
   others are dropped with the noise.
@@ -133,6 +133,10 @@ def compensation(
   between columns, and 3 to 8 directions lie above the band that are noise alone.
 
   It does not reduce the clients' privacy: a curious server can apply it to a single upload in any case (section V-C).
+
+  Formula:
+    C' = C \sum_{\lambda_i \notin [\lambda_-, \lambda_+]} v_i v_i^\top, \quad \lambda_\pm = \hat\sigma^2
+    (1 \pm 1 / \sqrt{Q})^2, \quad \hat\sigma^2 = \tfrac{d}{s} \sigma^2 \sum_k \varepsilon_k^2
 
   Args:
     stddev, ratio, num_slices: the clients' settings of `graddefense`.

@@ -87,7 +87,11 @@ def largest_portion(x: jax.Array, ratio: float | jax.Array) -> jax.Array:
   idle=lambda settings: settings['rate'] == 0,
 )
 def prune(*, rate: float) -> optax.GradientTransformationExtraArgs:
-  """Gradient compression (Zhu et al. 2019, section 5.2): sets the smallest entries of each tensor to zero.
+  r"""Gradient compression (Zhu et al. 2019, section 5.2): sets the smallest entries of each tensor to zero.
+
+  Formula:
+    g'_i = g_i \cdot [\, |g_i| \ge \tau \,], \quad \tau = \text{the } (n - \lfloor \text{rate} \cdot n \rfloor)
+    \text{-th largest } |g_j| \text{ of a tensor of } n
 
   Args:
     rate: the fraction of entries that become zero, in [0, 1].
@@ -122,9 +126,13 @@ class SentState(NamedTuple):
   idle=lambda settings: settings['ratio'] == 1,
 )
 def topk(*, ratio: float) -> optax.GradientTransformationExtraArgs:
-  """Sends only the ⌈ratio·n⌉ largest entries of each tensor of n: gradient sparsification.
+  r"""Sends only the ⌈ratio·n⌉ largest entries of each tensor of n: gradient sparsification.
 
   Unlike with `prune`, noise that is added later does not reach the entries that are not sent.
+
+  Formula:
+    g'_i = g_i \cdot m_i, \quad m = \text{the } \lceil \text{ratio} \cdot n \rceil \text{ largest } |g_j|
+    \text{ of a tensor of } n
 
   Args:
     ratio: the fraction of entries that are sent, in [0, 1].
@@ -166,10 +174,14 @@ class DGCState(NamedTuple):
   idle=lambda settings: settings['ratio'] == 1 and math.isinf(settings['clip']),
 )
 def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf) -> optax.GradientTransformationExtraArgs:
-  """Deep Gradient Compression (Lin et al. 2018, section 3, algorithm 4), without its warm-up.
+  r"""Deep Gradient Compression (Lin et al. 2018, section 3, algorithm 4), without its warm-up.
 
   Each tensor accumulates what it does not send, with momentum: u ← m·u + g, v ← v + u. The ⌈ratio·n⌉ largest entries of
   |v| are sent, and cleared in u and v.
+
+  Formula:
+    u \leftarrow m u + g, \quad v \leftarrow v + u, \quad g' = v \odot s, \quad
+    u \leftarrow u \odot (1 - s), \quad v \leftarrow v \odot (1 - s)
 
   Args:
     ratio: the fraction of entries that are sent, in [0, 1].

@@ -270,12 +270,24 @@ def concealment(
   box: bool = False,
   projection: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-  """DCS² (Wu et al. 2024, algorithm 1): sends the gradient of the batch with concealed samples mixed in.
+  r"""DCS² (Wu et al. 2024, algorithm 1): sends the gradient of the batch with concealed samples mixed in.
 
   It should come first in the step chain: the gradient it receives is the paper's g, and its result is computed anew
   from batch and parameters, in float32 with dropout off. Its update needs `key=`, `batch=` and `params`; it takes
   `weights=` (0 for padding, which then has no effect) and `variables=`, which a model with BatchNorm needs under
   running statistics. Only `sensitive=0` is the identity.
+
+  Formula:
+    \tilde{x} = \arg\min_x \; 1 - \cos(\nabla_\theta L(x, \tilde{y}), \nabla_\theta L(x_s, y_s))
+    + e^{-\lambda_x \lVert x - x_s \rVert} + \lambda_z \, z(x)
+
+    z(x) = \max \left( 0, \frac{\lVert f(x) - f(x_s) \rVert}{\lVert f(x_s) \rVert} - \varepsilon \right)
+
+    g_c = \nabla_\theta \tfrac{1}{2} (L(x_s, y_s) + \lambda_g L(\tilde{x}, \tilde{y})
+    + (1 - \lambda_g) L(\tilde{x}, y_s))
+
+    \hat{g}_c = g_c + \max(v, -\langle g_c, g \rangle / \lVert g \rVert^2) \, g
+    \quad \text{where } \langle g, g_c \rangle < 0
 
   Args:
     client: the `Client` that it is made for: its model, loss and BatchNorm mode ('train': the gradient of one sample is

@@ -12,10 +12,13 @@ from gradleak.trees import Tree
 
 @defense(place='upload', random=True, post_processing=True)
 def null_gradient() -> optax.GradientTransformationExtraArgs:
-  """Replaces every tensor by Gaussian noise of the same norm.
+  r"""Replaces every tensor by Gaussian noise of the same norm.
 
   An attack's result on it depends on the attack's prior and start, not on the data: it is the control that defines
   success.
+
+  Formula:
+    g'_t = \lVert g_t \rVert_2 \, n_t / \lVert n_t \rVert_2, \quad n_t \sim \mathcal{N}(0, I) \text{ for each tensor } t
 
   Raises (from its update):
     UsageError: without `key=`.

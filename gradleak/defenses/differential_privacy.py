@@ -55,10 +55,14 @@ def _per_example(settings: Settings, clipped_to: float | None, position: int) ->
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
 )
 def client_dp(*, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
-  """Geyer's mechanism at the client, as FFL attacks it: clip the update, then add noise to it.
+  r"""Geyer's mechanism at the client, as FFL attacks it: clip the update, then add noise to it.
 
   The update is scaled by min(1, norm / ‖update‖₂), and every entry gets N(0, (noise·norm)²): Geyer et al. 2017,
   algorithm 1, for a single client. The server sees nothing else, so the guarantee holds against the server too.
+
+  Formula:
+    \Delta' = \Delta \cdot \min(1, S / \lVert \Delta \rVert_2) + n, \quad n \sim \mathcal{N}(0, (z S)^2 I),
+    \quad S = \text{norm}, \; z = \text{noise}
 
   Args:
     norm: the bound on the norm over all tensors together, > 0; infinity, without noise, is the identity.
@@ -128,12 +132,15 @@ def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
   idle=lambda settings: math.isinf(settings['norm']),
 )
 def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransformationExtraArgs:
-  """Clips the gradient of every data sample, g / max(1, ‖g‖₂ / norm), and takes the mean (GradDefense, section V-C).
+  r"""Clips the gradient of every data sample, g / max(1, ‖g‖₂ / norm), and takes the mean (GradDefense, section V-C).
 
   It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
   of its own. It ignores the gradient that it receives, so it must be the first member of a step chain. A sample of
   weight 0 is padding; the mean is over the sum of `weights=`. Without `variables=`, the model must have no batch
   statistics.
+
+  Formula:
+    g' = \frac{1}{N} \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / B)}, \quad B = \text{norm}
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used.
@@ -158,10 +165,14 @@ def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransforma
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
 )
 def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
-  """DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
+  r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets N(0, (noise·norm)²) in every entry and is divided by the
   number of samples, the sum of `weights=`. It must be the first member of a step chain.
+
+  Formula:
+    g' = \frac{1}{N} \left( \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / C)} + n \right), \quad
+    n \sim \mathcal{N}(0, (\sigma C)^2 I), \quad C = \text{norm}, \; \sigma = \text{noise}
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used.

@@ -65,7 +65,7 @@ def fragmentation(
   ratio: float,
   unit: str = 'layer',
 ) -> optax.GradientTransformationExtraArgs:
-  """Sends the ⌈ratio·L⌉ of the L layers with the largest cosine to the global gradient (section 4.2, algorithm 1).
+  r"""Sends the ⌈ratio·L⌉ of the L layers with the largest cosine to the global gradient (section 4.2, algorithm 1).
 
   The global gradient is estimated by the difference between the model that the client received before and the current
   one; the cosine is 0 where a norm is zero. At its first participation a client has no such difference and sends the
@@ -77,6 +77,11 @@ def fragmentation(
 
   Equation 4 is printed with the sign of equation 1 reversed. Here an update equal to the global one has cosine +1:
   gradients are compared with previous − current parameters, deltas with current − previous.
+
+  Formula:
+    s_l = \frac{\langle \Delta_l, \theta_l^k - \theta_l^{k-1} \rangle}{\lVert \Delta_l \rVert \,
+    \lVert \theta_l^k - \theta_l^{k-1} \rVert}, \quad \text{sent: the } \lceil \text{ratio} \cdot L \rceil
+    \text{ layers of the largest } s_l
 
   Args:
     layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.
@@ -136,7 +141,11 @@ def fragmentation(
 def fragmentation_random(
   layers: Sequence[Layer] | None = None, *, ratio: float
 ) -> optax.GradientTransformationExtraArgs:
-  """Sends ⌈ratio·L⌉ of the L layers, drawn at random at each update: the baseline of `fragmentation`.
+  r"""Sends ⌈ratio·L⌉ of the L layers, drawn at random at each update: the baseline of `fragmentation`.
+
+  Formula:
+    \Delta'_l = \Delta_l \cdot [\, l \in S \,], \quad S \subseteq \{1, \ldots, L\} \text{ uniform}, \quad
+    |S| = \lceil \text{ratio} \cdot L \rceil
 
   Args:
     layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.

@@ -97,7 +97,7 @@ def _squared_sensitivity(
   """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
   params, shape = variables['params'], images.shape[1:]
   numbers, count = trees.layer_numbers(params, _layers(client, shape))
-  single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None)
+  single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None, cohort=1)
 
   def of_sample(sample: tuple) -> jax.Array:
     index, image, label = sample
@@ -289,10 +289,14 @@ def graddefense(
   estimate: str = 'probes',
   root: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of the update.
+  r"""Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of the update.
 
   The paper's optional clipping (section V-C) of each sample's gradient in each local step is a separate defense:
   `clip_samples(norm=B)+graddefense(stddev=σB)`.
+
+  Formula:
+    R_l = \frac{1}{k} \sum_{i=1}^{k} \left\lVert \frac{\partial g_l(x_i)}{\partial x_i} \right\rVert_F, \quad
+    g'_j = g_j + n_j \, [\, \text{slice}(j) \in D \,], \quad n_j \sim \mathcal{N}(0, \sigma^2), \quad |D| = d
 
   Args:
     slicing: the `Slicing`, made once for a model. Without it, `prepare` makes one by the settings from `num_slices` on
@@ -337,7 +341,7 @@ def graddefense(
 def graddefense_step(
   client: Any = None, *, stddev: float, ratio: float = 0.5, num_slices: int = 10, clip: float = math.inf
 ) -> optax.GradientTransformationExtraArgs:
-  """GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
+  r"""GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
 
   The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones, in which
   entries of opposite sign cancel; each tensor is a layer of its own, in forward order. The slices have equal risk, to
@@ -346,6 +350,10 @@ def graddefense_step(
   The published code differs: it measures on one batch of the root set, here on the client's own batch; its slices
   overlap by one entry; with clipping, it clips the chosen slices of every sample before they are averaged, to the norm
   `stddev`, here those of the batch's gradient to `clip` (the same for a batch of one and clip = stddev).
+
+  Formula:
+    R_t = \sum_{i=1}^{N} \left\lVert \frac{\partial}{\partial x_i} \sum_j g_{t,j} \right\rVert_2, \quad
+    g'_j = g_j + n_j \, [\, \text{slice}(j) \in D \,], \quad n_j \sim \mathcal{N}(0, \sigma^2)
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used. Dropout is off in the risk.

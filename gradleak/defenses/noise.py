@@ -35,7 +35,10 @@ def _mechanism(settings: Settings, clipped_to: float | None, position: int) -> M
   idle=lambda settings: settings['stddev'] == 0,
 )
 def gaussian(*, stddev: float) -> optax.GradientTransformationExtraArgs:
-  """Adds N(0, stddev²) to every entry.
+  r"""Adds N(0, stddev²) to every entry.
+
+  Formula:
+    g' = g + n, \quad n_i \sim \mathcal{N}(0, \sigma^2), \quad \sigma = \text{stddev}
 
   Args:
     stddev: the standard deviation, ≥ 0. Some papers give the variance instead.
@@ -55,7 +58,10 @@ def gaussian(*, stddev: float) -> optax.GradientTransformationExtraArgs:
   idle=lambda settings: settings['scale'] == 0,
 )
 def laplace(*, scale: float) -> optax.GradientTransformationExtraArgs:
-  """Adds Laplace(0, scale) to every entry.
+  r"""Adds Laplace(0, scale) to every entry.
+
+  Formula:
+    g' = g + n, \quad p(n_i) = \tfrac{1}{2b} e^{-|n_i| / b}, \quad b = \text{scale}
 
   Args:
     scale: b of the density exp(−|x|/b) / 2b, ≥ 0; the variance is 2·scale².

@@ -86,7 +86,7 @@ def outpost(
   prune: float = 0.8,
   variant: str = 'paper',
 ) -> optax.GradientTransformationExtraArgs:
-  """OUTPOST (section IV, algorithm 1), a defense of the step chain; `init` its state at the start of each round.
+  r"""OUTPOST (section IV, algorithm 1), a defense of the step chain; `init` its state at the start of each round.
 
   The i-th local step of a round, i = 1, 2, …, is protected with probability 1/(1 + decay·i), the first one always: of
   the 180 steps of the paper's training 29.1 are expected to be, of 7 steps 5.2 (see `step_probability`). A protected
@@ -101,6 +101,11 @@ def outpost(
 
   The noise goes with the variance of the weights, and at a large learning rate raises it: in long trainings with few
   local steps the two grow together. The paper trains at a rate of 0.01.
+
+  Formula:
+    \Pr(i) = \frac{1}{1 + \beta i}, \quad g'_l = g_l \odot [\, |g_l| \ge \tau_l \,] + m_l \odot n_l
+
+    n_l \sim \mathcal{N}(0, (\lambda r_l)^2 I), \quad r_l = \min(1, \text{Var}[\theta_l])
 
   Args:
     layers: the model's layers, a sequence of `gradleak.trees.Layer`; None takes the modules of the parameter tree.

@@ -4,6 +4,7 @@ Each factory returns (key, images float32 [N, H, W, C] in [0, 1], label probabil
 transformed images and labels of the same shapes: a `Client`'s `transform`.
 """
 
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Mapping
@@ -201,7 +202,7 @@ def _number(text: str) -> float | str:
   random=True,
 )
 def ats(*, policy: str = PUBLISHED) -> Transform:
-  """Automatic transformation search's defense (Gao et al., CVPR 2021): an augmentation policy on the private images.
+  r"""Automatic transformation search's defense (Gao et al., CVPR 2021): an augmentation policy on the private images.
 
   Magnitudes m are as in AutoAugment and the published code: `brightness`, `contrast` and `sharpness` multiply the
   distance to black, to the mean grey and to a smoothed image by 1 ± m; `translate_x`, `translate_y` move by ± m times
@@ -216,6 +217,9 @@ def ats(*, policy: str = PUBLISHED) -> Transform:
   table of operations and magnitudes.
 
   Balunović et al. (2022) reconstruct images in spite of ATS early in training.
+
+  Formula:
+    x'_i = (T_{p,K} \circ \ldots \circ T_{p,1})(x_i), \quad p \text{ uniform over the alternatives of the policy}
 
   Args:
     policy: operations `name:magnitude` joined by `|`, in their order; alternatives, of which each image gets one at
@@ -280,7 +284,7 @@ def ats_privacy_score(
   Returns:
     A float32 scalar.
   """
-  client, label = client.undefended(), jnp.asarray(label, jnp.int32).reshape(1)
+  client, label = dataclasses.replace(client.undefended(), cohort=1), jnp.asarray(label, jnp.int32).reshape(1)
   policy_key, start_key = jax.random.split(key)
   (transformed,), _ = ats(policy=policy)(policy_key, image[None], label)
   start = jax.random.uniform(start_key, image.shape, image.dtype)
@@ -324,7 +328,7 @@ def coefficients(key: jax.Array, mixed: int, largest: float) -> jax.Array:
   arguments=lambda context, settings: (require_public(context.public),),
 )
 def instahide(public: tuple | None = None, *, mixed: int = 4, largest: float = 0.65) -> Transform:
-  """InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
+  r"""InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
 
   Image i becomes σ ∘ Σ_j λ_j s_j in the range [−1, 1], where s holds the image, one other private image of the batch if
   there is one, and public images (each at most once) up to `mixed` in all; λ is as `coefficients` draws it, and σ is a
@@ -335,6 +339,10 @@ def instahide(public: tuple | None = None, *, mixed: int = 4, largest: float = 0
   |2x − 1| of an encoding x is the mixture's magnitude at every pixel: σ removes only the sign. Carlini et al. (2021)
   decode InstaHide from thousands of encodings of the same private images, given the public ones. No such attack is
   offered here: that other attacks fail does not prove protection.
+
+  Formula:
+    2 x'_i - 1 = \sigma \circ \left( 2 \sum_j \lambda_j s_j - 1 \right), \quad \sum_j \lambda_j = 1, \quad
+    \sigma \in \{-1, 1\}^{H \times W \times C} \text{ uniform}
 
   Args:
     public: (images float32 [K, H, W, C], integer labels [K]) that everyone holds, K ≥ mixed − 1.

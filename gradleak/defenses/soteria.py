@@ -29,7 +29,7 @@ _TOGETHER = 32  # features that are differentiated at once: more is faster and t
 def soteria(
   model: Model | None = None, *, rate: float, variant: str = 'paper'
 ) -> optax.GradientTransformationExtraArgs:
-  """Soteria, a defense of the step chain: zeroes the last dense kernel's gradient at ⌊rate·F⌋ features.
+  r"""Soteria, a defense of the step chain: zeroes the last dense kernel's gradient at ⌊rate·F⌋ features.
 
   r [F] is the input of the last dense layer and x the image. The paper prunes the features with the largest
   ‖r_i (∂r_i/∂x)⁻¹‖; the "inverse" of a vector is its pseudo-inverse, so this is |r_i| / ‖∂r_i/∂x‖₂. The published code
@@ -45,6 +45,10 @@ def soteria(
   The representation is taken in eval mode: without dropout and with BatchNorm's running statistics (those of
   `variables=`; without it, of `params` alone, a fresh network's), whatever mode the client trains in. An attacker may
   leave the kernel out (`defended_kernel` finds it) or read the pruned features from its zeros.
+
+  Formula:
+    \text{score}_i = \sum_{n=1}^{N} \frac{|r_i(x_n)|}{\lVert \partial r_i / \partial x_n \rVert_2}, \quad
+    \frac{\partial \ell}{\partial W_i} \leftarrow 0 \text{ for the } \lfloor \text{rate} \cdot F \rfloor \text{ largest}
 
   Args:
     model: a `Model` that offers `features`.

@@ -1,5 +1,6 @@
 """A model along its training: some rounds on public images, so that clients have received a model before this one."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -28,7 +29,7 @@ def earlier(
 
   Args:
     key: of the `simulation.Federation`.
-    client: how each client trains.
+    client: how each client trains; secure aggregation changes nothing of a mean, so that its cohort does not matter.
     variables: of the model at the start.
     images: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
     labels: int32 [K].
@@ -45,7 +46,7 @@ def earlier(
   errors.check_number('clients', clients, low=1, high=len(images), integer=True)
   size = len(images) // clients
   federation = simulation.Federation(
-    client,
+    dataclasses.replace(client, cohort=1),
     images[: clients * size],
     labels[: clients * size],
     np.split(np.arange(clients * size), clients),

@@ -1,9 +1,11 @@
 """Networks as pure functions.
 
 Built-in networks are factories, such as `lenet(10, width=24)`; `create('lenet(width=24)', 10)` makes the same from a
-text. `from_flax`, `from_nnx` and `from_functions` wrap a user's own network.
+text. `from_flax`, `from_nnx` and `from_functions` wrap a user's own network; `agreement` compares one that was written
+anew with the original.
 """
 
+from gradleak.models.agreement import Agreement, Difference, agreement
 from gradleak.models.convnets import convnet, convnet9
 from gradleak.models.model import Model, check_apply, check_variables, from_flax, from_functions
 from gradleak.models.nnx_modules import from_nnx
@@ -15,7 +17,10 @@ from gradleak.models.vit import vit_small, vit_tiny
 
 __all__ = [
   'REGISTRY',
+  'Agreement',
+  'Difference',
   'Model',
+  'agreement',
   'check_apply',
   'check_variables',
   'cnn',

@@ -16,10 +16,13 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
-  """Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
+  r"""Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
 
   Its variables, layers and features are those of `model`. Closed forms that read the input of the first layer return
   normalised pixels.
+
+  Formula:
+    x' = (x - \mu_c) / \sigma_c \text{ for each channel } c
 
   Args:
     model: any `Model` that does not normalise its images itself.

@@ -45,7 +45,7 @@ def _init_dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Arra
 
 
 def precode(model: Model, *, size: int = 256, beta: float = 1e-3) -> Model:
-  """Returns `model` with a variational bottleneck before its last dense layer.
+  r"""Returns `model` with a variational bottleneck before its last dense layer.
 
   The features f of a sample become D(z), z = μ + σ·ε with ε ~ N(0, I), where (μ, σ) = E(f). Encoder E
   (features -> 2·size) and decoder D (size -> features) are dense layers with PyTorch's initialisation (U(±1/√fan_in)),
@@ -55,6 +55,10 @@ def precode(model: Model, *, size: int = 256, beta: float = 1e-3) -> Model:
   meant to make gradient matching fail. But E is a dense layer with a bias, so f of a single sample can be computed
   from its gradient in closed form, for any ε (Balunović et al. 2022;
   `gradleak.attacks.dense.first_dense_input`).
+
+  Formula:
+    z = \mu + \sigma \odot \varepsilon, \; (\mu, \sigma) = E(f), \quad L + \text{beta} \cdot
+    \text{KL}(\mathcal{N}(\mu, \sigma^2) \,\Vert\, \mathcal{N}(0, I))
 
   Args:
     model: a `Model` made by `from_flax` whose last layer is dense.

@@ -158,12 +158,17 @@ def class_fishing(
   tv: float = 1e-4,
   start: str = 'normal',
 ) -> Attack:
-  """Class fishing (Wen et al. 2022): gradient matching of the one sample of a class in the batch.
+  r"""Class fishing (Wen et al. 2022): gradient matching of the one sample of a class in the batch.
 
   One image with the target's label is matched to the observed update times N. Of the rows of the last layer only the
   target's is compared, since all samples contribute to the others. BatchNorm is simulated on the running statistics. If
   the batch has several samples of the class, their sum is matched; without any there is nothing to match. In both cases
   the objective at the truth is NaN.
+
+  Formula:
+    W_c = \tfrac{1}{2}, \; W_{j \ne c} = 0, \; b_{j \ne c} = 1000 \text{ for the target } c
+
+    \min_x \; 1 - \cos(\nabla_\theta L(f_\theta(x), c), N g) + \text{tv} \cdot \text{TV}(x)
 
   Args:
     client: the `Client` that is simulated.
@@ -202,12 +207,18 @@ def feature_fishing(
   tv: float = 1e-4,
   start: str = 'normal',
 ) -> Attack:
-  """Feature fishing (Wen et al. 2022): gradient matching of one of several samples of a class in the batch.
+  r"""Feature fishing (Wen et al. 2022): gradient matching of one of several samples of a class in the batch.
 
   What the rounds of `feature_fishing_server` isolate is matched as in `class_fishing`. The objective at the truth is
   the least over the samples that can have been isolated: those of the class, and with 'difference' all of the batch,
   each with the target's label. It is NaN unless the last layer's gradient tells that one sample was isolated, or if
   class fishing was the only round, unless the batch has one sample of the class.
+
+  Formula:
+    W_c = m u, \; b_c = -m \theta, \; W_{j \ne c} = 0, \; b_{j \ne c} = 0, \quad m = \text{multiplier}
+
+    \text{a gradient only of } \{ c : \langle u, f \rangle < \theta \}
+    \cup \{ j \ne c : \langle u, f \rangle > \theta \}
 
   Args:
     client: the `Client` that is simulated.

@@ -255,10 +255,17 @@ def imprint(
   sparse: bool = False,
   residual: bool = True,
 ) -> Attack:
-  """Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `imprint_server` inserts.
+  r"""Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `imprint_server` inserts.
 
   Closed-form. It returns as many images as the batch has samples, but at most one per bin, the surest first; images
   beyond those that were found are black. It returns no labels.
+
+  Formula:
+    z_k = a \, (\langle w, x \rangle - c_k), \quad a = \text{gain}
+
+    \hat{x}_k = \frac{\Delta W_k - \Delta W_{k+1}}
+    {\Delta b_k - \Delta b_{k+1}}, \quad \text{sparse: }
+    \hat{x}_k = \Delta W_k / \Delta b_k
 
   Args:
     client: not used: the module is read in the same way for every client.

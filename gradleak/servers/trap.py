@@ -417,10 +417,15 @@ def _equal(rows):
   server=trap_server,
 )
 def trap(client: Client, *, variant: str = 'both', scale: float = 0.99) -> Attack:
-  """Trap weights (Boenisch et al. 2023 and later): reads the images that activate neurons of the trap layer alone.
+  r"""Trap weights (Boenisch et al. 2023 and later): reads the images that activate neurons of the trap layer alone.
 
   Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first; images
   beyond those that were found are what an input of zeros decodes to. It returns no labels.
+
+  Formula:
+    w_{ji} = n_{ji} \cdot s^{[n_{ji} > 0]}, \; n_{ji} \sim \mathcal{N}(0, \sigma^2) \text{ (independent)}
+
+    w_j^+ = -s \, w_j^- \text{ (mirrored)}, \quad \hat{x}_j = \Delta W_j / \Delta b_j
 
   Args:
     client: whose model the images pass.

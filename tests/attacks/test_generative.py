@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend import core as jax_core
 
 import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError, trees
@@ -79,6 +80,14 @@ def run(attack, key, observation):
   return whole(key)
 
 
+def _equations(jaxpr):
+  """Yields the equations of a jaxpr and of those within."""
+  for one in jaxpr.eqns:
+    yield one
+    for inner in jax_core.jaxprs_in_params(one.params):
+      yield from _equations(inner)
+
+
 def psnr(found, truth):
   return float(-10 * jnp.log10(jnp.mean(jnp.square(found - truth))))
 
@@ -102,6 +111,17 @@ def test_evolution_finds_an_image_that_the_generator_makes(linear, prior, seen):
   )
   lost, _, _ = run(attack, jax.random.key(1), nothing)
   assert np.isfinite(lost.images).all()
+
+
+def test_lanes_are_decomposed_one_after_the_other(linear, prior, seen):
+  """On CPU a batch of eigendecompositions may never end where two devices run one each."""
+  observation, _ = seen
+  attack = gl.attacks.ggl(file=prior, steps=2, population=4)(linear[0])
+  keys = jax.random.split(jax.random.key(0), 3)
+  states = jax.vmap(lambda key: attack.init(key, observation))(keys)
+  step = jax.make_jaxpr(jax.vmap(lambda state: attack.step(state, observation)))(states)
+  ranks = [one.invars[0].aval.ndim for one in _equations(step.jaxpr) if one.primitive.name == 'eigh']
+  assert ranks and set(ranks) == {2}
 
 
 def test_the_divergence_holds_latents_back(linear, prior, seen):

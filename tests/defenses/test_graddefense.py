@@ -1,5 +1,6 @@
 """GradDefense against NumPy: the risk of layers, slices of equal risk, Algorithm 1, and its form for each step."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -140,6 +141,15 @@ def test_exact_sensitivity_is_that_of_finite_differences():
 
 
 @pytest.mark.slow
+def test_sensitivity_is_a_client_s_own_in_a_cohort():
+  client, variables, images, labels, _ = setting('lenet')
+  alone, together = (
+    sensitivity(dataclasses.replace(client, cohort=cohort), variables, images[:1], labels[:1], KEY, probes=2)
+    for cohort in (1, 4)
+  )
+  np.testing.assert_array_equal(alone, together)
+
+
 def test_exact_sensitivity_is_the_norm_of_the_whole_jacobian_with_batch_norm():
   """Finite differences would step across the kinks of ReLU and of max pooling."""
   client, variables, images, labels, _ = setting('convnet(width=2)')

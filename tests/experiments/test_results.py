@@ -1,4 +1,4 @@
-"""Stored results hold what a table's figures are computed from, and the pages of docs/results are computed from them."""
+"""Stored results hold what a table's figures are computed from; the pages of docs/results are computed from them."""
 
 import dataclasses
 import json
@@ -11,12 +11,13 @@ from PIL import Image
 
 import experiments
 import launch
-from experiments import pages, results
 from experiments import experiment as machinery
+from experiments import pages, results
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
 from experiments.notes import Note
 from gradleak import errors
+from gradleak.storage import plain
 
 ROOT = pathlib.Path(launch.__file__).parent.parent
 RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)'}, 4, mini={'trials': 1})
@@ -138,3 +139,13 @@ def test_the_pages_of_results_are_what_the_stored_rows_say():
     assert (folder / name).read_text('utf-8') == text, f'launch/reproduce.py --pages=docs/results makes {name} anew'
   pictures = {path.name for path in (ROOT / 'results' / 'tables' / 'mini').glob('*.png')}
   assert pictures == {picture for one in found.values() for picture in one.pictures}
+
+
+def test_a_batch_that_spear_did_not_separate_is_read_again():
+  experiment = experiments.get('spear_exact')
+  run = next(iter(experiment.runs.values())).scaled('mini')
+  row = {'errors': [1e-9, math.inf], 'seconds': 1.0}
+  found = [{**row, 'defense': cell.defense} for cell in experiment.cells]
+  stored = json.loads(json.dumps(plain(found)))
+  for cell in experiment.cells:
+    assert run.outcome(cell, stored) == run.outcome(cell, found) and run.outcome(cell, stored).mean is None

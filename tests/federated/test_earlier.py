@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -20,6 +22,12 @@ def test_one_round_is_a_step_along_the_mean_gradient_of_all_clients(linear):
   for ours, theirs in zip(jax.tree.leaves(step), jax.tree.leaves(gradient), strict=True):
     np.testing.assert_allclose(ours, -0.5 * theirs, atol=1e-6)
   assert all(map(np.array_equal, jax.tree.leaves(previous), jax.tree.leaves(linear.variables)))
+
+
+def test_a_cohort_changes_nothing(linear):
+  one, _ = moved(linear, clients=2)
+  cohort = linear._replace(client=dataclasses.replace(linear.client, cohort=4))
+  assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(moved(cohort, clients=2)[0])))
 
 
 def test_of_several_rounds_the_last_two_models_are_returned(linear):

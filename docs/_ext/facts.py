@@ -1,0 +1,217 @@
+"""What pages say of a method beside its docstring: from its traits, the counter-measures, and stored results."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import gradleak as gl
+from gradleak import methods, specs
+from gradleak.attacks.base import AttackMethod
+from gradleak.attacks.counters import counters
+from gradleak.autoleak import leaderboard
+from gradleak.defenses import Context, Defense, Placed
+from gradleak.defenses.differential_privacy import epsilon
+from gradleak.defenses.guarantees import mechanisms
+
+ROOT = pathlib.Path(__file__).parents[2]
+ATTACKS: dict[str, Callable] = {**gl.attacks.REGISTRY, **gl.servers.REGISTRY}
+PLACES = {
+  'data': 'the samples, before training',
+  'step': 'the gradient of each local step',
+  'upload': 'the update, before it is sent',
+  'round': 'the mean update, at the server',
+}
+WITHHOLDS = {
+  '': 'nothing',
+  'zeros': 'entries, which are sent as zeros',
+  'mask': 'entries, which are not sent; the server knows which',
+}
+EVIDENCE = {
+  'weights': 'which entries count, and how much',
+  'noise': 'the expected norm of the noise',
+  'clip': 'the norm that the update was clipped to',
+  'uploads': 'several uploads of the same samples',
+}
+# Values of settings that have no default, for what depends on a value.
+EXAMPLES = {'stddev': 0.05, 'scale': 0.02, 'rate': 0.9, 'ratio': 0.4, 'norm': 1.0, 'noise': 0.01}
+MODEL, SAMPLES, DELTA = 'lenet(width=4)', 1, 1e-5
+TABLES, SCALES = ROOT / 'results' / 'tables', ('paper', 'mini')  # stored results
+ROUNDS = 16  # uploads that an attacker may average
+
+
+class Known(NamedTuple):
+  """A counter-measure that an attack can use.
+
+  Attributes:
+    name, words: as of `Counter`.
+    attack: name of the attack.
+  """
+
+  name: str
+  words: str
+  attack: str
+
+
+class Seen(NamedTuple):
+  """What an entry of the leaderboard says of a defense on one side.
+
+  Attributes:
+    defense: as text.
+    task: dataset, model and samples.
+    side: the server.
+    steps: verdict -> how many trials came as far.
+    trials: how many there were.
+    by: the attacks that came farthest.
+    cost: lost accuracy in percentage points and its source; None if it was not measured.
+  """
+
+  defense: str
+  task: str
+  side: str
+  steps: dict[str, int]
+  trials: int
+  by: list[str]
+  cost: tuple[float, str] | None
+
+
+@functools.cache
+def context() -> Context:
+  """Returns the `Context` in which counter-measures are listed: a small network on handwritten digits."""
+  digits = gl.data.load('digits')
+  images, labels = digits.images[:12], digits.labels[:12]
+  key = jax.random.key(0)
+  public = images[4:], labels[4:]
+  found = gl.scenario(gl.models.create(MODEL, 10), images[:4], labels[:4], key=key, public=public, num_classes=10)
+  return Context(found.client, found.variables, images.shape[1:], found.public)
+
+
+@functools.cache
+def example(name: str) -> Defense:
+  """Returns the defense of the registry with the settings of `EXAMPLES` where it has no defaults."""
+  factory = gl.defenses.REGISTRY[name]
+  given = [setting for setting in methods.setting_names(factory) if setting not in methods.defaults(factory)]
+  return factory(**{setting: EXAMPLES[setting] for setting in given})
+
+
+@functools.cache
+def counter_measures(name: str) -> tuple[Known, ...]:
+  """Returns the counter-measures to a defense that any attack of the registries can use."""
+  placed: Placed = gl.defenses.place(example(name), context())
+  made: dict[str, AttackMethod] = {attack: factory() for attack, factory in ATTACKS.items()}
+  return tuple(
+    Known(counter.name, counter.words, attack)
+    for attack, method in made.items()
+    for counter in counters(placed, context(), SAMPLES, method, ROUNDS)
+  )
+
+
+def noise(name: str) -> str:
+  """Returns the noise that a defense adds at the settings of `example`, in words."""
+  (member,) = example(name).members
+  found = member.traits.noise
+  if found is None:
+    return 'none'
+  variance = found.variance(member.settings, context(), SAMPLES)
+  deviations = [float(np.sqrt(v)) for leaf in jax.tree.leaves(variance) for v in np.ravel(leaf)]
+  low, high = min(deviations), max(deviations)
+  between = f'{low:.3g}' if low == high else f'{low:.3g} to {high:.3g}'
+  share = found.fraction(member.settings)
+  entries = 'each entry' if share == 1 else f'{100 * share:.3g} % of the entries'
+  return f'{found.distribution}, standard deviation {between}, on {entries}'
+
+
+def guarantee(name: str) -> str:
+  """Returns what a defense by itself guarantees at the settings of `example`, in words."""
+  found = mechanisms(example(name))
+  bounds = []
+  for one in found:
+    spent = epsilon(one.noise, steps=one.releases, delta=DELTA)
+    shown = f'{spent:.3g}' if spent < 1000 else f'{spent:,.0f}'
+    bounds.append(f'ε = {shown} per upload for each {one.unit} (δ = {DELTA:g})')
+  return '; '.join(bounds) or 'none by itself'
+
+
+@functools.cache
+def board() -> tuple[tuple[frozenset[str], Seen], ...]:
+  """Returns (names of the methods, what was seen) of each entry and side of the stored leaderboard."""
+  folder = ROOT / 'results' / 'leaderboard'
+  entries = leaderboard.read(folder).values() if folder.is_dir() else ()
+  return tuple(_sides(entries))
+
+
+def _sides(entries: Any) -> Iterator[tuple[frozenset[str], Seen]]:
+  for entry in entries:
+    task, cost = entry['task'], entry['cost']
+    where = f'{task["dataset"]}, {task["model"]}, {task["batch_size"]} per upload'
+    names = frozenset(one.name for one in specs.parse_chain(entry['text'], 'defense'))
+    for side, words in leaderboard.SIDES.items():
+      if entry[side] is not None:
+        steps = {step['level']: step['count'] for step in entry[side]['steps']}
+        paid = cost and (cost['points'], cost['source'])
+        yield names, Seen(entry['text'], where, words, steps, entry[side]['n'], entry[side]['by'], paid)
+
+
+def seen(name: str) -> list[Seen]:
+  """Returns what the leaderboard saw of all defenses that a method is part of."""
+  return [one for names, one in board() if name in names]
+
+
+class Table(NamedTuple):
+  """A stored table of a paper in which a method occurs.
+
+  Attributes:
+    name, title, scale: of the table, the paper's authors with its number, and the scale at which it was run.
+    page: of the site, that shows it.
+    counts: verdict -> number of the paper's figures with it, of those that are about the method.
+  """
+
+  name: str
+  title: str
+  scale: str
+  page: str
+  counts: dict[str, int]
+
+
+@functools.cache
+def _stored() -> tuple[tuple[Any, Any, tuple], ...]:
+  """Returns (stored results, experiment, outcomes of its cells) of all tables that are stored as they are declared."""
+  import experiments
+  from experiments import results
+
+  found = []
+  for scale in SCALES:
+    for name, one in results.read(TABLES, scale).items():
+      experiment = experiments.REGISTRY.get(name)
+      if experiment is not None and results.current(one, experiment):
+        found.append((one, experiment, tuple(results.outcomes(one, experiment))))
+  return tuple(found)
+
+
+def tables(name: str) -> list[Table]:
+  """Returns the stored tables that have figures about a method: an attack, or a part of a defense."""
+  from experiments import comparison, pages, results
+
+  found = []
+  for stored, experiment, outcomes in _stored():
+    counts = dict.fromkeys(results.COUNTED, 0)
+    for cell, outcome in zip(experiment.cells, outcomes, strict=True):
+      if cell.paper is not None and name in _methods(stored.settings[cell.run], cell.defense):
+        counts[comparison.verdict(cell, outcome) or results.NOT_SHOWN] += 1
+    if any(counts.values()):
+      paper = experiment.name.partition('_')[0]
+      page = paper if paper in pages.PAPERS else pages.BESIDE
+      found.append(
+        Table(experiment.name, f'{experiment.paper.partition(":")[0]}: {experiment.table}', stored.scale, page, counts)
+      )
+  return found
+
+
+def _methods(settings: dict, label: str) -> set[str]:
+  """Returns the names of the attack and of the defense's parts behind a figure, by the stored settings of its run."""
+  defense, attack = (settings.get('defenses') or {}).get(label), settings.get('attack')
+  parts = specs.parse_chain(defense, 'defense') if defense else ()
+  return {one.name for one in parts} | ({specs.spec(attack, 'attack').name} if attack else set())

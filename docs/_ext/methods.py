@@ -1,0 +1,337 @@
+"""A page for each attack, defense, malicious server and family of models, written from the objects themselves.
+
+`pages` returns the texts; at the start of a build they are written into docs/methods. A picture is shown on the page
+NAME where docs/methods_pictures/NAME.png exists.
+"""
+
+import inspect
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import docstrings
+import facts
+from sphinx.application import Sphinx
+
+import gradleak as gl
+from gradleak.attacks.matching import gradient_matching
+from gradleak.attacks.optimizers import first_order, lbfgs
+from gradleak.models.registry import WRAPPERS
+
+DOCS = pathlib.Path(__file__).parents[1]
+PICTURES = DOCS / 'methods_pictures'
+KINDS = {'Attacks': gl.attacks.REGISTRY, 'Malicious servers': gl.servers.REGISTRY, 'Defenses': gl.defenses.REGISTRY}
+SYMBOLS = (
+  r'In the formulas, $g$ is a gradient (of an attack: the observed one), $\Delta$ an update, $\theta$ the parameters, '
+  r'$f_\theta$ the network, $L$ the loss, $x$ images, $y$ labels and $N$ the number of samples behind an update; a '
+  r'prime marks what is sent in place of something, a hat what is reconstructed. $[\,\cdot\,]$ is 1 where it holds, '
+  r'else 0, $\cos$ the cosine similarity, TV the total variation, a bar a mean.'
+)
+# Setting -> the function and its parameter that it is handed to under another name.
+ALIASES = {'steps': (gradient_matching, 'num_steps'), 'optimizer': (first_order, 'name')}
+MODELS = {**gl.models.REGISTRY, **WRAPPERS}
+
+
+def families() -> dict[str, dict[str, Callable]]:
+  """Returns page -> its models by name: those of a file of `gradleak.models`; a wrapper has a page of its own."""
+  found: dict[str, dict[str, Callable]] = {}
+  for name, factory in MODELS.items():
+    page = name if name in WRAPPERS else factory.__module__.rpartition('.')[2]
+    found.setdefault(page, {})[name] = factory
+  return found
+
+
+def links() -> dict[str, str]:
+  """Returns name of a method or model -> its page, beside other pages of methods."""
+  own = {name: f'{name}.md' for registry in KINDS.values() for name in registry}
+  return own | {name: f'{page}.md' for page, members in families().items() for name in members}
+
+
+def pages() -> dict[str, str]:
+  """Returns file name -> text: index.md, a page per kind, and a page per method and family of models."""
+  texts = {f'{name}.md': page(name) for registry in KINDS.values() for name in registry}
+  texts |= {f'{name}.md': family(name, members) for name, members in families().items()}
+  return {'index.md': index(), **groups(), **texts}
+
+
+def page(name: str) -> str:
+  """Returns the page of a method of a registry."""
+  if name in gl.defenses.REGISTRY:
+    parts = [*_about_defense(name), *_known(name), *_board(name)]
+  else:
+    parts = [*_about_attack(facts.ATTACKS[name]()), *_counters_of(name)]
+  return '\n\n'.join([*described(name), *parts, *_tables(name)]) + '\n'
+
+
+def described(name: str) -> list[str]:
+  """Returns the part of a method's page that follows from its docstring and signature, as paragraphs."""
+  server = None
+  if name in gl.defenses.REGISTRY:
+    (member,) = facts.example(name).members
+    own, citation = member.factory, member.traits.citation
+    given = ', '.join(f'{setting}={value!r}' for setting, value in member.given.items())
+    made = f'defense = gl.defenses.{name}({given})'
+  else:
+    method = facts.ATTACKS[name]()
+    own, citation, server = method.factory, method.citation, method.server
+    made = f'attack = gl.{"attacks" if server is None else "servers"}.{name}()'
+  parts = [f'# {name}', *_picture(name), *_description(own, name)]
+  parts += [f'Source: {docstrings.markdown(citation)}'] if citation else []
+  parts += ['## Formula', *map(_formula, docstrings.formulas(own))]
+  if server is not None:
+    parts += ['## What the server sends', *_description(server.factory, name)]
+  return [*parts, *_settings(own, *(() if server is None else (server.factory,))), _python(made)]
+
+
+def family(name: str, members: Mapping[str, Callable]) -> str:
+  """Returns the page of models that are in one file."""
+  parts = [f'# {name}', *_picture(name)]
+  if name not in WRAPPERS:
+    parts += _description(inspect.getmodule(next(iter(members.values()))), name)
+  for member, factory in members.items():
+    own = [f'## {member}'] if list(members) != [name] else []
+    parts += own + _description(factory, member, name) + [_formula(one) for one in docstrings.formulas(factory)]
+    parts += _settings(factory, *_alike(member, members), level=3 if own else 2)
+    text = f'lenet+{member}' if member in WRAPPERS else member
+    parts.append(_python(f"model = gl.models.create('{text}', 10)"))
+  return '\n\n'.join(parts) + '\n'
+
+
+def _alike(name: str, members: Mapping[str, Callable]) -> list[Callable]:
+  """Returns a model of a family, and those that descriptions refer to for what they leave out."""
+  found = [name]
+  for one in found:
+    mentioned = re.findall('`(\\w+)`', docstrings.sections(members[one])[''])
+    found += [other for other in mentioned if other in members and other not in found]
+  return [members[one] for one in found]
+
+
+def index() -> str:
+  """Returns the page above all others."""
+  parts = [
+    '# Methods',
+    'Every page is written from the code: docstrings, traits, settings and stored results.',
+    SYMBOLS,
+  ]
+  names = [_file(kind) for kind in (*KINDS, 'Models')]
+  return '\n\n'.join([*parts, '```{toctree}\n:maxdepth: 2\n\n' + '\n'.join(names) + '\n```']) + '\n'
+
+
+def groups() -> dict[str, str]:
+  """Returns file name -> text of the pages that list the methods of one kind."""
+  texts = {}
+  for kind, registry in KINDS.items():
+    rows = [
+      (f'[`{name}`]({name}.md)', _description(inspect.unwrap(factory), name)[0]) for name, factory in registry.items()
+    ]
+    texts[kind] = [_grid(('name', 'what it is'), rows), _toctree(registry)]
+  rows = []
+  for name, members in families().items():
+    about = next(iter(members.values())) if name in WRAPPERS else inspect.getmodule(next(iter(members.values())))
+    rows.append((', '.join(f'[`{one}`]({name}.md)' for one in members), _description(about, name)[0]))
+  texts['Models'] = [_grid(('names', 'what they are'), rows), _toctree(families())]
+  return {f'{_file(kind)}.md': '\n\n'.join([f'# {kind}', *parts]) + '\n' for kind, parts in texts.items()}
+
+
+def _file(kind: str) -> str:
+  return kind.lower().replace(' ', '_')
+
+
+def _toctree(names: Iterable[str]) -> str:
+  return '```{toctree}\n:hidden:\n\n' + '\n'.join(names) + '\n```'
+
+
+def _others(*names: str) -> dict[str, str]:
+  """Returns `links` without those to the page itself."""
+  here = {f'{name}.md' for name in names}
+  return {name: link for name, link in links().items() if link not in here}
+
+
+def _picture(name: str) -> list[str]:
+  return [f'![{name}](../methods_pictures/{name}.png)'] if (PICTURES / f'{name}.png').is_file() else []
+
+
+def _description(documented: Any, *names: str) -> list[str]:
+  """Returns the paragraphs of a docstring; the names of its own settings are no links."""
+  settings = inspect.signature(documented).parameters if callable(documented) else ()
+  shown = {name: link for name, link in _others(*names).items() if name not in settings}
+  text = docstrings.sections(documented)['']
+  if text.startswith('Returns '):
+    text = text[8].upper() + text[9:]
+  return docstrings.paragraphs(text, shown)
+
+
+def _formula(latex: str) -> str:
+  return f'$$\n{latex}\n$$'
+
+
+def _python(line: str) -> str:
+  return f'```python\nimport gradleak as gl\n\n{line}\n```'
+
+
+def _settings(factory: Callable, *documented: Callable, level: int = 2) -> list[str]:
+  """Returns the table of a factory's settings; those that all matching attacks share are folded.
+
+  Args:
+    factory: its keyword-only parameters are the settings.
+    *documented: further factories whose docstrings say what they mean, before that of `factory`.
+    level: of the heading.
+  """
+  sources = (*documented, factory, gradient_matching, first_order, lbfgs)
+  settings = [one for one in inspect.signature(factory).parameters.values() if one.kind is one.KEYWORD_ONLY]
+  heading = ('name', 'type', 'default', 'meaning')
+  code = inspect.unwrap(factory).__code__
+  written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+  rows = {one.name: (f'`{one.name}`', _type(one), _default(one), _meaning(one.name, sources)) for one in settings}
+  own = [row for name, row in rows.items() if name in written]
+  shared = [row for name, row in rows.items() if name not in written]
+  parts = [f'{"#" * level} Settings', _grid(heading, own) if own else 'It has none.']
+  if shared:
+    parts.append(f':::{{dropdown}} Settings of all matching attacks\n{_grid(heading, shared)}\n:::')
+  return parts
+
+
+def _meaning(name: str, sources: Sequence[Callable]) -> str:
+  found = docstrings.meaning(name, *sources)
+  if name in ALIASES:
+    documented, parameter = ALIASES[name]
+    own = docstrings.meaning(name, *(one for one in sources if one is not gradient_matching))
+    found = own or docstrings.meaning(parameter, documented)
+  return docstrings.markdown(found, links())
+
+
+def _type(parameter: inspect.Parameter) -> str:
+  annotation = parameter.annotation
+  name = getattr(annotation, '__name__', '') if isinstance(annotation, type) else ''
+  return docstrings.markdown(f'`{name or annotation}`')
+
+
+def _default(parameter: inspect.Parameter) -> str:
+  return 'required' if parameter.default is parameter.empty else docstrings.markdown(f'`{parameter.default!r}`')
+
+
+def _grid(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+  """Returns a table; cells are Markdown."""
+
+  def line(cells: Iterable[Any]) -> str:
+    return f'| {" | ".join(map(str, cells))} |'
+
+  return '\n'.join([line(heading), line(['---'] * len(heading)), *map(line, rows)])
+
+
+def _about_defense(name: str) -> list[str]:
+  made = facts.example(name)
+  (member,) = made.members
+  traits = member.traits
+  clips = 'nothing' if traits.clips is None else f'the whole update to L2 norm {float(traits.clips(member.settings)):g}'
+  rows = [
+    ('acts on', facts.PLACES[traits.place]),
+    ('random', _yes(traits.random)),
+    ('withholds', facts.WITHHOLDS[traits.withholds] + (', and sends them later' if traits.accumulates else '')),
+    ('noise', facts.noise(name)),
+    ('clips', clips),
+    ('guarantee', facts.guarantee(name)),
+    ('post-processing', _yes(traits.post_processing)),
+  ]
+  return ['## Traits', f'With the settings of `{made}`.', _grid(('trait', 'value'), rows)]
+
+
+def _yes(value: bool) -> str:
+  return 'yes' if value else 'no'
+
+
+def _about_attack(made: Any) -> list[str]:
+  attack = made(None)
+  reads = ', '.join(facts.EVIDENCE[one] for one in facts.EVIDENCE if one in made.reads)
+  labels = attack.labels + (f', by the rule `{made.label_rule}`' if attack.labels == 'inferred' else '')
+  rows = [
+    ('steps', f'{attack.num_steps:,}' if attack.num_steps else 'none: a closed form'),
+    ('labels', labels),
+    ('reads beside the update', reads or 'nothing'),
+    ('learns from public images', _yes(made.learns) + (', anew for each defense it knows' if made.adaptive else '')),
+    ('server', 'malicious' if made.server is not None else 'honest but curious'),
+  ]
+  return ['## What it takes', _grid(('property', 'value'), rows)]
+
+
+def _known(name: str) -> list[str]:
+  """Returns what attackers do who know a defense."""
+  merged: dict[tuple[str, str], list[str]] = {}
+  for one in facts.counter_measures(name):
+    merged.setdefault((one.name, one.words), []).append(one.attack)
+  rows = []
+  for (counter, words), attacks in merged.items():
+    averages = f'It averages {facts.ROUNDS} uploads of the same samples. ' if 'averaged' in counter.split('+') else ''
+    listed = ', '.join(f'[`{attack}`]({attack}.md)' for attack in attacks)
+    rows.append((f'`{counter}`', docstrings.markdown(averages + words), listed))
+  parts = ['## Attackers who know it']
+  if not rows:
+    return [*parts, 'No counter-measure applies to what a client sends.']
+  where = f'Counter-measures to `{facts.example(name)}`, as the library lists them for `{facts.MODEL}` and digits.'
+  return [*parts, where, _grid(('counter-measure', 'the attacker', 'attacks'), rows)]
+
+
+def _board(name: str) -> list[str]:
+  """Returns the entries of the leaderboard that a defense is part of."""
+  found = facts.seen(name)
+  if not found:
+    return []
+  steps = list(found[0].steps)
+  rows = []
+  for one in found:
+    by = '; '.join(f'`{attack}`' for attack in one.by) or 'none'
+    reached = [f'{one.steps[step]} of {one.trials}' for step in steps]
+    rows.append((f'`{one.defense}`', docstrings.markdown(one.task), one.side, *reached, by))
+  parts = ['## Measured', 'Images that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
+  parts.append(_grid(('defense', 'task', 'server', *steps, 'by'), rows))
+  costs = {(one.defense, *one.cost) for one in found if one.cost}
+  return parts + [
+    f'`{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)
+  ]
+
+
+def _counters_of(name: str) -> list[str]:
+  """Returns the counter-measures that an attack can use, by defense."""
+  rows = []
+  for defense in gl.defenses.REGISTRY:
+    used = [f'`{one.name}`' for one in facts.counter_measures(defense) if one.attack == name]
+    if used:
+      rows.append((f'[`{defense}`]({defense}.md)', ', '.join(used)))
+  if not rows:
+    return ['## Against defenses it knows', 'It can use no counter-measure.']
+  return ['## Against defenses it knows', _grid(('defense', 'counter-measures'), rows)]
+
+
+def _tables(name: str) -> list[str]:
+  """Returns the stored tables of papers in which a method occurs."""
+  found = facts.tables(name)
+  if not found:
+    return []
+  rows = [(_linked(one), one.scale, *(count or '' for count in one.counts.values())) for one in found]
+  what = "The papers' figures that are about it, by how ours compare."
+  return ['## In the papers’ tables', what, _grid(('table', 'scale', *found[0].counts), rows)]
+
+
+def _linked(table: facts.Table) -> str:
+  title = docstrings.markdown(table.title)
+  shown = (DOCS / 'results' / f'{table.page}.md').is_file()
+  return f'[{title}](../results/{table.page}.md#{table.name})' if shown else title
+
+
+def write(folder: pathlib.Path, texts: Mapping[str, str]) -> None:
+  """Writes files into a folder; equal ones are left alone, those of other names are deleted."""
+  folder.mkdir(exist_ok=True)
+  for path in folder.glob('*.md'):
+    if path.name not in texts:
+      path.unlink()
+  for name, text in texts.items():
+    path = folder / name
+    if not path.is_file() or path.read_text('utf-8') != text:
+      path.write_text(text, 'utf-8')
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+  """Writes the pages when a build starts."""
+  app.connect('builder-inited', lambda app: write(DOCS / 'methods', pages()))
+  return {'parallel_read_safe': True, 'parallel_write_safe': True}

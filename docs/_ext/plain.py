@@ -1,0 +1,26 @@
+"""What the site adds to documents that are plain Markdown, so that they can be read without it.
+
+Links to documents of the checkout that stand outside of docs lead to the pages that include them; the index of the
+results, which is written by a program, gets the table of contents of its pages.
+"""
+
+import re
+
+from sphinx.application import Sphinx
+
+PAGES = {'BUILD.md': '/development.md', 'CHANGELOG.md': '/changes.md'}
+_LINK = re.compile(rf'\]\((?:\.\./)+({"|".join(map(re.escape, PAGES))})')
+_CONTENTS = '\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n'
+
+
+def _read(app: Sphinx, name: str, source: list[str]) -> None:
+  del app
+  source[0] = _LINK.sub(lambda found: f']({PAGES[found[1]]}', source[0])
+  if name == 'results/index' and '{toctree}' not in source[0]:
+    source[0] += _CONTENTS
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+  """Adds to each document when it is read."""
+  app.connect('source-read', _read)
+  return {'parallel_read_safe': True, 'parallel_write_safe': True}

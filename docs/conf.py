@@ -1,0 +1,52 @@
+"""Settings of the documentation's build: `make docs`."""
+
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE / '_ext'), str(HERE.parent)]
+
+project = author = 'gradleak'
+copyright = 'The gradleak developers'
+release = version = re.search(r"__version__ = '(.+)'", (HERE.parent / 'gradleak' / '__init__.py').read_text('utf-8'))[1]
+
+extensions = [
+  'myst_nb',
+  'sphinx.ext.autodoc',
+  'sphinx.ext.napoleon',
+  'sphinx_copybutton',
+  'sphinx_design',
+  'api',
+  'mathml',
+  'methods',
+  'plain',
+]
+exclude_patterns = ['_build', '_ext']
+nb_execution_mode = 'off'  # a test executes the notebook
+myst_enable_extensions = ['colon_fence', 'dollarmath']
+myst_heading_anchors = 3
+html_theme = 'furo'
+html_title = f'gradleak {release}'
+html_math_renderer = 'mathml'
+html_show_copyright = False
+html_static_path = ['_static']
+html_css_files = ['site.css']
+copybutton_prompt_text = '$ '
+
+autodoc_member_order = 'bysource'
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_display_short_literal_types = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+# Types in signatures that have no page: of other libraries, whose inventories a build without a network cannot read,
+# and of these modules, which are no part of the public interface.
+INTERNAL = '|'.join(
+  [
+    *('attacks.matching', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),
+    *('metrics.revealed', 'sensitivity', 'specs', 'trees'),
+  ]
+)
+nitpick_ignore_regex = [('py:.*', r'(?!gradleak\.).*'), ('py:class', rf'gradleak\.({INTERNAL})\.\w+')]
+linkcheck_timeout = 20
