@@ -140,16 +140,18 @@ def test_exact_sensitivity_is_that_of_finite_differences():
   np.testing.assert_allclose(measured, np.mean(norms, axis=0), rtol=2e-3)
 
 
-@pytest.mark.slow
 def test_sensitivity_is_a_client_s_own_in_a_cohort():
   client, variables, images, labels, _ = setting('lenet')
   alone, together = (
-    sensitivity(dataclasses.replace(client, cohort=cohort), variables, images[:1], labels[:1], KEY, probes=2)
+    sensitivity(
+      dataclasses.replace(client, cohort=cohort), variables, images[:1], labels[:1], method='probes', probes=2, key=KEY
+    )
     for cohort in (1, 4)
   )
   np.testing.assert_array_equal(alone, together)
 
 
+@pytest.mark.slow
 def test_exact_sensitivity_is_the_norm_of_the_whole_jacobian_with_batch_norm():
   """Finite differences would step across the kinks of ReLU and of max pooling."""
   client, variables, images, labels, _ = setting('convnet(width=2)')
