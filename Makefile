@@ -10,6 +10,7 @@ BIN = $(VENV)/bin
 WORKDIR ?= results/audit
 MEASURE ?= speed
 BUDGET ?= 120
+FAST = --attacks='csdlg_fast(tv=1e-6)' --steps=400
 DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rate=0.9);topk(ratio=0.1);dgc(ratio=0.1);$\
   fragmentation(ratio=0.4);fragmentation_random(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);$\
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
@@ -26,10 +27,10 @@ $(VENV)/.installed: setup.py
 	@touch $@
 
 audit: $(VENV)/.installed
-	$(BIN)/python launch/audit.py --workdir=$(WORKDIR)
+	$(BIN)/python launch/audit.py $(FAST) --workdir=$(WORKDIR)
 
 audit-all: $(VENV)/.installed
-	$(BIN)/python launch/audit.py --workdir=results/audit-all --defenses='$(DEFENSES)'
+	$(BIN)/python launch/audit.py $(FAST) --workdir=results/audit-all --defenses='$(DEFENSES)'
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope

@@ -71,5 +71,9 @@ setup(
   classifiers=[
     'Programming Language :: Python :: 3.11',
     'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    'Topic :: Security',
+    'Typing :: Typed',
   ],
 )

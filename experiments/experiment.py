@@ -665,7 +665,8 @@ def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[O
     level: of the first heading.
   """
   hashes = '#' * level
-  parts = [f'{hashes} {experiment.table}', f'{experiment.paper}\n\n{experiment.shows}', experiment.metrics]
+  paper = f'{experiment.paper}\n\n' if level == 1 else ''  # else the page names it
+  parts = [f'{hashes} {experiment.table}', paper + experiment.shows, experiment.metrics]
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   below = notes(experiment, scale, seed, outcomes)
   for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():

@@ -1,6 +1,6 @@
 """gradleak: what a federated-learning update reveals about the data behind it, and what hiding it costs."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load

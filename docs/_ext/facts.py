@@ -167,6 +167,7 @@ class Table(NamedTuple):
     name, title, scale: of the table, the paper's authors with its number, and the scale at which it was run.
     page: of the site, that shows it.
     counts: verdict -> number of the paper's figures with it, of those that are about the method.
+    pictures: of the table, paths from the root of the repository.
   """
 
   name: str
@@ -174,6 +175,7 @@ class Table(NamedTuple):
   scale: str
   page: str
   counts: dict[str, int]
+  pictures: tuple[str, ...]
 
 
 @functools.cache
@@ -192,20 +194,29 @@ def _stored() -> tuple[tuple[Any, Any, tuple], ...]:
 
 
 def tables(name: str) -> list[Table]:
-  """Returns the stored tables that have figures about a method: an attack, or a part of a defense."""
+  """Returns the stored tables in which a method occurs: an attack, or a part of a defense."""
   from experiments import comparison, pages, results
 
   found = []
   for stored, experiment, outcomes in _stored():
-    counts = dict.fromkeys(results.COUNTED, 0)
+    counts, occurs = dict.fromkeys(results.COUNTED, 0), False
     for cell, outcome in zip(experiment.cells, outcomes, strict=True):
-      if cell.paper is not None and name in _methods(stored.settings[cell.run], cell.defense):
-        counts[comparison.verdict(cell, outcome) or results.NOT_SHOWN] += 1
-    if any(counts.values()):
+      if name in _methods(stored.settings[cell.run], cell.defense):
+        occurs = True
+        if cell.paper is not None:
+          counts[comparison.verdict(cell, outcome) or results.NOT_SHOWN] += 1
+    if occurs:
       paper = experiment.name.partition('_')[0]
       page = paper if paper in pages.PAPERS else pages.BESIDE
       found.append(
-        Table(experiment.name, f'{experiment.paper.partition(":")[0]}: {experiment.table}', stored.scale, page, counts)
+        Table(
+          experiment.name,
+          f'{experiment.paper.partition(":")[0]}: {experiment.table}',
+          stored.scale,
+          page,
+          counts,
+          tuple(f'results/tables/{stored.scale}/{picture}' for picture in stored.pictures),
+        )
       )
   return found
 

@@ -1,7 +1,7 @@
 """A page for each attack, defense, malicious server and family of models, written from the objects themselves.
 
-`pages` returns the texts; at the start of a build they are written into docs/methods. A picture is shown on the page
-NAME where docs/methods_pictures/NAME.png exists.
+`pages` returns the texts; at the start of a build they are written into docs/methods. The picture of a page
+is that of a stored table in which the method occurs.
 """
 
 import inspect
@@ -20,7 +20,6 @@ from gradleak.attacks.optimizers import first_order, lbfgs
 from gradleak.models.registry import WRAPPERS
 
 DOCS = pathlib.Path(__file__).parents[1]
-PICTURES = DOCS / 'methods_pictures'
 KINDS = {'Attacks': gl.attacks.REGISTRY, 'Malicious servers': gl.servers.REGISTRY, 'Defenses': gl.defenses.REGISTRY}
 SYMBOLS = (
   r'In the formulas, $g$ is a gradient (of an attack: the observed one), $\Delta$ an update, $\theta$ the parameters, '
@@ -76,7 +75,7 @@ def described(name: str) -> list[str]:
     method = facts.ATTACKS[name]()
     own, citation, server = method.factory, method.citation, method.server
     made = f'attack = gl.{"attacks" if server is None else "servers"}.{name}()'
-  parts = [f'# {name}', *_picture(name), *_description(own, name)]
+  parts = [f'# {name}', *_description(own, name)]
   parts += [f'Source: {docstrings.markdown(citation)}'] if citation else []
   parts += ['## Formula', *map(_formula, docstrings.formulas(own))]
   if server is not None:
@@ -86,7 +85,7 @@ def described(name: str) -> list[str]:
 
 def family(name: str, members: Mapping[str, Callable]) -> str:
   """Returns the page of models that are in one file."""
-  parts = [f'# {name}', *_picture(name)]
+  parts = [f'# {name}']
   if name not in WRAPPERS:
     parts += _description(inspect.getmodule(next(iter(members.values()))), name)
   for member, factory in members.items():
@@ -146,10 +145,6 @@ def _others(*names: str) -> dict[str, str]:
   """Returns `links` without those to the page itself."""
   here = {f'{name}.md' for name in names}
   return {name: link for name, link in links().items() if link not in here}
-
-
-def _picture(name: str) -> list[str]:
-  return [f'![{name}](../methods_pictures/{name}.png)'] if (PICTURES / f'{name}.png').is_file() else []
 
 
 def _description(documented: Any, *names: str) -> list[str]:
@@ -310,7 +305,13 @@ def _tables(name: str) -> list[str]:
     return []
   rows = [(_linked(one), one.scale, *(count or '' for count in one.counts.values())) for one in found]
   what = "The papers' figures that are about it, by how ours compare."
-  return ['## In the papers’ tables', what, _grid(('table', 'scale', *found[0].counts), rows)]
+  return ['## In the papers’ tables', what, _grid(('table', 'scale', *found[0].counts), rows), *_picture(found)]
+
+
+def _picture(found: Iterable[facts.Table]) -> list[str]:
+  """Returns the picture of the first of these tables that has one."""
+  pictured = [(table, table.pictures[0]) for table in found if table.pictures]
+  return [f'{_linked(table)}:\n\n![{table.title}](../../{path})' for table, path in pictured[:1]]
 
 
 def _linked(table: facts.Table) -> str:

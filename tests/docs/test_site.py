@@ -66,7 +66,7 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
   ]
   outcomes = [comparison.Outcome(mean, mean - 0.1, mean + 0.1, 64, 0, 0) for mean in (10.0, 10.0, 0.5)]
   run = {'attack': 'dga(steps=3)', 'defenses': {'none': 'none', 'Ours': 'clip(norm=1)+graddefense(stddev=0.1)'}}
-  stored = types.SimpleNamespace(settings={'mnist': run}, scale='mini')
+  stored = types.SimpleNamespace(settings={'mnist': run}, scale='mini', pictures=['graddefense_9-1.png'])
   experiment = types.SimpleNamespace(name='graddefense_9', paper='A, B: A Title. 2022.', table='Table IX', cells=cells)
   monkeypatch.setattr(facts, '_stored', lambda: [(stored, experiment, outcomes)])
   counted = {name: [sum(table.counts.values()) for table in facts.tables(name)] for name in REGISTRIES}
@@ -74,7 +74,8 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
   (table,) = facts.tables('graddefense')
   assert table.counts[comparison.verdict(cells[0], outcomes[0])] == 1
   assert (table.title, table.page) == ('A, B: Table IX', 'graddefense')
-  assert '| mini | 1 |' in '\n'.join(extensions('methods')._tables('graddefense'))
+  shown = '\n'.join(extensions('methods')._tables('graddefense'))
+  assert '| mini | 1 |' in shown and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
 
 
 def test_no_method_and_no_model_lacks_a_page(extensions):

@@ -1,0 +1,82 @@
+"""The wheel is installed with its dependencies and run: on each supported Python, and with the lowest versions allowed.
+
+Slow, and needs a network: `pytest -m slow tests/test_versions.py`. Interpreters that are not on this machine are
+skipped by name.
+"""
+
+import email
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests.programs import ROOT
+
+SUPPORTED = re.findall(r"Python :: (3\.\d+)'", (ROOT / 'setup.py').read_text('utf-8'))
+AUDIT = (
+  '--dataset=digits', '--model=mlp(widths=16)', '--trials=2', '--steps=5', '--controls=2', '--progress=none',
+  '--defenses=none;prune(rate=0.9);outpost', '--compilation_cache=', '--workdir=out',
+)  # fmt: skip
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command, **options):
+  done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1500, **options)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def interpreter(version):
+  """Returns a Python of this version; skips the test where there is none."""
+  installed = sorted((pathlib.Path.home() / '.pyenv' / 'versions').glob(f'{version}.*/bin/python'))
+  for found in [*filter(None, [shutil.which(f'python{version}')]), *installed]:
+    asked = subprocess.run([found, '-c', 'import sys; print(*sys.version_info[:2], sep=".")'], capture_output=True)
+    if asked.stdout.decode().strip() == version:
+      return found
+  pytest.skip(f'there is no Python {version} on this machine')
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('wheel')
+  kept = shutil.ignore_patterns('.*', '__pycache__', '*.egg-info', 'results', '_build')
+  shutil.copytree(ROOT, folder / 'checkout', ignore=kept)
+  run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder, folder / 'checkout')
+  (found,) = folder.glob('*.whl')
+  return found
+
+
+def audited(place, folder):
+  """Returns what a small audit printed."""
+  printed = run(place / 'bin' / 'gradleak', 'audit', *AUDIT, cwd=folder)
+  assert 'report: out/report.html' in printed and (folder / 'out' / 'report.html').exists()
+  listed = run(place / 'bin' / 'python', '-c', 'import jax, sys; print(sys.version.split()[0], jax.__version__)')
+  print(f'ran with Python and JAX {listed.strip()}')
+
+
+@pytest.mark.parametrize('version', SUPPORTED)
+def test_the_newest_dependencies(version, wheel, tmp_path):
+  run(interpreter(version), '-m', 'venv', tmp_path / 'venv')
+  run(tmp_path / 'venv' / 'bin' / 'python', '-m', 'pip', 'install', '-q', wheel)
+  audited(tmp_path / 'venv', tmp_path)
+
+
+def test_the_lowest_dependencies(wheel, tmp_path):
+  place, tool = tmp_path / 'venv', tmp_path / 'tool'
+  run(interpreter(SUPPORTED[0]), '-m', 'venv', place)
+  run(sys.executable, '-m', 'venv', tool)
+  run(tool / 'bin' / 'python', '-m', 'pip', 'install', '-q', 'uv')
+  uv = tool / 'bin' / 'uv'
+  with zipfile.ZipFile(wheel) as archive:
+    name = next(name for name in archive.namelist() if name.endswith('METADATA'))
+    needed = email.message_from_bytes(archive.read(name)).get_all('Requires-Dist')
+  (tmp_path / 'lowest.txt').write_text('\n'.join(one for one in needed if 'extra ==' not in one))
+  given = '--python', place / 'bin' / 'python', '--system-certs'
+  run(uv, 'pip', 'install', '-q', *given, '--resolution', 'lowest-direct', '-r', tmp_path / 'lowest.txt')
+  run(uv, 'pip', 'install', '-q', *given, '--no-deps', wheel)
+  audited(place, tmp_path)
