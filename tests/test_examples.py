@@ -18,6 +18,7 @@ def run(name, capsys):
   return runpy.run_path(str(path))['result'], ' '.join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_defense_of_ones_own(capsys):
   result, printed = run('defense_of_your_own', capsys)
   strengths = [f'clip(norm=1)+grid_noise(stddev={stddev})' for stddev in (0.01, 0.1, 1)]

@@ -1,8 +1,8 @@
 """Gradient matching without derivatives: CMA-ES on the latents of a trained generator.
 
 GGL (Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022)
-searches the latent space of a generator, since a defense may leave no useful slope. All candidates of a generation are
-one `vmap`, and so are all trials: its authors evaluate one after the other.
+searches the latent space of a generator, since a defense may leave no useful slope. All trials are lanes of one
+program, and on accelerators all candidates of a generation, too: its authors evaluate one after the other.
 """
 
 import dataclasses
@@ -94,7 +94,11 @@ class Evolution:
     with standard():
       params = algorithm.default_params
     candidates, search = ask(keys[0], state.search, params)
-    objectives, distances = jax.vmap(lambda made: self.evaluate(made, state, observation))(candidates)
+    # On CPU one candidate of each lane after the other: the working set of a group of lanes stays in a core's cache.
+    together = 1 if jax.default_backend() == 'cpu' else self.population
+    objectives, distances = jax.lax.map(
+      lambda made: self.evaluate(made, state, observation), candidates, batch_size=together
+    )
     # What is not finite is the worst.
     objectives = jnp.where(jnp.isfinite(objectives), objectives, jnp.float32(3e38))
     search, _ = tell(keys[1], candidates, objectives, search, params)

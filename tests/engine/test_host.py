@@ -106,7 +106,8 @@ CLOSED = [gl.attacks.fidel(), gl.servers.imprint(bins=16), gl.servers.trap()]
 HOST = [gl.attacks.peeling(), gl.attacks.spear(submatrices=10_000)]
 
 
-@pytest.mark.parametrize('attack', [*HOST, *(pytest.param(each, marks=pytest.mark.slow) for each in CLOSED)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize('attack', [*HOST, *CLOSED], ids=str)
 def test_every_closed_form_comes_to_an_end_at_the_size_of_cifar(photographs, attack):
   """On two devices, eight images behind an upload; a callback of a compiled program once waited for its own device."""
   assert jax.device_count() == 2

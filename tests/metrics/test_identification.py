@@ -55,6 +55,7 @@ def test_what_shows_nothing_is_last(digits, among):
   np.testing.assert_array_equal(metrics.ranks(found, digits[:2], among), [1001, 1001])
 
 
+@pytest.mark.slow
 def test_null_gradients_find_no_more_than_chance(digits):
   """What csDLG makes of noise, compared with 1,280 originals that it did not attack."""
 
