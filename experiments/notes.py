@@ -53,8 +53,8 @@ NOTES = (
   ),
   Note(
     'outpost_figure_4',
-    'Undefended, the attack recovers {E = 1, n = 1, B = 1 | none | psnr | remark}; {E = 1, n = 8, B = 8 | none | psnr | '
-    'remark}. Where it fails undefended, the figure allows no conclusion about a defense.',
+    'Undefended, the attack recovers {E = 1, n = 1, B = 1 | none | psnr | remark}; {E = 1, n = 8, B = 8 | none | psnr '
+    '| remark}. Where it fails undefended, the figure allows no conclusion about a defense.',
   ),
   Note('graddefense_2a', DESCENT, holds=tuple(map(_published, _MUTED))),
   Note('graddefense_2a', NOISE, holds=tuple(_published(f'{column} | GC | psnr', below=True) for column in _ALL)),
