@@ -193,7 +193,6 @@ class Note(NamedTuple):
   holds: tuple[tuple[str, str, str], ...] = ()
 
 
-_FAILS = 'A note of this table does not hold for these figures'
 PLACE = re.compile(r'\{([^{}]+)\}')
 _SHOWN = {
   'ours': lambda cell, found: ours_text(cell.metric, found),
@@ -217,22 +216,42 @@ def _place(text: str, column: str) -> tuple[tuple[str, str, str], str]:
 
 def said(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str:
   """Returns the text of a note with the figures of a run, or that it does not hold for them."""
-  found = {(cell.column, cell.row, cell.metric): (cell, one) for cell, one in zip(cells, outcomes, strict=True)}
+  found = _by_place(cells, outcomes)
 
   def figure(text: str) -> str:
     place, shown = _place(text, note.column)
     return _SHOWN[shown](*found[place])
 
-  for one, relation, other in note.holds:
-    if not _related(relation, *(_interval(*found[place], shown) for place, shown in _pair(one, other, note.column))):
-      wanted = 'below' if relation == '<' else 'about the same as'
-      return f'{_FAILS}: it needs “{one}” ({figure(one)}) to be {wanted} “{other}” ({figure(other)}).'
+  for one, relation, other in _failing(note, found):
+    wanted = 'below' if relation == '<' else 'about the same as'
+    return (
+      f'A note of this table does not hold for these figures: it needs “{one}” ({figure(one)}) to be {wanted} '
+      f'“{other}” ({figure(other)}).'
+    )
   return PLACE.sub(lambda match: figure(match[1]), note.text)
 
 
 def holds(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> bool:
   """Returns whether what a note presumes is so in a run."""
-  return not said(note, cells, outcomes).startswith(_FAILS)
+  return not _failing(note, _by_place(cells, outcomes))
+
+
+def _by_place(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple, tuple[Cell, Outcome]]:
+  return {(cell.column, cell.row, cell.metric): (cell, one) for cell, one in zip(cells, outcomes, strict=True)}
+
+
+def _failing(note: Note, found: dict[tuple, tuple[Cell, Outcome]]) -> list[tuple[str, str, str]]:
+  """Returns what a note presumes and is not so."""
+  return [
+    (one, relation, other)
+    for one, relation, other in note.holds
+    if not _related(relation, *(_interval(*found[place], shown) for place, shown in _pair(one, other, note.column)))
+  ]
+
+
+def fitting(notes: Sequence[Note], scale: str, seed: int, weights: bool) -> list[Note]:
+  """Returns the notes that were written for such a run."""
+  return [note for note in notes if (note.scale, note.seed, note.weights) == (scale, seed, weights)]
 
 
 def _pair(one: str, other: str, column: str) -> list[tuple[tuple[str, str, str], str]]:
@@ -270,9 +289,8 @@ def remarks(
       is said.
   """
   found: dict[str, list[str]] = {}
-  for note in notes:
-    if (note.scale, note.seed, note.weights) == (scale, seed, weights):
-      found.setdefault(note.column, []).append(said(note, cells, outcomes))
+  for note in fitting(notes, scale, seed, weights):
+    found.setdefault(note.column, []).append(said(note, cells, outcomes))
   if not found:
     at_scale = [note for note in notes if note.scale == scale]
     missing = 'scale' if not at_scale else 'seed' if seed not in {note.seed for note in at_scale} else 'model'

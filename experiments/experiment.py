@@ -35,7 +35,7 @@ from gradleak.storage import Workdir, plain
 SCALES = ('smoke', 'mini', 'paper')
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
-# Of an audit's rows, what the outcome of a cell is computed from, beside the cell's own metric.
+# Of an audit's rows, what is stored beside a cell's own metric: what its outcome is computed from, and the verdict.
 COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
 VERDICT = (
   'Verdicts are computed: “agrees” where our 95 % interval and the paper’s figure, with its ±, meet (to its rounding, '

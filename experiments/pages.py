@@ -57,11 +57,17 @@ def pages(
   return texts
 
 
+def page_of(name: str) -> str:
+  """Returns the page that a table stands on."""
+  paper = name.partition('_')[0]
+  return paper if paper in PAPERS else BESIDE
+
+
 def _grouped(registry: Iterable[str]) -> dict[str, list[str]]:
   """Returns page -> names of its tables, those of the five papers first."""
   grouped: dict[str, list[str]] = {page: [] for page in (*PAPERS, BESIDE)}
   for name in registry:
-    grouped.get(name.partition('_')[0], grouped[BESIDE]).append(name)
+    grouped[page_of(name)].append(name)
   return {page: names for page, names in grouped.items() if names}
 
 
@@ -106,7 +112,7 @@ def _index(registry: Mapping[str, Experiment], found: Mapping, stored: Mapping[s
 def _state(experiment: Experiment, outcomes: Sequence | None, stored: results.Stored | None, scale: str) -> str:
   """Returns how long a table took, or why there is none."""
   if outcomes is not None and stored is not None:
-    return 'stored' if stored.seconds is None else duration(stored.seconds / 60)
+    return duration(stored.seconds / 60)
   if stored is not None:
     return 'its settings have changed since'
   datasets = sorted({run.scaled(scale).dataset for run in experiment.runs.values()})
@@ -125,19 +131,12 @@ def _table(
       [f'{anchor}## {experiment.table}', experiment.shows, f'Not shown at scale {scale}: {state}. {again}']
     )
   parts = [anchor + markdown(experiment, scale, stored.seed, found, level=2).rstrip()]
-  if results.counts(experiment, found)['differs'] and not _explained(experiment, stored):
+  notes = comparison.fitting(experiment.notes, scale, stored.seed, False)
+  explained = any(comparison.holds(note, experiment.cells, found) for note in notes)
+  if results.counts(experiment, found)['differs'] and not explained:
     parts.append(UNKNOWN)
   parts += [f'![{experiment.table}: picture {n + 1}]({pictures}/{name})' for n, name in enumerate(stored.pictures)]
   made = ', '.join(f'{name} {version}' for name, version in stored.versions.items())
-  time = '' if stored.seconds is None else f' in {duration(stored.seconds / 60)}'
   revision = f', revision {stored.revision[:12]}' + stored.revision[40:] if stored.revision else ''
-  parts.append(f'Run{time} with {made}{revision}. Again: {again}')
+  parts.append(f'Run in {duration(stored.seconds / 60)} with {made}{revision}. Again: {again}')
   return '\n\n'.join(parts)
-
-
-def _explained(experiment: Experiment, stored: results.Stored) -> bool:
-  """Returns whether a note was written for this run whose presumptions hold for its figures."""
-  fitting = [
-    note for note in experiment.notes if (note.scale, note.seed, note.weights) == (stored.scale, stored.seed, False)
-  ]
-  return any(comparison.holds(note, experiment.cells, results.outcomes(stored, experiment)) for note in fitting)

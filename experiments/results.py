@@ -27,6 +27,7 @@ from gradleak.storage import made_folder, plain, write_atomically
 FORMAT = 1
 FIGURES = 6  # significant figures of a stored number
 NOT_SHOWN = 'not shown'
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTED = (*comparison.VERDICTS, NOT_SHOWN)
 PICTURES = 3  # of a table at most
 WIDTH = 720  # of a picture, in pixels
@@ -42,7 +43,7 @@ class Stored(NamedTuple):
     rows: name of a run -> the rows that the table's figures are computed from.
     versions: what it was made with.
     revision: of the code; ends with '+' if files had been changed since; '' if it is not known.
-    seconds: of all its runs; None if not known.
+    seconds: of all its runs.
     pictures: names of the pictures beside the file.
   """
 
@@ -53,7 +54,7 @@ class Stored(NamedTuple):
   rows: dict[str, list[dict]]
   versions: dict[str, str]
   revision: str
-  seconds: float | None
+  seconds: float
   pictures: list[str]
 
 
@@ -63,7 +64,7 @@ def store(
   scale: str,
   seed: int,
   rows: Mapping[str, list[dict]],
-  seconds: float | None,
+  seconds: float,
   pictures: Sequence[str] = (),
 ) -> Stored:
   """Stores the results of a table in a folder, in place of earlier ones, and returns them.
@@ -89,8 +90,8 @@ def store(
     {name: declared(run.scaled(scale)) for name, run in runs.items()},
     {name: _rounded(plain(runs[name].scaled(scale).stored(rows[name], about[name]))) for name in runs},
     versions(),
-    revision(),
-    None if seconds is None else round(seconds, 1),
+    revision(ROOT),
+    round(seconds, 1),
     kept,
   )
   write_atomically(folder / f'{experiment.name}.json', _text(found))
@@ -193,14 +194,15 @@ def _set(field, value):
   return getattr(value, field.name) != field.default
 
 
-def revision() -> str:
-  """Returns the revision of the checkout that this code is in, with '+' if files were changed; '' outside of one."""
-  here = pathlib.Path(__file__).resolve().parent.parent
+def revision(root: pathlib.Path) -> str:
+  """Returns the revision of the checkout at `root`, with '+' if files were changed; '' if `root` is none."""
 
   def git(*arguments):
-    return subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(['git', '-C', root, *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
   try:
+    if pathlib.Path(git('rev-parse', '--show-toplevel')) != root:
+      return ''  # such as an environment inside of another project
     changed = git('status', '--porcelain', '--untracked-files=no', '--', 'gradleak', 'experiments')
     return git('rev-parse', 'HEAD') + ('+' if changed else '')
   except (OSError, subprocess.CalledProcessError):

@@ -63,6 +63,8 @@ def main(argv: list[str]) -> None:
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   errors.check_choice('scale', _SCALE.value, machinery.SCALES)
   reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
+  if not _RESULTS.value and (_ALL.value or _PAGES.value is not None):
+    raise errors.UsageError('--all and --pages need a folder of stored results: --results=results/tables')
   if _LIST.value:
     print(_listing(experiments.REGISTRY.values(), machinery))
   elif _PAGES.value is not None:
@@ -179,10 +181,10 @@ def _seconds(text):
   from gradleak import errors
 
   units = {'h': 3600, 'min': 60, 'm': 60, 's': 1}
-  parts = re.findall(r'(\d+(?:\.\d+)?)\s*(h|min|m|s)(?![a-z])', text)
-  if not parts or re.sub(r'\d+(?:\.\d+)?\s*(h|min|m|s)(?![a-z])|\s', '', text):
+  part = r'\s*(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*'
+  if not re.fullmatch(f'({part})+', text):
     raise errors.UsageError(f'budget is {errors.shown(text)}, expected a time such as 90min or 2h')
-  return sum(float(number) * units[unit] for number, unit in parts)
+  return sum(float(number) * units[unit] for number, unit in re.findall(part, text))
 
 
 def _listing(experiments, machinery):

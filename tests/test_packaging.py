@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -12,7 +10,9 @@ import zipfile
 import pytest
 
 from gradleak import cli
+from tests import wheels
 from tests.programs import ROOT
+from tests.wheels import run
 
 
 def test_the_command_lists_every_program(capsys, monkeypatch):
@@ -31,21 +31,11 @@ def test_an_unknown_program_is_one_line(capsys, monkeypatch):
   assert capsys.readouterr().err.startswith("gradleak: unknown program 'audi' (valid: audit, ")
 
 
-def run(*command, **options):
-  done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=500, **options)
-  assert done.returncode == 0, done.stdout + done.stderr
-  return done.stdout
-
-
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
   """Returns the folder of a wheel that was built from a source distribution, and of that."""
   folder = tmp_path_factory.mktemp('built')
-  kept = shutil.ignore_patterns('.*', '__pycache__', '*.egg-info', 'results')
-  shutil.copytree(ROOT, folder / 'checkout', ignore=kept)
-  run(sys.executable, 'setup.py', '-q', 'sdist', '-d', folder, cwd=folder / 'checkout')
-  (archive,) = folder.glob('*.tar.gz')
-  run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder, archive)
+  wheels.build(folder)
   return folder
 
 

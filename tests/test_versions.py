@@ -14,7 +14,9 @@ import zipfile
 
 import pytest
 
+from tests import wheels
 from tests.programs import ROOT
+from tests.wheels import run
 
 SUPPORTED = re.findall(r"Python :: (3\.\d+)'", (ROOT / 'setup.py').read_text('utf-8'))
 AUDIT = (
@@ -23,12 +25,6 @@ AUDIT = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.slow
-
-
-def run(*command, **options):
-  done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1500, **options)
-  assert done.returncode == 0, done.stdout + done.stderr
-  return done.stdout
 
 
 def interpreter(version):
@@ -43,12 +39,7 @@ def interpreter(version):
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('wheel')
-  kept = shutil.ignore_patterns('.*', '__pycache__', '*.egg-info', 'results', '_build')
-  shutil.copytree(ROOT, folder / 'checkout', ignore=kept)
-  run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder, folder / 'checkout')
-  (found,) = folder.glob('*.whl')
-  return found
+  return wheels.build(tmp_path_factory.mktemp('wheel'))
 
 
 def audited(place, folder):

@@ -206,14 +206,12 @@ def tables(name: str) -> list[Table]:
         if cell.paper is not None:
           counts[comparison.verdict(cell, outcome) or results.NOT_SHOWN] += 1
     if occurs:
-      paper = experiment.name.partition('_')[0]
-      page = paper if paper in pages.PAPERS else pages.BESIDE
       found.append(
         Table(
           experiment.name,
           f'{experiment.paper.partition(":")[0]}: {experiment.table}',
           stored.scale,
-          page,
+          pages.page_of(experiment.name),
           counts,
           tuple(f'results/tables/{stored.scale}/{picture}' for picture in stored.pictures),
         )

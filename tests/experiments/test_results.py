@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -149,3 +151,17 @@ def test_a_batch_that_spear_did_not_separate_is_read_again():
   stored = json.loads(json.dumps(plain(found)))
   for cell in experiment.cells:
     assert run.outcome(cell, stored) == run.outcome(cell, found) and run.outcome(cell, stored).mean is None
+
+
+def test_a_revision_is_of_this_checkout_alone(tmp_path):
+  git = ['git', '-C', str(tmp_path), '-c', 'user.name=a', '-c', 'user.email=a@b']
+  for arguments in (['init', '-q'], ['commit', '-q', '--allow-empty', '-m', 'first']):
+    subprocess.run([*git, *arguments], check=True)
+  (tmp_path / 'gradleak').mkdir()
+  (tmp_path / 'experiments').mkdir()
+  root = tmp_path.resolve()
+  assert re.fullmatch('[0-9a-f]{40}', results.revision(root))
+  assert results.revision(root / 'gradleak') == ''  # inside of another project
+  (root / 'gradleak' / 'new.py').write_text('')
+  subprocess.run([*git, 'add', '-A'], check=True)
+  assert results.revision(root).endswith('+')

@@ -120,6 +120,7 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
     (('--all', '--budget=soon'), ('budget is', "'soon'", 'such as 90min or 2h')),
     (('--all', '--budget=2h later'), ('budget is',)),
+    (('--all', '--results='), ('--all and --pages need a folder',)),
     (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
