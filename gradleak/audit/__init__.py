@@ -54,8 +54,8 @@ __all__ = [
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
 RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
-AHEAD = 2  # structures that are compiled while one runs
 FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
+AHEAD = 2  # structures that are compiled while one runs
 
 
 def audit(
@@ -187,10 +187,10 @@ class _Worker:
       for i, one in enumerate(missing):
         started = time.monotonic()
         title = f'{one.name}+{len(one.parts)}' if one.parts else one.name
-        group, sent, views = seen(one.which)
+        group, sent, viewed = seen(one.which)
         for later in missing[i : i + 1 + AHEAD]:
           if later.name not in tables and later.which == one.which and (later is one or not later.learns):
-            tables[later.name] = self._compiling(later, group, views)
+            tables[later.name] = self._compiling(later, group, viewed)
         part = self._attacked(title, one, group, sent, tables.pop(one.name))
         seconds.append(time.monotonic() - started)
         found[one.name] = [*one.parts, part]

@@ -265,7 +265,7 @@ def plan(
     'defenses': [defense.label for defense in chosen_defenses],
     'trials': num_trials,
     **_recorded(given, lpips),
-    **_texts(scenario, attack=named_attacks, defense=chosen_defenses),
+    **_texts(scenario, size, attack=named_attacks, defense=chosen_defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
     **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
   }
@@ -385,7 +385,7 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
   return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}
 
 
-def _texts(scenario: Scenario, **kinds: list[Labelled]) -> dict:
+def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dict:
   """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting.
 
   Of a defense of a user's own that is the code, too.
@@ -393,14 +393,12 @@ def _texts(scenario: Scenario, **kinds: list[Labelled]) -> dict:
   context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
 
   def text(one: Labelled) -> str:
-    code = code_of(one.method, context) if isinstance(one.method, Defense) else ''
+    code = code_of(one.method, context, num_samples) if isinstance(one.method, Defense) else ''
     return f'{one.method}, code {code}' if code else str(one.method)
 
-  texts = {
-    f'{kind}_texts': {one.label: text(one) for one in methods if one.label != text(one)}
-    for kind, methods in kinds.items()
-  }
-  return {key: value for key, value in texts.items() if value}
+  texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
+  told = {kind: {label: of for label, of in each.items() if of != label} for kind, each in texts.items()}
+  return {kind: each for kind, each in told.items() if each}
 
 
 def _trace(group: Group, attack: Labelled) -> None:

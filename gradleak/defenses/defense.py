@@ -171,6 +171,10 @@ class Member(Method):
     """Whether it is a user's own, and not of this library."""
     return self.factory is _given or not self.factory.__module__.startswith('gradleak.')
 
+  def arguments_in(self, context: Context) -> tuple:
+    """Returns the factory's positional arguments: those that were given, or else what the context says."""
+    return self.arguments or self.traits.arguments(context, self.settings)
+
   def made(self) -> Any:
     """Returns what the factory makes of the settings and arguments that it was given."""
     return self._checked(self.factory(*self.arguments, **self.settings))
@@ -400,36 +404,43 @@ def place(defense: Defense | None, context: Context) -> Placed:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
   placed = Placed(
     defense,
-    tuple(member.arguments or member.traits.arguments(context, member.settings) for member in defense.members),
+    tuple(member.arguments_in(context) for member in defense.members),
   )
   placed.client(context.client)  # so that a factory's errors are raised here, and not while tracing
   return placed
 
 
-def code_of(defense: Defense, context: Context) -> str:
+def code_of(defense: Defense, context: Context, num_samples: int) -> str:
   """Returns digests of what a user's own members of a defense compute in a context; '' if there is none.
 
   Two defenses of the same text may have other code: results that were stored under the one are not those of the other.
+
+  Args:
+    defense: the `Defense`.
+    context: the `Context`.
+    num_samples: samples behind one upload.
   """
-  image = jnp.zeros((1, *context.image_shape), jnp.float32)
-  labels = jnp.zeros((1, context.client.num_classes), jnp.float32)
+  images = jnp.zeros((num_samples, *context.image_shape), jnp.float32)
+  labels = jnp.zeros((num_samples, context.client.num_classes), jnp.float32)
   key, params, found = jax.random.key(0), context.variables['params'], []
+  # What a client hands over, and a server.
+  extras = {'upload': {'key': key, 'batch': (images, labels)}, 'round': {'key': key, 'weights': jnp.ones(1)}}
+  extras['round'] |= {'num_clients': jnp.ones(())}
+  extras['step'] = extras['upload'] | {
+    'weights': jnp.ones(num_samples), 'variables': context.variables, 'position': (1, 1)
+  }  # fmt: skip
   for member in defense.members:
     if not member.foreign:
       continue
-    given = member.arguments or member.traits.arguments(context, member.settings)
-    made = member.build(member.numbers, *given)
+    made = member.build(member.numbers, *member.arguments_in(context))
     if member.traits.place == 'data':
-      found.append(foreign.digest(made, key, image, labels))
+      found.append(foreign.digest(made, key, images, labels))
       continue
-    extra = {'key': key, 'batch': (image, labels)}
-    if member.traits.place == 'step':
-      extra |= {'weights': jnp.ones(1), 'variables': context.variables, 'position': (1, 1)}
 
     def update(params: Tree, extra: dict, made: Any = made) -> tuple:
       return made.update(params, made.init(params), params, **extra)
 
-    found.append(foreign.digest(update, params, extra))
+    found.append(foreign.digest(update, params, extras[member.traits.place]))
   return ' '.join(found)
 
 

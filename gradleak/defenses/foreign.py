@@ -3,7 +3,7 @@
 import functools
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ def _checked(name, transformation, random):
     if (
       not random
       and key is not None
-      and _reads(lambda k: inner.update(updates, state, params, **extra | {'key': k}), key)
+      and _depends(lambda k: inner.update(updates, state, params, **extra | {'key': k}), key)
     ):
       raise errors.UsageError(
         f'the defense {name} draws from its key and is not declared random: give random=True, so that attackers may '
@@ -92,11 +92,22 @@ def _check(name: str, given: Tree, returned: Tree) -> None:
       )
 
 
-def _reads(function: Callable, key: jax.Array) -> bool:
-  """Returns whether anything is computed from the key."""
+def _depends(function: Callable, key: jax.Array) -> bool:
+  """Returns whether an output is computed from the key; one that a chain splits for members that ignore it is not."""
   traced = jax.make_jaxpr(function)(key).jaxpr
-  used = {id(one) for equation in traced.eqns for one in equation.invars}
-  return any(id(one) in used for one in traced.invars)
+  return any(_reached(traced, [True] * len(traced.invars)))
+
+
+def _reached(program: Any, given: Sequence[bool]) -> list[bool]:
+  """Returns which outputs of a jaxpr are computed from those of its inputs that are `given`."""
+  reached = {id(one) for one, of_interest in zip(program.invars, given, strict=True) if of_interest}
+  for equation in program.eqns:
+    inputs = [id(one) in reached for one in equation.invars]
+    if any(inputs):
+      inner = equation.params.get('jaxpr') if equation.primitive.name in ('jit', 'pjit') else None
+      outputs = [True] * len(equation.outvars) if inner is None else _reached(inner.jaxpr, inputs)
+      reached |= {id(one) for one, of_interest in zip(equation.outvars, outputs, strict=True) if of_interest}
+  return [id(one) in reached for one in program.outvars]
 
 
 def digest(function: Callable, *arguments: Any) -> str:

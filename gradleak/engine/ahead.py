@@ -33,7 +33,7 @@ class Ahead:
     self._started: dict[Hashable, futures.Future] = {}
 
   def start(self, name: Hashable, lowered: Callable[[], Iterable[Any]]) -> None:
-    """Starts to compile some programs, unless those of that name were started before.
+    """Starts to compile some programs, unless those of that name were started and not waited for.
 
     Args:
       name: of these programs, for `wait`.
@@ -48,7 +48,7 @@ class Ahead:
 
   def wait(self, name: Hashable) -> None:
     """Returns when the programs of a name are compiled, or cannot be; at once if none were started."""
-    started = self._started.get(name)
+    started = self._started.pop(name, None)  # the programs are its callers' now: they take memory
     if started is not None and started.exception() is None:
       futures.wait(started.result())
 

@@ -499,6 +499,17 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
   assert slope('simulated') == 0 and slope('straight-through') == 1
 
 
+def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
+  mine = gl.defenses.own(optax.stateless(scaled), 'upload')
+  for other, name, words in (
+    (gl.defenses.dgc(ratio=0.1), 'summed', 'It sums the uploads'),
+    (gl.defenses.gaussian(stddev=0.1), 'averaged', 'It averages the uploads'),
+  ):
+    placed = defenses.place(gl.defenses.chain(mine, other), context)
+    found = {counter.name: counter.words for counter in counters_of(placed, context, 1, attacks.csdlg(), 4)}
+    assert found[f'{name}+straight-through'].startswith(words)
+
+
 @pytest.mark.slow
 def test_a_function_of_the_update_does_not_protect_from_those_who_know_it(small_images):
   model = models.create('mlp(widths=32)', 10)

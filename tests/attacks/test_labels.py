@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradleak as gl
 from gradleak import Client, errors, models
 from gradleak.attacks import labels as rules
 from gradleak.federated import Knowledge, Observation
@@ -210,3 +211,17 @@ def test_the_prediction_on_noise_is_the_mean_of_both_ends_of_local_training():
     knowledge = Knowledge(labels='inferred', share=share)
     observation = Observation(variables, update, jnp.zeros((1, 2)), knowledge, (1, 2, 2, 1), 2)
     np.testing.assert_allclose(rules.predicted_on_noise(model, observation), expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_network, small_images):
+  model, _ = dense_network
+  images, labels = small_images
+  attack, settings = gl.attacks.csdlg(steps=1), {'controls': 1, 'batch_size': 2, 'labels': 'rlu', 'progress': 'none'}
+  public = np.tile(np.asarray(images[4:]), (4, 1, 1, 1)), np.arange(16, dtype=np.int32) % 10
+  scenario = gl.scenario(model, images[:4], labels[:4], key=jax.random.key(0), public=public)
+  found = gl.audit(jax.random.key(1), scenario, [None], [attack], 2, **settings)
+  assert [row['label_counts_correct'] for row in found.rows] == [1.0, 1.0]
+  assert all(row['tier'] == 'D' for row in found.rows)
+  with pytest.raises(errors.UsageError, match=r'public=\(images, labels\)'):
+    gl.audit(jax.random.key(1), scenario._replace(public=None), [None], [attack], 2, **settings)

@@ -14,6 +14,7 @@ from gradleak.attacks.base import closed_form
 from gradleak.attacks.counters import counters
 from gradleak.audit.result import facts
 from gradleak.audit.settings import named_defenses
+from gradleak.defenses.defense import code_of
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -302,6 +303,19 @@ def test_what_it_returns_is_checked_under_its_name(context, small_images, transf
     jax.eval_shape(placed.client(context.client).local_update, KEY, context.variables, images, labels)
 
 
+def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
+  """A chain splits the key for each member, whether it draws or not; so may a function that is compiled by itself."""
+  images, labels = (x[:1] for x in small_images)
+  chained = defenses.chain(defenses.prune(rate=0.5), optax.scale(jnp.float32(2)))
+
+  def compiled(updates, state, params=None, *, key, **extra):
+    return jax.jit(lambda updates, key: jax.tree.map(jnp.sign, updates))(updates, key), state
+
+  for given in (chained, with_key(compiled)):
+    placed = defenses.place(defenses.own(given, 'upload'), context)
+    jax.eval_shape(placed.client(context.client).local_update, KEY, context.variables, images, labels)
+
+
 def test_a_key_that_is_missing_is_named(context):
   update = defenses.own(noisy(0.1), 'upload', random=True, label='mine').update
   with pytest.raises(errors.UsageError, match='the defense mine draws noise and needs a key'):
@@ -319,6 +333,24 @@ def test_stored_results_are_of_the_code_that_made_them(small_images, tmp_path):
   assert not audited(jnp.sign).resumed and audited(jnp.sign).resumed
   with pytest.raises(errors.UsageError, match=r'defense_texts was .*code'):
     audited(lambda x: x * jnp.float32(2))
+
+
+def test_code_is_known_by_its_program_and_its_constants_at_each_place(context):
+  def code(given, place, random=False):
+    return code_of(defenses.own(given, place, random=random), context, 4)
+
+  def halves(key, images, labels):
+    return images.reshape(2, -1, *images.shape[1:]).mean(0).repeat(2, axis=0), labels
+
+  def times(factor):
+    table = jnp.linspace(0.0, factor, 7)
+    return stateless(lambda x: x * table[3])
+
+  for place in ('step', 'upload', 'round'):
+    assert code(times(1.0), place) == code(times(1.0), place) != code(times(2.0), place)
+    assert len(code(noisy(0.1), place, random=True)) == 8
+  assert len(code(halves, 'data')) == 8  # it is traced on as many samples as an upload has
+  assert code_of(defenses.prune(rate=0.5), context, 4) == ''
 
 
 # ---- placement

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import socket
 import subprocess
 import sys
@@ -347,6 +348,14 @@ def test_evaluation_without_memory_halves_the_groups(table, monkeypatch):
 @pytest.fixture
 def two_cores(monkeypatch):
   monkeypatch.setattr(ahead, 'cores', lambda: 2)
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0, 3, 7}, raising=False)
+  assert ahead.cores() == 3
+  monkeypatch.delattr(os, 'sched_getaffinity')
+  monkeypatch.setattr(os, 'cpu_count', lambda: 5)
+  assert ahead.cores() == 5
 
 
 @pytest.mark.usefixtures('two_cores')

@@ -19,7 +19,7 @@ import optax
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import weights
-from gradleak.defenses.defense import Context, Defense, Member, Placed, Traits, bound, is_idle
+from gradleak.defenses.defense import Context, Defense, Member, Placed, bound, is_idle
 from gradleak.federated.client import Upload
 from gradleak.federated.server import layer_average
 from gradleak.trees import Tree
@@ -162,10 +162,9 @@ class Known:
     return total
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
-    """Returns a counter-measure's name and words, where uploads are averaged with that before them."""
-    if self.rounds == 1:
-      return name, words
-    return f'averaged+{name}', f'{AVERAGES} {words}'
+    """Returns a counter-measure's name and words, where uploads are averaged or summed with that before them."""
+    before = {part: said for part, (_, said) in self.parts.items() if part in ('averaged', 'summed')}
+    return '+'.join([*before, name]), ' '.join([*before.values(), words])
 
   @property
   def parts(self) -> dict[str, tuple[str, str]]:
@@ -392,7 +391,7 @@ def _shown(known: Known) -> Counter | None:
   one, whether the client clips or not.
   """
   members = known.defense.at('step', 'upload')
-  if not members or any(member.factory in SPECIAL or _declared(member.traits) for member in members):
+  if not members or any(map(_stated, members)):
     return None
 
   def views(upload: Upload) -> list[View]:
@@ -408,9 +407,11 @@ def _shown(known: Known) -> Counter | None:
   return Counter(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
 
 
-def _declared(traits: Traits) -> bool:
-  """Returns whether the traits of a defense say what its uploads show."""
-  return bool(traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated)
+def _stated(member: Member) -> bool:
+  """Returns whether the traits of a member, or a counter-measure to it, say what its uploads show."""
+  traits = member.traits
+  declared = traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated
+  return member.factory in SPECIAL or bool(declared)
 
 
 def _zeros(update: Tree) -> float:
@@ -460,10 +461,8 @@ def _imitated(known: Known) -> Sequence[Counter | None]:
 
 
 def _undeclared(member: Member) -> bool:
-  """Returns whether a member is a function of the update of which no trait and no counter-measure says anything."""
-  traits = member.traits
-  special = traits.random or member.factory in SPECIAL or _declared(traits)
-  return traits.place in ('step', 'upload') and not special and not is_idle(member)
+  """Returns whether a member that acts on updates is a function of them of which nothing is stated."""
+  return not (member.traits.random or _stated(member) or is_idle(member))
 
 
 @functools.cache  # one function, so that equal defenses compile once
