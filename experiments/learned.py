@@ -7,7 +7,10 @@ PAPER = (
   'Not a table of a paper; the attack is of Wu, Chen, Guo and Weinberger: Learning to Invert: Simple Adaptive Attacks '
   'for Gradient Inversion in Federated Learning. UAI 2023.'
 )
-METRICS = 'PSNR and Pearson correlation are means over all uploads, one image each.'
+METRICS = (
+  'PSNR and Pearson correlation are means over all uploads, one image each. Re-identified is the share of them whose '
+  'original has rank 1 among the public images and those that no upload holds.'
+)
 # Defense -> (its text, the counter-measure of csDLG).
 DEFENSES = {
   'none': ('none', None),
@@ -26,7 +29,7 @@ SLOW = 'DCS²'  # descends for each upload: fewer are simulated, and each is use
 def _run(dataset, public, attack, rows):
   return Run(
     dataset, 'lenet', attack, {row: DEFENSES[row][0] for row in rows}, trials=64, public=public, init='explicit',
-    settings=AuditSettings(knowledge='both'), mini={'trials': 16, 'controls': 32},
+    settings=AuditSettings(knowledge='both'), mini={'controls': 32},
   )  # fmt: skip
 
 
@@ -46,7 +49,7 @@ def _experiment(dataset, public, more=''):
     cells += [
       Cell(column, row, metric, run, row, counter=counter)
       for run, counter, column in tried
-      for metric in ('psnr', 'pearson')
+      for metric in ('psnr', 'pearson', 'identified')
     ]
   return Experiment(
     f'lti_{dataset}',
