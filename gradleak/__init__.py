@@ -14,6 +14,7 @@ from gradleak.inspection import Inspection, inspect
 from gradleak.scenario import Scenario, scenario
 from gradleak.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.specs import parse
+from gradleak.startup import configure
 
 __all__ = [
   'AuditResult',
@@ -39,6 +40,7 @@ __all__ = [
   'audit',
   'autoleak',
   'compare',
+  'configure',
   'data',
   'defenses',
   'federated',

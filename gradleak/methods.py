@@ -133,7 +133,7 @@ def check_settings(factory: Callable, settings: Mapping[str, Any], kind: str) ->
       raise errors.UsageError(f'{name}({key}) is {value!r}, expected {expected.__name__}')
   for key, parameter in known.items():
     if parameter.default is parameter.empty and key not in settings:
-      raise errors.UsageError(f'the {kind} {name} needs the setting {key}, as in {name}({key}=…)')
+      raise errors.UsageError(f'the {kind} {name} needs the setting {key} by name, as in {name}({key}=…)')
 
 
 def identity(value: Any) -> Hashable:

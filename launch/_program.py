@@ -66,16 +66,9 @@ def configure(cache: flags.FlagHolder[str], x64: flags.FlagHolder[bool] | None =
   Args:
     cache, x64: the flags' holders.
   """
-  import jax
+  import gradleak as gl
 
-  from gradleak.engine import ahead
-
-  if x64 is not None:
-    jax.config.update('jax_enable_x64', x64.value)
-  if cache.value:
-    jax.config.update('jax_compilation_cache_dir', cache.value)
-  # One XLA device per core: lanes are sharded over them.
-  jax.config.update('jax_num_cpu_devices', ahead.cores())
+  gl.configure(cache=cache.value, x64=x64 is not None and x64.value)
 
 
 def command(name: str) -> list[str]:

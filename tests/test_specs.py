@@ -240,7 +240,7 @@ def test_a_method_knows_its_settings():
     ('blurr(width=1)', ["unknown filter 'blurr'", "did you mean 'blur'", 'valid: blur, silence']),
     ('blur(widht=1)', ["'widht'", "did you mean 'width'", 'passes, sharpness, width, wrap']),
     ('silence(width=1)', ['silence', "'width'", 'it has none']),
-    ('blur', ['blur needs the setting width', 'blur(width=…)']),
+    ('blur', ['blur needs the setting width by name', 'blur(width=…)']),
     ('blur(width=wide)', ['blur(width)', "'wide'", 'a number']),
     ('blur(width=nan)', ['blur(width)', 'nan']),
     ('blur(width=none)', ['blur(width)', 'None']),

@@ -81,14 +81,14 @@ def test_numbers_are_open_and_structure_is_not(context):
 @pytest.mark.parametrize(
   ('make', 'words'),
   [
-    (lambda: defenses.gaussian(), ['gaussian needs the setting stddev']),
+    (lambda: defenses.gaussian(), ['gaussian needs the setting stddev by name']),
     (lambda: defenses.gaussian(sigma=1), ["'sigma'", 'stddev']),
     (lambda: defenses.gaussian(stddev='much'), ['gaussian(stddev)', "'much'"]),
     (lambda: defenses.null_gradient(norm=1), ["'norm'", 'it has none']),
     (lambda: defenses.prune(rate=1.5), ['prune(rate)', '1.5', 'nearest valid value is 1']),
     (lambda: defenses.outpost(variant=3), ['outpost(variant) is 3', 'expected str']),
     (lambda: gl.parse('clip(norm=1)+prune(rate=-1)'), ['prune(rate)', '-1']),
-    (lambda: gl.parse('gaussian'), ['gaussian needs the setting stddev']),
+    (lambda: gl.parse('gaussian'), ['gaussian needs the setting stddev by name']),
     (lambda: gl.parse('prune(rate=0.5)+'), ["'prune(rate=0.5)+'", 'empty']),
     (lambda: specs.defense('gausian(stddev=1)'), ["unknown defense 'gausian'", "did you mean 'gaussian'", 'prune']),
   ],

@@ -110,7 +110,7 @@ CASES = [
   ('--defenses=prune(rate=nan)', 'prune(rate) is nan', 'expected a number'),
   ('--defenses=prune(rate=half)', "prune(rate) is 'half'", 'expected a number'),
   ('--defenses=prune(rate=true)', 'prune(rate) is True', 'expected a number'),
-  ('--defenses=gaussian()', 'gaussian needs the setting stddev', 'gaussian(stddev=…)'),
+  ('--defenses=gaussian()', 'gaussian needs the setting stddev by name', 'gaussian(stddev=…)'),
   ('--defenses=gaussian(stddev=-0.1)', 'gaussian(stddev) is -0.1', 'in [0, inf]'),
   ('--defenses=gaussian(stddev=inf)', 'gaussian(stddev) is inf', 'expected a finite number'),
   ('--defenses=laplace(scale=-0.1)', 'laplace(scale) is -0.1', 'in [0, inf]'),
