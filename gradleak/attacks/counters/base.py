@@ -24,7 +24,7 @@ from gradleak.federated.client import Upload
 from gradleak.federated.server import layer_average
 from gradleak.trees import Tree
 
-# Weights of total variation against noise and gaps, in units of the distance: settings of `matching`'s `prior`.
+# Weights of total variation under noise and withheld entries, in units of the distance: `prior` of `matching`.
 PRIORS = (1e-3, 1e-2, 5e-2)
 AVERAGES = 'It averages the uploads.'
 
@@ -336,7 +336,7 @@ def counters(
 
 
 def _prior(known: Known) -> Counter | None:
-  """Returns the counter-measure that weights smoothness by the noise and the gaps, or None where there are none.
+  """Returns the counter-measure that weights smoothness by the noise and what is withheld, or None where nothing is.
 
   At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g):
   that is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random pixels, and
@@ -354,7 +354,9 @@ def _prior(known: Known) -> Counter | None:
   else:
     return None
   return known.changed(
-    'prior', f'It weights smoothness by {prior:g}, after the noise and the gaps that it expects.', prior=prior
+    'prior',
+    f'It weights smoothness by {prior:g}, after the noise and the withheld entries that it expects.',
+    prior=prior,
   )
 
 
@@ -380,8 +382,8 @@ def _weighted(known: Known) -> Counter | None:
   return None
 
 
-# An update has gaps where this many more of its entries are zero than an undefended one of random pixels has.
-_GAPS = 0.05
+# Entries seem withheld where this share more of them are zero than in an undefended update of random pixels.
+_WITHHELD = 0.05
 
 
 def _shown(known: Known) -> Counter | None:
@@ -398,12 +400,14 @@ def _shown(known: Known) -> Counter | None:
     update = known.observed(upload)
     context = known.context
     usual = typical_zeros(context.client, context.image_shape, known.num_samples, context.variables)
-    gaps = _zeros(update) > float(usual) + _GAPS
-    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if gaps else ones(update)
+    withheld = _zeros(update) > float(usual) + _WITHHELD
+    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if withheld else ones(update)
     norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
     return [View(update, weighted, 0.0, norm)]
 
-  words = 'It compares only what is not zero where the upload has gaps, and clips what it simulates to its norm.'
+  words = (
+    'Where zeros are more than usual it compares the rest alone; it clips what it simulates to the norm of the upload.'
+  )
   return Counter(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
 
 
@@ -491,7 +495,7 @@ def _learned(known: Known) -> list[Counter]:
 
 
 def _combined(known: Known) -> Counter | None:
-  """Returns the counter-measure of closed forms that combine neurons under noise and gaps (Fidel, section II-B)."""
+  """Returns the counter-measure of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
   if not known.energy and not any(member.traits.withholds for member in known.defense.members):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
