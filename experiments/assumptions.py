@@ -111,41 +111,62 @@ TRAINED = {
 }  # fmt: skip
 
 
-def _priors():
-  """Each prior and search of attacks on batches, with and without, on the same uploads."""
-  mnist = {'dataset': 'mnist'}
-  networks = {
-    'LeNet, batches of 4': (mnist, 4, 500),
-    'LeNet, batches of 8': (mnist, 8, 500),
-    'trained ResNet-20, single images': (TRAINED, 1, 500),
-  }
+BATCHES = {'eight times the steps', 'random subsets (MAGIA)'}  # rows of batches alone
+
+
+def _priors(name, title, networks, rows, choices=()):
+  """Each prior and search, with and without, on the same uploads; networks: column -> (settings, samples, at mini)."""
   runs, cells = {}, []
-  for column, (given, samples, steps) in networks.items():
+  for column, (given, samples, mini) in networks.items():
     base = f'{column.split(",")[0].split()[-1].lower()}_{samples}'
-    for row, text in {'csDLG': '', **PRIORS}.items():
-      if row == 'BatchNorm statistics' and given is not TRAINED:
-        continue
+    for row, text in {'csDLG': '', **rows}.items():
       run = base if row == 'csDLG' else f'{base}_{row.translate(str.maketrans(" ", "_", ",()"))}'
-      taken = 8 * steps if row == 'eight times the steps' else steps
-      attack = f'csdlg_fast(steps={taken},tv=1e-5{"," if text else ""}{text})'
-      made = _run(f'cinet(steps={steps})' if row == 'an untrained generator' else attack, samples=samples, **given)
+
+      def attack(steps, row=row, text=text):
+        if row == 'an untrained generator':
+          return f'cinet(steps={steps})'
+        taken = 8 * steps if row == 'eight times the steps' else steps
+        return f'csdlg_fast(steps={taken},tv=1e-5{"," if text else ""}{text})'
+
+      small = {**mini, 'attack': attack(mini['steps'])} if 'steps' in mini else mini
+      small = {key: value for key, value in small.items() if key != 'steps'}
+      made = _run(attack(500), samples=samples, **given)
       training = dataclasses.replace(pretrained(80, SGD), tested=500) if given is TRAINED else None
-      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 2})
+      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 2, **small})
       cells += _cells(column, row, run)[:2]
       if run != base:
         cells.append(Cell(column, row, 'psnr_gain', run, 'none', minus=base))
   return _experiment(
-    'assumptions_priors',
-    'What priors and searches add to csDLG on batches, paired over uploads',
+    name,
+    title,
     'Each is of a published attack: GradInversion (BatchNorm statistics, consistent starts), FedLeak (entries, flat '
     'minimum, in its manner), MAGIA (subsets), CI-Net (generator). Nothing of this is printed.',
     runs,
     cells,
-    (
-      'BatchNorm is in eval mode, as published attacks have it.',
-      'All have the same number of steps but the row that says so: a step of CI-Net takes up to nine times as long.',
-    ),
+    (*choices, 'Steps are as many in all rows but one that says so: a step of CI-Net takes up to nine times as long.'),
   )
 
 
-EXPERIMENTS = (_aggregation(), _deltas(), _priors())
+def _batches():
+  mnist = {'dataset': 'mnist'}
+  networks = {f'LeNet, batches of {samples}': (mnist, samples, {}) for samples in (4, 8)}
+  rows = {row: text for row, text in PRIORS.items() if row != 'BatchNorm statistics'}
+  return _priors(
+    'assumptions_priors', 'What priors and searches add to csDLG on batches, paired over uploads', networks, rows
+  )
+
+
+def _trained():
+  training = dataclasses.replace(pretrained(50, SGD, 15, 15_000), tested=500)
+  mini = {'model': 'resnet20(width=8,pixels=imagenet)', 'training': training, 'steps': 200}
+  rows = {row: text for row, text in PRIORS.items() if row not in BATCHES}
+  return _priors(
+    'assumptions_trained',
+    'What priors and searches add to csDLG on a trained ResNet-20, single images, paired over uploads',
+    {'trained ResNet-20': (TRAINED, 1, mini)},
+    rows,
+    ('BatchNorm is in eval mode, as published attacks have it.',),
+  )
+
+
+EXPERIMENTS = (_aggregation(), _deltas(), _batches(), _trained())

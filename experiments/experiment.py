@@ -33,7 +33,8 @@ from gradleak.scenario import fingerprint
 from gradleak.storage import Workdir, plain
 
 SCALES = ('smoke', 'mini', 'paper')
-SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
+# Settings of attacks at scale 'smoke', whose dense network has no BatchNorm.
+SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20, 'batch_norm': None}
 UNAWARE = AuditSettings(knowledge='unaware')
 # Of an audit's rows, what is stored beside a cell's own metric: what its outcome is computed from, and the verdict.
 COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
