@@ -33,8 +33,7 @@ from gradleak.scenario import fingerprint
 from gradleak.storage import Workdir, plain
 
 SCALES = ('smoke', 'mini', 'paper')
-# Settings of attacks at scale 'smoke', whose dense network has no BatchNorm.
-SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20, 'batch_norm': None}
+SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
 # Of an audit's rows, what is stored beside a cell's own metric: what its outcome is computed from, and the verdict.
 COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
@@ -168,6 +167,9 @@ class Run(Scaled):
   def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
     attack = specs.attack(self.attack)
+    smallest = {name: value for name, value in SMALLEST.items() if attack.takes({name: value})}
+    if attack.settings.get('batch_norm') is not None:
+      smallest['batch_norm'] = None  # a dense network has none
     return self.replaced(
       dataset='digits',
       model='mlp',  # compiles fast
@@ -180,7 +182,7 @@ class Run(Scaled):
       training=self.training and _smoke_training(self.training),
       weights='',
       changed={
-        attack.name: {name: value for name, value in SMALLEST.items() if attack.takes({name: value})},
+        attack.name: smallest,
         'concealment': {'steps': 2},
         'graddefense': {'root': _smoke_root},
       },
