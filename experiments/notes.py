@@ -107,6 +107,28 @@ NOTES = (
       ('uncompensated | accuracy', '<', 'none | accuracy'),
     ),
   ),
+  *(
+    Note(
+      'graddefense_3d',
+      'The noise alone costs accuracy here ({uncompensated | accuracy} %, undefended {none | accuracy} %), and no Q '
+      f'restores what it costs. {DROPPED}{more}',
+      column,
+      holds=(
+        ('uncompensated | accuracy', '<', 'none | accuracy'),
+        ('Q = 6 | accuracy', '<', 'none | accuracy'),
+        ('Q = 12 | accuracy', '<', 'none | accuracy'),
+        *more_holds,
+      ),
+    )
+    for column, more, more_holds in (
+      ('MNIST', '', ()),
+      (
+        'CIFAR-10',
+        ' The undefended model, of an eighth of the width, has {none | accuracy} % after a fiftieth of the rounds.',
+        (_published('none | accuracy', below=True),),
+      ),
+    )
+  ),
   Note(
     'graddefense_readings',
     f'Why compensation in columns costs accuracy at every σ: {DROPPED[0].lower()}{DROPPED[1:]} Memory gives back what '
