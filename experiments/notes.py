@@ -72,8 +72,8 @@ NOTES = (
   Note(
     'graddefense_2a_accuracy',
     f'Why compensated GradDefense costs accuracy: {DROPPED[0].lower()}{DROPPED[1:]} PLD’s seconds are extrapolated: it '
-    'differentiates its features for every sample and step, and our steps hold one sample. Why the undefended models have '
-    'less accuracy here than in the paper, and GC, DP-G and DP-L cost less of it, is unknown.',
+    'differentiates its features for every sample and step, and our steps hold one sample. Why the undefended models '
+    'have less accuracy here than in the paper, and GC, DP-G and DP-L cost less of it, is unknown.',
     holds=(
       *((f'{column} | Ours | accuracy', '<', f'{column} | none | accuracy') for column in _ALL[:2]),
       *(_published(f'{column} | PLD | overhead') for column in _ALL),
