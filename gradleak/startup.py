@@ -11,8 +11,8 @@ from gradleak.engine import ahead
 def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool = False) -> None:
   """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
 
-  Without it JAX on CPU has one device, however many cores there are: lanes of attacks and clients in training then run
-  on one of them at a time. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
+  Without it JAX on CPU has one device, however many cores there are: of an attack's groups of lanes one then runs at a
+  time, not one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
 
   Args:
     cache: folder of JAX's persistent compilation cache; `None` or '' for none.
