@@ -121,18 +121,11 @@ def _priors(name, title, networks, rows, choices=()):
     base = f'{column.split(",")[0].split()[-1].lower()}_{samples}'
     for row, text in {'csDLG': '', **rows}.items():
       run = base if row == 'csDLG' else f'{base}_{row.translate(str.maketrans(" ", "_", ",()"))}'
-
-      def attack(steps, row=row, text=text):
-        if row == 'an untrained generator':
-          return f'cinet(steps={steps})'
-        taken = 8 * steps if row == 'eight times the steps' else steps
-        return f'csdlg_fast(steps={taken},tv=1e-5{"," if text else ""}{text})'
-
-      small = {**mini, 'attack': attack(mini['steps'])} if 'steps' in mini else mini
-      small = {key: value for key, value in small.items() if key != 'steps'}
-      made = _run(attack(500), samples=samples, **given)
+      steps = 4000 if row == 'eight times the steps' else 500
+      attack = f'csdlg_fast(steps={steps},tv=1e-5{"," if text else ""}{text})'
+      made = _run(f'cinet(steps={steps})' if row == 'an untrained generator' else attack, samples=samples, **given)
       training = dataclasses.replace(pretrained(80, SGD), tested=500) if given is TRAINED else None
-      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 2, **small})
+      runs[run] = dataclasses.replace(made, training=training, mini={'trials': 16, 'controls': 2, **mini})
       cells += _cells(column, row, run)[:2]
       if run != base:
         cells.append(Cell(column, row, 'psnr_gain', run, 'none', minus=base))
@@ -158,7 +151,8 @@ def _batches():
 
 def _trained():
   training = dataclasses.replace(pretrained(50, SGD, 15, 15_000), tested=500)
-  mini = {'model': 'resnet20(width=8,pixels=imagenet)', 'training': training, 'steps': 200}
+  changed = {attack: {'steps': 200} for attack in ('csdlg_fast', 'cinet')}
+  mini = {'model': 'resnet20(width=8,pixels=imagenet)', 'training': training, 'changed': changed}
   rows = {row: text for row, text in PRIORS.items() if row not in BATCHES}
   return _priors(
     'assumptions_trained',

@@ -8,7 +8,7 @@ from gradleak import errors
 from gradleak.engine import ahead
 
 
-def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool = False) -> None:
+def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool | None = None) -> None:
   """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
 
   Without it JAX on CPU has one device, however many cores there are: of an attack's groups of lanes one then runs at a
@@ -16,7 +16,7 @@ def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool = False) -> 
 
   Args:
     cache: folder of JAX's persistent compilation cache; `None` or '' for none.
-    x64: allows 64-bit numbers, for closed forms; else JAX's own setting stays.
+    x64: whether 64-bit numbers are allowed, for closed forms; `None` leaves JAX's own setting.
 
   Raises:
     UsageError: if JAX has already been used in this process, with another number of devices.
@@ -27,7 +27,7 @@ def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool = False) -> 
     raise errors.UsageError(
       'JAX has already been used here: call gl.configure() first, before arrays, keys or models are made'
     ) from None
-  if x64:
-    jax.config.update('jax_enable_x64', True)
+  if x64 is not None:
+    jax.config.update('jax_enable_x64', x64)
   if cache:
     jax.config.update('jax_compilation_cache_dir', os.path.expanduser(cache))

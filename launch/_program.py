@@ -68,7 +68,7 @@ def configure(cache: flags.FlagHolder[str], x64: flags.FlagHolder[bool] | None =
   """
   import gradleak as gl
 
-  gl.configure(cache=cache.value, x64=x64 is not None and x64.value)
+  gl.configure(cache=cache.value, x64=None if x64 is None else x64.value)
 
 
 def command(name: str) -> list[str]:
