@@ -12,11 +12,11 @@ LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 2}
 TANH = 'lenet(activation=tanh)'
 
 
-def _run(attack, *, client=None, model='lenet', samples=1, init='explicit', trials=16, dataset='faces'):
+def _run(attack, *, client=None, model='lenet', samples=1, init='explicit', trials=16, controls=8, dataset='faces'):
   return Run(
     dataset, model, attack, {'none': 'none'}, trials=trials, init=init, client=client or ClientSettings(),
     settings=AuditSettings(batch_size=samples, labels='known', knowledge='unaware'),
-    mini={'trials': min(trials, 8), 'controls': 8},
+    mini={'trials': min(trials, 8), 'controls': controls},
   )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def _deltas():
       run = f'{column.split()[0].lower()}_{i}'
       runs[run] = _run(
         f'csdlg_fast(steps=1000{text})', client=ClientSettings(**LOCAL, **local), model=TANH, samples=4, init='default',
-        trials=8,
+        trials=8, controls=2,
       )  # fmt: skip
       cells += _cells(column, row, run)
   return _experiment(

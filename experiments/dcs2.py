@@ -262,7 +262,7 @@ def _figure_2():
   }
   names = dict(zip(whole, ('mnist', 'cifar10', 'ggl', 'imprint'), strict=True))
   runs = {
-    names[column]: dataclasses.replace(run, trials=8, mini={**run.mini, 'trials': 4, 'controls': 8})
+    names[column]: dataclasses.replace(run, trials=8, mini={**run.mini, 'trials': 4, 'controls': 2})
     for column, run in whole.items()
   }
   cells = tuple(
@@ -384,8 +384,7 @@ def _trainings(dataset, defenses):
   """Returns the trainings of a dataset in which one client defends its samples."""
   cifar10 = dataset == 'cifar10'
   protocol = utility.DCS2_CIFAR10 if cifar10 else utility.DCS2
-  steps = 20 if cifar10 else 25
-  quick = {label: Method(text.replace('steps=1000', f'steps={steps}')) for label, text in defenses.items()}
+  quick = {label: Method(text.replace('steps=1000', 'steps=10')) for label, text in defenses.items()}
   mini = {'tested': 1000, 'defenses': quick}
   if cifar10:
     small = {'rounds': 20, 'partition': 'iid(samples=256)'}

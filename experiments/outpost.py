@@ -212,10 +212,11 @@ def _fishing(strategy, state, mode, modified=True):
     trained=50_000 * trained,
     training_steps=8_000 * trained,
     mini={
+      'model': 'resnet20(width=8,pixels=imagenet)',
       'trials': 4,
-      'controls': 4,
+      'controls': 2,
       'public': 1_000,
-      'changed': {text.partition('(')[0]: {'inner': 'csdlg_fast', 'steps': 1_500, 'start': 'constant'}},
+      'changed': {text.partition('(')[0]: {'inner': 'csdlg_fast', 'steps': 600, 'start': 'constant'}},
       **training,
     },
   )
