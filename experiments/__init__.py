@@ -8,6 +8,7 @@ import dataclasses
 
 from experiments import (
   assumptions,
+  audited,
   dcs2,
   deep,
   ffl,
@@ -44,6 +45,7 @@ REGISTRY: dict[str, Experiment] = {
     assumptions,
     learned,
     generative,
+    audited,
     labels,
   )
   for experiment in module.EXPERIMENTS

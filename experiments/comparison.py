@@ -11,6 +11,8 @@ from typing import NamedTuple
 from gradleak.attacks.labels import RULES
 from gradleak.report.formatting import number, significant
 
+BEST = 'best'  # of all counter-measures, for each upload
+
 
 class Cell(NamedTuple):
   """One number of the paper, and where ours is found.
@@ -23,7 +25,7 @@ class Cell(NamedTuple):
     defense: a label of that run's defenses.
     paper: its number; several where it prints several (one per picture); None where it prints none.
     spread: the number that the paper prints after ±.
-    counter: the counter-measure of an attacker who knows the defense; None: the attacker is unaware of it.
+    counter: the counter-measure of an attacker who knows the defense, or `BEST`; None: the attacker is unaware of it.
     minus: the run whose trials those of `run` are compared with, one by one; its metric is a gain.
   """
 

@@ -5,6 +5,7 @@ which run is compared with which number). A scale reduces the published settings
 changed is stated wherever its numbers are shown.
 """
 
+import collections
 import csv
 import dataclasses
 import hashlib
@@ -20,9 +21,10 @@ import numpy as np
 import optax
 
 import gradleak as gl
-from experiments.comparison import HEADINGS, Cell, Note, Outcome, ours_text, paper_text, remarks, verdict
+from experiments.comparison import BEST, HEADINGS, Cell, Note, Outcome, ours_text, paper_text, remarks, verdict
 from gradleak import AuditResult, AuditSettings, ClientSettings, errors, report, specs
 from gradleak.attacks import AttackMethod
+from gradleak.audit import verdict as verdicts
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import simulation
@@ -341,7 +343,11 @@ class Run(Scaled):
       UsageError: if there are none: the declaration and the audit's rows do not fit.
     """
     defense = self.texts()[cell.defense]
-    found = [row for row in rows if row['defense'] == defense and row.get('counter') == cell.counter]
+    found = [row for row in rows if row['defense'] == defense]
+    if cell.counter == BEST:
+      found = strongest([row for row in found if row.get('counter') is not None])
+    else:
+      found = [row for row in found if row.get('counter') == cell.counter]
     if not found:
       raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
     return found
@@ -355,6 +361,9 @@ class Run(Scaled):
     recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
     remark += f'; {rows[0]["network"]}' if 'network' in rows[0] else ''
+    if cell.counter == BEST:
+      chosen = collections.Counter(row['counter'] for row in rows).most_common()
+      remark += '; by ' + ', '.join(f'{counter} ({count})' for counter, count in chosen)
     return Outcome(*finite, len(rows), recovered, diverged, remark)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
@@ -590,6 +599,18 @@ def called(training: Mapping | None, num_classes: int) -> str:
   if found >= training['accuracy']:
     return f'trained network, {told}'
   return f'untrained network, {told}' if found <= chance + noise else f'network {told}'
+
+
+def strongest(rows: list[dict]) -> list[dict]:
+  """Returns of each trial the row of the highest step, see `verdicts.judge`; of several that with the highest PSNR."""
+
+  def strength(row: dict) -> tuple[int, float]:
+    psnr = -math.inf if row['psnr'] is None else row['psnr']
+    steps = verdicts.LEVELS
+    return -(steps.index(row['verdict']) if row['verdict'] in steps else len(steps)), psnr
+
+  trials = dict.fromkeys(row['trial'] for row in rows)
+  return [max((row for row in rows if row['trial'] == trial), key=strength) for trial in trials]
 
 
 def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:

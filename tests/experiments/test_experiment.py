@@ -13,7 +13,7 @@ from scipy import stats
 
 import gradleak as gl
 from experiments import experiment as machinery
-from experiments.comparison import Note
+from experiments.comparison import BEST, Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
 from gradleak import errors
 
@@ -185,6 +185,22 @@ def test_an_outcome_is_the_mean_over_its_rows():
   assert RUN.outcome(CELLS[0]._replace(counter='masked'), rows).mean == 99
   with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure muted"):
     RUN.outcome(CELLS[0]._replace(counter='muted'), rows)
+
+
+def test_the_best_attacker_who_knows_a_defense_is_chosen_for_each_upload():
+  given = [
+    (0, None, 99, 'exact'), (0, 'a', 20, 'traces'), (0, 'b', 12, 'recognisable'), (1, 'a', 7, 'traces'),
+    (1, 'b', 9, 'traces'), (2, 'b', None, 'diverged'), (2, 'a', 5, 'nothing seen'),
+  ]  # fmt: skip
+  rows = [row('none', psnr, verdict == 'recognisable', counter=counter, trial=trial, verdict=verdict)
+          for trial, counter, psnr, verdict in given]  # fmt: skip
+  cell = CELLS[0]._replace(counter=BEST)
+  assert [found['psnr'] for found in RUN.rows_of(cell, rows)] == [12, 9, 5]
+  assert RUN.outcome(cell, rows).remark == '1 of 3; by b (2), a (1)'
+  stored = RUN.stored(rows, [cell])
+  assert RUN.outcome(cell, stored) == RUN.outcome(cell, rows) and len(stored) == 3
+  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure best"):
+    RUN.outcome(cell, [found for found in rows if found['counter'] is None])
 
 
 OUTCOMES = (
