@@ -63,7 +63,7 @@ PRETRAINED = {
   'resnet18': (pretrained(60, SGD), {'training': pretrained(50, SGD, 15, 15_000)}),
   'resnet152': (
     pretrained(60, SGD),
-    {'training': pretrained(35, SGD, 8, 10_000), 'trials': 2, 'controls': 1},
+    {'training': pretrained(35, SGD, 6, 5_000), 'trials': 2, 'controls': 1},
   ),
   'vit_tiny': (pretrained(60, ADAM, 200), {'training': pretrained(45, ADAM, 20, 15_000)}),
 }

@@ -271,7 +271,7 @@ def _vit_fishing(strategy, state, modified):
     defenses={'none': 'none'},
     training_optimizer='adam',
     training_rate=1e-3,
-    mini={**run.mini, 'model': 'vit_tiny(depth=4,width=96)'},
+    mini={**run.mini, 'model': 'vit_tiny(depth=4,width=96)', **({'training_steps': 300} if state == 'trained' else {})},
   )
 
 
