@@ -163,8 +163,9 @@ class Run(Scaled):
     return dataclasses.replace(self, **changes)
 
   def at_mini(self) -> Self:
-    """Returns this with what two cores need in place of the paper's settings."""
-    return self.replaced(**{**self.mini, 'mini': {}})
+    """Returns this with what two cores need in place of the paper's settings; given weights keep the network."""
+    kept = {'model', 'training'} if self.weights and self.trains else set()
+    return self.replaced(**{name: value for name, value in self.mini.items() if name not in kept}, mini={})
 
   def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""

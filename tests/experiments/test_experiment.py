@@ -93,6 +93,14 @@ def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkey
   )
 
 
+def test_given_weights_keep_the_network_at_scale_mini():
+  run = RUN.replaced(training=Training(tested=50), mini={**RUN.mini, 'training': Training(2)})
+  mini, given = (each.scaled('mini') for each in (run, dataclasses.replace(run, weights='folder/net.pt')))
+  assert (mini.model, mini.training) == ('convnet(width=8)', Training(2))
+  assert (given.model, given.training, given.trials) == (RUN.model, run.training, mini.trials)
+  assert dataclasses.replace(RUN, weights='folder/net.pt').scaled('mini').model == mini.model
+
+
 @pytest.mark.parametrize('bias', [0.1, 0.4, 1.0])
 def test_a_root_set_leans_towards_one_class(bias):
   labels = np.random.default_rng(0).integers(0, 10, 800)
