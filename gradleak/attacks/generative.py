@@ -1,11 +1,13 @@
 """Attacks with a prior that was trained on other images of the same kind: GGL, GIAS, GIFD, plug-and-play."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradleak import errors
@@ -31,11 +33,16 @@ PNP = (
   'Sciences 2017.'
 )
 
+KEPT = 4  # priors, the last ones trained
+_TRAINED: dict[tuple, Tree] = {}
+
 
 def _learned(
   key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int, kind: str = 'generator'
 ) -> Tree:
   """Returns the weights of the prior: those of the `file`, or trained on the scenario's public images.
+
+  Attacks of one process that hold the same prior share them: they are trained once.
 
   Raises:
     UsageError: for a prior that has seen a private image, and for a file that cannot be read.
@@ -45,13 +52,18 @@ def _learned(
     prior = trained.load(settings['file'], kind)
     prior.check(scenario.images)
     return prior.weights
-  images = scenario.public[0]
-  shape = tuple(images.shape[1:])
-  if kind == 'generator':
-    made: Any = gan.training(shape, width=settings['width'], batch_size=32, learning_rate=2e-4)
-  else:
-    made = denoiser.training(shape, width=settings['width'], batch_size=32)
-  return training.train(key, made, images, settings['training_steps']).average
+  images, width, steps = scenario.public[0], settings['width'], settings['training_steps']
+  shape, digest = tuple(images.shape[1:]), hashlib.sha256(np.ascontiguousarray(images)).digest()
+  given = kind, width, steps, shape, digest, jax.random.key_data(key).tobytes()
+  if given not in _TRAINED:
+    if kind == 'generator':
+      made: Any = gan.training(shape, width=width, batch_size=32, learning_rate=2e-4)
+    else:
+      made = denoiser.training(shape, width=width, batch_size=32)
+    _TRAINED[given] = training.train(key, made, images, steps).average
+    while len(_TRAINED) > KEPT:
+      del _TRAINED[next(iter(_TRAINED))]
+  return _TRAINED[given]
 
 
 def _told(made: Attack, file: str, kind: str = 'generator') -> Attack:

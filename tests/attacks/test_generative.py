@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -333,6 +334,29 @@ def test_audits_train_it_on_public_images(digits):
   assert all(np.isfinite(row['psnr']) for row in denoised.rows)
   with pytest.raises(UsageError, match='learns from public data'):
     audited(scenario._replace(public=None), gl.attacks.ggl(steps=2))
+
+
+def test_attacks_that_hold_the_same_prior_train_it_once(monkeypatch, digits):
+  scenario, public = digits
+  trained_on = []
+
+  def train(key, made, images, steps):
+    trained_on.append((type(made.module).__name__, steps, len(images)))
+    return types.SimpleNamespace(average={'of': len(trained_on)})
+
+  monkeypatch.setattr(generative.training, 'train', train)
+  monkeypatch.setattr(generative, '_TRAINED', {})
+
+  def weights(method, seed=0, images=public):
+    held = scenario._replace(public=(images, None))
+    return method.prepare(jax.random.key(seed), held, method.settings, 1)['of']
+
+  few = {'training_steps': 20, 'width': 2}
+  ggl, gias, pnp = (make(**few) for make in (gl.attacks.ggl, gl.attacks.gias, gl.attacks.pnp))
+  assert [weights(ggl), weights(gias), weights(pnp), weights(ggl)] == [1, 1, 2, 1]
+  others = weights(ggl, seed=1), weights(ggl, images=public[:-1]), weights(gl.attacks.ggl(**few | {'width': 3}))
+  assert others == (3, 4, 5) and weights(gias) == 6  # the first one is no longer kept
+  assert trained_on[:2] == [('Generator', 20, len(public)), ('Denoiser', 20, len(public))]
 
 
 def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
