@@ -1,6 +1,7 @@
 """The pictures of an audit: private images and reconstructions in a grid, and single images as data URIs."""
 
 import io
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def grid(result: AuditResult) -> bytes:
   second = [False, *(len(case) == 3 and case[:2] in shown for case in shown)]
   longest = max(len(line) for label in labels for line, _ in label)
   height, width = truth[0].pixels.shape[:2]
-  cell, caption, margin, head, foot = 0.95, 0.22, 0.1, 0.28, 0.5  # inches, as are all lengths
+  cell, caption, margin, head, line = 0.95, 0.22, 0.1, 0.28, 0.17  # inches, as are all lengths
   start, tall = 4 * margin + 0.075 * longest, cell * height / width
   apart = 2 * margin * any(second)  # between pairs
   tops = [head]
@@ -86,7 +87,9 @@ def grid(result: AuditResult) -> bytes:
     above = caption if len(tops) > 1 else 0
     tops.append(tops[-1] + tall + above + margin + (0 if is_second else apart))
   across = max(start + (cell + margin) * len(truth), 3.7)
-  down = tops[-1] + tall + caption + margin + foot
+  named = '    '.join(f'{symbol} {verdict}'.replace(' ', '\N{NO-BREAK SPACE}') for verdict, symbol in SYMBOLS.items())
+  foot = [*textwrap.wrap(named, int((across - 2 * margin) / 0.06)), 'PSNR in dB']
+  down = tops[-1] + tall + caption + 2.5 * margin + line * len(foot)
   with figures.figure(across, down) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
     for r, (pictures, label, top) in enumerate(zip([truth, *shown.values()], labels, tops, strict=True)):
@@ -95,9 +98,8 @@ def grid(result: AuditResult) -> bytes:
         axes.plot([margin, margin], [tops[r - 1], top + tall], color=SOFT, linewidth=2, solid_capstyle='butt')
       for c, picture in enumerate(pictures):
         _draw_picture(axes, picture, start + c * (cell + margin), top, cell, tall)
-    legend = '    '.join(f'{symbol} {verdict}' for verdict, symbol in SYMBOLS.items())
-    axes.text(margin, down - 0.28, legend, va='center', color=SOFT)
-    axes.text(margin, down - 0.11, 'PSNR in dB', va='center', color=SOFT)
+    for below, text in enumerate(reversed(foot)):
+      axes.text(margin, down - 0.11 - line * below, text, va='center', color=SOFT)
     axes.set(xlim=(0, across), ylim=(down, 0))
     axes.set_axis_off()
     return png()

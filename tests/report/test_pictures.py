@@ -146,6 +146,12 @@ def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
   assert grid(result) == grid(result)
 
 
+@pytest.mark.parametrize('trials', [1, 2, 4])
+def test_nothing_is_cut_off_at_the_right_of_a_narrow_grid(build, trials):
+  image = np.asarray(Image.open(io.BytesIO(grid(build(trials)))).convert('L'))
+  assert (image[-80:] < 250).any() and (image[:, -4:] > 250).all()
+
+
 def test_grid_takes_names_literally(result):
   name = r'$x$<b>\frac'
   result = replace(
