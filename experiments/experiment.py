@@ -375,9 +375,7 @@ class Run(Scaled):
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
-    model, given = specs.parse_chain(self.model, 'model')[0], self.settings
-    cost, measured, usual = MILLISECONDS[model.name]
-    cost *= (dict(model.settings).get('width', usual) / measured) ** 1.6
+    given = self.settings
     local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
     names = [specs.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
     unaware = len(names) if given.knowledge != 'aware' else 0
@@ -386,7 +384,20 @@ class Run(Scaled):
     uploads = self.trials * (unaware + aware) + given.controls
     attack = self.method().settings
     steps = attack.get('steps', 1) * attack.get('population', 1)
-    return uploads * given.restarts * given.batch_size * local_steps * steps * cost / 60_000
+    return uploads * given.restarts * given.batch_size * local_steps * steps * self.milliseconds() / 60_000
+
+  def milliseconds(self) -> float:
+    """Returns a rough estimate of the time of an attack's step on one image."""
+    model = specs.parse_chain(self.model, 'model')[0]
+    cost, measured, usual = MILLISECONDS[model.name]
+    return cost * (dict(model.settings).get('width', usual) / measured) ** 1.6
+
+  def trained_images(self) -> float:
+    """Returns how many images pass the network in its training, if it takes all its rounds."""
+    if self.training is None or self.weights:
+      return 0
+    of_round = max(1, round(self.training.share * self.training.clients)) * self.training.samples
+    return self.training.rounds * of_round * self.training.client.get('local_epochs', self.client.local_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -744,13 +755,21 @@ MILLISECONDS = {
   'mlp': (0.1, 8, 8), 'lenet': (0.5, 8, 8), 'lenet4': (0.8, 8, 8), 'convnet': (4.0, 8, 64), 'convnet9': (4.5, 8, 8),
   'resnet18': (3.0, 8, 64), 'resnet20': (10.0, 16, 16), 'resnet152': (60.0, 8, 64), 'vit_tiny': (10.0, 96, 192),
 }  # fmt: skip
+SECOND_ORDER = 3.5  # times the cost of a step of training
+GENERATOR = 290  # milliseconds of a step of its training
 # Defense -> number of attacks on one upload by an attacker who knows the defense, where it is not 1.
 COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}
 
 
 def minutes(experiment: Experiment, scale: str) -> float:
-  """Returns a rough estimate of the time on two cores."""
-  return sum(run.scaled(scale).minutes() for run in experiment.runs.values())
+  """Returns a rough estimate of the time on two cores; a network or a generator that runs share is trained once."""
+  runs = [run.scaled(scale) for run in experiment.runs.values()]
+  audits = [run for run in runs if isinstance(run, Run)]
+  networks = {(run.model, run.trained_images()): run.milliseconds() / SECOND_ORDER for run in audits}
+  attacks = (run.method() for run in audits)
+  generators = {each.settings['training_steps'] for each in attacks if each.name in ('ggl', 'gias', 'gifd')}
+  trained = sum(images * cost for (_, images), cost in networks.items()) + GENERATOR * sum(generators)
+  return sum(run.minutes() for run in runs) + trained / 60_000
 
 
 def duration(minutes: float) -> str:

@@ -139,12 +139,16 @@ class Fishing(Run):
     write_atomically(os.path.join(folder, 'isolated.png'), sheet([panel]))
 
   def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores, without the training, which all runs share.
+    """Returns a rough estimate of the time on two cores.
 
     One image is matched, whatever the size of the batch. Queries take 8 s per batch, compilation a minute.
     """
     queries = len(self.defenses) * self.trials * 8 / 60
     return super().minutes() / self.settings.batch_size + queries + (1 if self.model.startswith('resnet') else 0)
+
+  def trained_images(self) -> float:
+    """Returns how many images pass the network in its training."""
+    return 0 if self.weights else 128 * self.training_steps
 
 
 def drawn(rng: np.random.Generator, labels: np.ndarray, target: int, count: int, batch: int) -> np.ndarray:
