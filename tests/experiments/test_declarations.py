@@ -28,8 +28,8 @@ def numbers(cell):
 
 def test_all_papers_are_there():
   assert {name.partition('_')[0] for name in NAMES} == {
-    'assumptions', 'dcs2', 'defenses', 'ffl', 'fidel', 'graddefense', 'labels', 'lti', 'outpost', 'peeling', 'priors', 'separation',
-    'spear',
+    'assumptions', 'dcs2', 'defenses', 'ffl', 'fidel', 'graddefense', 'labels', 'lti', 'outpost', 'peeling', 'priors',
+    'separation', 'spear',
   }  # fmt: skip
   assert all(experiment.name == name for name, experiment in experiments.REGISTRY.items())
 
