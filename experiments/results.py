@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from experiments import comparison
@@ -75,10 +76,10 @@ def store(
     scale, seed: of the run.
     rows: name of a run -> its rows.
     seconds: of all runs.
-    pictures: paths of PNGs; the first three are stored, with 64 colours and a width of at most 720 pixels.
+    pictures: paths of PNGs; three are stored, spread over all, with 64 colours and a width of at most 720 pixels.
   """
   folder, kept, runs = made_folder(os.path.join(folder, scale)), [], experiment.runs
-  for path in list(pictures)[:PICTURES]:
+  for path in spread(pictures, PICTURES):
     kept.append(f'{experiment.name}-{len(kept) + 1}.png')
     write_atomically(folder / kept[-1], _small(path))
   compared = {name: {cell.run for cell in experiment.cells if cell.minus == name} | {name} for name in runs}
@@ -96,6 +97,11 @@ def store(
   )
   write_atomically(folder / f'{experiment.name}.json', _text(found))
   return found
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+  """Returns at most `count` of the items, the first, the last and those evenly between them."""
+  return [items[round(i)] for i in np.linspace(0, len(items) - 1, min(count, len(items)))]
 
 
 def read(folder: Any, scale: str) -> dict[str, Stored]:

@@ -63,6 +63,11 @@ def test_figures_are_the_same_from_what_is_stored(stored):
     assert small.width == results.WIDTH and small.mode == 'P'
 
 
+def test_the_pictures_are_spread_over_the_runs():
+  found = [''.join(results.spread('abcdefgh'[:count], 3)) for count in range(9)]
+  assert found == ['', 'a', 'ab', 'abc', 'acd', 'ace', 'acf', 'adg', 'aeh']
+
+
 def test_results_of_other_settings_are_not_shown(stored):
   _, one, _ = stored
   assert results.current(one, TOY) and results.done(one, TOY, 3) and not results.done(one, TOY, 4)
