@@ -58,7 +58,13 @@ TABLE_4 = {
   (5, 8, 8): {'resnet18': (12.585, 10.598, 8.380, 10.581), 'resnet152': (12.589, 11.768, 12.466, 11.350)},
   (1, 8, 4): {'resnet18': (9.563, 11.821, 10.160, 10.678), 'resnet152': (12.535, 10.582, 12.460, 9.995)},
 }
-# Network -> its training, and what two cores need.
+# Of an attack on two cores: (E, n) -> steps.
+STEPS = {
+  'resnet18': {(1, 1): 600, (1, 8): 100, (5, 8): 30},
+  'resnet152': {(1, 1): 100, (1, 8): 30, (5, 8): 10},
+  'vit_tiny': {(1, 1): 600},
+}
+# Network -> its training, and what else two cores need.
 PRETRAINED = {
   'resnet18': (pretrained(60, SGD), {'training': pretrained(50, SGD, 15, 15_000)}),
   'resnet152': (
@@ -72,13 +78,11 @@ STATES = (('eval', False), ('eval', True), ('train', False), ('train', True))
 IN_PLACE = 'CIFAR-10 takes the place of CIFAR-100.'
 
 
-def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None):
-  """Returns csDLG on the delta of a deep network."""
+def _deep(model, mode, trained, *, epochs=1, samples=1, batch=1, defenses=None, steps=None):
+  """Returns csDLG on the delta of a deep network; `steps` on two cores in place of those of `STEPS`."""
   training, needs = PRETRAINED[model]
-  steps = {'csdlg': {'steps': 600 if samples == 1 else 200 if epochs == 1 else 60}}
-  mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 2, 'changed': steps, **needs}
-  if model == 'resnet152':
-    mini['changed'] = {'csdlg': {'steps': 100 if samples == 1 else 30 if epochs == 1 else 10}}
+  few = {'csdlg': {'steps': steps or STEPS[model][epochs, samples]}}
+  mini = {'model': NARROW[model], 'trials': 2 if samples > 1 else 4, 'controls': 2, 'changed': few, **needs}
   if not trained:
     mini.pop('training')
   return Run(
@@ -153,7 +157,8 @@ def _figure_4():
   runs, cells = {}, []
   for samples in (1, 8):
     run, column = f'n_{samples}', f'E = 1, n = {samples}, B = {samples}'
-    runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4)
+    few = 600 if samples == 1 else 200
+    runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4, steps=few)
     for label in FIGURE_4:
       cells += [Cell(column, label, metric, run, label) for metric in ('psnr', 'ssim')]
   return Experiment(
