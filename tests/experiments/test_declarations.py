@@ -138,6 +138,21 @@ def test_scales_differ_in_cost(name):
   assert smoke < mini <= paper if name in UNSCALED else smoke < mini < paper
 
 
+@pytest.mark.parametrize(('name', 'images'), [('outpost_4_resnet18', 15 * 15_000), ('outpost_figure_6', 300 * 128)])
+def test_the_time_of_a_table_counts_a_network_that_runs_share_once(name, images):
+  experiment = experiments.get(name)
+  runs = [run.scaled('mini') for run in experiment.runs.values()]
+  assert {run.trained_images() for run in runs} == {0, images}
+  attacked, whole = sum(run.minutes() for run in runs), machinery.minutes(experiment, 'mini')
+  assert whole - attacked == pytest.approx(images * runs[0].milliseconds() / machinery.SECOND_ORDER / 60_000)
+
+
+def test_the_time_of_a_table_counts_a_generator_that_attacks_share_once():
+  experiment = experiments.get('priors_faces')
+  attacked = sum(run.scaled('mini').minutes() for run in experiment.runs.values())
+  assert machinery.minutes(experiment, 'mini') - attacked == pytest.approx(1_000 * machinery.GENERATOR / 60_000)
+
+
 @pytest.mark.parametrize('name', TRAININGS)
 @pytest.mark.parametrize('scale', machinery.SCALES)
 def test_every_training_is_understood(name, scale):
