@@ -56,6 +56,11 @@ NOTES = (
     'Undefended, the attack recovers {E = 1, n = 1, B = 1 | none | psnr | count}; {E = 1, n = 8, B = 8 | none | psnr '
     '| count}. Where it fails undefended, the figure allows no conclusion about a defense.',
   ),
+  Note(
+    'dcs2_figure_2',
+    'Undefended, {CIFAR-10, GS | none | psnr | count} are recovered on CIFAR-10, {faces for CelebA, GGL | none | psnr '
+    '| count} faces. Where an attack fails undefended, the figure allows no conclusion about a defense.',
+  ),
   Note('graddefense_2a', DESCENT, holds=tuple(map(_published, _MUTED))),
   Note('graddefense_2a', NOISE, holds=tuple(_published(f'{column} | GC | psnr', below=True) for column in _ALL)),
   Note(
