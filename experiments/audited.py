@@ -28,7 +28,7 @@ def _faces():
     for counter, column in attackers.items()
     for text in DEFENSES
     if counter is None or text not in UNKNOWABLE
-    for metric in ('psnr', 'pearson', 'identified')
+    for metric in ('psnr', 'pearson', 'identified', *(['change'] if counter is None else []))
   )
   return Experiment(
     'defenses_faces',
@@ -41,7 +41,12 @@ def _faces():
     METRICS
     + ' The best attacker who knows the defense is chosen for each upload by the verdict, then by PSNR, as a worst '
     'case is.',
-    ('The model is initialised widely (“explicit”), as the attacks were published.',),
+    (
+      'The model is initialised widely (“explicit”), as the attacks were published.',
+      'Noise of a fixed size hides more, the smaller the gradient, which differs by an order of magnitude from one '
+      'draw of the weights to another: the last column of the first table says how much each defense changes the '
+      'update here.',
+    ),
   )
 
 
