@@ -34,7 +34,7 @@ def _faces():
     'defenses_faces',
     PAPER,
     'Every defense, to an attacker who is unaware of it and to the best of those who know it, LeNet, faces',
-    'Most defenses hide an image from an attacker who takes the upload for a gradient, few from one who knows them. '
+    'Which defenses hide an image from one who takes the upload for a gradient, and which from one who knows them. '
     'Nothing of this is printed.',
     {'faces': run},
     cells,
