@@ -12,11 +12,11 @@ LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 2}
 TANH = 'lenet(activation=tanh)'
 
 
-def _run(attack, *, client=None, model='lenet', samples=1, init='explicit', trials=16, controls=8, dataset='faces'):
+def _run(attack, *, client=None, model='lenet', samples=1, init='explicit', trials=16, dataset='faces', **mini):
   return Run(
     dataset, model, attack, {'none': 'none'}, trials=trials, init=init, client=client or ClientSettings(),
     settings=AuditSettings(batch_size=samples, labels='known', knowledge='unaware'),
-    mini={'trials': min(trials, 8), 'controls': controls},
+    mini={'trials': min(trials, 8), 'controls': 8, **mini},
   )  # fmt: skip
 
 
@@ -75,11 +75,10 @@ def _deltas():
   for column, local in clients.items():
     for i, (row, text) in enumerate(matched.items()):
       run = f'{column.split()[0].lower()}_{i}'
-      made = _run(
+      runs[run] = _run(
         f'csdlg_fast(steps=1000{text})', client=ClientSettings(**LOCAL, **local), model=TANH, samples=4, init='default',
-        trials=8, controls=2,
+        trials=8, controls=2, changed={'csdlg_fast': {'steps': 600}},
       )  # fmt: skip
-      runs[run] = dataclasses.replace(made, mini={**made.mini, 'changed': {'csdlg_fast': {'steps': 600}}})
       cells += _cells(column, row, run)
   return _experiment(
     'assumptions_deltas',

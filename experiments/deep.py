@@ -155,10 +155,9 @@ FIGURE_4 = {
 
 def _figure_4():
   runs, cells = {}, []
-  for samples in (1, 8):
+  for samples, steps in ((1, None), (8, 200)):
     run, column = f'n_{samples}', f'E = 1, n = {samples}, B = {samples}'
-    few = 600 if samples == 1 else 200
-    runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4, steps=few)
+    runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4, steps=steps)
     for label in FIGURE_4:
       cells += [Cell(column, label, metric, run, label) for metric in ('psnr', 'ssim')]
   return Experiment(

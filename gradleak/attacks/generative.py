@@ -1,13 +1,11 @@
 """Attacks with a prior that was trained on other images of the same kind: GGL, GIAS, GIFD, plug-and-play."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gradleak import errors
@@ -20,6 +18,7 @@ from gradleak.federated import Client
 from gradleak.priors import denoiser, gan, trained, training
 from gradleak.priors.base import Generator
 from gradleak.priors.latent import layered, of_latents, tuned
+from gradleak.scenario import fingerprint
 from gradleak.trees import Tree
 
 GGL = 'Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage. CVPR 2022.'
@@ -53,9 +52,9 @@ def _learned(
     prior.check(scenario.images)
     return prior.weights
   images, width, steps = scenario.public[0], settings['width'], settings['training_steps']
-  shape, digest = tuple(images.shape[1:]), hashlib.sha256(np.ascontiguousarray(images)).digest()
-  given = kind, width, steps, shape, digest, jax.random.key_data(key).tobytes()
+  given = kind, width, steps, fingerprint((images, jax.random.key_data(key)))
   if given not in _TRAINED:
+    shape = tuple(images.shape[1:])
     if kind == 'generator':
       made: Any = gan.training(shape, width=width, batch_size=32, learning_rate=2e-4)
     else:

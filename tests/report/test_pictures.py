@@ -138,10 +138,11 @@ def test_grid_shows_crisp_pixels(build):
 
 
 def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
-  results = result, build(8), build(4, attacks=result.config['attacks'][:1])
+  results = result, build(8), build(4, attacks=result.config['attacks'][:1]), build(7)
   sizes = [Image.open(io.BytesIO(grid(each))).size for each in results]
   assert sizes[1][0] - sizes[0][0] == pytest.approx(4 * 1.05 * 160, abs=2)
-  assert 0 <= sizes[0][1] - sizes[1][1] < 0.2 * 160  # of narrow ones the legend has one line more
+  assert sizes[1][1] == sizes[3][1]
+  assert sizes[0][1] - sizes[1][1] == pytest.approx(0.17 * 160, abs=2)  # the legend of a narrow one has a line more
   assert sizes[0][1] > 1.7 * sizes[2][1]
   assert grid(result) == grid(result)
 
