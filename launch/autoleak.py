@@ -69,6 +69,7 @@ def _command(scenario):
 
   known = {name: flags.FLAGS[name].value for name in SETTINGS}
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)
+  known['init'] = scenario.settings.get('init')  # none with the weights of a file
   known['public'] = 0 if scenario.public is None else known['public']
   return {name: value for name, value in known.items() if value is not None}
 

@@ -32,6 +32,7 @@ with _program.group('where, and how'):
   )
   _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
   _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')
+  _WEIGHTS = flags.DEFINE_string('weights', None, "check: File with the model's weights, where the task says so.")
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'check: Folder with prepared TFDS datasets.')
   _PROGRESS = flags.DEFINE_string('progress', 'auto', 'check: auto, bar, lines or none.')
   _CACHE = _program.define_cache()
@@ -88,7 +89,10 @@ def _check():
     raise errors.UsageError(f'{workdir} holds a finished run: choose a new folder for --workdir')
   if entry['settings'] is None:
     raise errors.UsageError(f'{_CHECK.value} was not made by launch/autoleak.py: its settings are not known')
-  where = {'workdir': workdir, 'data_dir': _DATA_DIR.value, 'progress': _PROGRESS.value, _CACHE.name: _CACHE.value}
+  if (expected := entry['task']['more'].get('weights')) and not _WEIGHTS.value:
+    raise errors.UsageError(f'{_CHECK.value} is of a model with the weights of {expected}: give --weights=FILE')
+  files = {holder.name: holder.value for holder in (_WEIGHTS, _DATA_DIR, _PROGRESS, _CACHE)}
+  where = {'workdir': workdir, **files}
   given = [f'--{name}={value}' for name, value in {**entry['settings'], **where}.items() if value is not None]
   done = subprocess.run([*_program.command('autoleak'), *given], check=False)
   if done.returncode:

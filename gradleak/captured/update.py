@@ -168,7 +168,8 @@ def _fitted(
     entries = _from_torch(entries, theirs, {place: leaf.shape for place, leaf in paths.items()}, model, shape)
   known = theirs if is_torch else ours
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
-  _refuse_misfits(f'the {what} in {str(path)!r} does not fit {model.name!r}', entries, shapes, partial)
+  verb = 'do' if what == 'weights' else 'does'
+  _refuse_misfits(f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial)
   double = jax.config.jax_enable_x64
   leaves = [
     np.asarray(entries.get(name, np.zeros(shapes[name])), np.float64 if double else paths[place].dtype)

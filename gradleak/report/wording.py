@@ -51,6 +51,7 @@ def _network(config: Mapping[str, Any]) -> str:
   if 'model' not in config:
     return ''
   start = f', initialised as “{config["init"]}”' if config.get('init') else ''
+  start += f', with the weights of {config["weights"]}' if config.get('weights') else ''
   if config.get('rounds_before'):
     rounds = config['rounds_before']
     start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images'

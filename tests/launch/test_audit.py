@@ -9,7 +9,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
+import gradleak as gl
+from gradleak import trees
 from gradleak.attacks import AttackMethod
+from gradleak.scenario import fingerprint
 from tests import programs
 
 SMOKE = (
@@ -101,6 +104,36 @@ def test_it_prints_a_table_and_shows_progress(completed):
   assert [line.split()[0] for line in out.splitlines() if line.startswith('  ')][:2] == ['none', 'prune(rate=0.9)']
   assert f'report: {completed.workdir}/report.html' in out
   assert 'csdlg(tv=1e-06): 6 runs of 5 steps' in err and '100 %, objective' in err
+
+
+def test_the_weights_of_a_file(tmp_path):
+  model = gl.models.mlp(10)
+  variables = model.init(jax.random.key(7), (8, 8, 1))
+  entries = {'.'.join(trees.path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(variables['params'])}
+  np.savez(tmp_path / 'mine.npz', **entries)
+  done = programs.start('audit', *SMOKE, f'--weights={tmp_path}/mine.npz', f'--workdir={tmp_path}/run')
+  assert done.status == 0, done.err
+  assert f'accuracy with the weights of {tmp_path}/mine.npz: ' in done.err and 'of 100 public images' in done.err
+  config = json.loads((tmp_path / 'run' / 'config.json').read_text())
+  assert config['weights'] == 'mine.npz' and 'init' not in config
+  assert config['weights_fingerprint'] == fingerprint(variables)
+  page = (tmp_path / 'run' / 'report.html').read_text('utf-8')
+  assert 'mlp, with the weights of mine.npz' in page and 'initialised as' not in page
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    ('--weights={here}/none.npz', 'none.npz'),
+    ('--weights={here}/other.npz', 'do not fit'),
+    ('--weights={here}/other.npz --init=default', '--init says how weights are drawn: give one of them'),
+  ],
+)
+def test_weights_that_it_refuses(tmp_path, flags, words):
+  np.savez(tmp_path / 'other.npz', kernel=np.zeros((3, 3), np.float32))
+  done = programs.start('audit', *SMOKE, *flags.format(here=tmp_path).split(), f'--workdir={tmp_path}/run')
+  assert done.status == 2 and words in done.err.splitlines()[-1]
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow

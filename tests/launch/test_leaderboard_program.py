@@ -11,7 +11,7 @@ from tests.leaderboards import COMMAND, found
 
 # Flags of launch/autoleak.py that are of a machine, or change no figure.
 OF_THE_MACHINE = {
-  *('workdir', 'progress', 'compilation_cache', 'group_size', 'data_dir'),
+  *('workdir', 'progress', 'compilation_cache', 'group_size', 'data_dir', 'weights'),
   *('lpips_backbone', 'lpips_weights', 'lpips_heads'),
 }
 
@@ -52,6 +52,15 @@ def test_what_it_refuses(board, tmp_path, flags, words):
   assert done.status == 2 and len(done.err.splitlines()) == 1
   assert words.format(**known) in done.err
   assert not (tmp_path / 'page.html').exists() and not (tmp_path / 'new').exists()
+
+
+def test_an_entry_with_the_weights_of_a_file_names_the_file(tmp_path):
+  entry = next(iter(leaderboard.entries(found(weights='mine.npz'), COMMAND)))
+  path = leaderboard.add(tmp_path / 'board', entry)
+  done = programs.start(
+    'leaderboard', f'--check={path.stem}', f'--folder={tmp_path}/board', f'--workdir={tmp_path}/new'
+  )
+  assert done.status == 2 and 'is of a model with the weights of mine.npz: give --weights=FILE' in done.err
 
 
 def test_a_damaged_file_is_named_and_no_page_written(board, tmp_path):
