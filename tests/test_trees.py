@@ -28,6 +28,26 @@ def test_products_and_norms_are_those_of_the_flattened_vectors():
   np.testing.assert_allclose(flat(trees.subtract(a, b)), x - y, rtol=1e-5)
 
 
+@pytest.mark.parametrize('count', [1, 99, 100, 150])
+def test_the_total_of_few_and_of_many_terms(count):
+  terms = np.random.default_rng(count).standard_normal((count, 3)).astype(np.float32)
+  np.testing.assert_allclose(trees.total(jnp.asarray(terms)), terms.sum(axis=0, dtype=np.float64), atol=1e-5)
+  gradient = jax.grad(lambda x: jnp.vdot(trees.total(x), jnp.arange(3.0)))(jnp.asarray(terms))
+  np.testing.assert_array_equal(gradient, np.tile([0.0, 1.0, 2.0], (count, 1)))
+
+
+def test_a_sum_over_many_tensors_is_not_repeated_in_the_compiled_program(monkeypatch):
+  leaves = [jnp.ones(5) for _ in range(100)]
+
+  def length():
+    program = jax.jit(jax.grad(lambda a, b: trees.inner_product(a, b) ** 2)).lower(leaves, leaves).compile()
+    return program.as_text().count('\n')
+
+  running = length()
+  monkeypatch.setattr(trees, '_MANY', 101)
+  assert length() > 4 * running
+
+
 def test_sums_of_half_precision_leaves_are_float32():
   ones = {'a': jnp.ones(4096, jnp.bfloat16)}  # in bfloat16 a running sum of ones stops at 256
   assert trees.inner_product(ones, ones).dtype == jnp.float32

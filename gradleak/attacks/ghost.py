@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from gradleak.models import convolution
-from gradleak.trees import Tree, safe_sqrt
+from gradleak.trees import Tree, safe_sqrt, total
 
 
 class Products(NamedTuple):
@@ -77,7 +77,7 @@ def products(gradient: Callable[..., Tree], observed: Tree, *arguments: Any, wei
   rows = jnp.stack(results)
   if weights is not None:
     rows *= jnp.stack(jax.tree.leaves(weights)).reshape(-1, 1)
-  return Products(*jnp.sum(rows, axis=0))
+  return Products(*total(rows))
 
 
 def _traced(gradient: Callable[..., Tree], *arguments: Any) -> tuple[ClosedJaxpr, list['_Factored | None']]:
