@@ -18,6 +18,7 @@ extensions = [
   'sphinx_copybutton',
   'sphinx_design',
   'api',
+  'leaderboard',
   'mathml',
   'methods',
   'plain',

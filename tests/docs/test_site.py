@@ -198,3 +198,5 @@ def test_site_is_built_without_a_warning(tmp_path):
   page = (tmp_path / 'site' / 'methods' / 'graddefense.html').read_text()
   assert '<math' in page
   assert 'compensated' in page
+  board = (tmp_path / 'site' / 'leaderboard.html').read_text()
+  assert all(path.stem in board for path in (ROOT / 'results' / 'leaderboard').glob('*.json'))
