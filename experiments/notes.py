@@ -198,6 +198,18 @@ NOTES = (
     weights=True,
   ),
   Note(
+    'outpost_figure_6',
+    'Fishing for a class puts one sample alone into the update of the transformer (cosine {class fishing | untrained | '
+    'cosine}, trained {class fishing | trained | cosine}), and the matching that follows recovers {class fishing | '
+    'untrained | psnr | count} and {class fishing | trained | psnr | count}. Without the modified last layer the '
+    'cosine is {class fishing | trained, unmodified | cosine}; of fishing for a feature it is {feature fishing | untrained | '
+    'cosine} and {feature fishing | trained | cosine}: no sample is isolated.',
+    holds=(
+      ('class fishing | trained, unmodified | cosine', '<', 'class fishing | trained | cosine'),
+      ('feature fishing | trained | cosine', '<', 'class fishing | trained | cosine'),
+    ),
+  ),
+  Note(
     'dcs2_1',
     'ConvNet has a quarter of the width and the attack a tenth of the steps. Undefended, it recovers {none | psnr | '
     'remark}: where that is few, this column allows no conclusion about a defense.',
