@@ -90,6 +90,12 @@ def test_every_entry_says_how_to_repeat_it(page, entries):
     assert f'--defenses={shlex.quote(entry["text"])}' in text
 
 
+def test_weights_of_a_file_are_named_and_needed_to_repeat_it(source):
+  text = render_leaderboard(board(found(weights='mine.npz')))
+  assert 'weights=mine.npz' in text and '--workdir=FOLDER --weights=FILE</code>' in text
+  assert '--weights' not in source
+
+
 def test_it_loads_nothing_and_its_script_only_sorts(source, page):
   for _, attributes in page.tags:
     for name in ('src', 'href', 'action', 'data'):
