@@ -1,7 +1,7 @@
 """Pytree arithmetic, and the view of parameters as the layers of a network."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -101,10 +101,25 @@ def get(tree: Tree, path: Sequence) -> Any:
   return tree
 
 
-def fold_in_leaves(key: jax.Array, tree: Tree) -> Tree:
-  """Returns a tree of keys shaped like `tree`, the i-th leaf's being `fold_in(key, i)`."""
+def draws(sample: Callable[..., jax.Array], key: jax.Array, tree: Tree) -> Tree:
+  """Returns a tree of draws shaped like `tree`, the i-th leaf's being `sample(fold_in(key, i), shape, dtype)`.
+
+  Leaves of one shape are drawn together: the same numbers, by a program of one draw where a deep network has hundreds.
+
+  Args:
+    sample: such as `jax.random.normal`.
+    key: a typed key.
+    tree: of arrays, or of anything with a shape and a dtype.
+  """
   leaves, treedef = jax.tree.flatten(tree)
-  return treedef.unflatten([jax.random.fold_in(key, i) for i in range(len(leaves))])
+  alike: dict[tuple, list[int]] = {}
+  for index, leaf in enumerate(leaves):
+    alike.setdefault((leaf.shape, leaf.dtype), []).append(index)
+  drawn = {}
+  for (shape, dtype), indices in alike.items():
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(indices, jnp.uint32))
+    drawn.update(zip(indices, jax.vmap(lambda k, shape=shape, dtype=dtype: sample(k, shape, dtype))(keys), strict=True))
+  return treedef.unflatten([drawn[index] for index in range(len(leaves))])
 
 
 def path_names(path: Sequence) -> tuple[str, ...]:

@@ -94,10 +94,12 @@ def test_get_walks_nested_dicts():
     trees.get(a, ('conv', 'weight'))
 
 
-def test_every_leaf_gets_a_key_of_its_own_by_its_place():
-  key = jax.random.key(5)
-  keys = trees.fold_in_leaves(key, tree(0))
-  assert jax.tree.structure(keys) == jax.tree.structure(tree(0))
-  data = np.stack([jax.random.key_data(k) for k in jax.tree.leaves(keys)])
-  assert len(np.unique(data, axis=0)) == 3
-  np.testing.assert_array_equal(data[1], jax.random.key_data(jax.random.fold_in(key, 1)))
+@pytest.mark.parametrize('sample', [jax.random.normal, jax.random.laplace])
+def test_every_leaf_is_drawn_by_a_key_of_its_own_however_many_share_a_shape(sample):
+  key, shapes = jax.random.key(5), [(3, 4), (4,), (), (4,), (3, 4), (4,)]
+  leaves = [jax.ShapeDtypeStruct(shape, jnp.bfloat16 if i == 3 else jnp.float32) for i, shape in enumerate(shapes)]
+  drawn = trees.draws(sample, key, leaves)
+  for index, (leaf, one) in enumerate(zip(leaves, drawn, strict=True)):
+    expected = sample(jax.random.fold_in(key, index), leaf.shape, leaf.dtype)
+    np.testing.assert_array_equal(one, expected)
+    assert one.dtype == leaf.dtype

@@ -25,10 +25,9 @@ def null_gradient() -> optax.GradientTransformationExtraArgs:
   """
 
   def replace(key: jax.Array, updates: Tree) -> Tree:
-    def noise(update: jax.Array, key: jax.Array) -> jax.Array:
-      draw = jax.random.normal(key, update.shape, update.dtype)
+    def noise(update: jax.Array, draw: jax.Array) -> jax.Array:
       return draw * (trees.norm(update) / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)).astype(draw.dtype)
 
-    return jax.tree.map(noise, updates, trees.fold_in_leaves(key, updates))
+    return jax.tree.map(noise, updates, trees.draws(jax.random.normal, key, updates))
 
   return stateless('null_gradient', replace, random=True)

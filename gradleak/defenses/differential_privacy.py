@@ -109,15 +109,16 @@ def aggregate_client_dp(
   factors = jnp.minimum(jnp.float32(1), median / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
   stddev = jnp.asarray(noise, jnp.float32) * median
 
-  def mean(update: jax.Array, key: jax.Array) -> jax.Array:
+  def mean(update: jax.Array, draw: jax.Array) -> jax.Array:
     clipped = update.astype(jnp.float32) * _rows(factors, update)
-    noisy = jnp.sum(clipped, 0) + stddev * jax.random.normal(key, update.shape[1:])
+    noisy = jnp.sum(clipped, 0) + stddev * draw
     # XLA multiplies by the reciprocal of a constant: with all present, divide by the constant for the same last bit.
     answered = noisy / jnp.maximum(count, 1).astype(jnp.float32)
     return jnp.where(count == drawn, noisy / drawn, answered).astype(update.dtype)
 
   key = jax.random.fold_in(errors.check_key('key', key), zlib.crc32(b'aggregate_client_dp'))
-  return jax.tree.map(mean, updates, trees.fold_in_leaves(key, updates)), median
+  shapes = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], jnp.float32), updates)
+  return jax.tree.map(mean, updates, trees.draws(jax.random.normal, key, shapes)), median
 
 
 def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:

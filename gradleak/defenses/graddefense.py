@@ -232,11 +232,11 @@ def select_slices(key: jax.Array, num_slices: int, count: int | jax.Array) -> ja
 def _add_noise(key: jax.Array, updates: Tree, slices: Tree, chosen: jax.Array, stddev: float) -> Tree:
   """Adds N(0, stddev²) to the entries of the chosen slices; all others keep their bits."""
 
-  def noisy(u: jax.Array, numbers: jax.Array, key: jax.Array) -> jax.Array:
-    noise = jnp.asarray(stddev, u.dtype) * jax.random.normal(key, u.shape, u.dtype)
+  def noisy(u: jax.Array, numbers: jax.Array, draw: jax.Array) -> jax.Array:
+    noise = jnp.asarray(stddev, u.dtype) * draw
     return jnp.where(chosen[numbers] & (noise != 0), u + noise, u)
 
-  return jax.tree.map(noisy, updates, slices, trees.fold_in_leaves(key, updates))
+  return jax.tree.map(noisy, updates, slices, trees.draws(jax.random.normal, key, updates))
 
 
 _NOISE = Noise(

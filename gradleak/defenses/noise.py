@@ -14,8 +14,7 @@ from gradleak.trees import Tree
 
 def _additive(name: str, sample: Callable[..., jax.Array], scale: float) -> optax.GradientTransformationExtraArgs:
   def perturb(key: jax.Array, updates: Tree) -> Tree:
-    keys = trees.fold_in_leaves(key, updates)
-    return jax.tree.map(lambda u, k: u + jnp.asarray(scale, u.dtype) * sample(k, u.shape, u.dtype), updates, keys)
+    return jax.tree.map(lambda u, z: u + jnp.asarray(scale, u.dtype) * z, updates, trees.draws(sample, key, updates))
 
   return stateless(name, perturb, random=True)
 

@@ -191,9 +191,8 @@ def _protected(
   groups = _groups(updates, layers, variant)
   chosen = _highest_fisher if variant == 'paper' else _highest_mean_fisher
 
-  def perturb(u: jax.Array, kept: jax.Array, noisy: jax.Array, risk: jax.Array, key: jax.Array) -> jax.Array:
+  def perturb(u: jax.Array, kept: jax.Array, noisy: jax.Array, risk: jax.Array, draw: jax.Array) -> jax.Array:
     stddev = (jnp.asarray(noise, jnp.float32) * risk).astype(u.dtype)
-    draw = jax.random.normal(key, u.shape, u.dtype)
     zero = jnp.zeros_like(u)
     return jnp.where(kept, u, zero) + jnp.where(noisy, stddev * draw, zero)
 
@@ -203,7 +202,7 @@ def _protected(
     _group_masks(lambda g: largest(g, prune), updates, groups),
     chosen(updates, groups, fisher),
     _risks(params, groups, _lost(variant)),
-    trees.fold_in_leaves(key, updates),
+    trees.draws(jax.random.normal, key, updates),
   )
 
 

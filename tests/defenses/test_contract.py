@@ -573,8 +573,7 @@ class Behaviour:
 
   @staticmethod
   def random_updates(params, seed):
-    keys = trees.fold_in_leaves(jax.random.key(seed), params)
-    return jax.tree.map(lambda p, key: jax.random.normal(key, p.shape), params, keys)
+    return trees.draws(jax.random.normal, jax.random.key(seed), params)
 
   def transformation(self, numbers):
     return self.method.build(numbers, *self.arguments)
