@@ -198,6 +198,17 @@ NOTES = (
     weights=True,
   ),
   Note(
+    'assumptions_deltas',
+    'Simulating the client’s steps reaches {SGD 0.1 | the client’s steps | psnr}, {momentum 0.9, 0.03 | the client’s '
+    'steps | psnr} and {Adam 1e-3 | the client’s steps | psnr} dB, the approximation by one gradient {SGD 0.1 | the '
+    'gradient (eq. 2 of OUTPOST) | psnr}, {momentum 0.9, 0.03 | the gradient (eq. 2 of OUTPOST) | psnr} and {Adam '
+    '1e-3 | the gradient (eq. 2 of OUTPOST) | psnr}.',
+    holds=tuple(
+      (f'{column} | the gradient (eq. 2 of OUTPOST) | psnr', '<', f'{column} | the client’s steps | psnr')
+      for column in ('SGD 0.1', 'momentum 0.9, 0.03', 'Adam 1e-3')
+    ),
+  ),
+  Note(
     'outpost_figure_6',
     'Fishing for a class puts one sample alone into the update of the transformer (cosine {class fishing | untrained | '
     'cosine}, trained {class fishing | trained | cosine}), and the matching that follows recovers {class fishing | '
