@@ -33,7 +33,7 @@ from gradleak.audit.settings import AuditSettings, Group, Labelled, Plan, plan
 from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Views, views
-from gradleak.engine import driver
+from gradleak.engine import driver, memory
 from gradleak.engine.ahead import Ahead
 from gradleak.progress import end, note, reporter
 from gradleak.scenario import Scenario
@@ -121,6 +121,7 @@ def audit(
   store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS)
   if store is not None:
     size, shards = store.speed['group_size'], store.speed.get('shards', 1)
+  memory.release_programs()
   worker = _Worker(store, size, fit, split, show)
   try:
     parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)

@@ -281,6 +281,18 @@ def fail(monkeypatch, when, words):
   return calls
 
 
+@pytest.mark.parametrize(('most', 'freed'), [(3, True), (4, False), (None, False)])
+def test_programs_are_freed_before_linux_refuses_their_maps(tmp_path, monkeypatch, most, freed):
+  (tmp_path / 'maps').write_text('one\ntwo\n')
+  if most is not None:
+    (tmp_path / 'most').write_text(f'{most}\n')
+  monkeypatch.setattr(memory, '_MAPS', tmp_path / 'maps')
+  monkeypatch.setattr(memory, '_MOST_MAPS', tmp_path / 'most')
+  cleared = []
+  monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(1))
+  assert memory.release_programs() == freed == bool(cleared)
+
+
 EXHAUSTED = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nmore'
 
 
