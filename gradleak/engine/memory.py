@@ -25,7 +25,7 @@ def release_programs() -> bool:
   """Frees the compiled programs of this process if it has more than half the memory maps that Linux allows it.
 
   A program on a CPU takes maps for each of its kernels, those of an audit of ResNet-20 several thousand. LLVM aborts a
-  process that reaches the limit, as a rule 65,530. What is freed is compiled again, or found on disk, when it is called.
+  process that reaches the limit, 65,530 by default. What is freed is compiled again, or found on disk, when called.
 
   Returns:
     Whether they were freed.
