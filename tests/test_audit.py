@@ -138,6 +138,21 @@ def test_defenses_changed_what_is_sent(linear):
   assert 'defense changed nothing' not in flags['prune(rate=0.9)'] + flags['none']
 
 
+def test_another_model_of_the_same_spec_compiles_nothing(caplog):
+  data = gl.data.load('digits', 'test', limit=2)
+
+  def run(seed):
+    model = gl.models.create('mlp(widths=3)', 10)
+    scenario = gl.scenario(model, data.images, data.labels, key=jax.random.key(seed), dataset='digits')
+    with jax.log_compiles():
+      audit(scenario, ('none', 'prune(rate=0.5)'), ('csdlg(steps=2)',), trials=2, controls=2)
+    compiled = sum('Compiling' in record.message for record in caplog.records)
+    caplog.clear()
+    return compiled
+
+  assert run(0) > 10 and run(1) == 0
+
+
 def test_scaling_by_half_changes_an_upload_by_half(linear):
   found = audit(linear, {'half': gl.defenses.own(optax.scale(0.5), 'upload')}, {'guess': closed_form(draw)})
   np.testing.assert_allclose([row['change'] for row in found.rows], 0.5, rtol=1e-6)

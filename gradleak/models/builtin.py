@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from gradleak import errors, specs
 from gradleak.models import convolution, layers
-from gradleak.models.model import Model, from_flax
+from gradleak.models.model import Model, from_flax, remembered
 
 MAX_WIDTH = 65_536  # units of a layer
 
@@ -29,13 +29,15 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   is named after the factory and the settings that were given: 'lenet(width=24)'.
   """
 
+  make = remembered(factory)
+
   @functools.wraps(factory)
   def build(num_classes: int, init: str = 'explicit', conv: str | None = None, **settings: Any) -> Model:
     num_classes = int(errors.check_number('num_classes', num_classes, low=1, integer=True))
     layers.initialiser(init)
     conv = convolution.default_formulation() if conv is None else conv
     errors.check_choice('convolution formulation', conv, convolution.FORMULATIONS)
-    model = factory(num_classes, init, conv, **settings)  # type: ignore[arg-type]
+    model = make(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return model._replace(name=specs.written(factory.__name__, given))
 

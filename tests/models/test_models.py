@@ -248,6 +248,20 @@ def test_bad_widths_from_python(widths):
     models.cnn(10, widths=widths)
 
 
+@pytest.mark.parametrize(
+  'spec',
+  ['mlp(widths=4)', 'lenet', 'resnet20(width=4)', 'vit_tiny(depth=1,width=12)', 'lenet+normalised(pixels=mnist)+lora'],
+)
+def test_equal_specs_are_one_model(spec):
+  one, other = models.create(spec, 10), models.create(spec, 10)
+  assert one == other and hash(one) == hash(other)
+  assert models.create(spec, 3) != one != models.create(spec, 10, init='default')
+
+
+def test_factories_with_lists_for_settings_still_make_models():
+  assert models.mlp(10, widths=[4, 5]).name == 'mlp(widths=(4,5))'
+
+
 def test_every_registered_model_is_exported():
   assert all(getattr(models, name) is factory for name, factory in models.REGISTRY.items())
 
