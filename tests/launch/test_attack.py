@@ -59,7 +59,7 @@ def test_it_prints_a_table_and_writes_a_page(folder, small_images):
     (['--names=fc1'], ['--names=fc1, expected module=module']),
     (['--labels=guess'], ["unknown way to obtain labels 'guess'", 'bias_corrected']),
     (['--labels=1;2'], ['labels are [1, 2], expected 1 integers']),
-    (['--model=mlp(widths=8)'], ["does not fit 'mlp(widths=8)'", 'of another shape: Dense_0.bias']),
+    (['--model=mlp(widths=8)'], ["do not fit 'mlp(widths=8)'", 'of another shape: Dense_0.bias']),
     (['--weights=nowhere.npz'], ["cannot read the weights in 'nowhere.npz'"]),
     (['--attacks=fiddle'], ["unknown attack 'fiddle'; did you mean 'fidel'?"]),
     (['--share=delta', '--attacks=peeling'], ['the attack peeling reads the gradient of one step']),
