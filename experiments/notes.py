@@ -210,11 +210,11 @@ NOTES = (
   ),
   Note(
     'outpost_figure_6',
-    'Fishing for a class puts one sample alone into the update of the transformer (cosine {class fishing | untrained | '
-    'cosine}, trained {class fishing | trained | cosine}), and the matching that follows recovers {class fishing | '
-    'untrained | psnr | count} and {class fishing | trained | psnr | count}. Without the modified last layer the '
-    'cosine is {class fishing | trained, unmodified | cosine}; of fishing for a feature it is {feature fishing | '
-    'untrained | cosine} and {feature fishing | trained | cosine}: no sample is isolated.',
+    'What fishing for a class isolates has a cosine of {class fishing | untrained | cosine} with the gradient of a '
+    'sample, on the trained transformer {class fishing | trained | cosine}, and the matching that follows recovers '
+    '{class fishing | untrained | psnr | count} and {class fishing | trained | psnr | count}. Without the modified '
+    'last layer the cosine is {class fishing | trained, unmodified | cosine}; of fishing for a feature it is {feature '
+    'fishing | untrained | cosine} and {feature fishing | trained | cosine}.',
     holds=(
       ('class fishing | trained, unmodified | cosine', '<', 'class fishing | trained | cosine'),
       ('feature fishing | trained | cosine', '<', 'class fishing | trained | cosine'),

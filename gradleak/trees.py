@@ -104,7 +104,7 @@ def get(tree: Tree, path: Sequence) -> Any:
 def draws(sample: Callable[..., jax.Array], key: jax.Array, tree: Tree) -> Tree:
   """Returns a tree of draws shaped like `tree`, the i-th leaf's being `sample(fold_in(key, i), shape, dtype)`.
 
-  Leaves of one shape are drawn together: the same numbers, by a program of one draw where a deep network has hundreds.
+  Leaves of one shape are drawn together, the same numbers: the program has fewer instructions, where a network is deep.
 
   Args:
     sample: such as `jax.random.normal`.

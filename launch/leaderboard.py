@@ -91,8 +91,7 @@ def _check():
     raise errors.UsageError(f'{_CHECK.value} was not made by launch/autoleak.py: its settings are not known')
   if (expected := entry['task']['more'].get('weights')) and not _WEIGHTS.value:
     raise errors.UsageError(f'{_CHECK.value} is of a model with the weights of {expected}: give --weights=FILE')
-  files = {holder.name: holder.value for holder in (_WEIGHTS, _DATA_DIR, _PROGRESS, _CACHE)}
-  where = {'workdir': workdir, **files}
+  where = {'workdir': workdir, **{flag.name: flag.value for flag in (_WEIGHTS, _DATA_DIR, _PROGRESS, _CACHE)}}
   given = [f'--{name}={value}' for name, value in {**entry['settings'], **where}.items() if value is not None]
   done = subprocess.run([*_program.command('autoleak'), *given], check=False)
   if done.returncode:

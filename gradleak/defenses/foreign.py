@@ -1,6 +1,5 @@
 """Transformations that users bring: what they return is checked where they are called, and their code has a digest."""
 
-import functools
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 
 from gradleak import errors, trees
+from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
 
@@ -23,13 +23,10 @@ def checked(name: str, transformation: Any, random: bool) -> Any:
   """
   if not isinstance(transformation, optax.GradientTransformation):
     return transformation  # on the samples
-  try:
-    return _checked(name, transformation, random)
-  except TypeError:  # one that cannot be hashed
-    return _checked.__wrapped__(name, transformation, random)
+  return _checked(name, transformation, random)
 
 
-@functools.lru_cache(maxsize=64)  # one object, so that clients are equal
+@reusable(64)  # one object, so that clients are equal
 def _checked(name, transformation, random):
   inner = optax.with_extra_args_support(transformation)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.engine import groups, memory
+from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
 
@@ -288,7 +289,7 @@ class _Attack(NamedTuple):
   finish: Callable
 
 
-@groups.reusable
+@reusable(32)
 def _functions(build: Callable) -> _Attack:
   """Returns the `_Attack` of a `build`, the same one for equal builds."""
 

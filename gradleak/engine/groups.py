@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gradleak import errors
+from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
 
@@ -143,27 +144,12 @@ def _put(tree: Tree, sharding: NamedSharding) -> Tree:
   return jax.tree.map(put, tree)
 
 
-def reusable(factory: Callable) -> Callable:
-  """Returns the factory of compiled functions with a cache: equal arguments, if hashable, give the same function."""
-  cached = functools.lru_cache(maxsize=32)(factory)  # limited, since compiled programs take memory
-
-  @functools.wraps(factory)
-  def call(*arguments: Any) -> Any:
-    try:
-      hash(arguments)
-    except TypeError:
-      return factory(*arguments)
-    return cached(*arguments)
-
-  return call
-
-
 @functools.cache
 def _mesh(devices: tuple) -> Mesh:
   return jax.make_mesh((len(devices),), ('lanes',), axis_types=(AxisType.Auto,), devices=devices)
 
 
-@reusable
+@reusable(32)
 def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0) -> Callable:
   """Returns the compiled (counts, shared, *trees of lanes, *extra) -> results over groups, and over lanes within each.
 

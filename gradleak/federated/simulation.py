@@ -17,12 +17,13 @@ from gradleak import data, errors, trees
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
-from gradleak.engine import driver, groups
+from gradleak.engine import driver
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import cross_entropy
 from gradleak.federated.server import layer_average
 from gradleak.models import Model, check_variables
 from gradleak.models.model import check_logits, check_model
+from gradleak.reuse import reusable
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -298,7 +299,7 @@ def _kept(client: Client, state: State, drawn: np.ndarray) -> Any:
   return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *kept)
 
 
-@groups.reusable
+@reusable(32)
 def _server(
   chain: optax.GradientTransformation, server: optax.GradientTransformation, share: str, noise: float
 ) -> Callable[..., tuple]:
@@ -429,7 +430,7 @@ def accuracy(
   return correct / len(images), loss / len(images)
 
 
-@groups.reusable
+@reusable(32)
 def _score(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
   @jax.jit
   def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,8 @@ from flax import linen as nn
 
 from gradleak import errors, specs
 from gradleak.models import convolution, layers
-from gradleak.models.model import Model, from_flax, remembered
+from gradleak.models.model import Model, from_flax
+from gradleak.reuse import reusable
 
 MAX_WIDTH = 65_536  # units of a layer
 
@@ -29,7 +30,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   is named after the factory and the settings that were given: 'lenet(width=24)'.
   """
 
-  make = remembered(factory)
+  make = reusable(128)(factory)
 
   @functools.wraps(factory)
   def build(num_classes: int, init: str = 'explicit', conv: str | None = None, **settings: Any) -> Model:

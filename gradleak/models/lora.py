@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gradleak import errors, trees
-from gradleak.models.model import ImageShape, Model, remembered, wrapped
+from gradleak.models.model import ImageShape, Model, wrapped
+from gradleak.reuse import reusable
 from gradleak.trees import Layer, Tree
 
 CITATION = (
@@ -16,7 +17,7 @@ CITATION = (
 _BASE = 'base'  # the collection of the weights that stay as they are
 
 
-@remembered
+@reusable(128)
 def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
   r"""Returns `model` with W + (alpha / rank)·A·B in place of each weight matrix W, of which A and B are the parameters.
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from gradleak.models import repeated
 from gradleak.trees import Layer, Tree
 
 ImageShape = tuple[int, ...]
-P = ParamSpec('P')
 
 _EQUINOX = (
   'for an Equinox module, params, static = eqx.partition(module, eqx.is_array): let init return params and apply '
@@ -47,24 +46,6 @@ class Model(NamedTuple):
   layers: Callable[[ImageShape], tuple[Layer, ...]] | None = None
   penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
   citations: tuple[str, ...] = ()
-
-
-def remembered(factory: Callable[P, Model]) -> Callable[P, Model]:
-  """Decorates a factory: equal arguments return the same `Model`, and what was compiled for it is found again.
-
-  Arguments without a hash make a new one each time.
-  """
-  kept = functools.lru_cache(typed=True)(factory)
-
-  @functools.wraps(factory)
-  def make(*args: P.args, **kwargs: P.kwargs) -> Model:
-    try:
-      hash((args, tuple(kwargs.values())))
-    except TypeError:
-      return factory(*args, **kwargs)
-    return kept(*args, **kwargs)  # type: ignore[arg-type]
-
-  return make
 
 
 def wrapped(

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from gradleak import errors
-from gradleak.models.model import ImageShape, Model, remembered, wrapped
+from gradleak.models.model import ImageShape, Model, wrapped
+from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
 # Name -> mean and standard deviation of each channel of the train split; of MNIST and CIFAR-10 as in DCS²'s code.
@@ -15,7 +16,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
-@remembered
+@reusable(128)
 def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
   r"""Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
 

@@ -11,7 +11,8 @@ from flax import linen as nn
 
 from gradleak import errors, trees
 from gradleak.models import layers
-from gradleak.models.model import ImageShape, Model, remembered, require
+from gradleak.models.model import ImageShape, Model, require
+from gradleak.reuse import reusable
 from gradleak.trees import Layer, Tree
 
 _NAME = 'precode'
@@ -44,7 +45,7 @@ def _init_dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Arra
   return {'kernel': initialise(kernel, (inputs, outputs)), 'bias': initialise(bias, (outputs,))}
 
 
-@remembered
+@reusable(128)
 def precode(model: Model, *, size: int = 256, beta: float = 1e-3) -> Model:
   r"""Returns `model` with a variational bottleneck before its last dense layer.
 
