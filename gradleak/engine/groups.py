@@ -19,6 +19,9 @@ from gradleak import errors
 from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
+# What XLA leaves out for a CPU: half the seconds of a compilation, and steps take as long (docs/PERFORMANCE.md).
+CPU_OPTIONS = {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1}
+
 
 class Placement(NamedTuple):
   """Which lanes run where: on D devices with a capacity of R groups each.
@@ -192,6 +195,7 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
     trees = jax.tree.map(spread, arguments[:num_trees])
     return mapped(counts, shared, *trees, *arguments[num_trees:])
 
+  options = CPU_OPTIONS if devices[0].platform == 'cpu' else None
   if split:
-    return jax.jit(over_images, out_shardings=NamedSharding(_mesh(devices), P()))
-  return jax.jit(over_lanes)
+    return jax.jit(over_images, out_shardings=NamedSharding(_mesh(devices), P()), compiler_options=options)
+  return jax.jit(over_lanes, compiler_options=options)

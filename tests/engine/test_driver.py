@@ -436,6 +436,7 @@ def test_the_group_size_is_fitted_to_the_memory(table, monkeypatch):
   assert fitted(None) == fitted(2 * needed[4]) == 4
   assert fitted(needed[4]) == 2  # a fifth is kept free
   assert fitted(needed[2]) == 1
+  assert len(list(driver.lowered(*table, 2, 1))) == 3
   TRACED.clear()
   run(table, group_size=2)
   assert driver.fitting_group_size(table[0], *jax.eval_shape(lambda *x: x, *table[1:]), 4) == 1
