@@ -262,11 +262,14 @@ NOTES = (
     '0.8.',
     'LeNet, four convolutions',
   ),
-  Note(
-    'ffl_5',
-    'An eighth of the width and a fortieth of the steps. Undefended, the attack recovers {FFL r = 1 (none) | '
-    'psnr_unclipped | count}: where that is few, this column allows no conclusion about a defense.',
-    'ConvNet',
+  *(
+    Note(
+      experiment,
+      'An eighth of the width and a fortieth of the steps. Undefended, the attack recovers {FFL r = 1 (none) | '
+      'psnr_unclipped | count}: where that is few, this column allows no conclusion about a defense.',
+      column,
+    )
+    for experiment, column in (('ffl_5', 'ConvNet'), ('ffl_5_cifar100', 'ResNet'))
   ),
   Note(
     'ffl_6',
@@ -277,12 +280,16 @@ NOTES = (
   *(
     Note(
       f'ffl_4_{name}',
-      'After few rounds, on a tenth of the data and an eighth of the width, the undefended model is at {FFL r = 1.0 | '
+      f'After few rounds, on {share} of the data and an eighth of the width, the undefended model is at {{FFL r = 1.0 | '
       'accuracy} %, in the paper at {FFL r = 1.0 | accuracy | paper}: no conclusion is possible.',
       'Tables 4 and 5: accuracy',
       holds=(_published('FFL r = 1.0 | accuracy', below=True),),
     )
-    for name in ('cifar10_convnet', 'cifar10_resnet')
+    for name, share in (
+      ('cifar10_convnet', 'a tenth'),
+      ('cifar10_resnet', 'a tenth'),
+      ('cifar100_resnet', 'a fiftieth'),
+    )
   ),
   *(
     Note(
