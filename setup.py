@@ -10,9 +10,10 @@ HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'gradleak' / '__init__.py').read_text('utf-8')).group(1)
 
 # Outside of a checkout, the programs and tables are inside the package: one name in site-packages, see gradleak/cli.py.
+# A checkout is on the path as a whole, so that scripts beside it do not take its folder for the package.
 OUTSIDE = ['benchmarks', 'experiments', 'launch']
 CHECKOUT = bool({'editable_wheel', 'develop'} & set(sys.argv))
-INSIDE = {} if CHECKOUT else {f'gradleak._{name}': name for name in OUTSIDE}
+INSIDE = {'': '.'} if CHECKOUT else {f'gradleak._{name}': name for name in OUTSIDE}
 
 # What builds the pages; tests build them, too.
 DOCS = ['furo>=2025.9', 'myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-copybutton>=0.5.2,<1', 'sphinx-design>=0.7,<1']

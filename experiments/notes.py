@@ -280,8 +280,9 @@ NOTES = (
   *(
     Note(
       f'ffl_4_{name}',
-      f'After few rounds, on {share} of the data and an eighth of the width, the undefended model is at {{FFL r = 1.0 | '
-      'accuracy} %, in the paper at {FFL r = 1.0 | accuracy | paper}: no conclusion is possible.',
+      f'After few rounds, on {share} of the data and an eighth of the width, '
+      'the undefended model is at {FFL r = 1.0 | accuracy} %, in the paper at {FFL r = 1.0 | accuracy | paper}: no '
+      'conclusion is possible.',
       'Tables 4 and 5: accuracy',
       holds=(_published('FFL r = 1.0 | accuracy', below=True),),
     )

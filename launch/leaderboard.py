@@ -27,8 +27,8 @@ with _program.group('where, and how'):
   _COSTS = flags.DEFINE_string(
     'costs',
     None,
-    'add: JSON file {"DEFENSE": [POINTS, "SOURCE"]}: accuracy that a defense costs, in percentage points, and where '
-    'the figure is from; what is not in it stays unknown.',
+    'add: Accuracy that the defenses cost: work directory of a finished launch/train.py on the same task, or JSON file '
+    '{"DEFENSE": [POINTS, "SOURCE"]}, in percentage points; what is not in it stays unknown.',
   )
   _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
   _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')
@@ -57,12 +57,22 @@ def _add():
   workdir = errors.check_path('add', _ADD.value)
   found = leaderboard.load(workdir)
   settings = _read(workdir / 'command.json', 'give its command of launch/autoleak.py again, which writes it')
-  costs = _read(_COSTS.value, 'expected a JSON file for --costs') if _COSTS.value else {}
+  costs = _costs(found) if _COSTS.value else {}
   for entry in leaderboard.entries(found, settings, costs):
     path = os.path.join(_FOLDER.value, f'{leaderboard.name(entry)}.json')
     if entry['defense'] == 'none' and os.path.exists(path) and not _REPLACE.value:
       continue  # every run of a task has one
     print(leaderboard.add(_FOLDER.value, entry, replace=_REPLACE.value))
+
+
+def _costs(found):
+  """Returns defense -> (percentage points, source) of --costs; of trainings, of the defenses in `found` alone."""
+  from gradleak.autoleak import costs
+
+  if not os.path.isdir(_COSTS.value):
+    return _read(_COSTS.value, 'expected a JSON file for --costs')
+  known = costs.of_training(_COSTS.value, found.config)
+  return {label: known[label] for label in found.config['defenses'] if label in known}
 
 
 def _read(path, otherwise):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.audit.verdict import MIN_CANDIDATES
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range
 
@@ -57,9 +58,11 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
   if entry is None:
     return 'No undefended upload was attacked, so nothing here shows that the attacks work in this setting.'
   if not entry['recovered']:
+    seen = entry['reached']['traces']
+    traces = f' ({seen} of {entry["n"]} leave traces)' if seen else ''
     return (
-      f'Even without a defense {_none_of(entry, config)} recovered: this setting proves nothing about any defense, '
-      'because the attacks fail without one, too.'
+      f'Even without a defense {_none_of(entry, config)} recovered{traces}: this setting proves nothing about any '
+      'defense, because the attacks show no picture without one, too.'
     )
   best = max(
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
@@ -70,22 +73,20 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
   return (
     f'Without a defense, the attacks recover {entry["recovered"]} of {entry["n"]} {_unit(entry["n"], config)} '
     f'(95 % interval {percent_range(entry)}); `{best["attack"]}` reaches {number(best["psnr"])} dB{average}. On noise '
-    f'in place of an upload (the null-gradient control) it reaches at most {number(best["control_psnr"])} dB in 95 of '
-    '100 runs.' + (weak if 2 * entry['recovered'] < entry['n'] else '')
+    f'in place of an upload (the null-gradient control) the 95th percentile of its runs is '
+    f'{number(best["control_psnr"])} dB.' + (weak if 2 * entry['recovered'] < entry['n'] else '')
   )
 
 
 def defended(worst: Sequence[Entry], config: Config) -> list[str]:
   """Returns a few sentences on the defenses, grouped by their worst case; the arguments are those of `sentences`."""
-  entries = [entry for entry in worst if entry['defense'] != 'none']
-  idle = [entry for entry in entries if 'defense changed nothing' in entry['flags']]
-  active = [entry for entry in entries if entry not in idle]
+  active = _active(worst)
+  idle = [entry for entry in worst if entry['defense'] != 'none' and entry not in active]
   leaking = [entry for entry in active if entry['recovered'] and entry not in _broken(worst)]
   silent = [entry for entry in active if not entry['recovered'] and not entry['reached']['traces']]
   unsolved = [entry for entry in silent if entry['not_solved'] or entry['diverged']]
   withstood = [entry for entry in silent if entry not in unsolved]
-  hinting = [entry for entry in active if not entry['recovered'] and entry['reached']['traces']]
-  found = [*broken(worst, config), *_leaking(leaking), *_hinting(hinting, config)]
+  found = [*broken(worst, config), *_leaking(leaking), *hinting(worst, config)]
   if withstood and _setting_works(worst):
     found += _withstood(withstood, config)
   if unsolved:
@@ -167,6 +168,12 @@ def cautions(
     notes.append(
       f'The null-gradient control is small ({listed(few)}): with fewer than {MIN_CONTROLS} the threshold is uncertain.'
     )
+  others = min((s['candidates'] for s in summaries if s.get('candidates') is not None), default=MIN_CANDIDATES)
+  if others < MIN_CANDIDATES:
+    notes.append(
+      f'Whether an image can be found among others is not judged: this needs {MIN_CANDIDATES} candidates; there '
+      f'{"is" if others == 1 else "are"} {others}.'
+    )
   if unfinished:
     notes.append(
       f'In {unfinished} recovered {_runs(unfinished)} the attack had not converged: more steps may recover more.'
@@ -206,9 +213,10 @@ def _leaking(leaking: Sequence[Entry]) -> list[str]:
   return found
 
 
-def _hinting(hinting: Sequence[Entry], config: Config) -> list[str]:
+def hinting(worst: Sequence[Entry], config: Config) -> list[str]:
   """Returns the sentences on defenses under which there is no picture, but something of the images."""
   found = []
+  hinting = [entry for entry in _active(worst) if not entry['recovered'] and entry['reached']['traces']]
   for level, what in (('identifying', 'found among the candidates'), ('traces', 'seen in traces')):
     here = [entry for entry in hinting if entry['verdict'] == level]
     if here:
@@ -270,6 +278,11 @@ def _to_trained(summaries: Sequence[Summary], transformed: Sequence[Entry]) -> s
       best = max(reached, key=lambda summary: summary['trained_psnr'])
       found.append(f'{number(best["trained_psnr"])} dB by `{best["attack"]}` under `{entry["defense"]}`')
   return f' To the images that were trained on, the reconstructions reach {listed(found)}.' if found else ''
+
+
+def _active(worst: Sequence[Entry]) -> list[Entry]:
+  """Returns the defenses that changed the upload."""
+  return [e for e in worst if e['defense'] != 'none' and 'defense changed nothing' not in e['flags']]
 
 
 def _runs(count: int) -> str:

@@ -97,7 +97,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
   return {
     'defense': entry['defense'],
     'verdict': verdict,
-    'meaning': MEANINGS[verdict],
+    'meaning': _meaning(verdict, gallery(rows)),
     'count': count,
     'n': n,
     'success_low': low,
@@ -107,6 +107,12 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
     'found': pictures.data_uri(found),
     'example': example,
   }
+
+
+def _meaning(verdict: str, among: Mapping[str, Any]) -> str:
+  if verdict == 'traces' and not among['enough']:
+    return f'more than nothing, but no picture; identity was not judged: {MIN_CANDIDATES} candidates are needed'
+  return MEANINGS[verdict]
 
 
 def gallery(rows: Sequence[dict]) -> dict[str, Any]:

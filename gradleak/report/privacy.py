@@ -8,7 +8,7 @@ from gradleak.report.formatting import upwards
 
 DELTA = 1e-5
 _MISSING = {
-  'L2': 'no ε: the sensitivity is unbounded',
+  'L2': 'no ε: nothing bounds the norm of what the noise is added to',
   'L1': 'no ε: Laplace noise needs a bound on the L1 norm, and `clip` bounds the L2 norm',
 }
 

@@ -125,6 +125,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
     *findings.remarks(result.methods),
     findings.undefended(summaries, worst, result.config),
     *findings.broken(worst, result.config),
+    *findings.hinting(worst, result.config),
     findings.caution(worst),
   ]
   closing = [' '.join(found), *findings.guarantees(result.methods)]

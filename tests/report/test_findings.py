@@ -34,7 +34,7 @@ def test_undefended_names_the_strongest_attack_with_its_control():
   text = findings.undefended(summaries, [entry(recovered=4)], SINGLE)
   assert 'the attacks recover 4 of 4 images (95 % interval 10–90 %)' in text
   assert '`dlg` reaches 50.1 dB on average' in text
-  assert 'On noise in place of an upload' in text and 'at most 9.8 dB in 95 of 100 runs.' in text
+  assert 'On noise in place of an upload' in text and 'the 95th percentile of its runs is 9.8 dB.' in text
   assert 'means little' not in text
 
 
@@ -106,6 +106,15 @@ def test_cautions():
   (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs, {})
   assert '`gs`' in failing
   assert '`dlg`' not in failing
+  assert findings.cautions([summary() | {'candidates': 99}], worst, controls, {}) == []
+  (unjudged,) = findings.cautions([summary() | {'candidates': 96}], worst, controls, {})
+  assert unjudged.endswith('is not judged: this needs 99 candidates; there are 96.')
+
+
+def test_traces_without_a_defense_are_said():
+  seen = {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
+  text = findings.undefended([summary(recovered=0)], [entry() | {'reached': seen}], SINGLE)
+  assert 'none of the 4 images is recovered (3 of 4 leave traces): this setting proves nothing' in text
 
 
 def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_the_label():
@@ -193,7 +202,10 @@ def test_many_defenses_make_few_sentences():
 def test_defenses_with_the_same_guarantee_are_named_together():
   known = facts.of_defenses(['gaussian(stddev=1)', 'clip(norm=1)+gaussian(stddev=1)', 'laplace(scale=1)'])
   unbounded, bounded = findings.guarantees(known)
-  assert unbounded == '`gaussian(stddev=1)` and `laplace(scale=1)`: no ε: the sensitivity is unbounded.'
+  assert (
+    unbounded
+    == '`gaussian(stddev=1)` and `laplace(scale=1)`: no ε: nothing bounds the norm of what the noise is added to.'
+  )
   ((label, statement),) = privacy.statements(facts.of_defenses(['clip(norm=1)+gaussian(stddev=1)'])).items()
   assert bounded == f'`{label}`: {statement}.'
   assert findings.guarantees({}) == []
@@ -201,7 +213,7 @@ def test_defenses_with_the_same_guarantee_are_named_together():
 
 def test_a_label_with_a_colon_stays_whole():
   known = facts.of_defenses({'a: b': gl.defenses.gaussian(stddev=1)})
-  assert findings.guarantees(known) == ['`a: b`: no ε: the sensitivity is unbounded.']
+  assert findings.guarantees(known) == ['`a: b`: no ε: nothing bounds the norm of what the noise is added to.']
 
 
 def test_where_only_unaware_attackers_ran_this_is_said_first():

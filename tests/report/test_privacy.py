@@ -72,7 +72,9 @@ def test_next_to_no_noise_is_no_protection():
 )
 def test_noise_without_a_bound_guarantees_nothing(defense):
   statement = guarantee(defense)
-  assert statement == (None if 'stddev=0)' in defense else 'no ε: the sensitivity is unbounded')
+  assert statement == (
+    None if 'stddev=0)' in defense else 'no ε: nothing bounds the norm of what the noise is added to'
+  )
 
 
 def test_laplace_noise_after_a_bound_on_the_wrong_norm():
@@ -105,7 +107,7 @@ def test_statements_of_an_audit():
   defenses = ['none', 'dpsgd(norm=1,noise=2)', 'prune(rate=0.9)', 'gaussian(stddev=1)']
   assert privacy.statements(facts.of_defenses(defenses, epochs=3)) == {
     'dpsgd(norm=1,noise=2)': guarantee('dpsgd(norm=1,noise=2)', 3),
-    'gaussian(stddev=1)': 'no ε: the sensitivity is unbounded',
+    'gaussian(stddev=1)': 'no ε: nothing bounds the norm of what the noise is added to',
   }
   assert 'epochs' not in privacy.statements(facts.of_defenses(defenses))['dpsgd(norm=1,noise=2)']
   assert privacy.statements({}) == {}

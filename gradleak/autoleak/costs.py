@@ -1,0 +1,70 @@
+"""What a defense costs: the accuracy of a finished training under it, beside that of the same training without one."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gradleak import errors
+
+SAME = ('model', 'dataset', 'init')  # of the training and of the task that its costs are for
+_OF_A_DEFENSE = ('defense', 'defense_text')
+
+
+def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+  """Returns defense -> (percentage points of test accuracy that it costs, how this was measured), of launch/train.py.
+
+  A defense that makes the model more accurate has a negative cost. The figure is of one seed.
+
+  Args:
+    workdir: the work directory of a finished launch/train.py with `none` among its defenses.
+    task: of the entries that get the costs: they are of the same model, dataset and init.
+
+  Raises:
+    UsageError: if the folder holds no such training, it is not finished, or of another task.
+  """
+  folder = errors.check_path('costs', workdir)
+  found: dict[str, tuple[dict, float]] = {}
+  for path in sorted(folder.glob('*/config.json')):
+    try:
+      config = json.loads(path.read_text('utf-8'))
+      last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
+      done, accuracy, label = last['round'] == config['rounds'], last.get('accuracy'), config['defense']
+    except (OSError, ValueError, LookupError, TypeError) as error:
+      raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
+    if not done or accuracy is None:
+      raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
+    found[label] = config, accuracy
+  if 'none' not in found:
+    raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
+  undefended, best = found['none']
+  for part in SAME:
+    if undefended.get(part) != task.get(part):
+      raise errors.UsageError(
+        f'the trainings in {folder} have {part} {undefended.get(part)}, the entries {task.get(part)}: costs are of one '
+        'task'
+      )
+  shared = _shared(undefended)
+  for label, (config, _) in found.items():
+    if _shared(config) != shared:
+      raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
+  return {
+    label: (
+      round(100 * (best - accuracy), 2),
+      f'one training of {_described(undefended)}: {100 * accuracy:.1f} % of the test samples, undefended '
+      f'{100 * best:.1f} %',
+    )
+    for label, (_, accuracy) in found.items()
+    if label != 'none'
+  }
+
+
+def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {name: value for name, value in config.items() if name not in _OF_A_DEFENSE}
+
+
+def _described(config: Mapping[str, Any]) -> str:
+  local = '' if config['share'] == 'gradient' else f' after {config["local_epochs"]} local epochs'
+  return (
+    f'{config["rounds"]} rounds, {config["per_round"]} of {config["clients"]} clients each ({config["partition"]}), '
+    f'which share the {config["share"]}{local}, seed {config["seed"]}'
+  )

@@ -1,0 +1,68 @@
+"""What a defense costs follows from finished trainings of one task, and from nothing else."""
+
+import json
+
+import pytest
+
+from gradleak import UsageError
+from gradleak.autoleak import costs
+
+TASK = {'model': 'mlp', 'dataset': 'digits', 'init': 'explicit'}
+CONFIG = {
+  **TASK, 'rounds': 2, 'per_round': 3, 'clients': 9, 'partition': 'iid', 'share': 'delta', 'local_epochs': 4, 'seed': 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def trained(tmp_path):
+  """(defense, accuracy, **settings) -> the folder with this training, too."""
+
+  def add(defense, accuracy, done=2, **settings):
+    folder = tmp_path / f'{len(list(tmp_path.iterdir())):02d}'
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense} | settings))
+    rows = [{'round': 1}, {'round': done, 'accuracy': accuracy}]
+    (folder / 'rounds.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
+    return tmp_path
+
+  return add
+
+
+def test_points_below_the_undefended_accuracy(trained):
+  trained('none', 0.913)
+  trained('prune(rate=0.9)', 0.888)
+  found = costs.of_training(trained('outpost', 0.92), TASK)
+  assert {label: points for label, (points, _) in found.items()} == {'prune(rate=0.9)': 2.5, 'outpost': -0.7}
+  assert found['prune(rate=0.9)'][1] == (
+    'one training of 2 rounds, 3 of 9 clients each (iid), which share the delta after 4 local epochs, seed 0: 88.8 % '
+    'of the test samples, undefended 91.3 %'
+  )
+
+
+@pytest.mark.parametrize(
+  ('second', 'task', 'words'),
+  [
+    (('outpost', 0.9, 1), {}, 'is not finished'),
+    (('outpost', None), {}, 'is not finished'),
+    (('outpost', 0.9), {'dataset': 'faces'}, 'have dataset digits, the entries faces'),
+    (('outpost', 0.9), {'model': 'lenet'}, 'have model mlp, the entries lenet'),
+  ],
+)
+def test_other_trainings_are_refused(trained, second, task, words):
+  trained('none', 0.9)
+  with pytest.raises(UsageError, match=words):
+    costs.of_training(trained(*second), TASK | task)
+
+
+def test_settings_differ(trained):
+  trained('none', 0.9)
+  with pytest.raises(UsageError, match='other settings'):
+    costs.of_training(trained('outpost', 0.9, seed=1), TASK)
+
+
+def test_no_undefended_training_and_damaged_files(trained, tmp_path):
+  with pytest.raises(UsageError, match='without a defense'):
+    costs.of_training(trained('outpost', 0.9), TASK)
+  (tmp_path / '00' / 'rounds.jsonl').write_text('{')
+  with pytest.raises(UsageError, match='damaged'):
+    costs.of_training(tmp_path, TASK)
