@@ -196,17 +196,20 @@ TABLES_3_TO_5 = {
   'emnist_convnet': ('EMNIST', 'ConvNet', 'convnet9', (1.79, 0.03), (94.79, 94.59, 94.95, 94.99, 94.95),
                      (94.73, 94.91, 94.94, 95), (94.69, 95.01, 94.95), (94.95, 94.98, 94.87)),
 }  # fmt: skip
-# Dataset -> (name, half of its classes, training samples; at scale mini: samples, rounds, test samples).
+# Dataset -> (name, half of its classes, training samples, fields of `Trainings` at scale mini).
 TRAINED_ON = {
-  'CIFAR-10': ('cifar10', 5, 50_000, 5_000, 40, 1000),
-  'CIFAR-100': ('cifar100', 50, 50_000, 1_000, 30, 900),  # of a part that is at hand
-  'EMNIST': ('emnist/letters', 13, 88_800, 5_200, 40, 1000),
-}
+  'CIFAR-10': ('cifar10', 5, 50_000, {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}}),
+  'CIFAR-100': (
+    'cifar100', 50, 50_000,
+    {'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 10, 'per_round': 5}},
+  ),  # of a part that holds 2,000 images
+  'EMNIST': ('emnist/letters', 13, 88_800, {'samples': 5_200, 'tested': 1000, 'protocol': {'rounds': 40}}),
+}  # fmt: skip
 
 
 def _tables_2_to_5(name):
   dataset, architecture, model, seconds, ffl, shuffled, dp, dgc = TABLES_3_TO_5[name]
-  source, classes, samples, mini_samples, mini_rounds, mini_tested = TRAINED_ON[dataset]
+  source, classes, samples, mini = TRAINED_ON[dataset]
   lines = {f'FFL r = {r}': (Method(f'fragmentation(ratio={r})'), a) for r, a in zip(RATIOS, ffl, strict=True)}
   lines['FFL r = 1.0'] = utility.UNDEFENDED, ffl[-1]
   lines |= {
@@ -221,12 +224,7 @@ def _tables_2_to_5(name):
     {label: method for label, (method, _) in lines.items()},
     dataclasses.replace(utility.FFL, partition=f'classes(number={classes})'),
     samples,
-    mini={
-      'model': f'{model}(width=8)',
-      'protocol': {'rounds': mini_rounds},
-      'samples': mini_samples,
-      'tested': mini_tested,
-    },
+    mini={'model': f'{model}(width=8)', **mini},
   )
   cells = []
   for label, (method, accuracy) in lines.items():
