@@ -255,6 +255,17 @@ NOTES = (
     'CIFAR-10 for TinyImageNet, Imprint',
   ),
   Note(
+    'dcs2_3_accuracy',
+    'CIFAR-10 stands for TinyImageNet, and a small network that begins untrained for a ResNet-18 that was trained '
+    'before: without a defense it is at {none | accuracy} %, in the paper at {none | accuracy | paper}. Only the '
+    'differences to that line compare.',
+    'CIFAR-10 for TinyImageNet',
+    holds=(
+      *(_published(f'none | {metric}', below=True) for metric in ('accuracy', 'sensitive_accuracy')),
+      *((f'λ_g = {weight} | accuracy', '~', 'none | accuracy') for weight in (0.5, 0.7, '1.0')),
+    ),
+  ),
+  Note(
     'ffl_5',
     'An attacker who matches the layers that were sent recovers {FFL r = 0.2, matched where sent | psnr_unclipped | '
     'count}, {FFL r = 0.4, matched where sent | psnr_unclipped | count}, {FFL r = 0.6, matched where sent | '
