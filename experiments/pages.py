@@ -83,8 +83,8 @@ def _sum(registry: Mapping[str, Experiment], found: Mapping, names: Iterable[str
 
 def _counted(counts: Mapping[str, int]) -> str:
   """Returns the sentence that says how many of the printed figures have which verdict."""
-  listed = ', '.join(f'{number} {verdict}' for verdict, number in counts.items())
-  return f'{sum(counts.values())} printed figures: {listed}.'
+  listed = ', '.join(f'{verdict} {number}' for verdict, number in counts.items())
+  return f'{sum(counts.values())} printed figures, by verdict: {listed}.'
 
 
 def _index(registry: Mapping[str, Experiment], found: Mapping, stored: Mapping[str, results.Stored], scale: str) -> str:

@@ -147,6 +147,7 @@ def _unknown_dataset(name: str, data_dir: str | pathlib.Path | None) -> errors.U
 
   known = tensorflow_datasets.list_builders(with_community_datasets=False)
   near = difflib.get_close_matches(str(name), ['faces', 'digits', *prepared(data_dir), *known], n=1)
+  near = [f'folder:{name}'] if name and pathlib.Path(str(name)).is_dir() else near
   hint = f'; did you mean {near[0]!r}?' if near else ''
   return errors.UsageError(
     f'unknown dataset {name!r}{hint} (valid: faces, digits, folder:PATH, or an image-classification dataset of TFDS; '

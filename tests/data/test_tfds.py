@@ -108,6 +108,13 @@ def test_features_may_have_other_names(prepared):
   assert dataset.class_names == ('disc', 'box')
 
 
+def test_a_folder_is_recognised(tmp_path, monkeypatch):
+  (tmp_path / 'flat').mkdir()
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(errors.UsageError, match="unknown dataset 'flat'; did you mean 'folder:flat'"):
+    data.load('flat', 'test')
+
+
 def test_differing_sizes_need_image_size(prepared):
   with pytest.raises(errors.UsageError, match='image 0 has 6×9 pixels, image 1 8×8: pass image_size'):
     data.load('shapes/rgb', 'validation', data_dir=prepared.root)
