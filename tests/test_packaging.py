@@ -80,3 +80,15 @@ def test_the_command_runs_where_only_the_wheel_is_installed(built, tmp_path):
   small = ['--dataset=digits', '--model=mlp(widths=16)', '--trials=2', '--steps=5', '--controls=2', '--defenses=none']
   done = run(place / 'gradleak', 'audit', *small, '--compilation_cache=', '--workdir=out', '--progress=none', **given)
   assert 'report: out/report.html' in done and (tmp_path / 'out' / 'report.html').exists()
+
+
+@pytest.mark.slow
+def test_a_script_beside_a_checkout_imports_the_package(built, tmp_path):
+  """The checkout's folder has the name of the package and stands first on the path of the script."""
+  checkout, python = tmp_path / 'gradleak', tmp_path / 'venv' / 'bin' / 'python'
+  (built / 'checkout').rename(checkout)
+  run(sys.executable, '-m', 'venv', tmp_path / 'venv')
+  run(python, '-m', 'pip', 'install', '-q', '--no-deps', '--editable', checkout)
+  script = tmp_path / 'mine.py'
+  script.write_text("import importlib.util\nprint(importlib.util.find_spec('gradleak').origin)\n")
+  assert run(python, script).strip() == str(checkout / 'gradleak' / '__init__.py')
