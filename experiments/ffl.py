@@ -201,7 +201,7 @@ TRAINED_ON = {
   'CIFAR-10': ('cifar10', 5, 50_000, {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}}),
   'CIFAR-100': (
     'cifar100', 50, 50_000,
-    {'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 8, 'per_round': 4}},
+    {'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 6, 'per_round': 3}},
   ),  # of a part that holds 2,000 images
   'EMNIST': ('emnist/letters', 13, 88_800, {'samples': 5_200, 'tested': 1000, 'protocol': {'rounds': 40}}),
 }  # fmt: skip
