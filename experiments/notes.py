@@ -86,11 +86,14 @@ NOTES = (
       *(_published(f'{column} | {row} | accuracy') for column in _ALL[:2] for row in ('GC', 'DP-G', 'DP-L')),
     ),
   ),
-  Note(
-    'graddefense_2a_accuracy',
-    'After a tenth of the rounds the undefended model is at {none | accuracy} %: this distinguishes few methods.',
-    'CIFAR-10',
-    holds=(_published('none | accuracy', below=True),),
+  *(
+    Note(
+      f'graddefense_{table}_accuracy',
+      'After a tenth of the rounds the undefended model is at {none | accuracy} %: this distinguishes few methods.',
+      'CIFAR-10',
+      holds=(_published('none | accuracy', below=True),),
+    )
+    for table in ('2a', '3e')
   ),
   Note(
     'graddefense_2b_accuracy',
@@ -164,12 +167,6 @@ NOTES = (
       *((f'{column} | clipping | accuracy', '<', f'{column} | no clipping | accuracy') for column in _ALL[:2]),
       *(_published(f'{column} | none | accuracy', below=True) for column in _ALL[:2]),
     ),
-  ),
-  Note(
-    'graddefense_3e_accuracy',
-    'After a tenth of the rounds the undefended model is at {none | accuracy} %: this distinguishes few methods.',
-    'CIFAR-10',
-    holds=(_published('none | accuracy', below=True),),
   ),
   Note(
     'outpost_3_1',
