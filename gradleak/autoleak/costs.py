@@ -36,7 +36,7 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
     found[label] = config, accuracy
   if 'none' not in found:
     raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
-  undefended, best = found['none']
+  undefended, reached = found['none']
   for part in SAME:
     if undefended.get(part) != task.get(part):
       raise errors.UsageError(
@@ -49,9 +49,9 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
       raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
   return {
     label: (
-      round(100 * (best - accuracy), 2),
+      round(100 * (reached - accuracy), 2),
       f'one training of {_described(undefended)}: {100 * accuracy:.1f} % of the test samples, undefended '
-      f'{100 * best:.1f} %',
+      f'{100 * reached:.1f} %',
     )
     for label, (_, accuracy) in found.items()
     if label != 'none'

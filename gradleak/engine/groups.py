@@ -195,7 +195,8 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
     trees = jax.tree.map(spread, arguments[:num_trees])
     return mapped(counts, shared, *trees, *arguments[num_trees:])
 
-  options = CPU_OPTIONS if devices[0].platform == 'cpu' else None
+  given = jax.config.values['jax_disable_most_optimizations']  # leaves out more, and would be overridden
+  options = CPU_OPTIONS if devices[0].platform == 'cpu' and not given else None
   if split:
     return jax.jit(over_images, out_shardings=NamedSharding(_mesh(devices), P()), compiler_options=options)
   return jax.jit(over_lanes, compiler_options=options)

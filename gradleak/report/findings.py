@@ -123,6 +123,18 @@ def broken(worst: Sequence[Entry], config: Config) -> list[str]:
   ]
 
 
+def hinting(worst: Sequence[Entry], config: Config) -> list[str]:
+  """Returns the sentences on defenses under which there is no picture, but something of the images."""
+  found = []
+  entries = [entry for entry in _active(worst) if not entry['recovered'] and entry['reached']['traces']]
+  for level, what in (('identifying', 'found among the candidates'), ('traces', 'seen in traces')):
+    here = [entry for entry in entries if entry['verdict'] == level]
+    if here:
+      counts = [f'{entry["reached"][level]} of {entry["n"]} under {_names([entry])}' for entry in here]
+      found.append(f'No picture, but {_unit(2, config)} that are {what}: {listed(counts)}.')
+  return found
+
+
 def caution(worst: Sequence[Entry]) -> str:
   """Returns the sentence on what the result does not show; `worst` is from `tables.worst_case`."""
   reach = 'Images that were not recovered may be recovered by other attacks, or by these with more steps or starts'
@@ -210,18 +222,6 @@ def _leaking(leaking: Sequence[Entry]) -> list[str]:
   if helped:
     counts = [f'{k} of {n} under {_names(group)}' for k, n, group in _by_count(helped, 'unaware')]
     found.append(f'An attacker who is unaware of the defense recovers no more than {listed(counts)}.')
-  return found
-
-
-def hinting(worst: Sequence[Entry], config: Config) -> list[str]:
-  """Returns the sentences on defenses under which there is no picture, but something of the images."""
-  found = []
-  hinting = [entry for entry in _active(worst) if not entry['recovered'] and entry['reached']['traces']]
-  for level, what in (('identifying', 'found among the candidates'), ('traces', 'seen in traces')):
-    here = [entry for entry in hinting if entry['verdict'] == level]
-    if here:
-      counts = [f'{entry["reached"][level]} of {entry["n"]} under {_names([entry])}' for entry in here]
-      found.append(f'No picture, but {_unit(2, config)} that are {what}: {listed(counts)}.')
   return found
 
 

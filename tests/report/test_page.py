@@ -434,6 +434,16 @@ def test_the_first_screen_has_a_line_per_defense(result, page):
     assert lines[defense][2].startswith(f'{count} of 4')
 
 
+@pytest.mark.parametrize(
+  ('candidates', 'said'),
+  [(99, 'neither a picture nor an identity'), (98, 'identity was not judged: 99 candidates are needed')],
+)
+def test_traces_deny_an_identity_only_where_it_was_judged(result, candidates, said):
+  rows = [row | {'verdict': 'traces', 'success': False, 'candidates': candidates} for row in result.rows]
+  for line in headline.lines(rows, report.worst_case(rows), lambda row: headline.pair(result, row)):
+    assert said in line['meaning']
+
+
 def test_the_example_is_of_the_attacker_with_that_verdict(result):
   for line in headline.lines(result.rows, report.worst_case(result.rows), lambda row: headline.pair(result, row)):
     row = line['example']

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 from dataclasses import replace
 
@@ -285,6 +286,13 @@ def test_terminal_table_says_what_only_the_unaware_are_stopped_by(both):
   text = ' '.join(terminal_table(both).split())
   assert 'laplace(scale=0.1) hides all 4 images' in text
   assert '4 of 4 (39–100 %) are recovered by one who knows it (prior)' in text
+
+
+def test_terminal_table_names_defenses_that_leave_traces(both):
+  seen = [row | {'verdict': 'traces', 'success': False} if row['defense'] != 'none' else row for row in both.rows]
+  text = ' '.join(terminal_table(dataclasses.replace(both, rows=seen)).split())
+  assert 'No picture, but images that are seen in traces: 4 of 4 under ' in text
+  assert 'seen in traces' not in terminal_table(both)
 
 
 def test_terminal_table_of_aware_attackers_alone_names_the_defense(knowing):
