@@ -24,6 +24,7 @@ from gradleak.trees import Tree
 
 _MEASURED = 256  # uploads from which the scales are taken
 _TOGETHER = 32  # uploads that are computed in one pass
+_COSTLY = 10  # gradients per upload, on average, that simulating a client may take before its uploads are used again
 
 
 class Inverse(NamedTuple):
@@ -94,21 +95,34 @@ class Training:
   hidden: int
   steps: int
   batch_size: int
-  reuse: int
+  reuse: int | None
   projection: int
   learning_rate: float
   mirrored: bool
   number: int
+  extra_gradients: int
+
+  @property
+  def once(self) -> bool:
+    """Whether all uploads are drawn before the first step: those of a client whose defenses compute many gradients."""
+    return self.reuse is None and self.extra_gradients >= _COSTLY
 
   @property
   def fresh(self) -> int:
     """How many uploads are drawn anew at each step, in place of the oldest of the pool."""
-    return max(1, self.batch_size // self.reuse)
+    return 0 if self.once else max(1, self.batch_size // (self.reuse or 1))
 
   @property
   def pool(self) -> int:
     """How many uploads each step chooses from: as many as are drawn in `reuse` squared steps."""
-    return self.fresh * self.reuse**2
+    if self.once:
+      return max(self.batch_size, _COSTLY * self.steps * self.batch_size // (1 + self.extra_gradients))
+    return self.fresh * (self.reuse or 1) ** 2
+
+  @property
+  def measured(self) -> int:
+    """From how many uploads the scales are taken."""
+    return _TOGETHER if self.once else _MEASURED
 
   def optimizer(self) -> optax.GradientTransformation:
     """Returns Adam, whose rate falls to a tenth after three quarters of the steps."""
@@ -165,7 +179,9 @@ def trained(
     return found, images.reshape(count, training.number, -1)
 
   keys = [jax.random.fold_in(key, i) for i in range(5)]
-  mean, scales = _moments(lambda key: uploaded(lambda update: update, key, _TOGETHER)[0], keys[0], variables['params'])
+  mean, scales = _moments(
+    lambda key: uploaded(lambda update: update, key, _TOGETHER)[0], keys[0], variables['params'], training.measured
+  )
   entries = sum(x.size for x in jax.tree.leaves(mean))
   width = min(entries, training.projection)
   signs = jax.random.rademacher(keys[1], (entries if entries > width else 0,), jnp.int8)
@@ -177,17 +193,21 @@ def trained(
 
   optimizer = training.optimizer()
 
+  def drawn(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    return uploaded(lambda update: features(update, scales, signs, width), key, count)
+
   def renewed(pool: tuple, given: tuple) -> tuple[tuple, None]:
     """Draws uploads in place of the oldest."""
     number, key = given
-    drawn = uploaded(lambda update: features(update, scales, signs, width), key, training.fresh)
     place = number * training.fresh % training.pool
-    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, drawn), None
+    new = drawn(key, training.fresh)
+    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, new), None
 
   def step(carry: tuple, given: tuple) -> tuple[tuple, None]:
     layers, state, pool = carry
     number, key = given
-    pool, _ = renewed(pool, (number, jax.random.fold_in(key, 0)))
+    if not training.once:
+      pool, _ = renewed(pool, (number, jax.random.fold_in(key, 0)))
     chosen = jax.random.permutation(jax.random.fold_in(key, 1), training.pool)[: training.batch_size]
     batch = jax.tree.map(lambda x: x[chosen], pool)
     updates, state = optimizer.update(jax.grad(loss)(layers, *batch), state)
@@ -197,16 +217,19 @@ def trained(
     return jnp.arange(count, dtype=jnp.int32), jax.random.split(key, count)
 
   image = jnp.mean(public[0], axis=0)
-  pool = jnp.zeros((training.pool, width)), jnp.zeros((training.pool, training.number, image.size))
-  pool, _ = jax.lax.scan(renewed, pool, numbered(keys[4], training.reuse**2))
+  if training.once:
+    pool = drawn(keys[4], training.pool)
+  else:
+    pool = jnp.zeros((training.pool, width)), jnp.zeros((training.pool, training.number, image.size))
+    pool, _ = jax.lax.scan(renewed, pool, numbered(keys[4], training.pool // training.fresh))
   layers = training.start(keys[2], width, image)
   start = layers, optimizer.init(layers), pool
   (layers, _, _), _ = jax.lax.scan(step, start, numbered(keys[3], training.steps))
   return Inverse(scales, signs, mean, layers)
 
 
-def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree) -> tuple[Tree, Tree]:
-  """Returns the mean update, and `Inverse.scales`; 1 for a tensor that never changes."""
+def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree, count: int) -> tuple[Tree, Tree]:
+  """Returns the mean of `count` updates, and `Inverse.scales`; 1 for a tensor that never changes."""
 
   def add(total: tuple, key: jax.Array) -> tuple[tuple, None]:
     found = updates(key)
@@ -214,8 +237,8 @@ def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree)
     return jax.tree.map(lambda t, u: t + jnp.sum(u, axis=0), total, both), None
 
   zeros = trees.zeros_like(params)
-  total, _ = jax.lax.scan(add, (zeros, zeros), jax.random.split(key, _MEASURED // _TOGETHER))
-  mean, squares = jax.tree.map(lambda x: x / _MEASURED, total)
+  total, _ = jax.lax.scan(add, (zeros, zeros), jax.random.split(key, count // _TOGETHER))
+  mean, squares = jax.tree.map(lambda x: x / count, total)
 
   def scale(mean: jax.Array, square: jax.Array) -> jax.Array:
     variance = jnp.mean(jnp.maximum(square - jnp.square(mean), 0))
@@ -226,7 +249,7 @@ def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree)
 
 def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Inverse:
   """Returns the `Inverse` of the scenario's client, trained on its public images."""
-  training = Training(**settings, number=batch_size)
+  training = Training(**settings, number=batch_size, extra_gradients=scenario.client.extra_gradients)
   return trained(training, scenario.client, key, scenario.variables, tuple(map(jnp.asarray, scenario.public)))
 
 
@@ -242,7 +265,7 @@ def lti(
   hidden: int = 512,
   steps: int = 2000,
   batch_size: int = 128,
-  reuse: int = 1,
+  reuse: int | None = None,
   projection: int = 16384,
   learning_rate: float | int = 1e-3,
   mirrored: bool = False,
@@ -267,7 +290,9 @@ def lti(
     steps: of the training.
     batch_size: simulated uploads per step.
     reuse: in how many steps each of them is used on average: 1 draws all anew at each step, as published; more for
-      clients or defenses that take long, at the price of fitting the noise that was drawn.
+      clients or defenses that take long, at the price of fitting the noise that was drawn. None is 1, but for a defense
+      that computes ten or more gradients of each sample: as many uploads as take ten times the gradients of an
+      undefended client are then drawn once, before the first step.
     projection: entries of an update beyond which it is projected at random to as many, see `features`.
     learning_rate: of Adam.
     mirrored: whether half of the public images are mirrored, for pictures without a left and a right.
@@ -277,7 +302,8 @@ def lti(
   """
   del client
   for name, value in (('hidden', hidden), ('steps', steps), ('batch_size', batch_size), ('reuse', reuse)):
-    errors.check_number(f'lti({name})', value, low=1, integer=True)
+    if value is not None or name != 'reuse':
+      errors.check_number(f'lti({name})', value, low=1, integer=True)
   errors.check_number('lti(projection)', projection, low=1, integer=True)
   errors.check_number('lti(learning_rate)', learning_rate, low=1e-12, finite=True)
 

@@ -112,6 +112,8 @@ class Traits:
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
       simulates; or None where the mask of what was withheld says as much.
     remark: (`Context`, settings) -> what results say of it there, a few words; '' for nothing.
+    gradients: settings -> how many gradients it computes of each sample, beside the client's own: an attacker who
+      simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
   """
 
@@ -130,14 +132,15 @@ class Traits:
   selects: bool = False
   simulated: Callable[[Settings], Any] | None = None
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
+  gradients: Callable[[Settings], int] = lambda settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
     errors.check_choice('place of a defense', self.place, PLACES)
     errors.check_choice('way to withhold', self.withholds, WITHHOLDS)
-    for name in ('arguments', 'clips', 'bounds', 'mechanism', 'idle'):
+    for name in ('arguments', 'clips', 'bounds', 'mechanism', 'gradients', 'idle'):
       value = getattr(self, name)
-      if not callable(value) and (value is not None or name in ('arguments', 'idle')):
+      if not callable(value) and (value is not None or name in ('arguments', 'gradients', 'idle')):
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
     if self.noise is not None:
       errors.check_instance('the trait noise', self.noise, Noise, 'a gradleak.defenses.Noise')
@@ -374,6 +377,7 @@ class Placed:
       transform=made['data'][0] if made['data'] else client.transform,
       step=sequence(*made['step']) if made['step'] else client.step,
       upload=sequence(*made['upload']) if made['upload'] else client.upload,
+      extra_gradients=sum(member.traits.gradients(member.settings) for member in self.defense.members),
     )
 
   def client(self, client: Any) -> Any:

@@ -70,6 +70,7 @@ class Client:
     precision: dtype of the forward and backward pass, 'float32' or 'bfloat16'; parameters and updates keep their own.
     frozen: names of layers, or of modules in the parameters, that are neither trained nor shared.
     cohort: clients whose mean update the server sees (secure aggregation); each has an equal part of the samples.
+    extra_gradients: how many gradients its defenses compute of each sample, beside its own.
   """
 
   model: Model
@@ -89,6 +90,7 @@ class Client:
   precision: str = 'float32'
   frozen: tuple[str, ...] = ()
   cohort: int = 1
+  extra_gradients: int = 0
 
   def __post_init__(self) -> None:
     check_model(self.model)
@@ -102,6 +104,7 @@ class Client:
     errors.check_choice('batch_norm mode', self.batch_norm, ('train', 'eval'))
     errors.check_number('epochs', self.epochs, low=1, integer=True)
     errors.check_number('cohort', self.cohort, low=1, integer=True)
+    errors.check_number('extra_gradients', self.extra_gradients, low=0, integer=True)
     errors.check_choice('precision', self.precision, PRECISIONS)
     if self.batch_size is not None:
       errors.check_number('local batch size', self.batch_size, low=1, integer=True)
@@ -120,7 +123,7 @@ class Client:
 
   def undefended(self) -> 'Client':
     """Returns the same client without its defenses: what an unaware attacker simulates."""
-    return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None)
+    return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None, extra_gradients=0)
 
   @property
   def sends_gradient(self) -> bool:

@@ -178,3 +178,40 @@ def test_beside_a_captured_upload_there_are_no_public_images(honest):
 def test_settings_have_a_range(changes):
   with pytest.raises(UsageError, match=next(iter(changes))):
     SMALL.changed(**changes)(None)
+
+
+def test_a_costly_defense_is_simulated_less_often(digits):
+  """All uploads are drawn once, as many as take ten times the gradients of an undefended client."""
+  drawn = []
+
+  def counted(updates, state, params=None, **extra):
+    jax.debug.callback(lambda _: drawn.append(1), jax.tree.leaves(updates)[0])
+    return updates, state
+
+  own = optax.GradientTransformation(lambda params: optax.EmptyState(), counted)
+  scenario, attack = made(digits), SMALL.changed(reuse=None)
+  context = gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
+  defense = gl.defenses.own(own, 'upload', gradients=lambda settings: 19)
+  client = gl.defenses.place(defense, context).client(scenario.client)
+  assert client.extra_gradients == 19 and client.undefended().extra_gradients == 0
+  inverse = attack.prepare(jax.random.key(0), scenario._replace(client=client), attack.settings, 1)
+  jax.effects_barrier()
+  steps, size = attack.settings['steps'], attack.settings['batch_size']
+  assert len(drawn) == 32 + 10 * steps * size // 20
+  uploads = jax.vmap(lambda x, y: scenario.client.local_update(None, scenario.variables, x, y).update)
+  found = jax.vmap(inverse.images)(uploads(scenario.images[:, None], scenario.labels[:, None]))
+  images = scenario.images.reshape(found.shape)
+  assert np.mean(np.square(found - images)) < 0.9 * np.mean(np.square(images.mean(0) - images))
+
+
+@pytest.mark.parametrize(
+  'reuse, extra, fresh, pool', [(None, 9, 32, 32), (None, 10**4, 0, 32), (4, 19, 8, 128), (1, 10**4, 32, 32)]
+)
+def test_how_many_uploads_are_drawn(reuse, extra, fresh, pool):
+  """A defense of few gradients is drawn anew at each step, and what is asked for is done."""
+  training = learned.Training(**SMALL.changed(reuse=reuse).settings, number=1, extra_gradients=extra)
+  assert (training.fresh, training.pool) == (fresh, pool)
+
+
+def test_concealment_is_costly():
+  assert gl.defenses.concealment(steps=70).members[0].traits.gradients({'steps': 70}) == 70
