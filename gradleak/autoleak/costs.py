@@ -1,6 +1,7 @@
 """What a defense costs: the accuracy of a finished training under it, beside that of the same training without one."""
 
 import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,20 +24,20 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
     UsageError: if the folder holds no such training, it is not finished, or of another task.
   """
   folder = errors.check_path('costs', workdir)
-  found: dict[str, tuple[dict, float]] = {}
+  found: dict[str, tuple[dict, dict]] = {}
   for path in sorted(folder.glob('*/config.json')):
     try:
       config = json.loads(path.read_text('utf-8'))
       last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
-      done, accuracy, label = last['round'] == config['rounds'], last.get('accuracy'), config['defense']
+      done, label = last['round'] == config['rounds'] or _ended(config, path.parent), config['defense']
     except (OSError, ValueError, LookupError, TypeError) as error:
       raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
-    if not done or accuracy is None:
+    if not done or last.get('accuracy') is None:
       raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
-    found[label] = config, accuracy
+    found[label] = config, last
   if 'none' not in found:
     raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
-  undefended, reached = found['none']
+  undefended, reached = found['none'][0], found['none'][1]['accuracy']
   for part in SAME:
     if undefended.get(part) != task.get(part):
       raise errors.UsageError(
@@ -49,13 +50,23 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
       raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
   return {
     label: (
-      round(100 * (reached - accuracy), 2),
-      f'one training of {_described(undefended)}: {100 * accuracy:.1f} % of the test samples, undefended '
-      f'{100 * reached:.1f} %',
+      round(100 * (reached - last['accuracy']), 2),
+      f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the test samples'
+      f'{_early(config, last)}, undefended {100 * reached:.1f} %',
     )
-    for label, (_, accuracy) in found.items()
+    for label, (config, last) in found.items()
     if label != 'none'
   }
+
+
+def _ended(config: Mapping[str, Any], folder: pathlib.Path) -> bool:
+  """Returns whether the ε budget ended a training: what its defense adds to a round is measured after the last one."""
+  return config.get('budget') is not None and (folder / 'split.json').exists()
+
+
+def _early(config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+  ended = last['round'] < config['rounds']
+  return f' after {last["round"]} rounds, when its ε budget was spent' if ended else ''
 
 
 def _shared(config: Mapping[str, Any]) -> dict[str, Any]:

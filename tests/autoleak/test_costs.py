@@ -39,6 +39,16 @@ def test_points_below_the_undefended_accuracy(trained):
   )
 
 
+def test_an_epsilon_budget_may_end_a_training(trained):
+  trained('none', 0.9, 2, budget=8)
+  folder = trained('client_dp', 0.8, 1, budget=8)
+  with pytest.raises(UsageError, match='not finished'):
+    costs.of_training(folder, TASK)
+  (folder / '01' / 'split.json').write_text('{}')
+  ((points, source),) = costs.of_training(folder, TASK).values()
+  assert points == 10 and '80.0 % of the test samples after 1 rounds, when its ε budget was spent, undefended' in source
+
+
 @pytest.mark.parametrize(
   ('second', 'task', 'words'),
   [
