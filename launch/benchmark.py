@@ -9,6 +9,7 @@
     python launch/benchmark.py --measure=training --dataset=mnist --data_dir=data
     python launch/benchmark.py --measure=local_steps --model=resnet20
     python launch/benchmark.py --measure=generative --trials=32 --steps=10
+    python launch/benchmark.py --measure=compilation --trials=32 --steps=100
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """
@@ -27,7 +28,8 @@ with _program.group('what is measured'):
     'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
     'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
     'training: a round of federated training, clients batched or in a loop; '
-    'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl.',
+    'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl; '
+    "compilation: an attack with and without our options of XLA's, on CPU.",
   )
   _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets.')
@@ -66,7 +68,12 @@ def main(argv: list[str]) -> None:
   from gradleak.engine import ahead
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
-  measures |= {'training': _training, 'local_steps': _local_steps, 'generative': _generative}
+  measures |= {
+    'training': _training,
+    'local_steps': _local_steps,
+    'generative': _generative,
+    'compilation': _compilation,
+  }
   if _MEASURE.value not in measures:
     raise errors.unknown('measure', _MEASURE.value, measures)
   counts = {'trials': (_TRIALS, 1), 'compared': (_COMPARED, 1), 'steps': (_STEPS, 2), 'repeats': (_REPEATS, 1)}
@@ -170,6 +177,13 @@ def _generative(models):
       steps=_STEPS.value,
       repeats=_REPEATS.value,
     )
+
+
+def _compilation(models):
+  from benchmarks import compilation
+
+  for model in models or [_MODEL.value]:
+    compilation.main(**_common(), model=model, trials=_TRIALS.value)
 
 
 def _local_steps(models):
