@@ -307,7 +307,7 @@ NOTES = (
       'Table 2: what a client sends in a round',
       holds=(_published('FFL r = 0.2 | share_sent'),),
     )
-    for name in ('cifar10_convnet', 'cifar10_resnet')
+    for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet')
   ),
   Note(
     'fidel_8',
