@@ -379,7 +379,10 @@ def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) 
 
 
 def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Callable) -> Callable:
-  """Returns the function that attacks after every so many rounds; the model before is that of the last attack."""
+  """Returns the function that attacks after every so many rounds.
+
+  The client that is attacked has taken part once before, in the first round: the model before is the initial one.
+  """
 
   def after(row: dict, state: simulation.State) -> None:
     every, number = task.settings.attack_every, row['round']

@@ -12,7 +12,8 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import schema
+from gradleak.audit import _parts, plan, schema
+from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
 from tests.objects import objects
 
@@ -362,6 +363,11 @@ def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
   ]
   found = [row['verdict'] for row in require_undefended_recovery(rows, {'none'}) if row['defense'] != 'none']
   assert found == ['nothing seen', 'not solved', 'exact', 'traces']
+  only = [row for row in rows if row['defense'] != 'none' or row['trial'] in (1, 3)]  # where it fails without
+  found = [row['verdict'] for row in require_undefended_recovery(only, {'none'}) if row['defense'] != 'none']
+  assert found == ['not solved', 'not solved', 'exact', 'traces']
+  alone = [row for row in rows if row['defense'] != 'none']
+  assert require_undefended_recovery(alone, {'none'}) == alone
 
 
 def test_noise_alone_is_no_success(result):
@@ -462,6 +468,65 @@ def test_rows_keep_to_the_schema(result):
   ):
     with pytest.raises(gl.UsageError, match=word):
       schema.check(broken)
+
+
+def test_a_part_keeps_its_name_where_methods_are_added(linear):
+  """Attackers who simulate a defense have a structure of their own for each."""
+
+  def names(*defenses):
+    made = plan(KEY, linear, defenses, objects([RECOVERY]), 2, gl.AuditSettings(controls=2))
+    return {name: str(variants[0].change[1]) for name, _, variants in _parts(made, 0, 1)}
+
+  first, second = (
+    gl.defenses.own(optax.scale(factor), 'upload', label=label) for factor, label in ((2, 'a'), (3, 'b'))
+  )
+  alone, before = names(first), names(second, first)
+  assert len(alone) == 3 and alone.items() <= before.items() and len(before) == 5
+
+
+def test_a_folder_that_grows_before_it_is_finished_starts_its_attack_anew(linear, tmp_path):
+  def stop(attack, progress, objective):
+    if progress.step >= 2:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    audit(linear, ['none'], ['csdlg(steps=4)'], 1, progress=stop, workdir=tmp_path / 'new')
+  assert list((tmp_path / 'new' / 'checkpoints').iterdir())
+  grown = audit(linear, ['none', 'prune(rate=0.5)'], ['csdlg(steps=4)'], 1, workdir=tmp_path / 'new')
+  assert [row['defense'] for row in grown.rows] == ['none', 'prune(rate=0.5)'] and len(grown.controls) == 8
+
+
+def test_shares_with_nothing_to_attack_still_bring_their_control_runs(linear):
+  some = {'only': {'prune(rate=0.5)': [0]}, 'controls': 3}
+  found = [
+    audit(linear, ['none', 'prune(rate=0.5)'], {'guess': closed_form(draw)}, shards=n, **some) for n in (1, 2, 4)
+  ]
+  assert len(found[0].rows) == 1 and len(found[0].controls) == 3
+  for other in found[1:]:
+    assert (other.rows, other.controls) == (found[0].rows, found[0].controls)
+
+
+def test_a_start_that_diverged_is_not_kept():
+  distances, steps = np.asarray([np.nan, 0.0, 0.3, 0.2]), np.asarray([-1, 5, -1, -1])
+  assert kept_distance(distances, steps).tolist() == [np.inf, np.inf, 0.3, 0.2]
+
+
+def test_what_has_arrived_does_not_diverge_while_its_group_goes_on(linear):
+  """The rate overflows after the tolerance is reached."""
+
+  def far_too_fast(client):
+    optimizer = optax.chain(optax.scale(1e3), optax.sgd(lambda count: jnp.where(count < 4, 1e-3, 1e38)))
+    return gl.attacks.gradient_matching(client, optimizer, 8, distance='cosine', tolerance=0.999, labels='known')
+
+  attack = far_too_fast(linear.client)
+  images, labels = linear.images[:1], jax.nn.one_hot(linear.labels[:1], 10)
+  update = linear.client.local_update(None, linear.variables, images, labels).update
+  observation = gl.Observation(linear.variables, update, labels, gl.Knowledge(labels='known'), images.shape, 10)
+  state = attack.init(jax.random.key(0), observation)
+  for _ in range(8):
+    state, info = attack.step(state, observation)
+  assert info['finished'] and state.diverged_step == -1
+  assert np.isfinite(attack.reconstruct(state, observation).images).all()
 
 
 def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):

@@ -165,7 +165,7 @@ def test_updates_that_cannot_be_attacked_say_why(affine):
   [
     ({'labels': [1, 2]}, 'labels are .*, expected 1 integers'),
     ({'labels': 'guessed'}, "unknown way to obtain labels 'guessed'"),
-    ({'controls': -1}, 'controls is -1'),
+    ({'controls': 0}, 'controls is 0, expected an integer in'),
     ({'epochs': 2}, "unknown setting of gradleak.attack: 'epochs'"),
     ({'attacks': [gl.attacks.fidel()]}, "does not offer 'layers'"),
     ({'attacks': [gl.servers.imprint()]}, 'malicious server'),
@@ -196,6 +196,9 @@ def test_what_stands_out_in_an_update(affine):
   weights = jax.tree.map(lambda x, w: np.asarray(w) - np.float32(0.01) * x, update, dict(affine.variables['params']))
   assert 'looks like weights after training' in warned(weights)
   assert "signs in the classifying layer are those of share='delta'" in warned(jax.tree.map(np.negative, update))
+  several = {**update, 'bias': np.asarray([0.9] + 9 * [-0.1], np.float32)}  # nine samples may be of nine classes
+  assert "are those of share='delta'" in warned(several)
+  assert not hints(several, affine.variables, affine.client, SHAPE, 9)
   assert 'asks for 3 classes, and 1 sample is said' in warned(affine.update(3))
   right = int(affine.labels[0])
   wrong = (right + 1) % 10

@@ -466,7 +466,8 @@ class Matching:
     made = dummy['images' if self.generator is None else 'weights']
     known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])
     finite = known & (jnp.isfinite(objective) | ~first)
-    diverged = jnp.where((state.diverged_step < 0) & ~finite, state.count, state.diverged_step)
+    done = (state.diverged_step >= 0) | self.arrived(state.best, observation)  # its group may still be at work
+    diverged = jnp.where(done | finite, state.diverged_step, state.count)
     state = MatchState(
       state.count + 1,
       dummy,

@@ -130,7 +130,7 @@ def audit(
     end(show)
   found = []
   for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
-    of_structure = [parts.get(name) or worker.load(name) for name in names]
+    of_structure = [parts.get(name) or worker.load(name) for name in names if name]
     if not all(of_structure):
       return None
     found.append([part for several in of_structure for part in several])
@@ -180,6 +180,7 @@ class _Worker:
       work = [
         _Work(name, which, variants, self.load(name)).with_missing(made.groups[which], index, count)
         for name, which, variants in _parts(made, index, count)
+        if name
       ]
       seen = functools.cache(functools.partial(self._seen, made, work, index, count))
       found |= {one.name: one.parts for one in work}
@@ -219,7 +220,8 @@ class _Worker:
     missing = {key for one in work if one.which == which for key in one.missing}
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
-    group = dataclasses.replace(group, defenses=tuple(one for one in group.defenses if one.label in labels))
+    defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses  # control runs alone
+    group = dataclasses.replace(group, defenses=defenses)
     trials, controls = _share(group, index, count)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
     self._note('compiling and computing the uploads …')
@@ -241,6 +243,8 @@ class _Worker:
   def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, made: Table) -> Part:
     """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
     title, mask = label(group, work.variants), shown(made)
+    wanted = zlib.crc32(json.dumps(sorted(work.missing)).encode())  # others, where the folder has grown since
+    name = f'{name}-{wanted:08x}'
     checkpoint = self.store and self.store.load_checkpoint(name)
     resume = None
     if checkpoint:
@@ -280,23 +284,26 @@ class _Worker:
 def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
   """Returns (name of the part, index of the group, variants) of each structure; shares are told apart.
 
-  A name depends on the methods alone, so that it stays the same where others are added to the audit.
+  A name depends on the methods alone, so that it stays the same where others are added to the audit; '' for nothing to
+  run on this share.
   """
   share = '' if count == 1 else f'-{index}of{count}'
   found, names = [], []
   for which, group in enumerate(made.groups):
     for variants in structures(group):
       method = variants[0].method
-      if not expected(group, variants, *_share(group, index, count)):
+      if not expected(group, variants, *_share(group, 0, 1)):
         continue  # none of its trials is attacked
       static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
-      if method.adaptive and variants[0].change[1] is not None:
-        static['learns'] = str(variants[0].change[1])
+      if variants[0].change[1] is not None:
+        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change[1])
       word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
       name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
       names.append(name)
-      found.append((f'{name}-{names.count(name)}' if name in names[:-1] else name, which, variants))
-  return [(f'{name}{share}', which, variants) for name, which, variants in found]
+      name = f'{name}-{names.count(name)}' if name in names[:-1] else name
+      here = expected(group, variants, *_share(group, index, count))
+      found.append((f'{name}{share}' if here else '', which, variants))
+  return found
 
 
 class _Work(NamedTuple):

@@ -215,12 +215,13 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
   keys: set[Key] = set()
   for variant in variants:
     name, attack = variant.name(group), group.attacks[variant.attack].method
-    rows: set[Key] = set()
+    runs = False
     for label, placed in group.defenses:
       counters = [c.name for c in group.attackers(attack, placed) if c.change == variant.change]
-      rows |= {(name, label, counter, int(t)) for counter in counters for t in trials if group.attacks_trial(label, t)}
-    if rows:
-      keys |= rows | {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
+      keys |= {(name, label, counter, int(t)) for counter in counters for t in trials if group.attacks_trial(label, t)}
+      runs |= bool(counters) and any(group.attacks_trial(label, t) for t in range(group.num_trials))
+    if runs:  # on whichever share
+      keys |= {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
   return keys
 
 

@@ -57,6 +57,15 @@ def keys_of(part: Part) -> list[tuple]:
   return [tuple(json.loads(key)) for key in part[1]['keys']]
 
 
+def kept_distance(distances: np.ndarray, diverged_steps: np.ndarray) -> np.ndarray:
+  """Returns by what the attacker chooses among starts: their distances; infinity for those that diverged.
+
+  Args:
+    distances, diverged_steps: of each start, see `Reconstruction`.
+  """
+  return np.where((diverged_steps >= 0) | np.isnan(distances), np.inf, distances)
+
+
 def _by_target(lanes: list[Lane]) -> list[range]:
   """Returns the ranges of lanes that are about the same variant and target."""
   starts = [
@@ -84,7 +93,8 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     )
     for i in lanes
   ]
-  best = int(np.argmin(reconstructions.distance[lanes.start : lanes.stop]))
+  started = slice(lanes.start, lanes.stop)
+  best = int(np.argmin(kept_distance(reconstructions.distance[started], reconstructions.diverged_step[started])))
   chosen, figures = lanes[best], measured[best]
   oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])
   permutation = figures.pop('permutation')

@@ -86,11 +86,17 @@ def judge(row: dict, beyond: Threshold) -> dict:
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:
   """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it fails without a defense, too.
 
+  A trial that was not attacked without a defense (see `only` of `gradleak.audit`) counts as failed where no other one
+  succeeded without.
+
   Args:
     rows: of one attack.
     undefended: the labels of the entries that are no defense.
   """
-  failing = {row['trial'] for row in rows if row['defense'] in undefended and not row['success']}
+  bare = [row for row in rows if row['defense'] in undefended]
+  failing = {row['trial'] for row in bare if not row['success']}
+  if bare and not any(row['success'] for row in bare):
+    failing |= {row['trial'] for row in rows}
 
   def credited(row: dict) -> dict:
     undeserved = row['verdict'] == NOTHING and row['trial'] in failing and not row['control']

@@ -41,7 +41,8 @@ class AutoLeak:
     stages: one dict each: 'stage', 'honest', 'attacks', 'left_out' ({attack: why it cannot run here}), 'targets' (pairs
       of defense and trial that were attacked) of 'all_targets', and 'seconds'.
     flags: defense -> reasons to distrust its verdict, sentences.
-    bounds: defense -> the largest probability, by differential privacy, of finding an original among the candidates.
+    bounds: defense -> the largest probability, by differential privacy, of finding an original among the candidates,
+      from as many uploads of it as its attackers have read.
     audits: stage -> its `AuditResult`, with pictures.
     defenses: facts about the defenses, see `AuditResult.methods`.
     seconds: wall time.
@@ -202,13 +203,13 @@ class _Run:
     }
     targets = {}
     for label, defense in self.defenses.items():
-      if stage.rounds > 1 and not _random(defense):
-        continue  # all rounds are equal
       keep = WITNESSES if defense is None else 0
       trials = [t for t in range(self.num_trials) if t < keep or (label, t) not in broken]
+      if stage.rounds > 1 and not _random(defense):
+        trials = trials[:keep]  # all rounds are equal
       if trials:
         targets[label] = trials
-    return targets
+    return targets if stage.rounds == 1 or any(self.defenses[label] is not None for label in targets) else {}
 
   def _left_out(self, stage: Stage, settings: AuditSettings) -> dict[str, str]:
     """Returns {attack: why it cannot run here}."""
@@ -225,6 +226,9 @@ class _Run:
 
   def result(self, seconds: float) -> AutoLeak:
     """Returns the `AutoLeak`; with a folder, its rows and flags stand there, too."""
+    if not self.audits:
+      reasons = dict.fromkeys(reason for stage in self.stages for reason in stage['left_out'].values())
+      raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')
     rows, controls, facts = gathered(self.audits, {name: _of(name).honest for name in self.audits})
     first = next(iter(self.audits.values()))
     dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
@@ -232,7 +236,9 @@ class _Run:
     config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
     candidates = rows[0]['candidates']
     bounds = {
-      label: identification([Mechanism(**mechanism) for mechanism in known['mechanisms']], candidates)
+      label: identification(
+        [_repeated(Mechanism(**mechanism), _rounds(rows, label)) for mechanism in known['mechanisms']], candidates
+      )
       for label, known in facts.items()
     }
     made = AutoLeak(
@@ -293,6 +299,15 @@ def gathered(
   )
   facts = {label: known for audit in audits.values() for label, known in audit.methods['defenses'].items()}
   return rows, controls, facts
+
+
+def _rounds(rows: list[dict], defense: str) -> int:
+  """Returns how many uploads of the same samples an attacker of a defense has read at most."""
+  return max((row['rounds'] for row in rows if row['defense'] == defense), default=1)
+
+
+def _repeated(mechanism: Mechanism, times: int) -> Mechanism:
+  return dataclasses.replace(mechanism, releases=mechanism.releases * times)
 
 
 def _random(defense: Defense | None) -> bool:

@@ -57,7 +57,7 @@ class CapturedSettings:
   steps: int | None = setting(
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
-  controls: int = setting(16, 'Runs of each attack on noise in place of the update.', low=0, high=10**4, **_ATTACKER)
+  controls: int = setting(16, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _labels(
     return
   bias = -bias if client.share == 'delta' else bias
   negative, positive = ({int(c) for c in np.flatnonzero(side)} for side in (bias < 0, bias > 0))
-  if len(positive) == 1 and len(negative) == client.num_classes - 1 > 1:
+  if len(positive) == 1 and len(negative) == client.num_classes - 1 > num_samples:  # more than the samples can ask for
     other = 'gradient' if client.share == 'delta' else 'delta'
     yield (
       f'The signs in the classifying layer are those of share={other!r}, and the client is said to have '

@@ -16,6 +16,7 @@ from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.counters import UNAWARE, Counter, View
 from gradleak.attacks.distances import chordal, weighed
 from gradleak.audit import lanes
+from gradleak.audit.scores import kept_distance
 from gradleak.audit.settings import Group
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views, stack
@@ -237,10 +238,11 @@ def _mismatches(group: Group, made: lanes.Table, found: Reconstruction, size: in
 def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray) -> Part:
   """Returns what is stored of one structure: of each attacker its best start, and those of its controls."""
   best: dict[tuple[int, str], dict[int, int]] = {}
+  far = kept_distance(found.distance, found.diverged_step)
   for lane, (variant, target, _, _) in enumerate(made.lanes):
     runs = best.setdefault((variant, target.counter.name), {})
     number = target.address if target.defense < 0 else -1
-    if number not in runs or found.distance[lane] < found.distance[runs[number]]:
+    if number not in runs or far[lane] < far[runs[number]]:
       runs[number] = lane
   rows, arrays = [], {}
   for i, ((variant, _), runs) in enumerate(best.items()):

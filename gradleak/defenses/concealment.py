@@ -251,7 +251,7 @@ def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   'AAAI 2024.',
   random=True,
   arguments=lambda context, settings: (context.client, context.public),
-  gradients=lambda settings: settings['steps'],
+  gradients=lambda context, settings: settings['steps'],
   idle=lambda settings: settings['sensitive'] == 0,
 )
 def concealment(

@@ -12,7 +12,7 @@ from gradleak.trees import Tree
 
 @defense(place='upload', random=True, post_processing=True)
 def null_gradient() -> optax.GradientTransformationExtraArgs:
-  r"""Replaces every tensor by Gaussian noise of the same norm.
+  r"""Replaces every tensor by Gaussian noise of the same norm; of norm 1, where the whole update is zero.
 
   An attack's result on it depends on the attack's prior and start, not on the data: it is the control that defines
   success.
@@ -25,8 +25,11 @@ def null_gradient() -> optax.GradientTransformationExtraArgs:
   """
 
   def replace(key: jax.Array, updates: Tree) -> Tree:
+    empty = trees.norm(updates) == 0  # noise of no norm would be no control of a defense that adds some
+
     def noise(update: jax.Array, draw: jax.Array) -> jax.Array:
-      return draw * (trees.norm(update) / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)).astype(draw.dtype)
+      norm = jnp.where(empty, 1.0, trees.norm(update))
+      return draw * (norm / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)).astype(draw.dtype)
 
     return jax.tree.map(noise, updates, trees.draws(jax.random.normal, key, updates))
 

@@ -112,8 +112,8 @@ class Traits:
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
       simulates; or None where the mask of what was withheld says as much.
     remark: (`Context`, settings) -> what results say of it there, a few words; '' for nothing.
-    gradients: settings -> how many gradients it computes of each sample, beside the client's own: an attacker who
-      simulates it many times does so less often where they are many.
+    gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
+      attacker who simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
   """
 
@@ -132,7 +132,7 @@ class Traits:
   selects: bool = False
   simulated: Callable[[Settings], Any] | None = None
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
-  gradients: Callable[[Settings], int] = lambda settings: 0
+  gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
@@ -355,10 +355,12 @@ class Placed:
   Attributes:
     defense: the `Defense`.
     arguments: positional arguments of each member's factory.
+    gradients: that its members compute of each sample, see `Traits`.
   """
 
   defense: Defense
   arguments: tuple[tuple, ...]
+  gradients: int = 0
 
   def build(self, numbers: tuple, client: Any) -> Any:
     """Returns the client under the defense.
@@ -377,7 +379,7 @@ class Placed:
       transform=made['data'][0] if made['data'] else client.transform,
       step=sequence(*made['step']) if made['step'] else client.step,
       upload=sequence(*made['upload']) if made['upload'] else client.upload,
-      extra_gradients=sum(member.traits.gradients(member.settings) for member in self.defense.members),
+      extra_gradients=self.gradients,
     )
 
   def client(self, client: Any) -> Any:
@@ -409,6 +411,7 @@ def place(defense: Defense | None, context: Context) -> Placed:
   placed = Placed(
     defense,
     tuple(member.arguments_in(context) for member in defense.members),
+    sum(int(member.traits.gradients(context, member.settings)) for member in defense.members),
   )
   placed.client(context.client)  # so that a factory's errors are raised here, and not while tracing
   return placed

@@ -1,6 +1,7 @@
 """Soteria (Sun et al., CVPR 2021): prunes the most revealing features of the last dense layer's input."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import optax
 from gradleak import errors, trees
 from gradleak.defenses.base import require_argument, require_batch
 from gradleak.defenses.compression import largest
-from gradleak.defenses.defense import defense
+from gradleak.defenses.defense import Context, defense
 from gradleak.models.model import Model, require
 from gradleak.trees import Tree
 
@@ -24,6 +25,7 @@ _TOGETHER = 32  # features that are differentiated at once: more is faster and t
   citation='Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning. CVPR 2021.',
   arguments=lambda context, settings: (context.client.model,),
   withholds='zeros',
+  gradients=lambda context, settings: _num_features(context),
   idle=lambda settings: settings['rate'] == 0,
 )
 def soteria(
@@ -128,6 +130,15 @@ def defended_kernel(
       + ('; give layers=… to gradleak.models.from_functions' if len(fitting) > 1 else '')
     )
   return fitting[0]
+
+
+def _num_features(context: Context) -> int:
+  """Returns F, of each of which there is a backward pass; 0 of a model that offers none."""
+  features = context.client.model.features
+  if features is None:
+    return 0
+  image = jax.ShapeDtypeStruct((1, *context.image_shape), jnp.float32)
+  return math.prod(jax.eval_shape(features, context.variables, image).shape)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit is compiled at each call

@@ -85,10 +85,10 @@ def train(
     if test is not None and (state.number % evaluate_every == 0 or last):
       row['accuracy'], row['loss'] = simulation.accuracy(federation.client.model, state.variables, *test)
     rows.append(row)
-    if store is not None:
-      _save(store, rows, state, seconds, due=last)
     if on_round is not None:
       on_round(row, state, seconds)
+    if store is not None:  # after `on_round`: of a kill in it, the round is done again, and so is what it does
+      _save(store, rows, state, seconds, due=last)
   return state, rows
 
 

@@ -191,7 +191,7 @@ def test_a_costly_defense_is_simulated_less_often(digits):
   own = optax.GradientTransformation(lambda params: optax.EmptyState(), counted)
   scenario, attack = made(digits), SMALL.changed(reuse=None)
   context = gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
-  defense = gl.defenses.own(own, 'upload', gradients=lambda settings: 19)
+  defense = gl.defenses.own(own, 'upload', gradients=lambda context, settings: 19)
   client = gl.defenses.place(defense, context).client(scenario.client)
   assert client.extra_gradients == 19 and client.undefended().extra_gradients == 0
   inverse = attack.prepare(jax.random.key(0), scenario._replace(client=client), attack.settings, 1)
@@ -213,5 +213,10 @@ def test_how_many_uploads_are_drawn(reuse, extra, fresh, pool):
   assert (training.fresh, training.pool) == (fresh, pool)
 
 
-def test_concealment_is_costly():
-  assert gl.defenses.concealment(steps=70).members[0].traits.gradients({'steps': 70}) == 70
+@pytest.mark.parametrize(
+  ('defense', 'gradients'),
+  [(gl.defenses.concealment(steps=70), 70), (gl.defenses.soteria(rate=0.5), 16), (gl.defenses.clip(norm=1), 0)],
+)
+def test_how_many_gradients_a_defense_computes(honest, defense, gradients):
+  context = gl.defenses.Context(honest.client, honest.variables, (8, 8, 1))
+  assert gl.defenses.place(defense, context).client(honest.client).extra_gradients == gradients

@@ -103,7 +103,9 @@ def test_without_public_images_what_learns_is_left_out(scenario):
 
 def test_only_random_defenses_are_averaged(both):
   averaged = [row for row in both[0].rows if row['stage'] == 'averaged rounds']
-  assert {row['defense'] for row in averaged} == {str(HIDDEN)} and max(row['rounds'] for row in averaged) == 2
+  assert max(row['rounds'] for row in averaged) == 2
+  witnesses = {('none', trial) for trial in range(ensemble.WITNESSES)}
+  assert {(row['defense'], row['trial']) for row in averaged if row['defense'] != str(HIDDEN)} == witnesses
 
 
 def test_malicious_servers_are_counted_apart(both):
@@ -191,6 +193,19 @@ def test_the_bound_is_reached_by_the_best_guess():
   )
   assert bounds.identification([Mechanism(1e9, 'client', 1)], 99) == pytest.approx(0.01, rel=1e-3)
   assert bounds.identification([], 9) is None and bounds.identification([Mechanism(1.0, 'client', 1)], 0) is None
+
+
+def test_the_bound_holds_for_every_upload_that_was_read():
+  rows = [{'defense': 'a', 'rounds': 1}, {'defense': 'a', 'rounds': 8}, {'defense': 'b', 'rounds': 1}]
+  assert [MODULE._rounds(rows, defense) for defense in 'abc'] == [8, 1, 1]
+  assert MODULE._repeated(Mechanism(2.0, 'example', 3), 8) == Mechanism(2.0, 'example', 24)
+
+
+def test_where_no_attack_can_run(scenario):
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'STAGES', (ensemble.Stage('closed forms', (gl.attacks.april(),)),))
+    with pytest.raises(gl.UsageError, match=r'no attack of AutoLeak-1 can run here: .*position embedding'):
+      gl.autoleak(jax.random.key(1), scenario, None, 1, progress='none')
 
 
 def test_every_stage_runs_on_a_network_with_convolutions(scenario):

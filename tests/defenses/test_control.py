@@ -42,3 +42,12 @@ def test_it_is_gaussian(replaced):
     assert scipy.stats.kstest(drawn, scipy.stats.norm(0, rms).cdf).pvalue > 0.01
     for wrong in (2 / 3, 3 / 2):
       assert scipy.stats.kstest(drawn, scipy.stats.norm(0, wrong * rms).cdf).pvalue < 1e-6
+
+
+def test_of_an_update_of_zeros_it_is_noise_all_the_same():
+  """Its norm would be zero, and a defense that adds noise would be judged against no noise at all."""
+  updates = {'a': jnp.zeros((5, 4)), 'b': jnp.zeros(3)}
+  transformation = defenses.null_gradient()
+  control, _ = transformation.update(updates, transformation.init(updates), key=jax.random.key(0))
+  for noise in control.values():
+    np.testing.assert_allclose(np.linalg.norm(noise), 1, rtol=1e-5)

@@ -175,8 +175,11 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
 
   with pytest.raises(Stop):
     training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)
-  found, again = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new')
+  seen = []
+  call = {'test': test, 'workdir': tmp_path / 'new', 'on_round': lambda row, *_: seen.append(row['round'])}
+  found, again = training.train(KEY, federation, variables, 6, **call)
   assert again == rows and len(rows) == 6
+  assert seen[-3:] == [4, 5, 6]  # what was stopped after the round is done for it again
   jax.tree.map(np.testing.assert_array_equal, found, whole)
   assert (tmp_path / 'new' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
   finished, same = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)

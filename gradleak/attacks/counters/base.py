@@ -455,7 +455,9 @@ def _imitated(known: Known) -> Sequence[Counter | None]:
     (
       'straight-through',
       'It simulates the defense, too, and takes its gradient for that of the identity.',
-      lambda member: dataclasses.replace(member, factory=_straight_through(member.factory)),
+      lambda member: dataclasses.replace(
+        member, factory=_straight_through(member.factory), label=f'{member.name}, straight-through'
+      ),
     ),
   ):
     parts = (part(member) if _undeclared(member) else member for member in members if not member.traits.random)
