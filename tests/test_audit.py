@@ -405,6 +405,7 @@ def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
   [
     ({'trials': 9}, '9 trials of 1 images need 9, the data has 8; the most trials are 8'),
     ({'trials': 3, 'batch_size': 3}, '3 trials of 3 images need 9, the data has 8; the most trials are 2'),
+    ({'trials': 1, 'batch_size': 9}, '1 trials of 9 images need 9, the data has 8; the largest batch_size is 8'),
     ({'trials': True}, 'trials is True, expected an integer'),
     ({'defenses': []}, 'no defense is given'),
     ({'attacks': {}}, 'no attack is given'),

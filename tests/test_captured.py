@@ -133,9 +133,23 @@ def test_files_that_do_not_fit_name_the_tensors(dense, tmp_path):
   entries = named(update)
   without = {name: x for name, x in entries.items() if name != 'Dense_1.bias'}
   with pytest.raises(
-    gl.UsageError, match=r"the update in '.*' does not fit 'mlp\(widths=16\)': missing: Dense_1\.bias$"
+    gl.UsageError,
+    match=r"the update in '.*' does not fit 'mlp\(widths=16\)': missing: Dense_1\.bias\. partial=True takes missing",
   ):
     read(without)
+  with pytest.raises(
+    gl.UsageError, match=r"names=\{'module in the file': 'module of the model'\} says which is which$"
+  ):
+    read({name.replace('Dense_1', 'head'): x for name, x in entries.items()})
+  as_torch = {name.replace('kernel', 'weight'): x.T.copy() if x.ndim == 2 else x for name, x in entries.items()} | {
+    'Dense_1.weight': entries['Dense_1.kernel']
+  }
+  with pytest.raises(
+    gl.UsageError, match=r'Dense_1\.weight \(16, 10\), here \(10, 16\), where the model has \(16, 10\)$'
+  ):
+    read(as_torch)
+  with pytest.raises(gl.UsageError, match=r"the update is the path 'update.npz': gradleak\.read_update"):
+    dense.attack('update.npz')
   read_partly = read(without, partial=True)
   assert not np.any(read_partly['Dense_1']['bias']) and np.any(read_partly['Dense_1']['kernel'])
   with pytest.raises(gl.UsageError, match=r'not in the model: extra\.bias$'):
@@ -340,3 +354,15 @@ def test_the_example(tmp_path, monkeypatch, capsys):
   face = gl.data.load('faces', 'test', limit=1).images[0]
   assert gl.metrics.pearson(one.images[:1], face[None])[0] > 0.98 and one.closer == 16
   assert 'report: results/captured/report.html' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('missing', ['bias', 'kernel', None])
+def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
+  """Labels are read from what is there."""
+  update = affine.update()
+  update |= {} if missing is None else {missing: np.zeros_like(update[missing])}
+  found = affine.attack(update, steps=60)
+  (one,) = found.inversions
+  assert (one.labels_mode, list(one.labels)) == ('inferred', affine.labels[:1].tolist())
+  assert one.mismatch < 0.1
+  assert ('They are not compared' in ' '.join(found.warnings)) == (missing is not None)

@@ -80,7 +80,17 @@ def test_the_page_and_a_second_call(found, call):
   make, folder = call
   report.write(found, folder)
   page = (folder / 'training.html').read_text('utf-8')
-  assert 'topk(ratio=0.1)' in page and 'audit/report.html' in page
+  assert 'topk(ratio=0.1)' in page
+  assert all(
+    f'href="{place}/report.html"' in page and (folder / place / 'report.html').exists()
+    for place in found.audits.values()
+  )
+  report.write(found, folder.with_name('elsewhere'))  # where its audits are not
+  assert 'report.html' not in (folder.with_name('elsewhere') / 'training.html').read_text('utf-8')
+  with pytest.raises(
+    gl.UsageError, match=f"{folder.name} holds no finished audit of this version: its folders do, such as '{folder}/"
+  ):
+    gl.load(folder)
   again = make()
   assert again.rows == found.rows
   assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]

@@ -435,9 +435,14 @@ def load(workdir: Any) -> AuditResult:
   folder = errors.check_path('workdir', workdir)
   found = _facts(folder)
   if found is None:
+    inside = sorted(place.parent for place in folder.glob('*/result.json'))
     raise errors.UsageError(
-      f'{workdir} holds no finished audit of this version: run the audit with workdir={str(workdir)!r}, which computes '
-      'only what is missing, and load it then'
+      f'{workdir} holds no finished audit of this version: '
+      + (
+        f'its folders do, such as {str(inside[0])!r}'
+        if inside
+        else f'run the audit with workdir={str(workdir)!r}, which computes only what is missing, and load it then'
+      )
     )
   try:
     rows, controls = (

@@ -251,9 +251,10 @@ def plan(
   size = given.batch_size
   errors.check_number('trials', num_trials, **_COUNT)
   if num_trials * size > len(scenario.images):
+    most = len(scenario.images) // size
     raise errors.UsageError(
-      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; the most '
-      f'trials are {len(scenario.images) // size}'
+      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; '
+      + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.images)}')
     )
   lpips = _lpips(given, scenario.images.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)

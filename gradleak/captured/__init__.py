@@ -131,7 +131,9 @@ def attack(
   update = checked(update, stand_in.variables['params'])
   protected = as_defense(defense)
   named = _attacks(attacks, key, stand_in, chosen)
-  groups = [_group(key, stand_in, one, protected, chosen, _mode(mode, one.method, stand_in.client)) for one in named]
+  rule = _rule_without_bias(stand_in, update, chosen.num_samples)
+  modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
+  groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
   config = _config(key, stand_in, update, groups, chosen, labels, protected)
   show = reporter(progress) if isinstance(progress, str) else progress
   store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
@@ -185,12 +187,26 @@ def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:
   return 'known', [int(label) for label in found]
 
 
-def _mode(mode: str, method: AttackMethod, client: Client) -> str:
-  """Returns the label mode of one attack: labels that nobody gave cannot be known."""
-  if mode:
-    return mode
+def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
+  """Returns the label mode of one attack: labels that nobody gave cannot be known; `rule` infers them, if not ''."""
   published = method(client).labels
-  return 'optimised' if published == 'optimised' else 'inferred' if published == 'known' else 'auto'
+  if not mode:
+    mode = 'optimised' if published == 'optimised' else 'inferred' if published == 'known' else 'auto'
+  return rule if rule and mode == 'inferred' else mode
+
+
+def _rule_without_bias(stand_in: Scenario, update: Tree, number: int) -> str:
+  """Returns how labels are inferred where the bias of the classifying layer is missing; '' where it is there."""
+  client = stand_in.client
+  try:
+    kernel, bias = label_rules.last_layer(client.model, update, stand_in.images.shape[1:], client.num_classes)
+  except errors.UsageError:  # the model has no such layer
+    return ''
+  if np.any(bias):
+    return ''
+  if not np.any(kernel) or number > client.num_classes:
+    return 'optimised'
+  return 'idlg' if number == 1 else 'yin'
 
 
 def _stand_in(

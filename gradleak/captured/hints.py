@@ -53,7 +53,8 @@ def _withheld(named: Mapping[str, np.ndarray]) -> Iterator[str]:
   empty = [name for name, array in named.items() if not array.any()]
   if empty:
     yield (
-      f'Nothing but zeros: {_names(empty)}. These tensors were withheld, missing in the file, or nothing reached them.'
+      f'Nothing but zeros: {_names(empty)}. These tensors were withheld, missing in the file, or nothing reached them. '
+      'They are not compared.'
     )
 
 
@@ -113,8 +114,14 @@ def _labels(
 ) -> Iterator[str]:
   """Reads the bias of the classifying layer: of one sample, only that of its class is negative in a gradient."""
   try:
-    bias = np.asarray(last_layer(client.model, update, image_shape, client.num_classes)[1], np.float64)
+    kernel, bias = last_layer(client.model, update, image_shape, client.num_classes)
   except errors.UsageError:  # the model has no such layer
+    return
+  bias = np.asarray(bias, np.float64)
+  if not bias.any():
+    if labels is None:
+      other = 'read from its weights' if np.any(kernel) else 'optimised'
+      yield f'The bias of the classifying layer is missing: labels that are not given are {other}.'
     return
   bias = -bias if client.share == 'delta' else bias
   negative, positive = ({int(c) for c in np.flatnonzero(side)} for side in (bias < 0, bias > 0))

@@ -193,11 +193,18 @@ def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
     made = counter.views(upload)
     for number in range(-1, group.settings.controls):
       views = made if number < 0 else [_noise(jax.random.fold_in(group.stream('control'), number), v) for v in made]
+      views = [_without_missing(view, update) for view in views]
       places = tuple(range(len(found), len(found) + len(views)))
       address = max(number, 0)
       targets.append(Target(-1 if number >= 0 else 0, counter, reads, 0, address, address, places))
       found.extend(views)
   return Views(stack(found), targets)
+
+
+def _without_missing(view: View, update: Tree) -> View:
+  """Returns the same view without the tensors that are zero throughout: they were not sent, or say next to nothing."""
+  weights = jax.tree.map(lambda w, u: w if np.any(u) else np.zeros_like(w), view.weights, update)
+  return view._replace(weights=weights)
 
 
 def _noise(key: jax.Array, view: View) -> View:

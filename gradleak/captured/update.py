@@ -1,5 +1,6 @@
 """An update that a user brings: read from a file, and checked against the parameters that it should fit."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,6 +114,10 @@ def checked(update: Any, params: Tree) -> Tree:
     UsageError: for tensors that are missing, not in the model or of another shape; for values that are not finite; and
       if every value is zero.
   """
+  if isinstance(update, str | os.PathLike):
+    raise errors.UsageError(
+      f'the update is the path {str(update)!r}: gradleak.read_update(path, model, variables) reads it'
+    )
   if (
     isinstance(update, Mapping)
     and set(update) == {'params'}
@@ -163,13 +168,16 @@ def _fitted(
   ours = {'.'.join(place): place for place in paths}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
   is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+  in_file = {name: values.shape for name, values in entries.items()}
   if is_torch:
     shape = image_shape or derived_image_shape(model, wanted)
     entries = _from_torch(entries, theirs, {place: leaf.shape for place, leaf in paths.items()}, model, shape)
   known = theirs if is_torch else ours
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
   verb = 'do' if what == 'weights' else 'does'
-  _refuse_misfits(f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial)
+  _refuse_misfits(
+    f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial, in_file, what == 'update'
+  )
   double = jax.config.jax_enable_x64
   leaves = [
     np.asarray(entries.get(name, np.zeros(shapes[name])), np.float64 if double else paths[place].dtype)
@@ -224,21 +232,46 @@ def _from_torch(
 
 
 def _refuse_misfits(
-  what: str, found: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], partial: bool = False
+  what: str,
+  found: Mapping[str, np.ndarray],
+  shapes: Mapping[str, tuple[int, ...]],
+  partial: bool = False,
+  in_file: Mapping[str, tuple[int, ...]] | None = None,
+  withholds: bool = False,
 ) -> None:
-  """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape."""
+  """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape.
+
+  Args:
+    what: the beginning of the message.
+    found: the tensors in the layout of the model.
+    shapes: those of the model.
+    partial: whether tensors may be missing.
+    in_file: the shapes in the file that they come from, None for no file.
+    withholds: whether it is of an update, which need not hold all tensors.
+  """
+
+  def shape(name: str, values: np.ndarray) -> str:
+    stored = tuple(values.shape) if in_file is None else tuple(in_file[name])
+    turned = '' if stored == tuple(values.shape) else f', here {tuple(values.shape)},'
+    return f'{name} {stored}{turned}'
+
   faults = {
     'missing': [] if partial else [name for name in shapes if name not in found],
     'not in the model': [name for name in found if name not in shapes],
     'of another shape': [
-      f'{name} {tuple(values.shape)} where the model has {tuple(shapes[name])}'
+      f'{shape(name, values)} where the model has {tuple(shapes[name])}'
       for name, values in found.items()
       if name in shapes and tuple(values.shape) != tuple(shapes[name])
     ],
   }
   if any(faults.values()):
     listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
-    raise errors.UsageError(f'{what}: {listed}')
+    advice = ''
+    if in_file is not None and faults['missing'] and faults['not in the model']:
+      advice = ". names={'module in the file': 'module of the model'} says which is which"
+    elif withholds and faults['missing']:
+      advice = '. partial=True takes missing tensors for withheld ones'
+    raise errors.UsageError(f'{what}: {listed}{advice}')
   if not found:
     raise errors.UsageError(f'{what}: it holds no tensor')
 

@@ -14,6 +14,7 @@ from gradleak.frontier import Trained
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import aligned, number, upwards
+from gradleak.report.privacy import NO_PROTECTION
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
@@ -22,6 +23,7 @@ COLUMNS = (
 _DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
 _COLOUR = '#0f6674'
 Entry = dict[str, Any]  # with COLUMNS as keys
+_LEAST_SPAN = 1.2  # of the axis of accuracy, in points
 _WIDTH, _LEFT, _RIGHT, _TALL, _BELOW, _ABOVE, _LINE = 7.2, 0.62, 0.15, 3.4, 0.5, 0.3, 0.17  # inches
 _LONGEST = 34  # characters: longer names get a number in the picture
 PERFECT = 100.0  # dB: where a reconstruction without error is drawn
@@ -135,9 +137,14 @@ def milliseconds(seconds: float | None, unit: str = '') -> str:
 
 
 def epsilon(value: float | None) -> str:
-  """Returns an upper bound on ε as text, rounded up; '∞' without a bound, '–' where none was counted."""
+  """Returns an upper bound on ε as text, rounded up; '∞' without a bound, '–' where none was counted.
+
+  Beyond `NO_PROTECTION` it is that figure.
+  """
   if value is None or math.isinf(value):
     return number(value)
+  if value > NO_PROTECTION:
+    return f'> {NO_PROTECTION}'
   return upwards(value) if value > 0 else '0'
 
 
@@ -174,10 +181,14 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
       face = _COLOUR if one['recovered'] else 'white'
       axes.scatter(*_point(one), s=30, facecolors=face, edgecolors=_COLOUR, linewidths=1.3, zorder=2)
     axes.margins(0.1, 0.14)
+    low, high = axes.get_ylim()
+    if high - low < _LEAST_SPAN:  # less is chance, and its ticks have many digits
+      axes.set_ylim(*((low + high) / 2 + side * _LEAST_SPAN / 2 for side in (-1, 1)))
     axes.set_xlabel('PSNR of the strongest attacker, in dB')
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
-    axes.set_title('filled: images recovered · hollow: none · line: best trade-offs', fontsize=8, color=SOFT)
+    lined = ' · line: best trade-offs' if len({_point(one) for one in line}) > 1 else ''
+    axes.set_title(f'filled: images recovered · hollow: none{lined}', fontsize=8, color=SOFT)
     numbered = _name(figure, axes, measured)
     below = _BELOW + _LINE * (len(numbered) + 0.5 * bool(numbered))
     figure.set_size_inches(_WIDTH, _TALL + below + _ABOVE)

@@ -3,11 +3,13 @@
 import functools
 import json
 import math
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak import storage
+from gradleak.audit import load
 from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.report import descent, findings, formatting, headline, pictures, tables, wording
 from gradleak.report.pictures import Picture
@@ -49,6 +51,23 @@ def environment() -> Any:
   )
   made.globals.update(interval=formatting.interval, percent_range=formatting.percent_range)
   return made
+
+
+def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
+  """Returns text -> the page of an audit, a relative link; a page that is not there is made, where the audit is.
+
+  Args:
+    audits: text -> the audit's work directory, relative to the folder.
+    folder: of the page with the links.
+  """
+  links = {}
+  for text, place in audits.items():
+    page = folder / place / 'report.html'
+    if not page.exists() and (folder / place / 'config.json').exists():
+      write_audit(load(folder / place), folder / place)
+    if page.exists():
+      links[text] = f'{place}/report.html'
+  return links
 
 
 def write_audit(result: AuditResult, folder: Any) -> None:

@@ -7,6 +7,7 @@ from gradleak.defenses import Mechanism, differential_privacy
 from gradleak.report.formatting import upwards
 
 DELTA = 1e-5
+NO_PROTECTION = 1000  # ε beyond which it says nothing
 _MISSING = {
   'L2': 'no ε: nothing bounds the norm of what the noise is added to',
   'L1': 'no ε: Laplace noise needs a bound on the L1 norm, and `clip` bounds the L2 norm',
@@ -49,7 +50,7 @@ def _spent(mechanism: Mechanism) -> str:
     differential_privacy.epsilon(mechanism.noise, steps=mechanism.releases, delta=DELTA, accountant=accountant)
     for accountant in differential_privacy.ACCOUNTANTS
   )
-  if pld > 1000:
-    return f'ε > 1000: no protection in the sense of DP (δ = 1e-5, {_unit(mechanism)})'
+  if pld > NO_PROTECTION:
+    return f'ε > {NO_PROTECTION}: no protection in the sense of DP (δ = 1e-5, {_unit(mechanism)})'
   tighter = '' if pld == rdp else f', {upwards(pld)} (PLD)'
   return f'ε ≤ {upwards(rdp)} (RDP){tighter} at δ = 1e-5, {_unit(mechanism)}'

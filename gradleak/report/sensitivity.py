@@ -284,8 +284,7 @@ def write_sensitivity(found: Sensitivity, folder: Any) -> None:
   storage.write_atomically(folder / 'sensitivity.png', waterfall(found))
   storage.write_atomically(folder / 'sensitivity.csv', sensitivity_csv(found))
   storage.write_atomically(folder / 'rows.jsonl', storage.json_lines(found.rows))
-  pages = {name: f'{place}/report.html' for name, place in found.audits.items()}
-  links = {name: link for name, link in pages.items() if (folder / link).exists()}
+  links = page.pages_of(found.audits, folder)
   storage.write_atomically(folder / 'sensitivity.html', render_sensitivity(found, links))
 
 

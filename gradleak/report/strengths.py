@@ -133,7 +133,7 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
   if not rows_of_panels:
     return None
   across, down = max(map(len, rows_of_panels)), len(rows_of_panels)
-  with figures.figure(3.6 * across, 2.9 * down + 0.5, layout='constrained') as (figure, png):
+  with figures.figure(3.6 * across, 2.9 * down, layout='constrained') as (figure, png):
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for row, panels in zip(grid, rows_of_panels, strict=True):
       for axes, panel in zip(row, panels, strict=False):
@@ -143,7 +143,10 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
     for axes in grid[:, 0]:
       axes.set_ylabel('PSNR in dB')
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside lower center', ncols=min(3, len(labels)), frameon=False)
+    longest = 0.6 + 0.085 * max(map(len, labels), default=0)  # of an entry, in inches
+    columns = min(3, len(labels), max(1, int(3.6 * across / longest)))
+    figure.set_size_inches(3.6 * across, 2.9 * down + 0.3 + 0.2 * -(-len(labels) // max(1, columns)))
+    figure.legend(handles, labels, loc='outside lower center', ncols=max(1, columns), frameon=False)
     return png()
 
 

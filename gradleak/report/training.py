@@ -92,7 +92,7 @@ def write_frontier(found: Frontier, folder: Any) -> None:
     audit_rows=found.rows,
     leakage=leaks,
     partition=partition_picture(found.partition, found.labels, names),
-    audits={text: f'{place}/report.html' for text, place in found.audits.items()},
+    audits=page.pages_of(found.audits, storage.made_folder(folder)),
     methods=found.methods,
   )
 

@@ -9,6 +9,7 @@ from gradleak.frontier import Trained
 from gradleak.metrics.statistics import proportion_interval
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import Entry, epsilon, percent
+from gradleak.report.privacy import NO_PROTECTION
 
 _UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 _ENOUGH = 30  # trials: with fewer, intervals are wide
@@ -283,8 +284,9 @@ def _cost(one: Entry, base: Entry | None, config: Config) -> str:
   if one['epsilon'] is not None:
     at = f' at δ = {config["delta"]:g}' if 'delta' in config else ''
     whose = f' {one["protects"]}' if one['protects'] else ''
+    nothing = ', no protection in the sense of DP' if one['epsilon'] > NO_PROTECTION else ''
     bounded = one['epsilon'] < math.inf
-    parts.append(f'ε is {epsilon(one["epsilon"])}{at}{whose}' if bounded else 'no ε is bounded')
+    parts.append(f'ε is {epsilon(one["epsilon"])}{at}{whose}{nothing}' if bounded else 'no ε is bounded')
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])}, and {parts[-1]}'
 
 

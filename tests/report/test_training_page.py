@@ -146,6 +146,12 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       [],
     ),
     ({'none': NONE, 'noise': trained(0.7, epsilon=None)}, (), ['and no ε is bounded.'], ['budget']),
+    (
+      {'none': NONE, 'noise': trained(0.7, epsilon=99111.2)},
+      (),
+      ['and ε is > 1000', 'no protection in the sense of DP'],
+      ['9911'],
+    ),
     ({'none': Trained([], math.nan, None, True)}, (), ['trained for 0 rounds, but not measured'], ['%']),
   ],
 )  # fmt: skip
@@ -350,10 +356,12 @@ def test_a_frontier_is_written_with_links_to_its_audits(tmp_path):
     CONFIG, trainings, rows, [Leak('none', 0, LEAK)], {'before the first round': 'audit'},
     methods(['dlg'], list(trainings)), parts, np.arange(40) % 10,
   )  # fmt: skip
+  (tmp_path / 'audit').mkdir()
+  (tmp_path / 'audit' / 'report.html').touch()
   report.write(found, tmp_path)
   page = Page((tmp_path / 'training.html').read_text('utf-8'))
   assert 'audit/report.html' in {link['href'] for link in page.attributes('a')}
   assert {path.name for path in tmp_path.iterdir()} == {
-    'training.html', 'frontier.csv', 'frontier.png', 'curves.png', 'leakage.png',
+    'training.html', 'frontier.csv', 'frontier.png', 'curves.png', 'leakage.png', 'audit',
   }  # fmt: skip
   assert len(page.attributes('img')) == 4 and 'Zhu, Liu, Han' in ''.join(page.text)
