@@ -177,7 +177,7 @@ class _Run:
     self.stages.append(entry)
     if not attacks or not entry['targets']:
       return
-    note(self.show, f'stage “{stage.name}”: {entry["targets"]} of {entry["all_targets"]} images are attacked')
+    note(self.show, f'stage “{stage.name}”: {entry["targets"]} of {entry["all_targets"]} uploads are attacked')
     found = audit(
       self.key,
       self.scenario,
