@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,8 @@ class Fishing(Run):
   training_steps: int = 0
   training_optimizer: str = 'sgd'
   training_rate: float = 0.1
+
+  pictured: ClassVar[str] = 'isolated.png'
 
   def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
