@@ -292,7 +292,8 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
   for which, group in enumerate(made.groups):
     for variants in structures(group):
       method = variants[0].method
-      if not expected(group, variants, *_share(group, 0, 1)):
+      everywhere = expected(group, variants, *_share(group, 0, 1))
+      if not everywhere:
         continue  # none of its trials is attacked
       static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
       if variants[0].change[1] is not None:
@@ -301,7 +302,7 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
       name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
       names.append(name)
       name = f'{name}-{names.count(name)}' if name in names[:-1] else name
-      here = expected(group, variants, *_share(group, index, count))
+      here = everywhere if count == 1 else expected(group, variants, *_share(group, index, count))
       found.append((f'{name}{share}' if here else '', which, variants))
   return found
 
