@@ -37,13 +37,17 @@ def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, 
   return mean, mean - half, mean + half
 
 
-def proportion_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float, float]:
-  """Returns the exact (Clopper–Pearson) interval for the proportion of successes in `n` independent trials.
+def proportion_interval(
+  successes: int, n: int, confidence: float = 0.95, *, independent: int | None = None
+) -> tuple[float, float, float]:
+  """Returns the exact (Clopper–Pearson) interval for the proportion of successes in `n` trials.
 
   Args:
     successes: integer in [0, n].
     n: integer ≥ 0.
     confidence: between 0 and 1, both excluded; the interval covers the true proportion at least this often.
+    independent: how many of the trials are independent, by default all. The others repeat these (an image under another
+      seed), and may tell nothing new: the interval is that of the same proportion among so many trials.
 
   Returns:
     (proportion, low, high), floats in [0, 1]; (nan, 0, 1) for n = 0.
@@ -58,8 +62,11 @@ def proportion_interval(successes: int, n: int, confidence: float = 0.95) -> tup
   successes = int(errors.check_number('successes', successes, low=0, high=n, integer=True))
   if n == 0:
     return math.nan, 0.0, 1.0
-  interval = stats.binomtest(successes, n).proportion_ci(confidence, method='exact')
-  return successes / n, float(interval.low), float(interval.high)
+  sure = n if independent is None else int(errors.check_number('independent', independent, low=1, high=n, integer=True))
+  hits, tail = successes / n * sure, (1 - confidence) / 2
+  low = float(stats.beta.ppf(tail, hits, sure - hits + 1)) if successes else 0.0
+  high = float(stats.beta.isf(tail, hits + 1, sure - hits)) if successes < n else 1.0
+  return successes / n, low, high
 
 
 def percentile_threshold(values: Any, q: float = 95) -> float:

@@ -135,6 +135,21 @@ def hinting(worst: Sequence[Entry], config: Config) -> list[str]:
   return found
 
 
+def outdone(worst: Sequence[Entry]) -> list[str]:
+  """Returns at most one sentence: the defenses under which attackers recover less for knowing the defense."""
+  counts = [
+    f'{entry["aware"]} of {entry["n"]} in place of {entry["unaware"]} under {_names([entry])}'
+    for entry in _active(worst)
+    if None not in (entry['aware'], entry['unaware']) and entry['aware'] < entry['unaware']
+  ]
+  if not counts:
+    return []
+  return [
+    f'Attackers who know the defense recover less than those who do not: {listed(counts)}. Their counter-measures do '
+    'not help here, so the worst case is that of the unaware attackers.'
+  ]
+
+
 def caution(worst: Sequence[Entry]) -> str:
   """Returns the sentence on what the result does not show; `worst` is from `tables.worst_case`."""
   reach = 'Images that were not recovered may be recovered by other attacks, or by these with more steps or starts'
@@ -192,7 +207,7 @@ def cautions(
     )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
-  return notes + _prior_alone(summaries) + _transformed(summaries, worst, methods)
+  return notes + outdone(worst) + _prior_alone(summaries) + _transformed(summaries, worst, methods)
 
 
 def _prior_alone(summaries: Sequence[Summary]) -> list[str]:

@@ -96,12 +96,8 @@ class _Varies:
 
 def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
   """Returns the summaries (`tables.summarise`) of each model, its seeds together: {model: list of summaries}."""
-  return {' '.join(map(str, model)): summarise(group) for model, group in grouped(_by_upload(rows), 'model').items()}
-
-
-def _by_upload(rows: Iterable[Row]) -> list[Row]:
-  """Returns the rows with trials numbered (audit, trial): trial 3 of two seeds are two uploads."""
-  return [{**row, 'trial': (row['audit'], row['trial'])} for row in check_rows(rows, 'audit', 'trial')]
+  found = grouped(check_rows(rows, 'audit', 'trial'), 'model')
+  return {' '.join(map(str, model)): summarise(group) for model, group in found.items()}
 
 
 def sweep_csv(rows: Iterable[Row]) -> str:

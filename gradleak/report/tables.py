@@ -32,10 +32,11 @@ Summary = dict[str, Any]
 def summarise(rows: Iterable[Row]) -> list[Summary]:
   """Returns one summary per attack, defense and counter-measure, in order of appearance.
 
-  Runs that diverged have no metrics: the means leave them out, and they count as not recovered.
+  Runs that diverged have no metrics: the means leave them out, and they count as not recovered. Runs on the same images
+  are not independent (a sweep repeats a trial for every seed): the intervals are of the images, not of the runs.
 
   Args:
-    rows: of an audit, one dict per run.
+    rows: of an audit or a sweep, one dict per run.
 
   Returns:
     A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
@@ -103,7 +104,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
-  head: tuple[str, ...] = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'verdict')
+  head: tuple[str, ...] = ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'worst verdict')
   head += (f'fully, of {size}',) if size > 1 else ()
   lines: list[tuple[str, ...]] = []
   last = None
@@ -126,6 +127,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
     findings.undefended(summaries, worst, result.config),
     *findings.broken(worst, result.config),
     *findings.hinting(worst, result.config),
+    *findings.outdone(worst),
     findings.caution(worst),
   ]
   closing = [' '.join(found), *findings.guarantees(result.methods)]
@@ -205,7 +207,7 @@ def _mean_interval(rows: Iterable[Row], key: str) -> dict[str, float | None]:
 
   The bounds are None where they cannot be computed, and for fewer than `MIN_RUNS` runs.
   """
-  values = _numbers(rows, key)
+  values = [value for group in _by_image(rows) if (value := _mean(group, key)) is not None]
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
   mean, low, high = (float(value) for value in statistics.mean_interval(values))
@@ -218,9 +220,15 @@ def _mean_interval(rows: Iterable[Row], key: str) -> dict[str, float | None]:
   }
 
 
-def _fraction(successes: int, n: int) -> dict[str, float]:
+def _by_image(rows: Iterable[Row]) -> list[list[Row]]:
+  """Returns the rows of each private batch: several where a sweep attacks the same one under several seeds."""
+  return list(grouped(rows, 'dataset', 'trial').values())
+
+
+def _fraction(successes: int, n: int, independent: int) -> dict[str, float]:
   names = ('success', 'success_low', 'success_high')
-  return dict(zip(names, map(float, statistics.proportion_interval(successes, n)), strict=True))
+  interval = statistics.proportion_interval(successes, n, independent=independent)
+  return dict(zip(names, map(float, interval), strict=True))
 
 
 def _counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -243,7 +251,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'tier': first.get('tier'),
     'n': len(rows),
     **{key: value for name in METRICS for key, value in _mean_interval(rows, name).items()},
-    **_fraction(sum(bool(row['success']) for row in rows), len(rows)),
+    **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(_by_image(rows))),
     **counts,
     'unfinished': sum(row['success'] and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
@@ -282,7 +290,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     'n': len(trials),
     **counts,
     'recovered': recovered,
-    **_fraction(recovered, len(trials)),
+    **_fraction(recovered, len(trials), len(trials)),
     'verdict': worst({row['verdict'] for row in rows}),
     'reached': {level: _reached(rows, level) for level in LEVELS},
     'runs': runs,

@@ -68,6 +68,15 @@ def test_proportion_interval_rejects_impossible_counts(successes, n):
     metrics.proportion_interval(successes, n)
 
 
+@pytest.mark.parametrize('successes, n', [(0, 20), (3, 10), (5, 10), (20, 20)])
+def test_trials_that_repeat_others_do_not_narrow_the_interval(successes, n):
+  once = metrics.proportion_interval(successes, n)
+  repeated = metrics.proportion_interval(3 * successes, 3 * n, independent=n)
+  np.testing.assert_allclose(repeated, once, rtol=1e-12)
+  with pytest.raises(errors.UsageError, match='independent'):
+    metrics.proportion_interval(successes, n, independent=n + 1)
+
+
 @pytest.mark.parametrize('confidence', [0, 1, 95, -0.1, np.nan, '0.95'])
 def test_confidence_lies_between_zero_and_one(confidence):
   with pytest.raises(errors.UsageError, match='confidence is'):

@@ -111,6 +111,14 @@ def test_cautions():
   assert unjudged.endswith('is not judged: this needs 99 candidates; there are 96.')
 
 
+def test_it_is_said_where_knowing_the_defense_helps_nobody():
+  worst = [entry(recovered=4), entry('prune', 4, unaware=4, aware=1), entry('clip', 4, unaware=4, aware=4)]
+  (text,) = findings.outdone(worst)
+  assert '1 of 4 in place of 4 under `prune`. ' in text and 'clip' not in text
+  assert text in findings.cautions([summary()], worst, [], {})
+  assert findings.outdone([entry(recovered=4, aware=1), entry('laplace', 2, unaware=2)]) == []  # none, and nobody knows
+
+
 def test_traces_without_a_defense_are_said():
   seen = {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
   text = findings.undefended([summary(recovered=0)], [entry() | {'reached': seen}], SINGLE)

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradleak.report import findings, formatting, summarise, summary_csv, tables, terminal_table, worst_case
+from gradleak.report import (
+  findings,
+  formatting,
+  summarise,
+  summary_csv,
+  sweep_summaries,
+  tables,
+  terminal_table,
+  worst_case,
+)
 from tests.report.facts import methods
 
 DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
@@ -54,6 +63,19 @@ def test_summaries_match_scipy_and_numpy(result):
     assert (summary['success_low'], summary['success_high']) == pytest.approx(clopper_pearson(successes, 4))
     assert summary['recovered'] == successes
     assert summary['recovered'] + summary['nothing_seen'] + summary['not_solved'] + summary['diverged'] == 4
+
+
+def test_seeds_repeat_images_and_do_not_narrow_the_intervals():
+  once = [row(model='m', audit='seed0', trial=trial, psnr=10.0 + trial, **changes)
+          for trial, changes in enumerate([{}, {'success': True, 'verdict': 'exact'}, {}, {}])]  # fmt: skip
+  twice = [*once, *({**each, 'audit': 'seed1'} for each in once)]
+  (of_one,), (of_two,) = (sweep_summaries(rows)['m'] for rows in (once, twice))
+  assert (of_one['n'], of_two['n']) == (4, 8)
+  assert (of_one['recovered'], of_two['recovered']) == (1, 2)
+  bounds = ('psnr', 'psnr_low', 'psnr_high', 'success', 'success_low', 'success_high')
+  np.testing.assert_allclose([of_two[key] for key in bounds], [of_one[key] for key in bounds], rtol=1e-12)
+  others = [*once, *({**each, 'audit': 'seed1', 'dataset': 'others'} for each in once)]
+  assert sweep_summaries(others)['m'][0]['success_high'] < of_one['success_high']
 
 
 def test_a_diverged_run_enters_no_mean_but_counts_as_not_recovered(result):
@@ -243,7 +265,7 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
   text = terminal_table(result)
   lines = text.splitlines()
   assert max(map(len, lines)) <= 110
-  start = lines[0].index('verdict')
+  start = lines[0].index('worst verdict')
   for summary in summarise(result.rows):
     (line,) = [
       line for line in lines if line.strip().startswith(f'{summary["defense"]} ') and f'{summary["psnr"]:.1f} ' in line
