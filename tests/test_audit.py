@@ -139,6 +139,7 @@ def test_defenses_changed_what_is_sent(linear):
   assert 'defense changed nothing' not in flags['prune(rate=0.9)'] + flags['none']
 
 
+@pytest.mark.slow
 def test_another_model_of_the_same_spec_compiles_nothing(caplog):
   data = gl.data.load('digits', 'test', limit=2)
 
@@ -154,6 +155,7 @@ def test_another_model_of_the_same_spec_compiles_nothing(caplog):
   assert run(0) > 10 and run(1) == 0
 
 
+@pytest.mark.slow
 def test_scaling_by_half_changes_an_upload_by_half(linear):
   found = audit(linear, {'half': gl.defenses.own(optax.scale(0.5), 'upload')}, {'guess': closed_form(draw)})
   np.testing.assert_allclose([row['change'] for row in found.rows], 0.5, rtol=1e-6)
@@ -277,6 +279,7 @@ def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_
   assert 'this setting proves nothing about any defense' in ' '.join(table.split())
 
 
+@pytest.mark.slow
 def test_all_trials_diverged(linear, tmp_path):
   """A finite strength whose squares overflow: nothing is recovered, and the report still comes."""
   found = audit(linear, ['gaussian(stddev=1e30)'])
@@ -438,6 +441,7 @@ def test_a_text_is_refused_with_the_call_that_makes_the_object(linear, name):
     gl.audit(KEY, linear, given['defenses'], given['attacks'], 1)
 
 
+@pytest.mark.slow
 def test_two_objects_may_bear_the_same_label(linear):
   halves = [gl.defenses.own(optax.scale(factor), 'upload', label='mine') for factor in (0.5, 0.25)]
   found = audit(linear, halves, {'guess': closed_form(draw)}, trials=1)

@@ -245,6 +245,7 @@ def test_samples_of_one_class_start_apart(affine):
   assert (one, several) == (['csdlg_fast'], ['csdlg_fast(start=uniform)'])
 
 
+@pytest.mark.slow
 def test_a_prior_from_a_file_needs_no_public_images(dense, tmp_path):
   """The generator makes the private image of some latents; the other images of its file are not private."""
   image = dense.images[0]
@@ -291,6 +292,7 @@ def stored(affine, tmp_path_factory):
   return affine.attack(affine.update(), workdir=folder), folder
 
 
+@pytest.mark.slow
 def test_a_work_directory_holds_what_was_found(affine, stored):
   first, folder = stored
   again = affine.attack(affine.update(), workdir=folder, progress=None)

@@ -64,6 +64,7 @@ def settings(files, **changes):
   return {'lpips_backbone': 'squeeze', 'lpips_weights': str(files[0]), 'lpips_heads': str(files[1]), **changes}
 
 
+@pytest.mark.slow
 def test_rows_and_page_hold_lpips_where_its_weights_are_given(scenario, files):
   with_it, without = audit(scenario, **settings(files)), audit(scenario)
   weights = gl.metrics.read_lpips('squeeze', backbone_weights=files[0], heads=files[1])

@@ -36,6 +36,7 @@ def test_the_total_of_few_and_of_many_terms(count):
   np.testing.assert_array_equal(gradient, np.tile([0.0, 1.0, 2.0], (count, 1)))
 
 
+@pytest.mark.slow
 def test_a_sum_over_many_tensors_is_not_repeated_in_the_compiled_program(monkeypatch):
   leaves = [jnp.ones(5) for _ in range(100)]
 

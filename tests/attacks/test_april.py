@@ -65,6 +65,7 @@ def test_one_image_is_exact(images, spec, local, channels):
   assert psnr(found.images, image) > 60
 
 
+@pytest.mark.slow
 def test_noise_and_a_batch_degrade_it_and_neither_breaks_it(images):
   client, alone = sent(images[:1])
   exact = psnr(read(client, alone).images, images[:1])

@@ -37,6 +37,7 @@ def found(convolutional, request):
   return gl.audit(jax.random.key(1), convolutional, [None, gl.defenses.gaussian(stddev=100.0)], [attack], 2, **settings)
 
 
+@pytest.mark.slow
 def test_the_decoder_shows_images_of_a_batch_and_noise_hides_them(found):
   bare = [row for row in found.rows if row['defense'] == 'none']
   noisy = [row for row in found.rows if row['defense'] != 'none']

@@ -407,6 +407,7 @@ def test_an_attack_is_not_run_again_with_a_counter_measure_that_it_cannot_use(li
   assert set(beside.counters['prune(rate=0.8)']) == {'masked'}
 
 
+@pytest.mark.slow
 def test_a_random_defense_of_ones_own_is_averaged(linear):
   def noisy(updates, state, params=None, *, key, **extra):
     leaves, structure = jax.tree.flatten(updates)
@@ -447,6 +448,7 @@ def test_what_is_not_random_of_outpost_is_simulated(context, gradient, small_ima
   assert (entries(view.weights) == 1).all() and view.noise == 0
 
 
+@pytest.mark.slow
 def test_a_defense_of_several_steps_is_simulated_in_the_first(context):
   made = defenses.outpost_pruning(context.layers, prune=0.5)
   state = made.init(context.variables['params'])

@@ -45,6 +45,7 @@ def noisy(update, stddev):
   return jax.tree.map(lambda x: x + np.float32(stddev) * rng.normal(size=x.shape).astype(np.float32), update)
 
 
+@pytest.mark.slow
 def test_every_neuron_is_returned_and_shows_more_than_the_surest(sent):
   update, images = sent[8]
   every, surest = read(update, images), read(update, images, candidates=1)
@@ -64,6 +65,7 @@ def test_without_the_bias_gradient_the_sign_is_that_of_an_image(sent):
   assert revealed(-found[:1], images) == 0 and revealed(-found[:1], images, signed=False) == 1
 
 
+@pytest.mark.slow
 def test_the_audit_counts_as_the_attack_says(small_images):
   negative = gl.attacks.own(
     lambda client: gl.attacks.closed_form(lambda seen: (-jnp.asarray(small_images[0][:2]), None)), 'negative'

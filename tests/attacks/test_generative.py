@@ -100,6 +100,7 @@ def test_the_divergence_by_hand():
   assert float(evolution.divergence(wide)) == pytest.approx(0.5 * (4 - np.log(4) - 1))
 
 
+@pytest.mark.slow
 def test_evolution_finds_an_image_that_the_generator_makes(linear, prior, seen):
   observation, image = seen
   attack = gl.attacks.ggl(file=prior, steps=60, population=16, kl=0.0)(linear[0])
@@ -114,6 +115,7 @@ def test_evolution_finds_an_image_that_the_generator_makes(linear, prior, seen):
   assert np.isfinite(lost.images).all()
 
 
+@pytest.mark.slow
 def test_lanes_are_decomposed_one_after_the_other(linear, prior, seen):
   """On CPU a batch of eigendecompositions may never end where two devices run one each."""
   observation, _ = seen
@@ -125,6 +127,7 @@ def test_lanes_are_decomposed_one_after_the_other(linear, prior, seen):
   assert ranks and set(ranks) == {2}
 
 
+@pytest.mark.slow
 def test_the_divergence_holds_latents_back(linear, prior, seen):
   observation, _ = seen
   spreads = []
@@ -141,6 +144,7 @@ def test_labels_are_not_searched(linear, prior, seen):
     gl.attacks.ggl(file=prior)(linear[0]).init(jax.random.key(0), observation)
 
 
+@pytest.mark.slow
 def test_latents_first_and_then_the_weights(linear, prior, seen):
   observation, image = seen
   attack = gl.attacks.gias(file=prior, steps=80, latent_steps=60, learning_rate=0.1)(linear[0])
@@ -153,6 +157,7 @@ def test_latents_first_and_then_the_weights(linear, prior, seen):
   np.testing.assert_array_equal(state.dummy['weights']['latents'], first.dummy['weights']['latents'])
 
 
+@pytest.mark.slow
 def test_features_after_latents_find_more(linear, deep):
   """Of an image just outside of what the generator makes of latents; and of noise in place of its upload."""
   loaded = trained.load(deep)

@@ -38,6 +38,7 @@ def noise_like(update):
   return structure.unflatten([x * (trees.norm(leaf) / trees.norm(x)) for x, leaf in zip(drawn, leaves, strict=True)])
 
 
+@pytest.mark.slow
 def test_a_digit_is_recovered_and_noise_shows_none(client, observe, small_images):
   images, labels = small_images
   seen = observe(images[:1], labels[:1])
@@ -78,6 +79,7 @@ def test_a_generator_of_ones_own_is_descended_by_hand(client, observe, small_ima
   assert set(state.dummy) == {'weights'}
 
 
+@pytest.mark.slow
 def test_labels_beside_a_generator_keep_their_pace(client, observe, small_images):
   seen = observe(*(part[:1] for part in small_images), labels_mode='optimised')
   attack = matching.gradient_matching(client, optax.sgd(1e-3), 1, generator=LOGITS)

@@ -113,6 +113,7 @@ def observation(client, variables, images, labels, **options):
   return Observation(variables, update, labels, Knowledge(), images.shape, 5, **options)
 
 
+@pytest.mark.slow
 def test_forms_of_the_distance_are_one_attack():
   client, variables, images, labels = problem(models.create('mlp(widths=64-64)', 5, init='default'), 8, 1, 1)
   seen = observation(client, variables, images[0], labels)
@@ -126,6 +127,7 @@ def test_forms_of_the_distance_are_one_attack():
   np.testing.assert_allclose(found['ghost'], found['whole'], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_only_large_gradients_are_compared_by_products_unless_asked():
   def chosen(model, distance='cosine', form='auto', side=8, **options):
     client, variables, images, labels = problem(model, side, 1, 1)

@@ -30,6 +30,7 @@ def test_registration_undoes_a_shift():
   np.testing.assert_allclose(image_priors.registered(IMAGES, moved), IMAGES, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_disagreement_of_starts():
   assert float(image_priors.disagreement(jnp.stack([IMAGES, IMAGES]))) < 1e-10
   shifted = jnp.stack([IMAGES, IMAGES, jnp.roll(IMAGES, 1, axis=2)])
@@ -60,6 +61,7 @@ def steps(attack, seen, count=2):
   return state, float(info['objective']), jax.jit(attack.reconstruct)(state, seen)
 
 
+@pytest.mark.slow
 def test_several_starts_are_optimised_together_and_the_nearest_is_kept(dense):
   client, seen = dense
   attack = attacks.csdlg(steps=2, tv=0.0, seeds=3, group=0.0, start='normal')(client)

@@ -140,6 +140,7 @@ def test_counts_are_exact_where_all_features_are_equal():
     assert rule(jnp.zeros((5, 4)), jnp.zeros(4), 9, known).shape == (9,)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_delta_is_read_with_the_learning_rate_alone(dense_network, small_images, observe):
   import optax
 
@@ -157,6 +158,7 @@ def test_the_size_of_a_delta_is_read_with_the_learning_rate_alone(dense_network,
       rules.infer(rule, model, observation)
 
 
+@pytest.mark.slow
 def test_auxiliary_images_tell_what_a_trained_network_predicts_of_each_class():
   """Two classes that the network takes for each other, as training leaves it: noise and mean features mislead."""
   rng = np.random.default_rng(0)
@@ -188,6 +190,7 @@ def test_auxiliary_images_tell_what_a_trained_network_predicts_of_each_class():
   assert rules.class_images(drawn(public), np.where(public == 3, 0, public), 4).shape == (4, 100, 2, 2, 1)
 
 
+@pytest.mark.slow
 def test_sums_of_a_transformers_weight_gradients_say_nothing(small_images):
   """LayerNorm centres its features: at initialisation, where it has no offset, they sum to zero."""
   model = models.create('vit_tiny(depth=1,width=16,heads=1)', 10, init='default')
@@ -213,6 +216,7 @@ def test_the_prediction_on_noise_is_the_mean_of_both_ends_of_local_training():
     np.testing.assert_allclose(rules.predicted_on_noise(model, observation), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_network, small_images):
   model, _ = dense_network

@@ -134,6 +134,7 @@ def test_a_projection_keeps_shapes_and_inner_products():
   np.testing.assert_allclose(np.mean(np.sum(np.square(read), 1)), np.sum(np.square(plain)) * 8 / 41, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_pairs_are_read_from_projected_uploads(honest):
   attack = SMALL.changed(projection=512)
   inverse = attack.prepare(jax.random.key(0), honest, attack.settings, 2)
@@ -180,6 +181,7 @@ def test_settings_have_a_range(changes):
     SMALL.changed(**changes)(None)
 
 
+@pytest.mark.slow
 def test_a_costly_defense_is_simulated_less_often(digits):
   """All uploads are drawn once, as many as take ten times the gradients of an undefended client."""
   drawn = []

@@ -124,6 +124,7 @@ def test_alternating_reveals_what_no_neuron_holds_alone(victim, alternate):
   assert np.sum(revealed.fully_revealed(other[0], images).correlation >= 0.9) < 3  # labels matter
 
 
+@pytest.mark.slow
 def test_labels_are_counted_where_the_network_is_biased(victim):
   client, variables, *_, images, labels = victim
   params = dict(variables['params'])

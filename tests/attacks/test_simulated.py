@@ -39,6 +39,7 @@ def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(
   assert distance(client, seen, images, match='approximation', form='ghost') == pytest.approx(found, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   client, seen, images = problem
   ends = {place: distance(client, seen, images, jnp.float32(place), match='surrogate') for place in (-80, 0, 80)}
@@ -65,6 +66,7 @@ def test_assumptions_about_the_training_change_the_simulation_alone(problem):
   )
 
 
+@pytest.mark.slow
 def test_epochs_with_samples_of_their_own(problem):
   """With equal samples in each epoch it is the client; they are joined in the order of the first."""
   client, seen, images = problem

@@ -91,6 +91,7 @@ def test_subsets_are_kept_for_a_line_search_and_grow_to_the_whole_batch():
   assert float(whole) == 0
 
 
+@pytest.mark.slow
 def test_lbfgs_takes_a_point_whose_objective_is_another():
   optimizer = lbfgs(history=3)
 
@@ -118,6 +119,7 @@ def steps(attack, seen, count):
   return state, objectives, jax.jit(attack.reconstruct)(state, seen)
 
 
+@pytest.mark.slow
 def test_a_batch_of_four_is_attacked():
   client, seen = seen_by()
   made = attacks.magia(steps=4 * _KEPT, tv=0.0, subset=2, subset_growth=0)(client)
@@ -129,6 +131,7 @@ def test_a_batch_of_four_is_attacked():
   assert not np.array_equal(found.images, without.images)
 
 
+@pytest.mark.slow
 def test_a_weight_of_zero_is_the_attack_without_subsets():
   client, seen = seen_by()
   without, with_it = (

@@ -158,6 +158,7 @@ def test_bad_settings(scenario, name):
     gl.autoleak(jax.random.key(0), scenario, None, 1, **{name: 1})
 
 
+@pytest.mark.slow
 def test_trials_that_are_left_out(scenario):
   attacks, key = [gl.attacks.fidel()], jax.random.key(1)
   settings = {'controls': 2, 'progress': 'none', 'knowledge': 'unaware'}
@@ -208,6 +209,7 @@ def test_where_no_attack_can_run(scenario):
       gl.autoleak(jax.random.key(1), scenario, None, 1, progress='none')
 
 
+@pytest.mark.slow
 def test_every_stage_runs_on_a_network_with_convolutions(scenario):
   """Closed forms and traps name the layer that they miss; no setting of the ensemble is wrong."""
   model = gl.models.create('lenet', 10, init='explicit')

@@ -128,6 +128,7 @@ def test_compensation_restores_the_mean_update_where_noise_dominates(init):
       assert before < 0.15 and after <= 1.05 * before, (m, before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('weights', [[0.1] * 10, [0.5, 0.2, 0.1, 0.1, 0.1]], ids=['equal', 'unequal'])
 def test_variance_is_that_of_the_weighted_mean(weights):
   m, stddev, ratio, num_slices = len(weights), 0.3, 0.4, 10

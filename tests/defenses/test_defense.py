@@ -423,6 +423,7 @@ def test_outpost_acts_at_each_local_step(three_epochs):
   assert min(apart) > 0.1
 
 
+@pytest.mark.slow
 def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
   plain = optax.GradientTransformationExtraArgs(*defenses.outpost())  # without traits
   given = {'object': defenses.outpost(), 'text': specs.defense('outpost')}

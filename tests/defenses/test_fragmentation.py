@@ -26,7 +26,7 @@ def optimised():
   jax.config.update('jax_disable_most_optimizations', True)
 
 
-@pytest.fixture(scope='module', params=['lenet', 'convnet(width=2)'])
+@pytest.fixture(scope='module', params=[pytest.param('lenet', marks=pytest.mark.slow), 'convnet(width=2)'])
 def network(request, small_images):
   """A client, the variables of the models that it is sent in turn, its gradients and its images."""
   images, labels = small_images

@@ -296,6 +296,7 @@ def test_programs_are_freed_before_linux_refuses_their_maps(tmp_path, monkeypatc
 EXHAUSTED = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nmore'
 
 
+@pytest.mark.slow
 def test_without_memory_the_groups_are_halved(table, monkeypatch):
   calls = fail(monkeypatch, lambda number, size: number >= 2 and size > 2, EXHAUSTED)
   seen = []

@@ -167,6 +167,7 @@ def test_a_round_is_extrapolated_from_one_step(monkeypatch):
   assert found['overhead'] == pytest.approx(50 * found['defense_seconds'])
 
 
+@pytest.mark.slow
 def test_the_server_compensates_what_the_clients_add():
   run = dataclasses.replace(RUN, public=4)
   setting = utility.prepare(run, run.load(None), 0)

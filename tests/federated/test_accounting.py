@@ -115,6 +115,7 @@ def test_epsilon_follows_the_object():
   assert accounting.ledger(wrapped) == ledger('client_dp(norm=1,noise=2)') != accounting.ledger(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('noise', 'rate', 'budget'), [(1.5, 0.1, 2.0), (4.0, 1.0, 3.0)])
 def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
   server = ledger('none', server_noise=noise, sampling_rate=rate)

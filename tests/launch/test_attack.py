@@ -33,6 +33,7 @@ def start(folder, *flags):
   return programs.start('attack', *files, *common, f'--workdir={folder}/found', *flags)
 
 
+@pytest.mark.slow
 def test_it_prints_a_table_and_writes_a_page(folder, small_images):
   done = start(folder, '--attacks=fidel;peeling')
   assert done.status == 0, done.err

@@ -106,6 +106,7 @@ def test_it_prints_a_table_and_shows_progress(completed):
   assert 'csdlg(tv=1e-06): 6 runs of 5 steps' in err and '100 %, objective' in err
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_file(tmp_path):
   model = gl.models.mlp(10)
   variables = model.init(jax.random.key(7), (8, 8, 1))

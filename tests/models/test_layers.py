@@ -29,6 +29,7 @@ def test_overlapping_max_pool_ignores_the_padding(shape):
     assert pooled[n, y, x, c] == images[n, rows, columns, c].max()
 
 
+@pytest.mark.slow
 def test_overlapping_max_pool_has_finite_derivatives_of_second_order_at_ties():
   """The first maximum of each window gets the gradient; an image of one colour is all ties."""
   images = jnp.full((1, 4, 4, 1), 0.5).at[0, 3, 3, 0].set(2.0)

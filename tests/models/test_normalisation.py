@@ -10,6 +10,7 @@ from gradleak.models import normalisation
 TEXT = 'lenet(width=4)+normalised(pixels={pixels})'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('pixels', 'channels'), [('mnist', 1), ('cifar10', 3), ('imagenet', 3)])
 def test_the_network_sees_normalised_pixels(pixels, channels):
   bare, model = models.create('lenet(width=4)', 5), models.create(TEXT.format(pixels=pixels), 5)

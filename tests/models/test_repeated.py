@@ -37,6 +37,7 @@ def everything(network):
   return jax.jit(jax.grad(found, has_aux=True))(images)
 
 
+@pytest.mark.slow
 def test_a_loop_has_the_values_of_separate_blocks(network, monkeypatch):
   apart = everything(network)
   monkeypatch.setattr(repeated, 'MANY', 3)

@@ -170,6 +170,7 @@ def test_weights_that_do_not_fit_are_named(entries, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_the_head_of_another_number_of_classes_is_drawn(entries, tmp_path):
   model, path = models.create(TINY, 4, init='default'), written('npz', entries, tmp_path)
   variables = torch_weights.load(path, model, (8, 12, 3), head=jax.random.key(0))
@@ -205,6 +206,7 @@ def test_large_scores_do_not_overflow():
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run(jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_the_slope_of_gradient_matching():
   check_second_order(models.create('vit_tiny(depth=1,width=8,heads=2)', 5, init='default'), (8, 8, 1))
 

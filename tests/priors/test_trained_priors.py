@@ -31,6 +31,7 @@ def learned(images, tmp_path_factory):
   return made, state, path
 
 
+@pytest.mark.slow
 def test_images_are_in_the_box_and_each_by_itself(learned):
   made, state, path = learned
   prior = trained.load(path)
@@ -88,6 +89,7 @@ def test_a_denoiser_removes_noise(images, tmp_path):
   assert np.mean(np.square(clean - others)) < 0.6 * np.mean(np.square(noisy - others))
 
 
+@pytest.mark.slow
 def test_a_denoisers_file(images, tmp_path):
   made = denoiser.training((5, 7, 1), width=2)  # odd sides are padded
   weights = made.init(jax.random.key(0)).weights

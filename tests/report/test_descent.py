@@ -106,6 +106,7 @@ def test_names_are_taken_literally(result):
     assert name in texts(svg)
 
 
+@pytest.mark.slow
 def test_the_strongest_who_know_a_defense_have_a_panel_of_their_own(both):
   panels = curves(both)
   dlg, csdlg = both.config['attacks']

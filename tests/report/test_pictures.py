@@ -90,6 +90,7 @@ def bars(png):
   return [(top, bottom) for top, bottom in dark.reshape(-1, 2) if bottom - top > 100]
 
 
+@pytest.mark.slow
 def test_grid_joins_the_pair_of_a_defense(result, both, knowing):
   assert bars(grid(result)) == []
   assert bars(grid(knowing)) == []
@@ -137,6 +138,7 @@ def test_grid_shows_crisp_pixels(build):
     assert (image == level).sum() == pytest.approx(count * picture / 2, rel=0.08), level
 
 
+@pytest.mark.slow
 def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
   results = result, build(8), build(4, attacks=result.config['attacks'][:1]), build(7)
   sizes = [Image.open(io.BytesIO(grid(each))).size for each in results]
