@@ -231,7 +231,7 @@ class Matching:
       raise errors.UsageError(f'distance={self.distance!r} is of one sample, which has no subsets: leave out subset')
     if self.client is not None:
       self.simulation.check(self.client)
-      gradient = self.client.share == 'gradient' or self.simulation.as_gradient()
+      gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
       if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
         raise errors.UsageError(
           'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
@@ -285,14 +285,10 @@ class Matching:
     image_shape, simulation = observation.image_shape[1:], self.simulation
     weights = layer_weights(self.client.model, observation.update, image_shape, self.layer_weighting)
     variables = simulation.model(observation, place)
-    if simulation.as_gradient():
-      observed = reverse(observed)
     if self.by_products(observation, images, labels):
-      return ghost.cosine(ghost.products(self.client.gradient, observed, variables, images, labels, weights=weights))
-    if simulation.as_gradient():
-      update = self.client.gradient(variables, images, labels)
-    else:
-      update = simulation.update(self.client, variables, images, labels)
+      towards = reverse(observed) if simulation.takes_gradient() else observed
+      return ghost.cosine(ghost.products(self.client.gradient, towards, variables, images, labels, weights=weights))
+    update = simulation.update(self.client, variables, images, labels)
     options = {}
     if self.distance == 'dense_input':
       options['layers'] = models.require(self.client.model, 'layers')(image_shape)
@@ -305,7 +301,7 @@ class Matching:
       UsageError: if form='ghost' is asked for and cannot be had.
     """
     directions = self.distance in ('cosine', 'chordal')  # to which a known clip makes no difference
-    gradient = self.client.sends_gradient or self.simulation.as_gradient()
+    gradient = self.client.sends_gradient or self.simulation.takes_gradient()
     fits = directions and observation.weights is None and gradient
     if self.form == 'ghost' and not fits:
       raise errors.UsageError(

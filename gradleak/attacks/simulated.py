@@ -15,6 +15,7 @@ import optax
 
 from gradleak import errors, trees
 from gradleak.federated import Client, Observation
+from gradleak.federated.response import slopes
 from gradleak.trees import Tree
 
 MATCHES = ('client', 'approximation', 'surrogate')
@@ -62,8 +63,8 @@ class Simulation:
     if self.match != 'client' and self.orders == 'free':
       raise errors.UsageError(f"match={self.match!r} takes all samples in one step: orders='free' has no meaning there")
 
-  def as_gradient(self) -> bool:
-    """Returns whether the update is taken for a gradient, with the sign reversed."""
+  def takes_gradient(self) -> bool:
+    """Returns whether the update is taken for a gradient."""
     return self.match != 'client'
 
   def trained(self, client: Client) -> Client:
@@ -84,9 +85,11 @@ class Simulation:
   def update(self, client: Client, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
     """Returns what the client would send of dummy samples.
 
+    Where the delta is taken for a gradient, this is the delta of T equal steps, −ηT∇ under plain SGD (OUTPOST, eq. 2).
+
     Args:
       client: as it is.
-      variables: the model's.
+      variables: of the model at which the gradient is taken, or from which the client trains.
       images: [copies · N, H, W, C], epoch by epoch.
       labels: probabilities, the same.
 
@@ -94,6 +97,10 @@ class Simulation:
       UsageError: if the samples of an epoch do not fill its batches.
     """
     simulated = self.trained(client)
+    if self.takes_gradient():
+      gradient = client.gradient(variables, images, labels)
+      each = slopes(simulated.optimizer, simulated.num_steps(images.shape[0]), gradient)
+      return jax.tree.map(jnp.multiply, gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
       count = images.shape[0] // simulated.epochs
       size = simulated.batch_size or count
@@ -116,10 +123,9 @@ class Simulation:
 
   def in_words(self, client: Client) -> str:
     """Returns a sentence on what the attacker knows or assumes of the local training."""
-    if self.match == 'approximation':
-      return 'It takes that for the gradient of one step, and knows no settings of the local training.'
-    if self.match == 'surrogate':
-      return 'It takes that for the gradient at a model between the two, and knows no settings of the local training.'
+    if self.takes_gradient():
+      where = 'of one step' if self.match == 'approximation' else 'at a model between the two'
+      return f'It takes that for the gradient {where}, and knows the local optimizer and the number of steps alone.'
     assumed = [f'{self.epochs} epochs'] if self.epochs not in (0, client.epochs) else []
     if self.batch_size not in (0, client.batch_size):
       assumed.append(f'batches of {self.batch_size}')

@@ -343,6 +343,9 @@ def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., 
   def loss(
     params: Tree, images: jax.Array, labels: jax.Array, weights: jax.Array, dropout: jax.Array | None
   ) -> jax.Array:
+    if client.frozen:  # what is not trained has no gradient that is clipped
+      trained = client.trained_layers(params, images.shape[1:])
+      params = jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
     train, current = client.batch_norm == 'train', {**variables, 'params': params}
     losses, batch_stats = per_example_loss(client.model, client.loss, current, images, labels, train, dropout)
     if batch_stats:

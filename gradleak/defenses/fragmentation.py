@@ -36,10 +36,20 @@ class FragmentationState(NamedTuple):
   similarity: jax.Array
 
 
+def _layers(context: Context) -> tuple[Layer, ...] | None:
+  """Returns the model's layers; raises `UsageError` where some are frozen."""
+  if context.client.frozen:
+    raise errors.UsageError(
+      f'fragmentation sends a part of all layers, and {", ".join(context.client.frozen)} of this client are frozen: '
+      'train all layers, or leave the defense out'
+    )
+  return context.layers
+
+
 def _arguments(context: Context, settings: Settings) -> tuple:
   del settings
   previous = None if context.previous is None else context.previous['params']
-  return context.layers, context.client.share, previous
+  return _layers(context), context.client.share, previous
 
 
 def _remark(context: Context, settings: Settings) -> str:
@@ -133,7 +143,7 @@ def fragmentation(
   place='upload',
   citation=CITATION,
   random=True,
-  arguments=lambda context, settings: (context.layers,),
+  arguments=lambda context, settings: (_layers(context),),
   withholds='mask',
   post_processing=True,
   idle=lambda settings: settings['ratio'] == 1,

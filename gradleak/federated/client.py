@@ -289,7 +289,7 @@ class Client:
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     if self.frozen:
-      gradient = trees.withhold(gradient, self._trained_layers(params, images.shape[1:]))
+      gradient = trees.withhold(gradient, self.trained_layers(params, images.shape[1:]))
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
       gradient,
@@ -303,7 +303,7 @@ class Client:
     )
     return gradient, batch_stats, state
 
-  def _trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+  def trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is trained and shared.
 
     Raises:
@@ -362,6 +362,8 @@ class Client:
         current['batch_stats'] = batch_stats
       if self.shuffled and key is not None:
         order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(images))
+        if padded:  # it stays behind the samples, which fill no more batches than they need
+          order = order[jnp.argsort(weights[order] == 0, stable=True)]
         batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
       else:
         batch = trees.take(data, index % per_epoch)
@@ -371,7 +373,7 @@ class Client:
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
-        updates = trees.withhold(updates, self._trained_layers(params, images.shape[1:]))
+        updates = trees.withhold(updates, self.trained_layers(params, images.shape[1:]))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
         stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
@@ -403,7 +405,7 @@ class Client:
     update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
     sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
     if self.frozen:
-      sent = self._trained_layers(params, images.shape[1:])
+      sent = self.trained_layers(params, images.shape[1:])
     for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
       sent = jax.tree.map(jnp.logical_and, sent, mask)
     return Upload(trees.withhold(update, sent), sent, count), state

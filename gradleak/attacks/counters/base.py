@@ -19,8 +19,9 @@ import optax
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import weights
-from gradleak.defenses.defense import Context, Defense, Member, Placed, bound, is_idle
+from gradleak.defenses.defense import Context, Defense, Member, Noise, Placed, bound, is_idle
 from gradleak.federated.client import Upload
+from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
 from gradleak.trees import Tree
 
@@ -134,7 +135,7 @@ class Known:
   @property
   def bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
-    return min(map(bound, self.defense.members), default=math.inf)
+    return min((bound(member) for member in self.defense.members if not self._trains(member)), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:
@@ -145,10 +146,40 @@ class Known:
     return functools.reduce(_add, found, 0.0)
 
   def noise_of(self, member: Member) -> float | Tree:
-    """Returns the variance of the noise that a member puts on an entry, after averaging; 0.0 without noise."""
-    noise = member.traits.noise
-    variance = 0.0 if noise is None else noise.variance(member.settings, self.context, self.num_samples)
-    return jax.tree.map(lambda v: v / self.rounds, variance)
+    """Returns the variance of the noise that a member puts on an entry of what is compared.
+
+    It is that of the mean over rounds and over a cohort; frozen layers have none. It is 0.0 without noise, and where
+    nobody can tell what the client's optimizer makes of the noise of its steps (`response.noise_gains`).
+    """
+    noise, client = member.traits.noise, self.context.client
+    if noise is None:
+      return 0.0
+    if self._trains(member):
+      variance = self._of_steps(member, noise)
+    else:
+      variance = noise.variance(member.settings, self.context, self.num_samples // client.cohort)
+    params = self.context.variables['params']
+    if client.frozen:
+      trained = jax.device_get(client.trained_layers(params, self.context.image_shape))
+      variance = jax.tree.map(np.multiply, trained, _as_tree(variance, params))
+    return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+
+  def _trains(self, member: Member) -> bool:
+    """Returns whether a member acts on gradients that a local optimizer then makes a delta of."""
+    return self.context.client.share == 'delta' and member.traits.place == 'step'
+
+  def _of_steps(self, member: Member, noise: Noise) -> float | Tree:
+    """Returns the variance in a delta of the noise of all local steps; 0.0 where the optimizer is not linear."""
+    client, params, count = self.context.client, self.context.variables['params'], self.num_samples
+    gains = noise_gains(client.optimizer, client.num_steps(count), params)
+    if gains is None:
+      return 0.0
+    count //= client.cohort
+    size = min(client.batch_size or count, count)
+    sizes = [size] * (count // size) + [count % size] * (count % size > 0)
+    found = [_as_tree(noise.variance(member.settings, self.context, each), params) for each in sizes]
+    mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
+    return jax.tree.map(np.multiply, gains, mean)
 
   @property
   def energy(self) -> float:
@@ -249,6 +280,11 @@ class Known:
       weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
     variance = self.variance if 'noise' in self.reads else 0.0
     return View(update, weighted, _expected(variance, weighted), self.clip)
+
+
+def _as_tree(value: float | Tree, params: Tree) -> Tree:
+  """Returns a tree shaped like the parameters; a number stands for each tensor."""
+  return jax.tree.map(lambda p: value, params) if isinstance(value, float | int) else value
 
 
 def _everywhere(member: Member) -> bool:
