@@ -553,3 +553,68 @@ def test_a_users_own_top_k_is_attacked_as_ours_is(small_images):
                    [attacks.csdlg_fast(steps=300)], 4, controls=16, progress='none')  # fmt: skip
   best = {label: max(row['psnr'] for row in found.rows if row['defense'] == label) for label in ('ours', 'mine')}
   assert abs(best['ours'] - best['mine']) < 3
+
+
+def uploads_of(text, context, gradient, rounds):
+  """Returns what a client with this defense sends of one gradient in as many rounds, and the same without state."""
+  chain = placed(text, context).client(context.client).upload
+  state, sent = chain.init(gradient), []
+  for key in jax.random.split(KEY, rounds):
+    update, state = chain.update(gradient, state, gradient, key=key)
+    sent.append(jax.device_get(update))
+  return uploaded(*sent)
+
+
+def test_what_several_uploads_share_bears_no_noise(context, gradient):
+  text = 'graddefense(stddev=0.1,ratio=0.3)'
+  upload = uploads_of(text, context, gradient, 6)
+  (view,) = counters(text, context, rounds=6)['agreed'].views(upload)
+  right = entries(view.update) == entries(gradient)
+  assert np.mean(right) > 0.95  # a slice bears noise in five of six rounds, or in all, with probability 0.011
+  averaged = entries(jax.tree.map(lambda u: np.mean(u, axis=0), upload.update))
+  assert np.linalg.norm(entries(view.update) - entries(gradient)) < 0.5 * np.linalg.norm(averaged - entries(gradient))
+  assert 'agreed' not in counters(text, context) and 'agreed' not in counters('gaussian(stddev=0.1)', context, rounds=6)
+
+
+def test_what_compression_sends_late_is_divided_by_its_factor(context, gradient):
+  text = 'dgc(ratio=0.2,momentum=0.8)'
+  upload = uploads_of(text, context, gradient, 8)
+  (view,) = counters(text, context, rounds=8)['decoded'].views(upload)
+  sent = np.any([entries(jax.tree.map(lambda u, at=at: u[at], upload.update)) != 0 for at in range(8)], axis=0)
+  assert 0.5 < np.mean(sent[entries(gradient) != 0]) <= 1
+  np.testing.assert_allclose(entries(view.update)[sent], entries(gradient)[sent], rtol=1e-5)
+  np.testing.assert_array_equal(entries(view.weights), sent)
+  assert 'decoded' not in counters(text, context)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'text'),
+  [
+    ({'share': 'delta', 'batch_size': 1}, 'dpsgd(norm=1,noise=1)'),
+    ({'share': 'delta', 'epochs': 2, 'optimizer': optax.sgd(0.2, momentum=0.5)}, 'dpsgd(norm=1,noise=1)'),
+    ({'cohort': 2}, 'dpsgd(norm=1,noise=1)'),
+    ({'cohort': 2}, 'gaussian(stddev=0.1)'),
+    ({'frozen': ('Dense_0',)}, 'gaussian(stddev=0.1)'),
+  ],
+)
+def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small_images):
+  model = models.mlp(10, widths=(40,), init='default')
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  client = dataclasses.replace(gl.Client(model, 10), **changes)
+  context = Context(client, variables, (8, 8, 1), small_images)
+  found = counters_of(placed(text, context), context, 4, attacks.csdlg(), 1)
+  quiet = defenses.place(gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), context)
+  images, labels = (jnp.asarray(part[:4]) for part in small_images)
+  sent = [one.client(client).local_update(KEY, variables, images, labels) for one in (quiet, placed(text, context))]
+  energy = float(trees.squared_norm(trees.subtract(*(upload.update for upload in sent))))
+  counter = next(counter for counter in found if 'floor' in counter.name)
+  (view,) = counter.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
+  assert 0.85 < energy / view.noise < 1.15
+
+
+def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
+  model = models.mlp(10, widths=(4,), init='default')
+  client = gl.Client(model, 10, share='delta', epochs=2, optimizer=optax.adam(0.01))
+  context = Context(client, model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
+  assert not any('floor' in name for name in counters('dpsgd(norm=1,noise=1)', context))
+  assert any('floor' in name for name in counters('gaussian(stddev=0.1)', context))  # on the delta itself

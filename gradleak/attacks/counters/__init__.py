@@ -1,6 +1,6 @@
 """Attackers who know the defense: counter-measures by its traits, and those that are special to one defense."""
 
-from gradleak.attacks.counters import concealment, graddefense, soteria
+from gradleak.attacks.counters import compression, concealment, graddefense, soteria
 from gradleak.attacks.counters.base import UNAWARE, Case, Counter, Known, View, counter_to, counters, everything
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
   'Counter',
   'Known',
   'View',
+  'compression',
   'concealment',
   'counter_to',
   'counters',

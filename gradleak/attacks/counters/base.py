@@ -362,13 +362,42 @@ def counters(
   several = any(member.traits.random or member.traits.accumulates for member in members)
   known = Known(placed, context, num_samples, rounds if several else 1, attack.reads)
   simulated = _imitated(known) or [_simulated(known)]
-  found = [known.counter(), _prior(known), _weighted(known), *simulated, _combined(known)]
+  found = [known.counter(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for member, arguments in zip(members, placed.arguments, strict=True):
     special = SPECIAL.get(member.factory)
     found += [] if special is None else special(Case(member, arguments, known))
   found.append(_shown(known))
   suited = [counter for counter in found if counter is not None and counter.suits(attack)]
   return [*_learned(known), *suited] if attack.adaptive else suited
+
+
+def _agreed(known: Known) -> Counter | None:
+  """Returns the counter-measure to noise on some entries, drawn anew for each upload: the values that uploads share.
+
+  The same samples give the same update, bit for bit, and no two draws of noise are equal: a value that occurs in two
+  uploads bears none.
+  """
+  partial = [noise for m in known.defense.members if (noise := m.traits.noise) and 0 < noise.fraction(m.settings) < 1]
+  if known.rounds == 1 or known.sums or not partial:
+    return None
+  words = 'It takes the value of an entry that most uploads share, bit for bit, and the mean where they share none.'
+
+  def views(upload: Upload) -> list[View]:
+    return [known.view(upload, update=jax.tree.map(_most_frequent, upload.update))._replace(noise=0.0)]
+
+  return Counter('agreed', words, views, frozenset({'update'}), rounds=known.rounds)
+
+
+def _most_frequent(values: np.ndarray) -> np.ndarray:
+  """Returns the value of each entry that most rounds share; the mean of all where no two are equal.
+
+  Args:
+    values: [R, …].
+  """
+  values = np.asarray(values)
+  shared = np.stack([np.sum(values == value, axis=0) for value in values])
+  chosen = np.take_along_axis(values, np.argmax(shared, axis=0)[None], axis=0)[0]
+  return np.where(np.max(shared, axis=0) > 1, chosen, np.mean(values, axis=0)).astype(values.dtype)
 
 
 def _prior(known: Known) -> Counter | None:
