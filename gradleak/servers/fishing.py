@@ -33,8 +33,9 @@ from gradleak.trees import Tree
 INNER = {'csdlg': presets.csdlg, 'csdlg_fast': presets.csdlg_fast, 'gia': presets.gia, 'gs': presets.gs}
 STATISTICS = ('running', 'public')
 
-WEIGHT = 0.5  # of the target's row, and the bias of all other classes, as in the published code
-BIAS = 1000.0
+WEIGHT = 0.5  # of the target's row, as in the published code
+# The bias of all other classes: 1,000 in the published code, which logits of wide networks exceed; none reaches this.
+BIAS = 1e20
 
 _CITATION = 'Wen, Geiping, Fowl, Goldblum, Goldstein: Fishing for User Data. ICML 2022.'
 # How far a count of samples may be from a whole number, because of rounding and samples close to a threshold.
@@ -50,7 +51,7 @@ _AT_THRESHOLD = 0.1
 def class_fishing_server(*, target: int = 0, statistics: str = 'running') -> Server:
   """The server that fishes for the class `target`, in one round.
 
-  The weights of the last layer are 0, for the target 0.5; its biases are 1000, but the target keeps its own. The target
+  The weights of the last layer are 0, for the target 0.5; its biases are 1e20, but the target keeps its own. The target
   then has probability 0 for every input, and a sample of another class has no gradient in front of this layer.
 
   Args:
@@ -166,7 +167,7 @@ def class_fishing(
   the objective at the truth is NaN.
 
   Formula:
-    W_c = \tfrac{1}{2}, \; W_{j \ne c} = 0, \; b_{j \ne c} = 1000 \text{ for the target } c
+    W_c = \tfrac{1}{2}, \; W_{j \ne c} = 0, \; b_{j \ne c} = 10^{20} \text{ for the target } c
 
     \min_x \; 1 - \cos(\nabla_\theta L(f_\theta(x), c), N g) + \text{tv} \cdot \text{TV}(x)
 

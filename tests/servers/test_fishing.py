@@ -63,7 +63,7 @@ def test_class_fishing_leaves_one_samples_gradient(network, fished, small_images
   model, honest = network
   last, before = fished.variables['params']['Dense_0'], honest['params']['Dense_0']
   np.testing.assert_array_equal(last['kernel'], 0.5 * (np.arange(10) == 3) * np.ones((before['kernel'].shape[0], 1)))
-  np.testing.assert_array_equal(last['bias'], np.where(np.arange(10) == 3, before['bias'], 1000))
+  np.testing.assert_array_equal(last['bias'], np.where(np.arange(10) == 3, before['bias'], 1e20).astype(np.float32))
   assert jax.tree.all(
     jax.tree.map(np.array_equal, *({**v['params'], 'Dense_0': 0} for v in (fished.variables, honest)))
   )
@@ -545,3 +545,17 @@ def test_one_of_128_on_a_residual_network(weights, published_resnet20):
   assert figures['class fishing, train'] < 0.9
   best = figures['feature fishing, difference, public images']
   assert best[1] and best[2] == 3 and best[3] < 20
+
+
+def test_large_logits_hide_no_sample_of_the_class():
+  """Of a network whose weights are drawn wide, the target's logit is far beyond the published bias of 1,000."""
+  model = models.create('convnet(width=2)', 10, init='explicit')
+  variables = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(0), (9, 9, 1)))
+  images = np.random.default_rng(0).uniform(size=(3, 9, 9, 1)).astype(np.float32)
+  client = Client(model, 10, batch_norm='eval')
+  sent = fishing.class_fished(model, variables, (9, 9, 1), 1)
+  alone = jax.jit(client.local_update)(None, sent, images[1:2], np.array([1])).update
+  of_three = jax.jit(client.local_update)(None, sent, images, np.array([0, 1, 2])).update
+  bias = [np.asarray(update['Dense_0']['bias'])[1] for update in (alone, of_three)]
+  np.testing.assert_allclose(bias, [-1, -1 / 3], rtol=1e-6)
+  assert float(jnp.max(jax.jit(model.features)(sent, images).sum(1))) * 0.5 > 1000
