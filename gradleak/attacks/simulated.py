@@ -131,7 +131,10 @@ class Simulation:
       assumed.append(f'batches of {self.batch_size}')
     if not isinstance(self.rate, jax.core.Tracer) and self.rate != 1:
       assumed.append(f"{self.rate:g} times the client's learning rate")
-    order = 'the order of the samples' if self.orders == 'known' else 'not the order of the samples'
+    ordered = self.orders == 'known' and not client.shuffled
+    order = 'the order of the samples' if ordered else 'not the order of the samples'
+    if client.augment is not None:
+      order += ', nor how they were augmented' if not ordered else ', not how they were augmented'
     if not assumed:
       return f'It knows the local optimizer, its learning rate, the size of the batches and {order}.'
     return f'It assumes {" and ".join(assumed)}, and knows the rest of the local training; of samples, {order}.'

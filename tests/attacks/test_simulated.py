@@ -98,6 +98,9 @@ def test_what_is_assumed_is_said(problem):
     sentence = attacks.csdlg(**typed)(client).assumes
     assert words in sentence
     assert sentence in Knowledge(share='delta', local_steps=4, training=sentence).in_words()
+  drawn = dataclasses.replace(client, shuffled=True, augment=lambda key, images: images)
+  words = 'the size of the batches and not the order of the samples, nor how they were augmented.'
+  assert words in attacks.csdlg()(drawn).assumes
 
 
 @pytest.mark.parametrize('settings', [{'match': 'surrogate'}, {'epochs': 2}, {'batch_size': 1}, {'orders': 'free'}])
