@@ -25,8 +25,13 @@ class Layer(NamedTuple):
 
 def inner_product(a: Tree, b: Tree) -> jax.Array:
   """Returns ⟨a, b⟩ over all leaves, a float32 scalar."""
-  products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), a, b)
-  return total(jnp.stack(jax.tree.leaves(products)))
+
+  def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    if x.dtype == jnp.float16:  # squares of small gradients leave its range
+      x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return jnp.sum(x * y, dtype=jnp.float32)
+
+  return total(jnp.stack(jax.tree.leaves(jax.tree.map(product, a, b))))
 
 
 def total(terms: jax.Array) -> jax.Array:

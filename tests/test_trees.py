@@ -104,3 +104,9 @@ def test_every_leaf_is_drawn_by_a_key_of_its_own_however_many_share_a_shape(samp
     expected = sample(jax.random.fold_in(key, index), leaf.shape, leaf.dtype)
     np.testing.assert_array_equal(one, expected)
     assert one.dtype == leaf.dtype
+
+
+def test_norms_of_half_precision_are_not_lost():
+  small, large = (jnp.full(10_000, value, jnp.float16) for value in (1e-4, 300.0))
+  np.testing.assert_allclose(trees.norm([small]), 1e-2, rtol=1e-3)
+  np.testing.assert_allclose(trees.norm([large]), 3e4, rtol=1e-3)

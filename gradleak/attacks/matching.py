@@ -97,10 +97,20 @@ def start_images(
 
 
 def starting_labels(client: Client, observation: Observation) -> jax.Array:
-  """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes]."""
+  """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes].
+
+  Raises:
+    UsageError: if the client sends nothing of the layer that labels are inferred from.
+  """
   knowledge, given = observation.knowledge, observation.labels
   if knowledge.labels != 'inferred':
     return given
+  layers = client.model.layers(observation.image_shape[1:]) if client.frozen and client.model.layers else ()
+  if layers and layers[-1].name in client.frozen:
+    raise errors.UsageError(
+      f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is frozen: no gradient of it is '
+      "sent. Choose labels='optimised' or labels='known'"
+    )
   return jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
 
 

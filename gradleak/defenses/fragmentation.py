@@ -197,7 +197,7 @@ def layer_cosines(a: Tree, b: Tree, numbers: Tree, count: int) -> jax.Array:
 def _unit_scale(tree: Tree, numbers: Tree, count: int) -> Tree:
   """Divides each layer by about its largest magnitude: squares of small gradients underflow in float32."""
   tree = jax.tree.map(_float32, tree)
-  scales = trees.layer_sums(jax.tree.map(lambda x: jnp.max(jnp.abs(x)), tree), numbers, count)
+  scales = trees.layer_sums(jax.tree.map(lambda x: jnp.max(jnp.abs(x), initial=0.0), tree), numbers, count)
   scales = jnp.where(scales > 0, scales, jnp.ones_like(scales))
   return jax.tree.map(lambda x, number: x / scales[number], tree, numbers)
 

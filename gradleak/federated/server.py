@@ -30,6 +30,7 @@ def layer_average(uploads: Upload, weights: jax.Array | None = None) -> Tree:
     portions = jnp.where(sent.reshape(sent.shape[0], *(sent.shape[1:] or axes)), weights.reshape(-1, *axes), 0.0)
     total = jnp.sum(portions, 0)
     portions = portions / jnp.where(total > 0, total, jnp.ones_like(total)).reshape(1, *total.shape)
-    return jnp.sum(portions * update.astype(jnp.float32), 0).astype(update.dtype)
+    counted = jnp.where(portions > 0, portions * update.astype(jnp.float32), 0.0)  # 0·NaN is NaN
+    return jnp.sum(counted, 0).astype(update.dtype)
 
   return jax.tree.map(average, uploads.update, uploads.sent)

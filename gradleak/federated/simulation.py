@@ -343,7 +343,8 @@ def _mean_statistics(weights: jax.Array, before: jax.Array, new: jax.Array, sent
   """Returns the mean of one of BatchNorm's statistics over the clients that sent it; that before, if none did."""
   portions = jnp.where(sent, weights, 0.0)
   total = jnp.sum(portions)
-  mean = jnp.tensordot(portions / jnp.where(total > 0, total, 1.0), new, 1)
+  counted = jnp.where(portions.reshape(-1, *(1,) * (new.ndim - 1)) > 0, new, jnp.zeros_like(new))  # 0·NaN is NaN
+  mean = jnp.tensordot(portions / jnp.where(total > 0, total, 1.0), counted, 1)
   return jnp.where(total > 0, mean, before)
 
 

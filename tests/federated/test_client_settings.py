@@ -239,3 +239,41 @@ def test_weight_decay_does_not_move_frozen_layers(linear):
     jax.jit(one.local_update)(None, variables, linear.images, linear.labels).update for one in (frozen, held)
   )
   np.testing.assert_allclose(ours['Dense_1']['kernel'], theirs['Dense_1']['kernel'], atol=1e-6)
+
+
+def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
+  """One real sample among copies of weight 0, in batches of two: one step, as without them."""
+  client = client_of(linear, **{**LOCAL, 'local_epochs': 1, 'local_batch_size': 2}, sample_order='shuffled')
+  images, labels = jnp.repeat(linear.images[:1], 7, axis=0), jnp.repeat(linear.labels[:1], 7)
+  weights = jnp.array([1.0, 0, 0, 0, 0, 0, 0], jnp.float32)
+  alone = client.local_update(jax.random.key(3), linear.variables, images[:1], labels[:1]).update
+  for seed in range(3):
+    padded = client.participate(jax.random.key(seed), linear.variables, images, labels, weights)[0].update
+    for ours, theirs in zip(jax.tree.leaves(padded), jax.tree.leaves(alone), strict=True):
+      np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-8)
+
+
+def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
+  images, labels = small_images
+  model = gl.models.mlp(10, widths=(8,), init='default')
+  scenario = gl.scenario(model, images, labels, key=jax.random.key(0), frozen='Dense_0')
+  placed = gl.defenses.place(
+    gl.defenses.clip_samples(norm=0.01), gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
+  )
+  update = placed.client(scenario.client).local_update(None, scenario.variables, images[:1], labels[:1]).update
+  np.testing.assert_allclose(optax.tree.norm(update), 0.01, rtol=1e-5)  # all of it is of what is trained
+  assert not np.any(update['Dense_0']['kernel'])
+  for defense in (gl.defenses.fragmentation(ratio=0.5), gl.defenses.fragmentation_random(ratio=0.5)):
+    with pytest.raises(UsageError, match='Dense_0 of this client are frozen'):
+      gl.defenses.place(defense, gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1)))
+  last = gl.scenario(model, images, labels, key=jax.random.key(0), frozen='Dense_1')
+  with pytest.raises(UsageError, match='Dense_1 is frozen: no gradient of it is sent'):
+    attack, settings = gl.attacks.csdlg(steps=1), {'controls': 1, 'labels': 'inferred', 'progress': 'none'}
+    gl.audit(jax.random.key(1), last, [None], [attack], 1, **settings)
+
+
+def test_who_does_not_count_may_have_diverged():
+  update, sent = {'w': jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]])}, {'w': jnp.ones((2, 2), bool)}
+  upload = gl.Upload(update, sent, jnp.array([3, 0]))
+  mean = gl.federated.layer_average(upload, jnp.array([1.0, 0.0]))
+  np.testing.assert_array_equal(mean['w'], [1, 2])

@@ -128,8 +128,8 @@ class Known:
   @property
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
-    members = self.defense.members
-    clips = members[0].traits.clips if members and 'clip' in self.reads else None
+    members, together = self.defense.members, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
+    clips = members[0].traits.clips if members and 'clip' in self.reads and not together else None
     return math.inf if clips is None else float(clips(members[0].settings))
 
   @property
