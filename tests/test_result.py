@@ -330,3 +330,14 @@ def test_the_table_of_columns_is_that_of_the_schema(finished):
   assert text == schema.markdown(), 'write gradleak.audit.schema.markdown() to docs/ROWS.md'
   for name in finished[0].rows[0]:
     assert f'| `{name}` |' in text
+
+
+def test_a_comparison_shows_intervals_of_three_runs_or_more(finished):
+  result = finished[0]
+  rows = [{**result.rows[0], 'trial': trial, 'psnr': psnr} for trial, psnr in enumerate((10.0, 12.0, 14.0))]
+  few, many = (gl.AuditResult(**{**vars(result), 'rows': kept}) for kept in (rows[:2], rows))
+  found = gl.compare({'few': few, 'many': many})
+  half = 4.303 * 2 / 3**0.5  # Student's quantile for two degrees of freedom
+  assert found.rows[0]['many psnr_low'] == pytest.approx(12 - half, abs=1e-2)
+  assert found.rows[0]['few psnr_low'] is None
+  assert '11.0, 0 of 2' in str(found) and f'12.0 ± {half:.1f}, 0 of 3' in str(found)

@@ -9,8 +9,11 @@ import numpy as np
 from gradleak import errors
 from gradleak.audit import GROWS, AuditResult
 from gradleak.audit.result import frame
+from gradleak.metrics import statistics
 
 _KEYS = ('attack', 'defense', 'counter')
+_FIGURES = ('psnr', 'psnr_low', 'psnr_high', 'recovered', 'n')
+_MIN_RUNS = 3  # the interval of two is too wide to tell anything
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -22,8 +25,9 @@ class Comparison:
     differing: {setting: {name: value}} of the settings that are not the same in all results; what is called 'attack x'
       or 'defense x' is a method that means something else under the same label. A missing value is None.
     rows: one dict per attack × defense × counter-measure: 'attack', 'defense', 'counter' (None: the attacker is unaware
-      of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge), '<name>
-      recovered' and '<name> n' (the runs that recover, and all runs); None where a result has no such runs.
+      of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge) with the bounds
+      of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name> recovered' and
+      '<name> n' (the runs that recover, and all runs); None where a result has no such runs.
   """
 
   names: tuple[str, ...]
@@ -133,17 +137,23 @@ def _rows(named: dict[str, AuditResult]) -> list[dict[str, Any]]:
 
 def _figures(name: str, rows: list[dict] | None) -> dict[str, Any]:
   """Returns the figures of one result in one row of the table."""
-  names = [f'{name} {column}' for column in ('psnr', 'recovered', 'n')]
+  names = [f'{name} {column}' for column in _FIGURES]
   if rows is None:
     return dict.fromkeys(names)
   finite = [row['psnr'] for row in rows if row['psnr'] is not None]
-  values = float(np.mean(finite)) if finite else None, sum(row['success'] for row in rows), len(rows)
+  mean, *bounds = statistics.mean_interval(finite)
+  sure = len(finite) >= _MIN_RUNS and np.isfinite(bounds).all()
+  low, high = bounds if sure else (None, None)
+  values = mean if finite else None, low, high, sum(row['success'] for row in rows), len(rows)
   return dict(zip(names, values, strict=True))
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
-  psnr, recovered, n = (row[f'{name} {column}'] for column in ('psnr', 'recovered', 'n'))
-  return '–' if n is None else f'{"–" if psnr is None else f"{psnr:.1f}"}, {recovered} of {n}'
+  psnr, low, _, recovered, n = (row[f'{name} {column}'] for column in _FIGURES)
+  if n is None:
+    return '–'
+  mean = '–' if psnr is None else f'{psnr:.1f}' if low is None else f'{psnr:.1f} ± {psnr - low:.1f}'
+  return f'{mean}, {recovered} of {n}'
 
 
 def _shown(values: dict[str, Any]) -> str:
