@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from gradleak import errors, trees
 
-_MOMENTUM = 0.9  # of BatchNorm's running averages, PyTorch's 0.1
 _FEATURES = 96  # of the random convolution, as published
 
 
@@ -27,7 +26,8 @@ def total_variation(images: jax.Array) -> jax.Array:
 def batch_statistics(apply: Callable[..., Any], variables: Mapping, images: jax.Array) -> jax.Array:
   """Returns Σ_l ‖μ_l − BN mean‖ + ‖σ²_l − BN var‖ over the BatchNorm layers (GradInversion, Yin et al. 2021, eq. 9).
 
-  After a pass the running averages are 0.9 of the old ones and 0.1 of the batch's: their change shows the batch.
+  After a pass the running averages are m of the old ones and 1 − m of the batch's: their change shows the batch. The
+  momentum m of each layer is what a pass of zeros leaves of running averages of 1.
 
   Args:
     apply: of the model.
@@ -41,8 +41,25 @@ def batch_statistics(apply: Callable[..., Any], variables: Mapping, images: jax.
     raise errors.UsageError('the prior on batch statistics needs a model with BatchNorm')
   _, after = apply(variables, images, True, None)
   changes = trees.subtract(after, variables['batch_stats'])
-  lengths = [trees.norm(change) for change in jax.tree.leaves(changes)]
-  return jnp.sum(jnp.stack(lengths)) / (1 - _MOMENTUM)
+  pairs = zip(jax.tree.leaves(changes), _momenta(apply, variables, images), strict=True)
+  return jnp.sum(jnp.stack([trees.norm(change) / (1 - momentum) for change, momentum in pairs]))
+
+
+def _momenta(apply: Callable[..., Any], variables: Mapping, images: jax.Array) -> list[float]:
+  """Returns the momentum of each of the running averages, in the order of leaves, by shapes alone."""
+
+  def nothing(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+  @jax.jit
+  def kept() -> Any:
+    zeros = nothing(variables)
+    ones = {**zeros, 'batch_stats': jax.tree.map(jnp.ones_like, zeros['batch_stats'])}
+    first, second = (apply(old, nothing(images), True, None)[1] for old in (ones, zeros))
+    return jax.tree.map(lambda a, b: jnp.mean(a - b), first, second)
+
+  with jax.ensure_compile_time_eval():
+    return [float(momentum) for momentum in jax.tree.leaves(kept())]
 
 
 def disagreement(images: jax.Array) -> jax.Array:

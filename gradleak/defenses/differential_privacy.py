@@ -347,7 +347,7 @@ def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., 
       trained = client.trained_layers(params, images.shape[1:])
       params = jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
     train, current = client.batch_norm == 'train', {**variables, 'params': params}
-    losses, batch_stats = per_example_loss(client.model, client.loss, current, images, labels, train, dropout)
+    losses, batch_stats = per_example_loss(client.network, client.loss, current, images, labels, train, dropout)
     if batch_stats:
       _check_batch_stats(name, client, variables)
     return jnp.sum(weights * losses)

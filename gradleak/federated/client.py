@@ -126,6 +126,11 @@ class Client:
     return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None, extra_gradients=0)
 
   @property
+  def network(self) -> Model:
+    """The model, whose pass is in `precision`."""
+    return _in_precision(self.model, self.precision)
+
+  @property
   def sends_gradient(self) -> bool:
     """Whether the upload is the plain gradient of all samples, without defenses."""
     plain = self.step is NO_DEFENSE and self.upload is NO_DEFENSE and self.transform is None
@@ -277,7 +282,7 @@ class Client:
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
       losses, batch_stats = per_example_loss(
-        _in_precision(self.model, self.precision),
+        self.network,
         self.loss,
         {**variables, 'params': params},
         images,

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from gradleak import Client, Knowledge, Observation, attacks, errors, models
 from gradleak.attacks import image_priors
@@ -23,6 +24,25 @@ def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
     assert float(statistics({**variables, 'batch_stats': exact})) < 1e-3 * apart
   with pytest.raises(errors.UsageError, match='BatchNorm'):
     image_priors.batch_statistics(model.apply, {'params': variables['params']}, IMAGES)
+
+
+def test_batch_statistics_at_any_momentum():
+  """Flax's own is 0.99, PyTorch's 0.9: what is expected of the batch is the same."""
+
+  class Normed(nn.Module):
+    momentum: float
+
+    @nn.compact
+    def __call__(self, x, train=False):
+      x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum)(nn.Conv(2, (3, 3))(x))
+      return nn.Dense(4)(jnp.mean(x, axis=(1, 2)))
+
+  def found(momentum):
+    model = models.from_flax(Normed(momentum))
+    variables = model.init(jax.random.key(0), (8, 8, 1))
+    return jax.jit(lambda variables: image_priors.batch_statistics(model.apply, variables, IMAGES))(variables)
+
+  np.testing.assert_allclose([found(0.99), found(0.5)], found(0.9), rtol=1e-3)
 
 
 def test_registration_undoes_a_shift():

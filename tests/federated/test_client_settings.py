@@ -160,6 +160,12 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
     assert ours.dtype == theirs.dtype == np.float32
     error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
     assert 1e-4 < error < 0.05
+  low = client_of(linear, precision='bfloat16')
+  context = gl.defenses.Context(low, linear.variables, (8, 8, 1))
+  unclipped = gl.defenses.place(gl.defenses.clip_samples(norm=1e6), context).client(low)
+  sent = unclipped.local_update(None, linear.variables, linear.images, linear.labels).update
+  rounded = np.linalg.norm(np.asarray(sent['kernel']) - plain['kernel']) / np.linalg.norm(plain['kernel'])
+  assert 1e-4 < rounded < 0.05  # the samples' own gradients are of that precision, too
   model = gl.models.from_flax(Normed())
   variables = model.init(jax.random.key(0), (8, 8, 1))
   upload, _, after = (
