@@ -618,3 +618,9 @@ def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
   context = Context(client, model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
   assert not any('floor' in name for name in counters('dpsgd(norm=1,noise=1)', context))
   assert any('floor' in name for name in counters('gaussian(stddev=0.1)', context))  # on the delta itself
+
+
+def test_members_act_in_the_order_of_their_places(context):
+  """However it is typed, DP-SGD adds its noise to the gradient, and the clip of the upload follows."""
+  for text in ('clip(norm=1)+dpsgd(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)+clip(norm=1)'):
+    assert not any('floor' in name or 'clipped' in name for name in counters(text, context))

@@ -19,7 +19,7 @@ import optax
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import weights
-from gradleak.defenses.defense import Context, Defense, Member, Noise, Placed, bound, is_idle
+from gradleak.defenses.defense import PLACES, Context, Defense, Member, Noise, Placed, bound, is_idle
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
@@ -116,6 +116,11 @@ class Known:
     return self.placed.defense
 
   @property
+  def members(self) -> list[Member]:
+    """The members of the defense in the order in which they act: those on the steps before those on the upload."""
+    return sorted(self.defense.members, key=lambda member: PLACES.index(member.traits.place))
+
+  @property
   def sums(self) -> bool:
     """Whether several uploads are summed, not averaged."""
     return any(member.traits.accumulates for member in self.defense.members)
@@ -128,7 +133,7 @@ class Known:
   @property
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
-    members, together = self.defense.members, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
+    members, together = self.members, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
     clips = members[0].traits.clips if members and 'clip' in self.reads and not together else None
     return math.inf if clips is None else float(clips(members[0].settings))
 
@@ -140,7 +145,7 @@ class Known:
   @property
   def variance(self) -> float | Tree:
     """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
-    members = self.defense.members
+    members = self.members
     last = max((i for i, member in enumerate(members) if member.traits.clips), default=0)
     found = [self.noise_of(member) for member in members[last:] if _everywhere(member)]
     return functools.reduce(_add, found, 0.0)
