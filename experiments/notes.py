@@ -331,8 +331,8 @@ NOTES = (
   Note('fidel_13_training', 'With squared error the training is slow at this rate.'),
   Note(
     'fidel_14',
-    'Fewer than in the paper. The figure depends on how far the network was trained (figure 13) and on the decoder; which '
-    'of them makes the difference is unknown.',
+    'Fewer than in the paper. The figure depends on how far the network was trained (figure 13) and on the decoder; '
+    'which of them makes the difference is unknown.',
     '20 samples',
     holds=(_published('relu, dropout 0.5 | revealed', below=True),),
   ),
