@@ -552,7 +552,7 @@ def test_a_users_own_top_k_is_attacked_as_ours_is(small_images):
   found = gl.audit(jax.random.key(1), scenario, {'ours': ours, 'mine': gl.defenses.own(plain, 'upload')},
                    [attacks.csdlg_fast(steps=300)], 4, controls=16, progress='none')  # fmt: skip
   best = {label: max(row['psnr'] for row in found.rows if row['defense'] == label) for label in ('ours', 'mine')}
-  assert abs(best['ours'] - best['mine']) < 3
+  assert best['mine'] > best['ours'] - 3  # it is simulated, too, which can show more than what the traits tell
 
 
 def uploads_of(text, context, gradient, rounds):
