@@ -99,8 +99,8 @@ class Simulation:
     simulated = self.trained(client)
     if self.takes_gradient():
       gradient = client.gradient(variables, images, labels)
-      each = slopes(simulated.optimizer, simulated.num_steps(images.shape[0]), gradient)
-      return jax.tree.map(jnp.multiply, gradient, each)
+      each = slopes(client.optimizer, simulated.num_steps(images.shape[0]), gradient)
+      return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
       count = images.shape[0] // simulated.epochs
       size = simulated.batch_size or count

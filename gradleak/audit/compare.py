@@ -13,7 +13,6 @@ from gradleak.metrics import statistics
 
 _KEYS = ('attack', 'defense', 'counter')
 _FIGURES = ('psnr', 'psnr_low', 'psnr_high', 'recovered', 'n')
-_MIN_RUNS = 3  # the interval of two is too wide to tell anything
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -142,7 +141,7 @@ def _figures(name: str, rows: list[dict] | None) -> dict[str, Any]:
     return dict.fromkeys(names)
   finite = [row['psnr'] for row in rows if row['psnr'] is not None]
   mean, *bounds = statistics.mean_interval(finite)
-  sure = len(finite) >= _MIN_RUNS and np.isfinite(bounds).all()
+  sure = len(finite) >= statistics.MIN_RUNS and np.isfinite(bounds).all()
   low, high = bounds if sure else (None, None)
   values = mean if finite else None, low, high, sum(row['success'] for row in rows), len(rows)
   return dict(zip(names, values, strict=True))

@@ -1,6 +1,7 @@
 """What a local optimizer makes of the gradients that it is given: the scale of a delta, and of the noise in it."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +15,19 @@ from gradleak.trees import Tree
 _USUAL, _LARGE = 1e-3, 1e3
 
 
-def _deltas(optimizer: optax.GradientTransformation, params: Tree, gradients: jax.Array) -> Tree:
-  """Returns the delta after steps whose gradients have these values [T] in every entry, one entry per tensor."""
-  optimizer = lenient(optimizer)
-  start = jax.tree.map(lambda p: jnp.zeros((1,) * jnp.ndim(p), p.dtype), params)
-
-  def step(carry: tuple, gradient: jax.Array) -> tuple[tuple, None]:
-    params, state = carry
-    updates, state = optimizer.update(jax.tree.map(lambda p: jnp.full_like(p, gradient), params), state, params)
-    return (optax.apply_updates(params, updates), state), None
-
-  carry = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (start, optimizer.init(start)))
-  return jax.lax.scan(step, carry, gradients)[0][0]
-
-
 def slopes(optimizer: optax.GradientTransformation, steps: int, params: Tree) -> Tree:
   """Returns the delta of each tensor over the gradient, where that is the same in all steps: −ηT under plain SGD.
 
   Args:
     optimizer: of the client.
     steps: T.
-    params: the model's; their shapes alone matter.
+    params: the model's, or anything shaped like them; their shapes alone matter, and they may be traced.
+
+  Returns:
+    A tree of one number per tensor, NumPy arrays.
   """
-  delta = _deltas(optimizer, params, jnp.full(steps, _USUAL, jnp.float32))
-  return jax.tree.map(lambda d: d / jnp.asarray(_USUAL, d.dtype), delta)
+  (delta,) = _deltas(optimizer, *_kinds(params), ((_USUAL,) * steps,))
+  return jax.tree.map(lambda d: d / d.dtype.type(_USUAL), delta)
 
 
 def noise_gains(optimizer: optax.GradientTransformation, steps: int, params: Tree) -> Tree | None:
@@ -47,26 +37,55 @@ def noise_gains(optimizer: optax.GradientTransformation, steps: int, params: Tre
     optimizer, steps, params: as `slopes` takes them.
 
   Returns:
-    A tree of one number per tensor, NumPy arrays; None for an optimizer that is not linear in the gradients, as Adam
-    and those that clip.
+    As `slopes`; None for an optimizer that is not linear in the gradients, as Adam and those that clip.
   """
-  responses = jax.jit(jax.vmap(functools.partial(_deltas, optimizer, params)))
-  each = np.eye(steps, dtype=np.float32)
-  small, large, both = (
-    jax.device_get(responses(one)) for one in (_USUAL * each, _LARGE * each, _USUAL * (each + np.float32(1)))
+  each, kinds = np.eye(steps), _kinds(params)
+  asked = (_USUAL * each, _LARGE * each, _USUAL * (each + 1), np.full((1, steps), _USUAL))
+  one, large, both, all_steps = (
+    jax.tree.map(lambda *deltas: np.stack(deltas), *_deltas(optimizer, *kinds, tuple(map(tuple, rows.tolist()))))
+    for rows in asked
   )
-  together = jax.device_get(responses(np.full((1, steps), _USUAL, np.float32)))
 
-  def close(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.allclose(a, b, rtol=1e-3, atol=1e-3 * float(np.max(np.abs(a), initial=0.0))))
+  def linear(one: np.ndarray, large: np.ndarray, both: np.ndarray, all_steps: np.ndarray) -> bool:
+    return _close(large, one * np.float32(_LARGE / _USUAL)) and _close(both, one + all_steps)
 
-  linear = jax.tree.map(
-    lambda one, more, b, t: close(more, one * np.float32(_LARGE / _USUAL)) and close(b, one + t),
-    small,
-    large,
-    both,
-    together,
-  )
-  if not all(jax.tree.leaves(linear)):
+  if not all(jax.tree.leaves(jax.tree.map(linear, one, large, both, all_steps))):
     return None
-  return jax.tree.map(lambda s: np.sum(np.square(np.float64(s) / _USUAL), axis=0), small)
+  return jax.tree.map(lambda d: np.sum(np.square(np.float64(d) / _USUAL), axis=0), one)
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+  return bool(np.allclose(a, b, rtol=1e-3, atol=1e-3 * float(np.max(np.abs(a), initial=0.0))))
+
+
+def _kinds(params: Tree) -> tuple[Any, tuple]:
+  """Returns what matters of parameters: their structure, and (rank, dtype) of each tensor."""
+  leaves, structure = jax.tree.flatten(params)
+  return structure, tuple((jnp.ndim(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+@functools.lru_cache(maxsize=64)
+def _deltas(optimizer: optax.GradientTransformation, structure: Any, kinds: tuple, asked: tuple) -> tuple[Tree, ...]:
+  """Returns the delta after each of several trainings, of which an entry per tensor is kept: NumPy arrays.
+
+  Args:
+    optimizer: of the client.
+    structure, kinds: from `_kinds`.
+    asked: the gradients of all steps of each training, the same in every entry.
+  """
+  optimizer = lenient(optimizer)
+
+  def trained(gradients: jax.Array) -> Tree:
+    start = jax.tree.unflatten(structure, [jnp.zeros((1,) * rank, dtype) for rank, dtype in kinds])
+
+    def step(carry: tuple, gradient: jax.Array) -> tuple[tuple, None]:
+      params, state = carry
+      updates, state = optimizer.update(jax.tree.map(lambda p: jnp.full_like(p, gradient), params), state, params)
+      return (optax.apply_updates(params, updates), state), None
+
+    carry = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (start, optimizer.init(start)))
+    return jax.lax.scan(step, carry, gradients)[0][0]
+
+  with jax.ensure_compile_time_eval():  # an attack asks while it is traced, once, and not in each of its steps
+    found = jax.device_get(jax.jit(jax.vmap(trained))(jnp.asarray(asked, jnp.float32)))
+  return tuple(jax.tree.map(lambda x, at=at: x[at], found) for at in range(len(asked)))

@@ -8,6 +8,9 @@ import numpy as np
 
 from gradleak import errors
 
+# Of two runs, Student's interval is 12.7 standard errors wide on each side, and tells nothing.
+MIN_RUNS = 3
+
 
 def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, float]:
   """Returns Student's t interval for the mean of independent trials.

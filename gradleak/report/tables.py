@@ -198,20 +198,16 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
   return math.fsum(values) / len(values) if values else None
 
 
-# Of two runs, Student's interval is 12.7 standard errors wide on each side, and tells nothing.
-MIN_RUNS = 3
-
-
-def _mean_interval(rows: Iterable[Row], key: str) -> dict[str, float | None]:
+def _mean_interval(by_image: Iterable[Sequence[Row]], key: str) -> dict[str, float | None]:
   """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
 
-  The bounds are None where they cannot be computed, and for fewer than `MIN_RUNS` runs.
+  The bounds are None where they cannot be computed, and for fewer than `statistics.MIN_RUNS` images.
   """
-  values = [value for group in _by_image(rows) if (value := _mean(group, key)) is not None]
+  values = [value for group in by_image if (value := _mean(group, key)) is not None]
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
   mean, low, high = (float(value) for value in statistics.mean_interval(values))
-  bounded = len(values) >= MIN_RUNS and math.isfinite(low) and math.isfinite(high)
+  bounded = len(values) >= statistics.MIN_RUNS and math.isfinite(low) and math.isfinite(high)
   least, most = METRICS[key]
   return {
     key: mean,
@@ -225,7 +221,7 @@ def _by_image(rows: Iterable[Row]) -> list[list[Row]]:
   return list(grouped(rows, 'dataset', 'trial').values())
 
 
-def _fraction(successes: int, n: int, independent: int) -> dict[str, float]:
+def _fraction(successes: int, n: int, independent: int | None = None) -> dict[str, float]:
   names = ('success', 'success_low', 'success_high')
   interval = statistics.proportion_interval(successes, n, independent=independent)
   return dict(zip(names, map(float, interval), strict=True))
@@ -242,7 +238,7 @@ def named(verdict: str) -> str:
 
 
 def _summary(rows: Sequence[Row]) -> Summary:
-  first, counts = rows[0], _counts(rows)
+  first, counts, by_image = rows[0], _counts(rows), _by_image(rows)
   return {
     'attack': first['attack'],
     'defense': first['defense'],
@@ -250,8 +246,8 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'counter': first.get('counter'),
     'tier': first.get('tier'),
     'n': len(rows),
-    **{key: value for name in METRICS for key, value in _mean_interval(rows, name).items()},
-    **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(_by_image(rows))),
+    **{key: value for name in METRICS for key, value in _mean_interval(by_image, name).items()},
+    **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
     **counts,
     'unfinished': sum(row['success'] and not row['solved'] for row in rows),
     'revealed': _mean(rows, 'revealed'),
@@ -290,7 +286,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     'n': len(trials),
     **counts,
     'recovered': recovered,
-    **_fraction(recovered, len(trials), len(trials)),
+    **_fraction(recovered, len(trials)),
     'verdict': worst({row['verdict'] for row in rows}),
     'reached': {level: _reached(rows, level) for level in LEVELS},
     'runs': runs,

@@ -624,3 +624,9 @@ def test_members_act_in_the_order_of_their_places(context):
   """However it is typed, DP-SGD adds its noise to the gradient, and the clip of the upload follows."""
   for text in ('clip(norm=1)+dpsgd(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)+clip(norm=1)'):
     assert not any('floor' in name or 'clipped' in name for name in counters(text, context))
+
+
+def test_a_mean_of_clipped_updates_is_not_clipped_alike(context):
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=2))
+  assert any('clipped' in name for name in counters('clip(norm=1)', context))
+  assert not any('clipped' in name for name in counters('clip(norm=1)', several))

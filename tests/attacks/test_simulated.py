@@ -108,3 +108,19 @@ def test_a_shared_gradient_leaves_nothing_to_assume(problem, settings):
   client = dataclasses.replace(problem[0], share='gradient', epochs=1, batch_size=None)
   with pytest.raises(errors.UsageError, match='local training'):
     attacks.csdlg(**settings)(client)
+
+
+def test_an_approximation_has_the_scale_of_the_delta(problem):
+  """Of one step of plain SGD, eq. 2 of OUTPOST is exact, for squared distances as well; of two it is twice that."""
+  client, seen, images = problem
+  for steps in (1, 2):
+    one = dataclasses.replace(client, epochs=steps, batch_size=None)
+    gradient = one.gradient(seen.variables, images, seen.labels)
+    update = simulated.Simulation('approximation').update(one, seen.variables, images, seen.labels)
+    for ours, theirs in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True):
+      np.testing.assert_allclose(ours, -0.05 * steps * theirs, rtol=1e-4, atol=1e-9)
+  once = dataclasses.replace(client, epochs=1, batch_size=None)
+  delta = once.local_update(None, seen.variables, images, seen.labels)
+  matching = attacks.dga(steps=1, match='approximation')(once).init.__self__
+  observed = Observation(seen.variables, delta.update, seen.labels, Knowledge(share='delta'), SHAPE, CLASSES)
+  assert float(matching.losses(observed, images, seen.labels)[1]) < 1e-6 * float(trees.squared_norm(delta.update))
