@@ -248,11 +248,11 @@ def test_weight_decay_does_not_move_frozen_layers(linear):
 
 
 def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
-  """One real sample among copies of weight 0, in batches of two: one step, as without them."""
+  """Two real samples among copies of weight 0, in batches of two: one step, as without them."""
   client = client_of(linear, **{**LOCAL, 'local_epochs': 1, 'local_batch_size': 2}, sample_order='shuffled')
-  images, labels = jnp.repeat(linear.images[:1], 7, axis=0), jnp.repeat(linear.labels[:1], 7)
-  weights = jnp.array([1.0, 0, 0, 0, 0, 0, 0], jnp.float32)
-  alone = client.local_update(jax.random.key(3), linear.variables, images[:1], labels[:1]).update
+  images, labels = jnp.tile(linear.images[:2], (4, 1, 1, 1)), jnp.tile(linear.labels[:2], 4)
+  weights = jnp.array([1.0, 1, 0, 0, 0, 0, 0, 0], jnp.float32)
+  alone = client.local_update(jax.random.key(3), linear.variables, images[:2], labels[:2]).update
   for seed in range(3):
     padded = client.participate(jax.random.key(seed), linear.variables, images, labels, weights)[0].update
     for ours, theirs in zip(jax.tree.leaves(padded), jax.tree.leaves(alone), strict=True):
