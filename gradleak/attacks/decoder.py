@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
-from gradleak.models import Model, layers
+from gradleak.models import Model, convolution, layers
 from gradleak.models.model import require
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
@@ -79,6 +79,36 @@ class Decoder(NamedTuple):
   decode: Callable[[Tree, jax.Array], jax.Array]
 
 
+class _Conv(nn.Module):
+  """Flax's `Conv` without padding, in the formulation whose gradients are fast on CPU."""
+
+  features: int
+  size: int
+  stride: int = 1
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Returns [N, H', W', features] of images [N, H, W, C]."""
+    shape = self.size, self.size, images.shape[-1], self.features
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    matrix = kernel.transpose(3, 1, 0, 2).reshape(self.features, -1)
+    return convolution.hybrid(images, matrix, self.size, self.stride, 0) + bias.reshape(1, 1, 1, -1)
+
+
+def _transposed(images: jax.Array, size: int, stride: int = 1, grown: bool = False) -> jax.Array:
+  """Returns images [N, H, W, C] whose convolution by `size` is transposed: spread by the stride, and padded.
+
+  Args:
+    images: [N, H, W, C].
+    size, stride: of the transposed convolution, whose output has H · stride pixels a side.
+    grown: whether all that a pixel reaches is kept; then H + size − 1, for a stride of 1.
+  """
+  pads = [size - 1] * 2 if grown else [(size + stride - 1) // 2, (size + stride - 2) // 2]
+  side = (*pads, stride - 1)
+  return jax.lax.pad(images, jnp.zeros((), images.dtype), ((0, 0, 0), side, side, (0, 0, 0)))
+
+
 class TableIII(nn.Module):
   """Table III, for MNIST: up-sampling and 5×5 convolutions twice, then a dense layer of as many units as pixels.
 
@@ -90,8 +120,8 @@ class TableIII(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
     """Returns images [N, H, W, C] of features [N, h, w, c]."""
-    x = nn.relu(nn.Conv(20, (5, 5), padding='VALID')(_upsampled(features)))
-    x = nn.relu(nn.Conv(10, (5, 5), strides=(2, 2), padding='VALID')(_upsampled(x)))
+    x = nn.relu(_Conv(20, 5)(_upsampled(features)))
+    x = nn.relu(_Conv(10, 5, stride=2)(_upsampled(x)))
     x = nn.sigmoid(nn.Dense(math.prod(self.image_shape))(layers.flatten(x)))
     return x.reshape(-1, *self.image_shape)
 
@@ -107,11 +137,11 @@ class TableIV(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
     """Returns images [N, H, W, C] of features [N, h, w, c]."""
-    x = nn.relu(nn.ConvTranspose(128, (5, 5))(features))
-    x = nn.relu(nn.ConvTranspose(64, (5, 5), strides=(2, 2))(x))
+    x = nn.relu(_Conv(128, 5)(_transposed(features, 5)))
+    x = nn.relu(_Conv(64, 5)(_transposed(x, 5, stride=2)))
     x = nn.BatchNorm(use_running_average=not train)(x)
-    x = nn.relu(nn.ConvTranspose(64, (5, 5))(x))
-    x = jnp.tanh(nn.ConvTranspose(32, (3, 3), padding='VALID')(x))
+    x = nn.relu(_Conv(64, 5)(_transposed(x, 5)))
+    x = jnp.tanh(_Conv(32, 3)(_transposed(x, 3, grown=True)))
     return nn.sigmoid(nn.Conv(self.image_shape[-1], (3, 3))(x))
 
 
