@@ -195,7 +195,7 @@ def _pictures(model, table, shows, decoders=None):
   decoders = decoders or {dataset: ({}, {}) for dataset in ('mnist', 'cifar10')}
   small = {
     'mnist': {'pace': 10, 'trained': 20_000, 'auxiliary': 2_000, 'private': 500},
-    'cifar10': {'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500},
+    'cifar10': {'pace': 10, 'trained': 20_000, 'auxiliary': 2_000, 'private': 500},
   }
   runs = {
     dataset: Pictures(
@@ -236,7 +236,7 @@ EXPERIMENTS = (
         {'table III': 'table_iii', 'ours': 'windows'},
         {'table III': 'table_iii(steps=1000)', 'ours': 'windows'},
       ),
-      'cifar10': ({'table IV': 'table_iv', 'ours': 'windows'}, {'table IV': 'table_iv(steps=150)', 'ours': 'windows'}),
+      'cifar10': ({'table IV': 'table_iv', 'ours': 'windows'}, {'table IV': 'table_iv(steps=1000)', 'ours': 'windows'}),
     },
   ),
 )

@@ -16,6 +16,7 @@ import optax
 from gradleak import data, errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
+from gradleak.models.counted import counted, heeds
 from gradleak.models.model import check_model, check_variables, has_init, per_example_loss
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
@@ -170,12 +171,13 @@ class Client:
     Args:
       key, variables, images, labels: see `local_update`.
       weights: of the examples, 1 or, for padding, 0, float32 [N]; None means no padding. A batch of only padding is no
-        step. BatchNorm's statistics include padding, so it should repeat real examples.
+        step. Flax Linen's BatchNorm leaves padding out of its statistics; those of other networks include it, so it
+        should repeat real examples.
       state: the upload chain's state after this client's last participation; None at its first.
 
     Raises:
       UsageError: if the arguments do not fit the model or each other, a shared gradient would take several steps, or
-        BatchNorm's statistics would include zeros as padding.
+        the statistics of a BatchNorm that is not Flax Linen's would include zeros as padding.
     """
     key = None if key is None else errors.check_key('key', key)
     images, labels = self._samples(images, labels)
@@ -197,7 +199,7 @@ class Client:
           f'{self.batch_size} make {steps}'
         )
       update, batch_stats, step_state = self._defended_gradient(
-        key, variables, self._init_step(variables), images, labels, weights
+        key, variables, self._init_step(variables), images, labels, weights, filled=padded
       )
     else:
       update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
@@ -273,23 +275,32 @@ class Client:
     labels: jax.Array,
     weights: jax.Array,
     position: tuple = (1, 1),
+    filled: bool = False,
   ) -> tuple[Tree, Tree, Any]:
-    """Returns the step chain's output, the new batch statistics and the chain's new state."""
+    """Returns the step chain's output, the new batch statistics and the chain's new state.
+
+    Args:
+      key, variables, images, labels, weights: see `participate`.
+      state: of the step chain.
+      position: numbers of the epoch and of the batch in it.
+      filled: whether weights may be 0.
+    """
     params = variables['params']
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
     if self.augment is not None and key is not None:
       images = self.augment(jax.random.fold_in(key, 5), images)
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
-      losses, batch_stats = per_example_loss(
-        self.network,
-        self.loss,
-        {**variables, 'params': params},
-        images,
-        labels,
-        self.batch_norm == 'train',
-        dropout,
-      )
+      with counted(weights if filled else None):
+        losses, batch_stats = per_example_loss(
+          self.network,
+          self.loss,
+          {**variables, 'params': params},
+          images,
+          labels,
+          self.batch_norm == 'train',
+          dropout,
+        )
       return jnp.sum(weights * losses) / jnp.sum(weights), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
@@ -345,7 +356,8 @@ class Client:
     size = self.batch_size or images.shape[0]
     per_epoch = steps // self.epochs
     padding = per_epoch * size - images.shape[0]
-    if not padded and padding and self.batch_norm == 'train' and variables.get('batch_stats'):
+    mixed = self.batch_norm == 'train' and bool(variables.get('batch_stats'))
+    if not padded and padding and mixed and not heeds(self.model.apply, variables, images):
       raise errors.UsageError(
         f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
         'the padding: choose a batch size that divides them'
@@ -374,7 +386,7 @@ class Client:
         batch = trees.take(data, index % per_epoch)
       position = index // per_epoch + 1, index % per_epoch + 1
       gradient, batch_stats, state = self._defended_gradient(
-        step_key, current, state, batch[0], batch[1], batch[2], position
+        step_key, current, state, batch[0], batch[1], batch[2], position, filled=padded or padding > 0
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them

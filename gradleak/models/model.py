@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from gradleak import errors
-from gradleak.models import repeated
+from gradleak.models import counted, repeated
 from gradleak.trees import Layer, Tree
 
 ImageShape = tuple[int, ...]
@@ -372,7 +372,7 @@ def _linen_caller(
         return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
-      return next_function(*args, **kwargs)
+      return next_function(*args, **counted.options(context.module, context.method_name, args, kwargs))
 
     options = {'train': train} if _takes_train(module) else {}
     key = None if key is None else errors.check_key('key', key)

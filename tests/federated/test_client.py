@@ -246,9 +246,42 @@ def test_batch_norm_mode_of_a_delta(normed, samples, mode):
   assert_trees_close(update(client, variables, images, labels).update, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_batch_norm_refuses_a_ragged_last_batch_in_train_mode_only(normed, samples):
+def test_batch_norm_does_not_count_what_fills_a_batch(normed, samples):
+  """A last batch of one of two samples, and a client of three samples among clients of five: as without padding."""
   model, variables = normed
-  client = Client(model, CLASSES, share='delta', batch_size=2)
+  images, labels = samples
+  rate = optax.sgd(0.2)
+  ragged = Client(model, CLASSES, share='delta', batch_size=2, optimizer=rate)
+  step = jax.jit(flax_gradient, static_argnums=3)
+  current = variables
+  for start in (0, 2, 4):
+    part = slice(start, start + 2)
+    gradient, stats = step(current, images[part], jnp.asarray(onehot(labels[part])), True)
+    params = jax.tree.map(lambda p, g: p - 0.2 * g, current['params'], gradient)
+    current = {'params': params, 'batch_stats': stats}
+  expected = jax.tree.map(jnp.subtract, current['params'], variables['params'])
+  assert_trees_close(update(ragged, variables, images, labels).update, expected, rtol=1e-3, atol=1e-5)
+  for share in ('gradient', 'delta'):
+    whole = Client(model, CLASSES, share=share, optimizer=rate)
+    alone = jax.jit(whole.participate)(None, variables, images[:3], labels[:3])
+    weights = jnp.asarray([1.0, 1, 1, 0, 0])
+    padded = jax.jit(whole.participate)(None, variables, images, labels, weights)
+    assert_trees_close(padded[0].update, alone[0].update, atol=1e-5)
+    assert_trees_close(padded[2], alone[2])
+    nothing = jax.jit(whole.participate)(None, variables, images, labels, 0 * weights)
+    assert share == 'gradient' or np.isfinite(jax.flatten_util.ravel_pytree(nothing[0].update)[0]).all()
+
+
+def test_a_batch_norm_of_ones_own_refuses_a_ragged_last_batch_in_train_mode_only(samples):
+  def apply(variables, images, train=False, key=None):
+    found = {'mean': jnp.mean(images)} if train else variables['batch_stats']
+    return (images - found['mean']).reshape(-1, 64) @ variables['params']['w'], found
+
+  def init(key, image_shape):
+    return {'params': {'w': jnp.ones((64, CLASSES))}, 'batch_stats': {'mean': jnp.zeros(())}}
+
+  client = Client(models.Model('own', init, apply), CLASSES, share='delta', batch_size=2)
+  variables = init(None, None)
   with pytest.raises(errors.UsageError, match='5 samples do not fill batches of 2'):
     client.local_update(None, variables, *samples)
   jax.eval_shape(dataclasses.replace(client, batch_norm='eval').local_update, None, variables, *samples)

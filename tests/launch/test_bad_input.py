@@ -49,10 +49,6 @@ CASES = [
   ('--share=delta --learning_rate=0', 'learning_rate is 0.0', 'expected a finite number'),
   ('--share=delta --learning_rate=inf', 'learning_rate is inf', 'expected a finite number'),
   ('--share=delta --learning_rate=nan', 'learning_rate is nan', 'expected a finite number'),
-  (
-    '--share=delta --local_batch_size=2 --batch_size=3 --model=convnet(width=1) --image_size=9',
-    '3 samples do not fill batches of 2', 'choose a batch size that divides them',
-  ),
   # knowledge
   ('--knowledge=awar', "unknown knowledge 'awar'", "did you mean 'aware'", 'both'),
   ('--rounds=0', 'rounds is 0', 'in [1, 1000000]'),

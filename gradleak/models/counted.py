@@ -1,0 +1,69 @@
+"""Which images of a batch count in BatchNorm's statistics: not those that only fill it.
+
+A context and not an argument of `Model.apply`, since networks hand no weights on to their layers.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class _Counted:
+  """The weights of a batch's images [N], 0 for those that only fill it, and which calls of BatchNorm heeded them."""
+
+  def __init__(self, weights: jax.Array):
+    self.weights = weights
+    self.heeded: list[bool] = []
+
+
+_counted: contextvars.ContextVar[_Counted | None] = contextvars.ContextVar('counted', default=None)
+
+
+@contextlib.contextmanager
+def counted(weights: jax.Array | None) -> Iterator[_Counted | None]:
+  """Has Flax Linen's BatchNorm leave out images of weight 0, in whatever is traced inside; None: all images count."""
+  found = None if weights is None else _Counted(weights)
+  token = _counted.set(found)
+  try:
+    yield found
+  finally:
+    _counted.reset(token)
+
+
+def options(module: nn.Module, method: str, args: tuple, given: dict[str, Any]) -> dict[str, Any]:
+  """Returns the keyword arguments of a call of a module: those given and, for a BatchNorm, its `mask`."""
+  found = _counted.get()
+  if found is None or method != '__call__' or not isinstance(module, nn.BatchNorm):
+    return given
+  images = args[0] if args else given['x']
+  fits = images.shape[:1] == found.weights.shape and given.get('mask') is None
+  found.heeded.append(fits)
+  if not fits:
+    return given
+  counts = (found.weights > 0) | jnp.all(found.weights == 0)  # of none, the mean would be 0/0
+  return {**given, 'mask': counts.reshape(-1, *[1] * (images.ndim - 1))}
+
+
+def heeds(apply: Callable, variables: Any, images: jax.Array) -> bool:
+  """Returns whether all of a network's BatchNorms leave out images of weight 0; it is traced on shapes alone.
+
+  Args:
+    apply: (variables, images, train, key) -> anything.
+    variables, images: its arguments.
+  """
+
+  def trace(variables: Any, images: jax.Array) -> list[bool]:
+    with counted(jnp.ones(images.shape[:1])) as found:
+      apply(variables, images, True, None)
+    assert found is not None
+    heeded.extend(found.heeded)
+    return []
+
+  heeded: list[bool] = []
+  jax.eval_shape(trace, variables, images)
+  return bool(heeded) and all(heeded)
