@@ -68,10 +68,10 @@ def view(client: Any, variables: Mapping, image: jax.Array, label: jax.Array) ->
   """
 
   def loss(params: Tree) -> Samples:
-    given = {**variables, 'params': params}, jnp.expand_dims(image, 0)
+    given = {**variables, 'params': client.held(params, image.shape)}, jnp.expand_dims(image, 0)
     train = client.batch_norm == 'train'
-    losses, _ = per_example_loss(client.model, client.loss, *given, jnp.expand_dims(label, 0), train)
-    logits, _ = client.model.apply(*given, train, None)  # the compiler merges this with the same forward pass above
+    losses, _ = per_example_loss(client.network, client.loss, *given, jnp.expand_dims(label, 0), train)
+    logits, _ = client.network.apply(*given, train, None)  # the compiler merges this with the same forward pass above
     return jnp.sum(losses), logits[0]
 
   gradient, logits = jax.grad(loss, has_aux=True)(variables['params'])
@@ -207,12 +207,12 @@ def mixed_gradient(
   mixing = jnp.asarray(mixing, jnp.float32)
 
   def mean_loss(params: Tree) -> jax.Array:
-    union, current = jnp.concatenate([images, dummies]), {**variables, 'params': params}
+    union, current = jnp.concatenate([images, dummies]), {**variables, 'params': client.held(params, images.shape[1:])}
 
     def losses_of(given: jax.Array) -> jax.Array:
       labels_of_all = jnp.concatenate([labels, given])
       train = client.batch_norm == 'train'
-      losses, _ = per_example_loss(client.model, client.loss, current, union, labels_of_all, train)
+      losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
       return losses
 
     # The compiler merges the two forward passes: the losses differ in the labels of the dummies alone.

@@ -343,9 +343,7 @@ def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., 
   def loss(
     params: Tree, images: jax.Array, labels: jax.Array, weights: jax.Array, dropout: jax.Array | None
   ) -> jax.Array:
-    if client.frozen:  # what is not trained has no gradient that is clipped
-      trained = client.trained_layers(params, images.shape[1:])
-      params = jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
+    params = client.held(params, images.shape[1:])  # what is not trained has no gradient that is clipped
     train, current = client.batch_norm == 'train', {**variables, 'params': params}
     losses, batch_stats = per_example_loss(client.network, client.loss, current, images, labels, train, dropout)
     if batch_stats:

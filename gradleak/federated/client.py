@@ -319,6 +319,13 @@ class Client:
     )
     return gradient, batch_stats, state
 
+  def held(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+    """Returns the parameters, through which frozen layers have a gradient of zero."""
+    if not self.frozen:
+      return params
+    trained = self.trained_layers(params, image_shape)
+    return jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
+
   def trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is trained and shared.
 

@@ -1,6 +1,7 @@
 """Settings of local training, against a loop of optax written out here."""
 
 import dataclasses
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import gradleak as gl
 from gradleak import ClientSettings, UsageError
 from gradleak.federated import augmentation, cross_entropy
 
+concealment = importlib.import_module('gradleak.defenses.concealment')  # the name in the package is the factory
 LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 4, 'learning_rate': 0.05}
 
 
@@ -166,6 +168,9 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   sent = unclipped.local_update(None, linear.variables, linear.images, linear.labels).update
   rounded = np.linalg.norm(np.asarray(sent['kernel']) - plain['kernel']) / np.linalg.norm(plain['kernel'])
   assert 1e-4 < rounded < 0.05  # the samples' own gradients are of that precision, too
+  label = jax.nn.one_hot(linear.labels[0], 10)
+  views = [concealment.view(one, linear.variables, linear.images[0], label) for one in (low, client_of(linear))]
+  assert np.any(views[0].logits != views[1].logits)  # and so is what is concealed of them
   model = gl.models.from_flax(Normed())
   variables = model.init(jax.random.key(0), (8, 8, 1))
   upload, _, after = (
@@ -269,6 +274,9 @@ def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   update = placed.client(scenario.client).local_update(None, scenario.variables, images[:1], labels[:1]).update
   np.testing.assert_allclose(optax.tree.norm(update), 0.01, rtol=1e-5)  # all of it is of what is trained
   assert not np.any(update['Dense_0']['kernel'])
+  label = jax.nn.one_hot(labels[0], 10)
+  seen = concealment.view(scenario.client, scenario.variables, images[0], label).gradient
+  assert not np.any(seen['Dense_0']['kernel']) and np.any(seen['Dense_1']['kernel'])
   for defense in (gl.defenses.fragmentation(ratio=0.5), gl.defenses.fragmentation_random(ratio=0.5)):
     with pytest.raises(UsageError, match='Dense_0 of this client are frozen'):
       gl.defenses.place(defense, gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1)))
