@@ -22,6 +22,15 @@ def test_data_uri_keeps_every_pixel_and_clips():
   np.testing.assert_array_equal(decode(data_uri(colour)), np.round(colour * 255))
 
 
+def test_a_copy_at_another_scale_is_drawn_as_a_picture():
+  """An exact reconstruction may have any scale and offset: clipped, nothing of it would be seen."""
+  face = np.random.default_rng(0).beta(2, 2, size=(20, 20, 1))
+  scaled = decode(data_uri(40 * face - 9))
+  assert np.corrcoef(scaled.ravel(), face.ravel())[0, 1] > 0.98
+  within = np.clip(1.3 * face - 0.15, -0.4, 1.4)  # an overshoot is clipped
+  np.testing.assert_array_equal(decode(data_uri(within)), np.round(255 * np.clip(within, 0, 1))[..., 0])
+
+
 def test_pixels_that_are_no_numbers_become_a_checkerboard():
   image = np.full((2, 3, 1), 0.5)
   image[0, 0], image[0, 1] = np.nan, np.inf
