@@ -10,7 +10,6 @@ from typing import ClassVar, NamedTuple, Self
 import jax
 import numpy as np
 import optax
-from scipy import stats
 
 import gradleak as gl
 from experiments.experiment import Cell, Outcome, Scaled, duration
@@ -22,6 +21,7 @@ from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import Client, simulation, training
 from gradleak.federated.client import NO_DEFENSE
 from gradleak.frontier import Trained
+from gradleak.metrics.statistics import difference_interval, wilson_interval
 from gradleak.report.training import curves as accuracy_curves
 from gradleak.scenario import fingerprint
 from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
@@ -272,7 +272,7 @@ class Trainings(Scaled):
     remark = 'diverged' if row['diverged'] else ''
     if cell.metric in SCORES:
       correct, n = (row[name] for name in SCORES[cell.metric])
-      share, low, high = (100 * value for value in wilson(correct, n))
+      share, low, high = (100 * value for value in wilson_interval(correct, n))
       if undefended not in (None, row):
         others = (undefended[name] for name in SCORES[cell.metric])
         remark = compared(correct, n, *others) + (f', {remark}' if remark else '')
@@ -481,21 +481,8 @@ def _seconds(run, setting, whole, extrapolated):
   }
 
 
-def wilson(correct: int, n: int) -> tuple[float, float, float]:
-  """Returns (share, low, high): Wilson's 95 % interval of a share."""
-  interval = stats.binomtest(correct, n).proportion_ci(0.95, method='wilson')
-  return correct / n, float(interval.low), float(interval.high)
-
-
-def difference(correct: int, n: int, others: int, m: int) -> tuple[float, float, float]:
-  """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10)."""
-  p, low_p, high_p = wilson(correct, n)
-  q, low_q, high_q = wilson(others, m)
-  return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
-
-
 def compared(correct: int, n: int, others: int, m: int) -> str:
   """Returns the difference between two shares in words: in points, and whether it is beyond noise."""
-  points, low, high = (100 * x for x in difference(correct, n, others, m))
+  points, low, high = (100 * x for x in difference_interval(correct, n, others, m))
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')

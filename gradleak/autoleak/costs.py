@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradleak import errors
+from gradleak.metrics.statistics import difference_interval
 
 SAME = ('model', 'dataset', 'init')  # of the training and of the task that its costs are for
 _OF_A_DEFENSE = ('defense', 'defense_text')
@@ -48,15 +49,29 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
   for label, (config, _) in found.items():
     if _shared(config) != shared:
       raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
+  bare = found['none'][1]
   return {
     label: (
       round(100 * (reached - last['accuracy']), 2),
-      f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the test samples'
-      f'{_early(config, last)}, undefended {100 * reached:.1f} %',
+      f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the '
+      f'{_tested(last)}test samples{_early(config, last)}, undefended {100 * reached:.1f} %{_chance(bare, last)}',
     )
     for label, (config, last) in found.items()
     if label != 'none'
   }
+
+
+def _tested(last: Mapping[str, Any]) -> str:
+  return f'{last["tested"]:,} ' if 'tested' in last else ''
+
+
+def _chance(undefended: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+  """Returns the 95 % interval of the difference, of the test samples alone; '' where their number is not known."""
+  if 'tested' not in last or 'tested' not in undefended:
+    return ''
+  counts = [count for one in (undefended, last) for count in (round(one['accuracy'] * one['tested']), one['tested'])]
+  _, low, high = difference_interval(*counts)
+  return f' (difference {100 * low:+.1f} to {100 * high:+.1f} points, by the number of test samples)'.replace('-', '−')
 
 
 def _ended(config: Mapping[str, Any], folder: pathlib.Path) -> bool:

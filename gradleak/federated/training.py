@@ -38,7 +38,7 @@ def train(
   A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
   together), 'bytes_up' and 'bytes_down' (of all of them together, BatchNorm's statistics included), 'bytes_statistics'
   (of 'bytes_up', those of the statistics), 'update_norm', and at evaluated rounds 'accuracy' and 'loss' on the test
-  samples; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
+  samples, of which there are 'tested'; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
@@ -84,6 +84,7 @@ def train(
     last = finished(state)
     if test is not None and (state.number % evaluate_every == 0 or last):
       row['accuracy'], row['loss'] = simulation.accuracy(federation.client.model, state.variables, *test)
+      row['tested'] = len(test[1])
     rows.append(row)
     if on_round is not None:
       on_round(row, state, seconds)

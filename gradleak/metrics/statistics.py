@@ -72,6 +72,26 @@ def proportion_interval(
   return successes / n, low, high
 
 
+def wilson_interval(successes: int, n: int) -> tuple[float, float, float]:
+  """Returns (share, low, high): Wilson's 95 % interval of `successes` among `n` ≥ 1 trials."""
+  from scipy import stats
+
+  interval = stats.binomtest(successes, n).proportion_ci(0.95, method='wilson')
+  return successes / n, float(interval.low), float(interval.high)
+
+
+def difference_interval(successes: int, n: int, others: int, m: int) -> tuple[float, float, float]:
+  """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10).
+
+  Args:
+    successes, n: of the share from which the other is subtracted.
+    others, m: of the other one; the two are independent.
+  """
+  p, low_p, high_p = wilson_interval(successes, n)
+  q, low_q, high_q = wilson_interval(others, m)
+  return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
+
+
 def percentile_threshold(values: Any, q: float = 95) -> float:
   """Returns the threshold that a successful trial exceeds: the `q`-th percentile of control runs.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.frontier import Trained
-from gradleak.metrics.statistics import proportion_interval
+from gradleak.metrics.statistics import difference_interval, proportion_interval
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import Entry, epsilon, percent
 from gradleak.report.privacy import NO_PROTECTION
@@ -63,8 +63,18 @@ def cautions(found: Sequence[Entry], worst: Worst, *, config: Config, trained: M
   """
   notes = [*_of_training(found, config, trained), *_of_attacks(found, worst)]
   if len(found) > 1:
-    notes.append('Each defense was trained once: differences of about one point of accuracy may be chance.')
+    notes.append(f'Each defense was trained once: differences of {_chance(trained)} of accuracy may be chance.')
   return notes
+
+
+def _chance(trained: Mapping[str, Trained]) -> str:
+  """Returns how far two equal models may differ, in points: by the test samples, and by about one, by the training."""
+  last = [row for one in trained.values() for row in one.rows[-1:] if row.get('tested')]
+  widths = [difference_interval(*[round(row['accuracy'] * row['tested']), row['tested']] * 2)[2] for row in last]
+  most = 100 * max(widths, default=0.0)
+  if most < 1.5:
+    return 'about one point'
+  return f'up to {most:.0f} points (95 % of the time, of {min(row["tested"] for row in last):,} test samples)'
 
 
 def settings(config: Config) -> list[str]:

@@ -39,6 +39,18 @@ def test_points_below_the_undefended_accuracy(trained):
   )
 
 
+def test_the_number_of_test_samples_bounds_the_figure(tmp_path):
+  for defense, accuracy in (('none', 0.8), ('outpost', 0.6)):
+    folder = tmp_path / defense
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense}))
+    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
+  points, source = costs.of_training(tmp_path, TASK)['outpost']
+  assert points == 20
+  assert ': 60.0 % of the 1,000 test samples, undefended 80.0 % (' in source
+  assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
+
+
 def test_an_epsilon_budget_may_end_a_training(trained):
   trained('none', 0.9, 2, budget=8)
   folder = trained('client_dp', 0.8, 1, budget=8)

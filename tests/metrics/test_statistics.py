@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from gradleak import errors, metrics
+from gradleak.metrics import statistics
 
 
 def test_mean_interval_by_the_table():
@@ -91,6 +92,18 @@ def test_percentile_threshold():
   assert metrics.percentile_threshold(pool, q=50) == 50
   assert metrics.percentile_threshold([0.0, 1.0], q=95) == pytest.approx(0.95)
   assert metrics.percentile_threshold([*pool, np.nan, np.nan]) == 95
+
+
+@pytest.mark.parametrize(('successes', 'n'), [(0, 20), (7, 20), (20, 20), (9123, 10_000)])
+def test_wilson_interval_is_scipys(successes, n):
+  reference = stats.binomtest(successes, n).proportion_ci(0.95, method='wilson')
+  expected = successes / n, reference.low, reference.high
+  assert statistics.wilson_interval(successes, n) == pytest.approx(expected, abs=1e-7)
+
+
+def test_difference_interval_is_newcombes():
+  """Newcombe 1998, table II (a), method 10."""
+  assert statistics.difference_interval(56, 70, 48, 80) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
 
 
 def test_a_threshold_without_controls_is_exceeded_by_nothing():
