@@ -137,6 +137,7 @@ class LbfgsState(NamedTuple):
     count: evaluations so far.
     point, value, gradient: the last accepted point [n].
     direction, step: the search direction [n] and the step tried along it.
+    longest: the first step tried along it.
     pairs: `Pairs`.
   """
 
@@ -146,6 +147,7 @@ class LbfgsState(NamedTuple):
   gradient: jax.Array
   direction: jax.Array
   step: jax.Array
+  longest: jax.Array
   pairs: Pairs
 
 
@@ -179,7 +181,8 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     square = jnp.zeros((history, history), x.dtype)
     count = jnp.zeros((), jnp.int32)
     pairs = Pairs(rows, rows, square, square, count)
-    return LbfgsState(count, x, jnp.asarray(jnp.inf, x.dtype), zeros, zeros, jnp.ones((), x.dtype), pairs)
+    one = jnp.ones((), x.dtype)
+    return LbfgsState(count, x, jnp.asarray(jnp.inf, x.dtype), zeros, zeros, one, one, pairs)
 
   def update(
     updates: Tree, state: LbfgsState, params: Tree, *, value: jax.Array, changed: Any = None, **extra: Any
@@ -206,8 +209,9 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     curvature = value - state.value - state.step * slope
     back = jnp.where(finite, -slope * state.step / (2 * jnp.where(curvature > 0, curvature, 1.0)), 0.1)
     back = state.step * jnp.clip(back, 0.1, 0.5)
-    # The step has become too short: the direction is useless. Forget the pairs and descend along the gradient.
-    lost = ~accepted & (state.step < 1e-7)
+    # The step has become too short: the direction is useless. Forget the pairs and descend along the gradient. Too short
+    # is relative to the first step: that along a gradient of 1e8 is 1e-8.
+    lost = ~accepted & (state.step < 1e-7 * state.longest)
 
     def choose(new: jax.Array, old: jax.Array) -> jax.Array:
       return jnp.where(accepted, new, old)
@@ -215,9 +219,10 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     point, chosen_gradient = choose(x, state.point), choose(gradient, state.gradient)
     chosen_direction = jnp.where(lost, -state.gradient, choose(direction, state.direction))
     step = jnp.where(lost, _cautious(state.gradient), choose(unit, back))
+    longest = jnp.where(lost, step, choose(unit, state.longest))
     pairs = jax.tree.map(lambda new, old: jnp.where(lost, jnp.zeros_like(old), choose(new, old)), memory, state.pairs)
     value = choose(value, state.value)
-    state = LbfgsState(state.count + 1, point, value, chosen_gradient, chosen_direction, step, pairs)
+    state = LbfgsState(state.count + 1, point, value, chosen_gradient, chosen_direction, step, longest, pairs)
     return unravel(point + step * chosen_direction - x), state
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -119,6 +119,14 @@ def test_lbfgs_never_accepts_a_rise_and_survives_points_that_are_not_finite():
   assert accepted[-1] < accepted[0] - 1
 
 
+@pytest.mark.parametrize('scale', [1e3, 1e8, 1e10])
+def test_lbfgs_descends_along_gradients_of_any_size(scale):
+  """The first step is one over the gradient's l1-norm; where that is below 1e-7, it is not too short yet."""
+  steep = functools.partial(lambda scale, x: 0.5 * scale * jnp.sum((x - 0.3) ** 2), scale)
+  values, _, _ = minimise(steep, lbfgs(history=5), jnp.zeros(2), 40)
+  assert float(values.min()) < 1e-6 * float(values[0])
+
+
 def test_lbfgs_lanes_are_independent():
   starts = jnp.asarray([[-1.2, 1.0], [0.5, 0.5], [2.0, -1.0]], jnp.float32)
   optimizer = lbfgs(history=5)

@@ -188,7 +188,7 @@ def test_cautions():
   few = {'none': trained(0.9), 'topk': trained(0.9)}
   for one in few.values():
     one.rows[-1]['tested'] = 100
-  assert 'differences of up to 8 points (95 % of the time, of 100 test samples) of accuracy may' in said(few, LEAK)[1]
+  assert 'differences of up to 9 points (95 % of the time, of 100 test samples) of accuracy may' in said(few, LEAK)[1]
   _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, counter='masked')])
   assert 'who knows' not in notes and 'failed' not in notes
   assert 'settled' not in notes
