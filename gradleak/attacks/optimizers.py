@@ -209,8 +209,8 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     curvature = value - state.value - state.step * slope
     back = jnp.where(finite, -slope * state.step / (2 * jnp.where(curvature > 0, curvature, 1.0)), 0.1)
     back = state.step * jnp.clip(back, 0.1, 0.5)
-    # The step has become too short: the direction is useless. Forget the pairs and descend along the gradient. Too short
-    # is relative to the first step: that along a gradient of 1e8 is 1e-8.
+    # The step has become too short: the direction is useless. Forget the pairs and descend along the gradient. Compared
+    # with the first step, which is 1e-8 along a gradient of 1e8.
     lost = ~accepted & (state.step < 1e-7 * state.longest)
 
     def choose(new: jax.Array, old: jax.Array) -> jax.Array:

@@ -41,8 +41,8 @@ class AutoLeak:
     stages: one dict each: 'stage', 'honest', 'attacks', 'left_out' ({attack: why it cannot run here}), 'targets' (pairs
       of defense and trial that were attacked) of 'all_targets', and 'seconds'.
     flags: defense -> reasons to distrust its verdict, sentences.
-    bounds: defense -> the largest probability, by differential privacy, of finding an original among the candidates,
-      from as many uploads of it as its attackers have read.
+    bounds: defense -> the largest probability, by differential privacy, of finding any of a trial's B originals among
+      the candidates (of one, times B), from as many uploads of it as its attackers have read.
     audits: stage -> its `AuditResult`, with pictures.
     defenses: facts about the defenses, see `AuditResult.methods`.
     seconds: wall time.
@@ -247,7 +247,7 @@ class _Run:
       controls,
       self.stages,
       self._flags(rows, controls),
-      {label: bound for label, bound in bounds.items() if bound is not None},
+      {label: min(1.0, self.batch_size * bound) for label, bound in bounds.items() if bound is not None},
       self.audits,
       facts,
       seconds,

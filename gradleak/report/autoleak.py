@@ -26,7 +26,7 @@ def render_autoleak(found: AutoLeak) -> str:
     .render(
       config=found.config,
       symbols=pictures.SYMBOLS,
-      headline=headline.sentence(worst),
+      headline=headline.sentence(worst, found.config),
       lines=headline.lines(
         honest,
         worst,

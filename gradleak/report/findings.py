@@ -1,5 +1,6 @@
 """What the figures of an audit show, in sentences that claim no more than the figures do; names stand in backticks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -178,6 +179,7 @@ def cautions(
   """
   attacks = list(dict.fromkeys(summary['attack'] for summary in summaries))
   # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
+  controls = list(controls)
   numbers = {(row['attack'], row['trial']) for row in controls}
   sizes = {attack: sum(of == attack for of, _ in numbers) for attack in attacks}
   bare = [f'`{attack}`' for attack in attacks if not sizes[attack]]
@@ -207,16 +209,17 @@ def cautions(
     )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')
-  return notes + outdone(worst) + _prior_alone(summaries) + _transformed(summaries, worst, methods)
+  return notes + outdone(worst) + _prior_alone(summaries, controls) + _transformed(summaries, worst, methods)
 
 
-def _prior_alone(summaries: Sequence[Summary]) -> list[str]:
-  """Returns at most one sentence: where an attacker with other images does no better than on noise."""
+def _prior_alone(summaries: Sequence[Summary], controls: Sequence[dict]) -> list[str]:
+  """Returns at most one sentence: where an attacker with other images does no better than on noise, on average."""
   found: dict[str, list[str]] = {}
   for summary in summaries:
-    score, control = summary['psnr'], summary['control_psnr']
-    learned = summary.get('tier') in ('D', 'G') and not summary['recovered']
-    if learned and None not in (score, control) and score <= control:
+    score, control = summary['psnr'], _control_psnr(summary, controls)
+    learned = summary.get('tier') in ('D', 'G')
+    silent = not any(summary[level] for level in ('recovered', 'identifying', 'traces'))
+    if learned and silent and None not in (score, control) and score <= control:
       found.setdefault(f'`{summary["attack"]}`', []).append(f'`{summary["defense"]}`')
   if not found:
     return []
@@ -225,6 +228,14 @@ def _prior_alone(summaries: Sequence[Summary]) -> list[str]:
     f'The prior, not the upload: {places}. There the control, which is given noise, scores as high; what the images '
     'show was learned from other images.'
   ]
+
+
+def _control_psnr(summary: Summary, controls: Sequence[dict]) -> float | None:
+  """Returns the mean PSNR of the control runs: of this counter-measure, if it has its own, else of the attack."""
+  runs = [row for row in controls if row['attack'] == summary['attack']]
+  runs = [row for row in runs if row.get('counter') == summary['counter']] or runs
+  found = [psnr for row in runs if (psnr := row.get('psnr')) is not None and not math.isnan(psnr)]
+  return math.fsum(found) / len(found) if found else None
 
 
 def _leaking(leaking: Sequence[Entry]) -> list[str]:
@@ -241,14 +252,20 @@ def _leaking(leaking: Sequence[Entry]) -> list[str]:
 
 
 def _withstood(withstood: Sequence[Entry], config: Config) -> list[str]:
-  """Returns the sentences on defenses under which all attacks solved their problem and recovered nothing."""
+  """Returns the sentences on defenses under which no attack failed as an optimisation, and none recovered anything."""
   untried = [entry for entry in withstood if entry['aware'] is None]
   tried = [entry for entry in withstood if entry['aware'] is not None]
-  found = [
-    f'Under {_names(withstood)} {_none_of(withstood[0], config)} recovered ({percent_range(withstood[0])}), although '
-    'the attacks reached an objective at least as low as that of the private images: for them, the upload no longer '
-    f'singles out these images.{_tried(tried, untried)}'
-  ]
+  found = []
+  for group in ([e for e in withstood if e['searches']], [e for e in withstood if not e['searches']]):
+    if group:
+      why = (
+        'although the attacks reached an objective at least as low as that of the private images: for them, the upload '
+        'no longer singles out these images'
+        if group[0]['searches']
+        else 'by closed forms, which have no objective: this says nothing of attacks that search'
+      )
+      found.append(f'Under {_names(group)} {_none_of(group[0], config)} recovered ({percent_range(group[0])}), {why}.')
+  found[-1] += _tried(tried, untried)
   if untried:
     all_known = config.get('knowledge') != 'unaware' and config.get('counters') is None
     known = f'No counter-attack to {_names(untried)} is known here, and one' if all_known else 'An attacker'

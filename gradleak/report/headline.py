@@ -34,8 +34,13 @@ _DONE = {
 }
 
 
-def sentence(worst: Sequence[dict]) -> str:
-  """Returns one sentence on an audit; `worst` is from `tables.worst_case`."""
+def sentence(worst: Sequence[dict], config: Mapping[str, Any]) -> str:
+  """Returns one sentence on an audit.
+
+  Args:
+    worst: from `tables.worst_case`.
+    config: the audit's settings; only `batch_size` is read.
+  """
   undefended = next((entry for entry in worst if entry['defense'] == 'none'), None)
   defended = [entry for entry in worst if entry['defense'] != 'none']
   if undefended is None:
@@ -44,7 +49,9 @@ def sentence(worst: Sequence[dict]) -> str:
     start = f'Even without a defense no image is recovered ({undefended["verdict"]}): nothing here speaks for a defense'
   else:
     seen = undefended['recovered']
-    start = f'Without a defense, {seen} of {undefended["n"]} {"image" if seen == 1 else "images"} can be recovered'
+    batches = config.get('batch_size', 1) > 1  # of which one image decides
+    counted = f'{seen} of {undefended["n"]} {"uploads" if batches else "image" if seen == 1 else "images"}'
+    start = f'Without a defense, {"images of " if batches else ""}{counted} can be recovered'
   if not defended:
     return f'{start}.'
   groups: dict[tuple[str, str], int] = {}
@@ -116,9 +123,12 @@ def _meaning(verdict: str, among: Mapping[str, Any]) -> str:
 
 
 def gallery(rows: Sequence[dict]) -> dict[str, Any]:
-  """Returns 'size', the number of candidates, 'chance', to be found by it, in per cent, and whether it is 'enough'."""
-  count = rows[0]['candidates'] if rows else 0
-  return {'size': count, 'chance': 100 / (count + 1), 'enough': count >= MIN_CANDIDATES}
+  """Returns 'size', the number of candidates, 'chance', in per cent, and whether it is 'enough'.
+
+  The chance is that of an upload, of which one image is found at least: of each of its images one in the candidates.
+  """
+  count, images = (rows[0]['candidates'], rows[0].get('batch_size', 1)) if rows else (0, 1)
+  return {'size': count, 'chance': 100 * (1 - (count / (count + 1)) ** images), 'enough': count >= MIN_CANDIDATES}
 
 
 def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:

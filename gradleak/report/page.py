@@ -91,7 +91,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
   return {
     'config': result.config,
     'shape': wording.shape(result.config),
-    'headline': headline.sentence(worst),
+    'headline': headline.sentence(worst, result.config),
     'lines': headline.lines(result.rows, worst, functools.partial(headline.pair, result)),
     'meanings': headline.MEANINGS,
     'gallery': headline.gallery(result.rows),

@@ -96,8 +96,9 @@ def sensitivity_findings(found: Sensitivity) -> list[str]:
   named = {step['setting']: step for step in steps(found)}
   start, end = named[LABORATORY], named[PRODUCTION]
   opening = (
-    f'In the laboratory setting {_of(start["recovered"], start["n"])} images are recovered ({number(start["psnr"])} dB '
-    f'on average), in production {_of(end["recovered"], end["n"])} ({number(end["psnr"])} dB).'
+    f'In the laboratory setting {_of(start["recovered"], start["n"])} uploads give images away '
+    f'({number(start["psnr"])} dB on average), in production {_of(end["recovered"], end["n"])} '
+    f'({number(end["psnr"])} dB).'
   )
   if not start['recovered']:
     return [
@@ -117,7 +118,9 @@ def _protection(by_verdict: Mapping[str, Sequence[Judgement]], end: Mapping[str,
   protecting, not_ = (_names(by_verdict.get(verdict, ())) for verdict in ('protects', 'does not protect'))
   sentences = []
   if end['recovered']:
-    sentences.append(f'You are not protected: production gives {_of(end["recovered"], end["n"])} images away.')
+    sentences.append(
+      f'You are not protected: {_of(end["recovered"], end["n"])} uploads of production give images away.'
+    )
   unsolved = end['not_solved'] + end['diverged']
   by = 'The leak is lowered by' if end['recovered'] else 'You are protected by'
   if unsolved and not end['recovered']:

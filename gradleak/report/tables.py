@@ -77,8 +77,9 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
     `by`, the attacks that recover a trial, each with its counter-measure; `counters`, the counter-measures that recover
     one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
-    trials that any attacker brings there or further; `runs` and the count of every verdict among them (`exact`, …,
-    `not_solved`); and `flags`, reasons for care, their counts over runs.
+    trials that any attacker brings there or further; `runs`, how many of them are `searches` (closed forms are none),
+    and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
+    over runs.
   """
   groups = grouped(rows, 'defense')
   undefended = groups.get(('none',))
@@ -290,6 +291,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     'verdict': worst({row['verdict'] for row in rows}),
     'reached': {level: _reached(rows, level) for level in LEVELS},
     'runs': runs,
+    'searches': sum(row.get('steps', 1) > 0 for row in rows),
     'unaware': _recovered(unaware) if unaware else None,
     'aware': _recovered(aware) if aware else None,
     'by': list(dict.fromkeys(' · '.join(filter(None, [row['attack'], row.get('counter')])) for row in leaking)),

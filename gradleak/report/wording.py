@@ -61,7 +61,7 @@ def _network(config: Mapping[str, Any]) -> str:
 
 
 def _client(config: Mapping[str, Any]) -> str:
-  size = config.get('batch_size', 1)
+  size = config.get('batch_size', 1) // config.get('cohort', 1)  # those of all clients together
   batch = 'one image' if size == 1 else f'a batch of {size} images'
   if config.get('share') == 'delta':
     epochs = config.get('local_epochs') or 1
@@ -85,13 +85,12 @@ def _local(config: Mapping[str, Any]) -> str:
 
 
 def _attacker(config: Mapping[str, Any]) -> str:
-  effort = []
+  sentences = []
   if config.get('steps'):
-    effort.append(f'takes {config["steps"]} steps')
+    sentences.append(f'An attack that searches takes {config["steps"]} steps, if it does not set its own number.')
   if config.get('restarts'):
     several = 's, of which it keeps the best match' if config['restarts'] > 1 else ''
-    effort.append(f'has {config["restarts"]} start{several}')
-  sentences = [f'Each attack {listed(effort)}.'] if effort else []
+    sentences.append(f'Each attack has {config["restarts"]} start{several}.')
   if config.get('labels'):
     sentences.append(_LABELS.get(config['labels'], f'The attacker infers the labels by the rule {config["labels"]}.'))
   return ' '.join(sentences)

@@ -9,7 +9,8 @@ SINGLE = {'batch_size': 1}
 
 def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), unaware=None, aware=None, counters=()):
   return {
-    'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'not_solved': not_solved, 'diverged': diverged,
+    'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'searches': n,
+    'not_solved': not_solved, 'diverged': diverged,
     'verdict': 'exact' if recovered else 'not solved' if not_solved else 'diverged' if diverged else 'nothing seen',
     'reached': dict.fromkeys(('exact', 'recognisable', 'identifying', 'traces'), recovered),
     'nothing_seen': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
@@ -21,7 +22,7 @@ def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), 
 def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0, counter=None):
   return {
     'attack': attack, 'defense': defense, 'recovered': recovered, 'n': 4, 'psnr': psnr, 'control_psnr': 9.83,
-    'unfinished': unfinished, 'diverged': diverged, 'counter': counter,
+    'unfinished': unfinished, 'diverged': diverged, 'counter': counter, 'identifying': 0, 'traces': 0,
   }  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def test_not_solved_is_never_called_protection():
 
 def test_cautions():
   worst = [entry(recovered=4)]
-  controls = [{'attack': 'dlg', 'trial': trial} for trial in range(64)]
+  controls = [{'attack': 'dlg', 'trial': trial, 'psnr': 9.0} for trial in range(64)]
   assert findings.cautions([summary()], worst, controls, {}) == []
   (few,) = findings.cautions([summary()], worst, controls[:63], {})
   assert '63 runs for `dlg`' in few
@@ -243,15 +244,26 @@ def test_what_there_is_to_say_of_a_defense_stands_before_its_figures():
 
 
 def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
-  controls = [{'attack': name, 'trial': i} for name in ('ggl', 'dlg') for i in range(64)]
+  controls = [{'attack': name, 'trial': i, 'psnr': 9.7 + 0.1 * (i % 2)} for name in ('ggl', 'dlg') for i in range(64)]
   given = [
     {**summary('ggl', recovered=4), 'tier': 'D'},
-    {**summary('ggl', 'prune', recovered=0, psnr=9.8), 'tier': 'D'},
+    {**summary('ggl', 'prune', recovered=0, psnr=9.74), 'tier': 'D'},
     {**summary('ggl', 'prune', recovered=0, psnr=9.7, counter='masked'), 'tier': 'D'},
-    {**summary('ggl', 'gaussian', recovered=0, psnr=9.9), 'tier': 'D'},  # beyond the control of 9.83
+    {**summary('ggl', 'gaussian', recovered=0, psnr=9.76), 'tier': 'D'},  # beyond the control, 9.75 on average
+    {**summary('ggl', 'soteria', recovered=0, psnr=9.0), 'tier': 'D', 'traces': 1},  # an upload shows something
     {**summary('dlg', 'prune', recovered=0, psnr=5.0), 'tier': 'B'},
     {**summary('dlg', recovered=4), 'tier': 'B'},
   ]
   (note,) = findings.cautions(given, [entry(recovered=4)], controls, {})
   assert note.startswith('The prior, not the upload: `ggl` under `prune`.') and 'dlg' not in note
-  assert not findings.cautions([{**given[0], 'control_psnr': None}], [entry(recovered=4)], controls, {})
+  silent = [{**control, 'psnr': None} for control in controls]
+  assert not findings.cautions(given, [entry(recovered=4)], silent, {})
+
+
+def test_closed_forms_that_read_nothing_are_not_said_to_have_reached_an_objective():
+  worst = [entry(recovered=4), entry('gaussian'), {**entry('prune'), 'searches': 0}]
+  text = paragraph(worst)
+  searched, closed = text.index('Under `gaussian`'), text.index('Under `prune`')
+  assert text.index('reached an objective') in range(searched, closed)
+  assert 'by closed forms, which have no objective: this says nothing of attacks that search.' in text[closed:]
+  assert 'reached an objective' not in text[closed:]

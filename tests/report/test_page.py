@@ -474,4 +474,11 @@ def entry(defense, verdict, recovered=0):
   ],
 )
 def test_one_sentence(worst, said):
-  assert headline.sentence(worst) == said
+  assert headline.sentence(worst, {}) == said
+  of_batches = headline.sentence(worst, {'batch_size': 4})
+  assert of_batches == re.sub(r'(\d of \d) images can', r'images of \1 uploads can', said)
+
+
+def test_the_chance_to_be_found_is_of_the_whole_upload():
+  assert headline.gallery([{'candidates': 99}])['chance'] == pytest.approx(1)
+  assert headline.gallery([{'candidates': 99, 'batch_size': 32}])['chance'] == pytest.approx(100 * (1 - 0.99**32))

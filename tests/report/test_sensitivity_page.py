@@ -24,7 +24,7 @@ def page(psnr, **options):
       'you are protected by labels, not by batch (recovered if back in the laboratory: 8 of 8 with labels).',
     ),
     (lambda dropped: list((5 if dropped else 25) + NOISE), 'each of batch and labels lowers the leak.'),
-    (lambda dropped: list(25 + NOISE), 'You are not protected: production gives 8 of 8 images away.'),
+    (lambda dropped: list(25 + NOISE), 'You are not protected: 8 of 8 uploads of production give images away.'),
     (lambda dropped: list(5 + NOISE), 'The attack fails in its own laboratory setting, so nothing is shown'),
   ],
 )
