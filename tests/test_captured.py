@@ -368,3 +368,14 @@ def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
   assert (one.labels_mode, list(one.labels)) == ('inferred', affine.labels[:1].tolist())
   assert one.mismatch < 0.1
   assert ('They are not compared' in ' '.join(found.warnings)) == (missing is not None)
+
+
+def test_a_closed_form_without_labels_is_compared_where_the_bias_is_missing(dense):
+  """The label is read from the weights then: as class 0, which a bias of zeros is read as, it would explain nothing."""
+  for missing in (False, True):
+    moved = Case(dense.model, dense.images[1:], dense.labels[1:])
+    update = moved.update()
+    if missing:
+      update['Dense_1']['bias'] = np.zeros_like(update['Dense_1']['bias'])
+    (one,) = moved.attack(update, attacks=[gl.attacks.fidel(candidates=1)]).inversions
+    assert moved.labels[0] != 0 and one.mismatch < 1e-6

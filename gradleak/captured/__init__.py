@@ -21,7 +21,7 @@ from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import versions
 from gradleak.audit.settings import AuditSettings, Group, Labelled, labelled, plan
 from gradleak.captured.hints import hints
-from gradleak.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted
+from gradleak.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.captured.update import checked, derived_image_shape, read_update, read_weights
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
@@ -131,7 +131,7 @@ def attack(
   update = checked(update, stand_in.variables['params'])
   protected = as_defense(defense)
   named = _attacks(attacks, key, stand_in, chosen)
-  rule = _rule_without_bias(stand_in, update, chosen.num_samples)
+  rule = rule_without_bias(stand_in, update, chosen.num_samples)
   modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
   groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
   config = _config(key, stand_in, update, groups, chosen, labels, protected)
@@ -193,20 +193,6 @@ def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
   if not mode:
     mode = 'optimised' if published == 'optimised' else 'inferred' if published == 'known' else 'auto'
   return rule if rule and mode == 'inferred' else mode
-
-
-def _rule_without_bias(stand_in: Scenario, update: Tree, number: int) -> str:
-  """Returns how labels are inferred where the bias of the classifying layer is missing; '' where it is there."""
-  client = stand_in.client
-  try:
-    kernel, bias = label_rules.last_layer(client.model, update, stand_in.images.shape[1:], client.num_classes)
-  except errors.UsageError:  # the model has no such layer
-    return ''
-  if np.any(bias):
-    return ''
-  if not np.any(kernel) or number > client.num_classes:
-    return 'optimised'
-  return 'idlg' if number == 1 else 'yin'
 
 
 def _stand_in(

@@ -23,6 +23,7 @@ from gradleak.audit.views import Target, Views, stack
 from gradleak.engine import driver
 from gradleak.federated import Upload
 from gradleak.progress import note
+from gradleak.scenario import Scenario
 from gradleak.storage import Workdir
 from gradleak.trees import Tree
 
@@ -90,18 +91,18 @@ class Mismatch:
 
   Attributes:
     build: of the lanes.
-    infers: whether the label is read from the update, where the attack gives none.
+    rule: of `attacks.labels`, by which the label is read from the update where the attack gives none; '' where it does.
   """
 
   build: lanes.Build
-  infers: bool
+  rule: str
 
   def __call__(self, shared: dict, lane: dict) -> jax.Array:
     """Called while tracing, by the driver."""
     _, _, observation = self.build(shared, lane)
     client, labels = self.build.simulated, lane['labels']
-    if self.infers:
-      labels = label_rules.infer('bias_corrected', client.model, observation)
+    if self.rule:
+      labels = label_rules.infer(self.rule, client.model, observation)
     images = lane['images']
     known = jax.nn.one_hot(labels, client.num_classes, dtype=images.dtype)
     simulated = client.local_update(None, observation.variables, images, known).update
@@ -170,7 +171,7 @@ def _attacked(
     found = driver.run_on_host(made.build, made.shared, made.arrays, **options)
   else:
     found = driver.run(made.build, made.shared, made.arrays, num_steps=made.num_steps, **options)
-  return _part(group, made, jax.tree.map(np.asarray, found), _mismatches(group, made, found, size))
+  return _part(group, made, jax.tree.map(np.asarray, found), _mismatches(group, update, made, found, size))
 
 
 def _keys(group: Group, variant: lanes.Variant, counter: Counter) -> Iterator[lanes.Key]:
@@ -219,27 +220,42 @@ def _noise(key: jax.Array, view: View) -> View:
   return view._replace(update=jax.tree.map(noise, view.update, view.weights))
 
 
-def _mismatches(group: Group, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
+def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
   """Returns the `Mismatch` of each lane, float [lanes]; NaN where the labels of its pictures are not known."""
   number, images, labels = group.settings.batch_size, np.asarray(found.images), np.asarray(found.labels)
   unknown = np.full(len(images), np.nan, np.float32)
   if images.shape[1] < number:
     return unknown
-  infers = False
+  rule = ''
   if labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
     labels = np.repeat(group.labels, len(images), axis=0)
-    infers = group.settings.labels != 'known'
-  else:
+    if group.settings.labels != 'known':
+      rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
+  if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label
     return unknown
   arrays = {**made.arrays, 'images': jnp.asarray(images[:, :number]), 'labels': jnp.asarray(labels, jnp.int32)}
   try:
-    return np.asarray(driver.evaluate(Mismatch(made.build, infers), made.shared, arrays, group_size=size))
+    return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, group_size=size))
   except errors.UsageError:  # no layer that tells the label
-    if not infers:
+    if not rule:
       raise
     return unknown
+
+
+def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
+  """Returns how labels are inferred where the bias of the classifying layer is missing; '' where it is there."""
+  client = scenario.client
+  try:
+    kernel, bias = label_rules.last_layer(client.model, update, scenario.images.shape[1:], client.num_classes)
+  except errors.UsageError:  # the model has no such layer
+    return ''
+  if np.any(bias):
+    return ''
+  if not np.any(kernel) or number > client.num_classes:
+    return 'optimised'
+  return 'idlg' if number == 1 else 'yin'
 
 
 def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray) -> Part:

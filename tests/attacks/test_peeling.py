@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradleak as gl
 from gradleak import Client, errors, models, trees
 from gradleak.attacks.peeling import _sensitivity, dense_layers, implied_gradients, peel
 
@@ -133,6 +134,18 @@ def test_a_model_and_a_client_of_this_package(digits):
   layers = model.layers((8, 8, 1))
   found = peel(*(dense_layers(layers, tree) for tree in (variables['params'], upload.update)), 6)
   assert len(check_certified(found, images, labels)) >= 3
+
+
+def test_a_network_that_normalises_its_pixels(digits):
+  images, labels = digits[0][:6].reshape(6, 8, 8, 1).astype(np.float32), digits[1][:6].astype(np.int32)
+  model = models.create('mlp+normalised(pixels=mnist)', 10, init='default')
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  update = jax.jit(Client(model, 10).local_update)(None, variables, images, labels).update
+  settings = {'image_shape': (8, 8, 1), 'num_samples': 6, 'controls': 1, 'progress': 'none'}
+  found = gl.attack(jax.random.key(1), model, variables, update, attacks=[gl.attacks.peeling()], **settings)
+  (one,) = found.inversions
+  shown = [max(np.corrcoef(image.ravel(), other.ravel())[0, 1] for other in one.images) for image in images]
+  assert sum(value > 0.999 for value in shown) >= 3
 
 
 @pytest.fixture(scope='module')
