@@ -487,7 +487,7 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
   differences = psnr[0] - psnr[1]
   few = np.isfinite(differences).sum() < 3  # Student's interval of two is 12.7 standard errors wide
   mean, low, high = metrics.mean_interval(differences)
-  _, recovered_low, recovered_high = metrics.mean_interval(recovered[0] - recovered[1])
+  recovered_low, recovered_high = _paired(*recovered)
   if few:
     low = high = recovered_low = recovered_high = math.nan
   return Effect(
@@ -501,6 +501,18 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
     recovered_high,
     len(differences),
   )
+
+
+def _paired(laboratory: np.ndarray, production: np.ndarray) -> tuple[float, float]:
+  """Returns a 95 % interval of the difference of two fractions of the same trials, 0 or 1 each, from exact ones.
+
+  It is that of the trials recovered in the laboratory alone less those recovered in production alone, whose exact
+  intervals hold at 97.5 % each: wide for few trials, also where all agree.
+  """
+  n = len(laboratory)
+  only = [int((one > other).sum()) for one, other in ((laboratory, production), (production, laboratory))]
+  (_, low, high), (_, others_low, others_high) = (metrics.proportion_interval(count, n, 0.975) for count in only)
+  return low - others_high, high - others_low
 
 
 def _settings(

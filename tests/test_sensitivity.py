@@ -11,6 +11,7 @@ from gradleak.sensitivity import (
   PRODUCTION,
   Assumption,
   Sensitivity,
+  _paired,
   _steps,
   assumptions,
   effect,
@@ -213,3 +214,15 @@ def test_an_assumption_of_ones_own(call, tmp_path):
   found = call[0](workdir=tmp_path / 'new', chosen=[knowing])
   assert list(found.steps) == [LABORATORY, PRODUCTION]
   assert found.methods['defenses'].keys() == {'none', 'prune(rate=0.9)'}
+
+
+def test_the_interval_of_what_is_recovered_is_wide_where_few_trials_agree():
+  """Three of three on both sides exclude nothing, and it covers the truth of paired trials as often as it says."""
+  low, high = _paired(np.ones(3), np.ones(3))
+  assert low < -0.5 and high > 0.5
+  rng, covered = np.random.default_rng(0), 0
+  for _ in range(400):
+    uniform = rng.uniform(size=8)
+    low, high = _paired((uniform < 0.8).astype(float), (uniform < 0.3).astype(float))
+    covered += low <= 0.5 <= high
+  assert covered >= 380

@@ -210,7 +210,9 @@ def _from_torch(
 ) -> dict[str, np.ndarray]:
   """Returns the entries in the layout of our parameters; one that does not fit is left as it is."""
   by_place = {place: name for name, place in places.items() if name in entries}
-  order = [path for layer in model.layers(tuple(image_shape)) for path in layer.paths] if model.layers else list(shapes)
+  order = [path for layer in model.layers(tuple(image_shape)) for path in layer.paths] if model.layers else []
+  if not model.layers:
+    order = _convolutions_first(model, {place: entries[name] for place, name in by_place.items()})
   channels, converted = int(image_shape[2]), dict(entries)
   for place in [*order, *(place for place in shapes if place not in order)]:
     name = by_place.get(place)
@@ -229,6 +231,22 @@ def _from_torch(
       converted[name] = values.reshape(outputs, -1, pixels).transpose(2, 1, 0).reshape(inputs, outputs)
       channels = 0  # from here on there are features alone
   return converted
+
+
+def _convolutions_first(model: Model, values: Mapping[tuple[str, ...], np.ndarray]) -> list[tuple[str, ...]]:
+  """Returns the kernels in their order, of a model that does not list its layers; refuses what it could be wrong about.
+
+  PyTorch flattens channels first: a dense layer behind convolutions has its inputs in another order than here.
+  """
+  kernels = {place: x for place, x in values.items() if place[-1] == 'kernel'}
+  convolutions, dense = ([place for place, x in kernels.items() if x.ndim == axes] for axes in (4, 2))
+  if convolutions and dense and (len(dense) > 1 or len({len(kernels[place]) for place in convolutions}) > 1):
+    raise errors.UsageError(
+      f'the model {model.name!r} does not list its layers, and which of its dense layers is behind which convolution '
+      "cannot be told from the file: PyTorch orders that layer's inputs by channel. Give layers=… to "
+      'gradleak.models.from_functions or from_nnx'
+    )
+  return [*convolutions, *dense]
 
 
 def _refuse_misfits(

@@ -1,5 +1,6 @@
 """Training a prior on public images, with checkpoints."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -40,19 +41,24 @@ def train(
     images: public images, float32 [N, H, W, C] in [0, 1].
     steps: a multiple of 20.
     workdir: a folder for checkpoints; a training that was killed goes on from there.
-    config: what identifies the training there, plain JSON.
+    config: what identifies the training there beside key, module and images, plain JSON.
     on_steps: called with (steps done, losses) after every 20 steps.
 
   Raises:
-    UsageError: for a number of steps out of range, images of another shape, or a folder of another training.
+    UsageError: for a number of steps out of range, images of another shape, or a folder of another training, or of one
+      that went further.
   """
   check_steps('steps', steps)
   if tuple(images.shape[1:]) != training.module.image_shape:
     raise errors.UsageError(f'the images have shape {images.shape[1:]}, expected {training.module.image_shape}')
   state, done, public = training.init(jax.random.fold_in(key, 0)), 0, jnp.asarray(images)
-  store = None if workdir is None else Workdir(workdir, config or {}, {})
+  pixels = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()[:16]
+  own = {'key': jax.random.key_data(key).tolist(), 'module': repr(training.module), 'images': pixels}
+  store = None if workdir is None else Workdir(workdir, {**own, **(config or {})}, {})
   if store is not None and (found := store.load_checkpoint('prior')):
     done, leaves = found
+    if done > steps:
+      raise errors.UsageError(f'{workdir} holds a training of {done} steps, more than {steps}: choose a new folder')
     state = jax.tree.unflatten(jax.tree.structure(state), list(map(jnp.asarray, leaves)))
 
   @jax.jit

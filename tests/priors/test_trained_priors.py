@@ -128,6 +128,11 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bits(learned, images, tm
   assert all(map(np.array_equal, jax.tree.leaves(resumed), jax.tree.leaves(state)))
   with pytest.raises(UsageError, match='belongs to'):
     training.train(jax.random.key(0), made, images, 60, workdir=tmp_path / 'prior', config={'a': 2})
+  with pytest.raises(UsageError, match='holds a training of 60 steps, more than 40'):
+    training.train(jax.random.key(0), made, images, 40, workdir=tmp_path / 'prior', config={'a': 1})
+  for key, public in ((1, images), (0, images[1:])):
+    with pytest.raises(UsageError, match='belongs to'):
+      training.train(jax.random.key(key), made, public, 60, workdir=tmp_path / 'prior', config={'a': 1})
 
 
 def test_private_images_that_it_has_seen_are_refused(learned, images):
