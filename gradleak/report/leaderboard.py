@@ -75,12 +75,14 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _order(entry: Mapping[str, Any]) -> tuple:
   """Returns what entries are sorted by: the least leak first, among equals the smallest cost, unknown ones last.
 
-  The weaker worst verdict is the smaller leak; of one verdict, the fewer images, by the upper ends of the intervals.
+  Counts are compared by the upper ends of their intervals, so that an entry of more trials, which meets rarer cases, is
+  not the worse for it: images recovered, then those exact, identified, and with traces.
   """
   honest, cost = entry['honest'], entry['cost']
-  highs = [step['high'] for step in honest['steps']]
+  high = {step['level']: step['high'] for step in honest['steps']}
+  highs = [high[level] for level in ('recognisable', 'exact', 'identifying', 'traces')]
   points = float('inf') if cost is None else cost['points']
-  return -VERDICTS.index(honest['verdict']), highs, points, entry['defense'], entry['name']
+  return highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
 
 
 def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,3 +135,11 @@ def test_it_is_written_from_a_folder(entries, source, tmp_path):
   assert (tmp_path / 'new' / 'page.html').read_text('utf-8') == source
   with pytest.raises(UsageError, match='has no entries'):
     report.write_leaderboard(tmp_path / 'new', tmp_path / 'page.html')
+
+
+def test_more_trials_that_meet_a_rare_case_are_no_larger_leak():
+  """One exact image of forty is less than none of four, which may be 60 %."""
+  rare = ['exact'] + ['traces'] * 39
+  many = board(found({'none': ['exact'] * 40, 'prune(rate=0.9)': rare}))
+  few = board(found({'none': ['exact'] * 4, 'laplace(scale=0.1)': ['traces'] * 4}))
+  assert order(render_leaderboard({**many, **few}))[:2] == ['prune(rate=0.9)', 'laplace(scale=0.1)']
