@@ -35,7 +35,18 @@ def run(main: Callable[[list[str]], Any]) -> None:
   for number in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
       signal.signal(number, stop)
-  app.run(lambda argv: _guarded(main, argv, received), flags_parser=lambda argv: _parse(argv, main))
+
+  def guarded(argv: list[str]) -> Any:
+    try:
+      return _guarded(main, argv, received)
+    except SystemExit as end:
+      if received:  # Python would wait, perhaps for minutes, for what a device and other threads still compute
+        with contextlib.suppress(OSError):
+          sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else 1)
+      raise
+
+  app.run(guarded, flags_parser=lambda argv: _parse(argv, main))
 
 
 @contextlib.contextmanager

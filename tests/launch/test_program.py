@@ -26,6 +26,7 @@ TOY = '''r"""Waits.
 
 import logging
 import time
+from concurrent import futures
 
 from absl import flags
 from launch import _program
@@ -38,11 +39,14 @@ with _program.group('run'):
   flags.DEFINE_string('steps', 'a;b;none', 17 * 'word ' + 'on-off' + 13 * ' word')
 with _program.group('how long'):
   flags.DEFINE_boolean('library', False, 'Waits in a library that hides interruptions.')
+  flags.DEFINE_boolean('busy', False, 'Computes in another thread for ten minutes, which nothing interrupts.')
 flags.DEFINE_string('progress', 'auto', 'Without a heading.')
 
 
 def main(argv):
   _program.say('waiting …')
+  if flags.FLAGS.busy:
+    futures.ThreadPoolExecutor().submit(time.sleep, 600)
   print('started', flush=True)
   try:
     time.sleep(_SECONDS.value)
@@ -95,7 +99,8 @@ def test_help_lists_flags_by_heading_in_order_of_definition(toy):
   assert done.out == (
     'Waits.\n\n    python toy.py \\\n      --seconds=9\n\n'
     'how long:\n  --seconds: How long it waits. (default: 60.0)\n'
-    '  --[no]library: Waits in a library that hides interruptions. (default: False)\n\n'
+    '  --[no]library: Waits in a library that hides interruptions. (default: False)\n'
+    '  --[no]busy: Computes in another thread for ten minutes, which nothing interrupts. (default: False)\n\n'
     'run:\n  --workdir: Folder.\n  --seed: Seed.\n'
     f'  --steps:{first}\n      on-off{second} (default: a; b; none)\n\n'
     "flags:\n  --progress: Without a heading. (default: auto)\n\n--helpfull also lists absl's own flags.\n"
@@ -144,6 +149,7 @@ def test_jax_is_not_imported_before_it_is_needed():
   [
     (['--progress=lines'], 'waiting …\ninterrupted\n'),
     (['--progress=none'], 'interrupted\n'),
+    (['--progress=none', '--busy'], 'interrupted\n'),
     (
       ['--progress=none', '--workdir=results/mine', '--library'],
       'interrupted: give the same command again to go on from the last checkpoint in results/mine\n',
