@@ -252,12 +252,19 @@ def test_a_thousand_neurons_take_large_batches_apart(digits, seed, dtype, sizes)
 
 @pytest.mark.slow
 def test_taking_certified_images_again_finds_others(digits, monkeypatch):
-  layers = dense(4, 64, 1000, 10)
-  images, labels = digits[0][512:608], digits[1][512:608]
-  update = gradient(layers, images, labels, np.float32)
-  again = peel(layers, update, 96)
+  """Of batches that float32 hardly takes apart; of a single one rounding decides, which differs among processors."""
+
+  def certified():
+    found = 0
+    for seed in range(4, 10):
+      layers, at = dense(seed, 64, 1000, 10), 512 + 96 * (seed - 4)
+      images, labels = digits[0][at : at + 96], digits[1][at : at + 96]
+      found += len(check_certified(peel(layers, gradient(layers, images, labels, np.float32), 96), images, labels))
+    return found
+
+  again = certified()
   monkeypatch.setattr(
     peeling, '_take_again', lambda layers, observed, images, labels, mismatch, size: (images, mismatch)
   )
-  once = peel(layers, update, 96)
-  assert len(check_certified(again, images, labels)) > len(check_certified(once, images, labels))
+  once = certified()
+  assert again > once, (again, once)
