@@ -17,6 +17,8 @@ from gradleak.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
 from gradleak.storage import made_folder, plain, write_atomically
 
 BITS = 'the rows are not the same bits'
+TRAINED = 'the weights, which are trained before, are not the same bits'
+ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
 SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
 _TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
 # Of an AutoLeak's config: not of the task, but of the run.
@@ -196,8 +198,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   """Returns what differs between an entry and another run of its defense, in sentences; nothing where none differs.
 
-  Settings and data come first, then the counts of each step. The last one begins with `BITS` where the rows are not the
-  same bits, which they are for the same versions on processors of one type.
+  Settings and data come first, then the counts of each step. One of `ROUNDED` begins what is said of weights that are
+  trained before, and of rows, that are not the same bits: they are for the same versions on processors of one type, on
+  as many devices.
 
   Raises:
     UsageError: if the other run is not of the entry's defense.
@@ -206,7 +209,11 @@ def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   errors.check_choice('defense of the run', then['defense'], found.config['defenses'])
   now = next(one for one in entries(found) if one['defense'] == then['defense'])
   said = _changes(*({**one['task'], **{p: one[p] for p in ('text', 'seed', 'trials')}} for one in (then, now)))
-  said += [f'fingerprint of {change}' for change in _changes(then['fingerprints'], now['fingerprints'])]
+  fingerprints = [dict(one['fingerprints']) for one in (then, now)]
+  trained = all(one['task']['rounds_before'] for one in (then, now)) and not said
+  if trained and len({one.pop('weights') for one in fingerprints}) > 1:
+    said.append(TRAINED)
+  said += [f'fingerprint of {change}' for change in _changes(*fingerprints)]
   said += _changes(*({'version': one['versions']['autoleak']} for one in (then, now)))
   for side, words in SIDES.items():
     said += [f'{words}, {change}' for change in _changes(_counts(then[side]), _counts(now[side]))]

@@ -164,6 +164,17 @@ def test_another_run_is_compared(made, run):
     leaderboard.compare(entry, found({'none': ['exact'] * 4}))
 
 
+def test_weights_that_are_trained_before_may_be_other_bits(made, run):
+  """Another seed, or weights that are drawn, explain no rounding."""
+  drawn = made[PRUNE]
+  trained = {**drawn, 'task': {**drawn['task'], 'rounds_before': 1}}
+  now = {'weights_fingerprint': 'dd', 'rounds_before': 1}
+  assert leaderboard.compare(trained, found(**now)) == [leaderboard.TRAINED]
+  assert leaderboard.TRAINED.startswith(leaderboard.ROUNDED)
+  assert 'fingerprint of weights was weights, now dd' in leaderboard.compare(trained, found(**now, seed=1))
+  assert leaderboard.compare(drawn, found(weights_fingerprint='dd')) == ['fingerprint of weights was weights, now dd']
+
+
 def test_other_versions_explain_other_bits(made, run):
   older = {**made[PRUNE], 'versions': {**made[PRUNE]['versions'], 'jax': '0.9.0'}}
   assert leaderboard.compare(older, run) == []
