@@ -110,6 +110,8 @@ def _check():
   print('\n'.join([f'{_CHECK.value}:', *differing]) if differing else f'{_CHECK.value}: the same counts, the same bits')
   if any(not said.startswith(leaderboard.ROUNDED) for said in differing):
     sys.exit(1)
+  if differing:
+    print('The counts are the same.')
 
 
 def _page():

@@ -86,8 +86,8 @@ def audit(
     num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
       labels, controls, knowledge, rounds, counters.
-    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Functions and
-      transformations of your own are known to it by their labels alone. Defenses and attacks may be added to a
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
+      defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
       finished one: what is there is not run again.
     group_size: trials that share one pass; None takes a measured default, or what fits. It changes speed, and bits.
     process: (rank, number) of this process among several that share the work and the work directory. They need not know

@@ -17,6 +17,7 @@ from gradleak.attacks.counters import UNAWARE, Counter, counters
 from gradleak.defenses.defense import Context, Defense, Placed, as_defense, code_of, place
 from gradleak.federated import Client, Knowledge
 from gradleak.federated import knowledge as grants
+from gradleak.methods import code_of_ones_own
 from gradleak.metrics import perceptual
 from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.scenario import Scenario
@@ -389,12 +390,13 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
 def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dict:
   """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting.
 
-  Of a defense of a user's own that is the code, too.
+  Of a method of a user's own that is the code, too.
   """
   context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
 
   def text(one: Labelled) -> str:
-    code = code_of(one.method, context, num_samples) if isinstance(one.method, Defense) else ''
+    own = isinstance(one.method, Defense)
+    code = code_of(one.method, context, num_samples) if own else code_of_ones_own(one.method.factory)
     return f'{one.method}, code {code}' if code else str(one.method)
 
   texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
