@@ -178,8 +178,8 @@ def cautions(
     methods: `AuditResult.methods`.
   """
   attacks = list(dict.fromkeys(summary['attack'] for summary in summaries))
-  # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
   controls = list(controls)
+  # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
   numbers = {(row['attack'], row['trial']) for row in controls}
   sizes = {attack: sum(of == attack for of, _ in numbers) for attack in attacks}
   bare = [f'`{attack}`' for attack in attacks if not sizes[attack]]
@@ -256,7 +256,7 @@ def _withstood(withstood: Sequence[Entry], config: Config) -> list[str]:
   untried = [entry for entry in withstood if entry['aware'] is None]
   tried = [entry for entry in withstood if entry['aware'] is not None]
   found = []
-  for group in ([e for e in withstood if e['searches']], [e for e in withstood if not e['searches']]):
+  for group in ([one for one in withstood if one['searches']], [one for one in withstood if not one['searches']]):
     if group:
       why = (
         'although the attacks reached an objective at least as low as that of the private images: for them, the upload '
