@@ -4,13 +4,13 @@ __version__ = '0.2.0'
 
 from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
-from gradleak.audit.compare import Comparison, compare
 from gradleak.autoleak import AutoLeak, autoleak
 from gradleak.captured import Captured, CapturedSettings, attack, read_update, read_weights
 from gradleak.errors import UsageError
 from gradleak.federated import Client, ClientSettings, Knowledge, Observation, Upload
 from gradleak.frontier import Frontier, FrontierSettings, frontier
 from gradleak.inspection import Inspection, inspect
+from gradleak.report.compare import Comparison, compare
 from gradleak.scenario import Scenario, scenario
 from gradleak.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.specs import parse

@@ -256,8 +256,8 @@ def test_equal_settings_are_not_mentioned(finished):
   found = gl.compare([finished[0], finished[0]], strict=True)
   assert found.names == ('1', '2') and found.differing == {}
   lines = str(found).splitlines()
-  assert lines[0].split('  ')[0] == 'attack' and '1: PSNR dB, recovered' in lines[0]
-  assert len(lines) == 2 + len(found.rows)
+  assert lines[0].split('  ')[0] == 'attack' and '1: PSNR dB, recovered (95 %)' in lines[0]
+  assert len(lines) == 2 + len(found.rows) + len(found.worst)
 
 
 def test_each_result_has_a_column(two):
@@ -301,7 +301,7 @@ def test_a_comparison_in_markdown_and_as_a_frame(two, monkeypatch):
   lines = found.to_markdown().splitlines()
   assert any(line.startswith('- key: ') for line in lines)
   table = [line for line in lines if line.startswith('| ')]
-  assert len(table) == 2 + len(found.rows) and table[1] == '| --- | --- | --- | --- | --- |'
+  assert len(table) == 2 + len(found.rows) + len(found.worst) and table[1] == '| --- | --- | --- | --- | --- |'
   assert {line.replace(r'\|', '').count('|') for line in table} == {6}
   monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=Frame))
   frame = found.to_frame()
@@ -340,4 +340,30 @@ def test_a_comparison_shows_intervals_of_three_runs_or_more(finished):
   half = 4.303 * 2 / 3**0.5  # Student's quantile for two degrees of freedom
   assert found.rows[0]['many psnr_low'] == pytest.approx(12 - half, abs=1e-2)
   assert found.rows[0]['few psnr_low'] is None
-  assert '11.0, 0 of 2' in str(found) and f'12.0 ± {half:.1f}, 0 of 3' in str(found)
+  assert '11.0, 0 of 2 (0–85 %)' in str(found) and f'12.0 ± {half:.1f}, 0 of 3 (0–71 %)' in str(found)
+
+
+def test_a_comparison_ends_with_the_worst_case_of_each_defense(finished):
+  result = finished[0]
+  first = next(row for row in result.rows if row['defense'] != 'none')
+  seen = {'success': True, 'verdict': 'recognisable'}
+  rows = [
+    {**first, 'trial': 0, 'counter': None, **seen},
+    {**first, 'trial': 1, 'counter': None},
+    {**first, 'trial': 0, 'counter': 'masked'},
+    {**first, 'trial': 1, 'counter': 'masked', **seen},
+  ]
+  (worst,) = gl.compare({'a': gl.AuditResult(**{**vars(result), 'rows': rows})}).worst
+  assert (worst['a recovered'], worst['a n'], worst['a verdict']) == (2, 2, 'recognisable')
+  assert worst['a by'] == [first['attack'], f'{first["attack"]} · masked']
+  assert worst['a success_low'] == pytest.approx(0.158, abs=1e-3)
+
+
+def test_steps_that_attacks_set_themselves_do_not_differ(finished):
+  result = finished[0]
+  config = {**result.config, 'steps': 7}
+  same = gl.AuditResult(**{**vars(result), 'config': config})
+  assert gl.compare([result, same]).differing == {}
+  more = gl.AuditResult(**{**vars(same), 'rows': [{**row, 'steps': 7} for row in result.rows]})
+  steps = result.rows[0]['steps']
+  assert gl.compare([result, more]).differing == {f'steps of {ATTACK}': {'1': steps, '2': 7}}

@@ -59,7 +59,9 @@ def test_sums_of_half_precision_leaves_are_float32():
 def test_cosine_does_not_depend_on_scale(scale):
   # Squared norms of a well-trained network's gradients are small enough that their product is zero in float32.
   expected = flat(tree(0)) @ flat(tree(1)) / np.linalg.norm(flat(tree(0))) / np.linalg.norm(flat(tree(1)))
-  np.testing.assert_allclose(trees.cosine(tree(0, scale), tree(1, scale)), expected, rtol=1e-5)
+  value, slope = jax.value_and_grad(trees.cosine)(tree(0, scale), tree(1, scale))
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  np.testing.assert_allclose(scale * flat(slope), flat(jax.grad(trees.cosine)(tree(0), tree(1))), rtol=1e-4, atol=1e-7)
 
 
 def test_zero_trees_have_no_nan_in_value_or_gradient():

@@ -5,7 +5,7 @@ A distance is a pure function (simulated, observed, weights of the tensors) -> a
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,31 +79,62 @@ def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers
   return 1 - trees.cosine(read(simulated), read(observed))
 
 
-DISTANCES: dict[str, Callable[..., jax.Array]] = {
-  'squared_euclidean': squared_euclidean,
-  'cosine': cosine,
-  'chordal': chordal,
-  'dense_input': dense_input,
-}
-CHOICES = (*DISTANCES, 'prefix')  # the last is no function of two updates, see `prefix_matching`
+class Distance(NamedTuple):
+  """A distance between two updates, and what is known of it.
 
-# Observed update -> its distance from an update of zeros.
-UNITS: dict[str, Callable[[Tree], jax.Array]] = {
-  'squared_euclidean': trees.squared_norm,
-  'cosine': lambda update: jnp.float32(1),
-  'chordal': lambda update: jnp.float32(1),
-  'dense_input': lambda update: jnp.float32(1),
-  'prefix': lambda update: jnp.float32(2),
+  Attributes:
+    between: (simulated update, observed one, weights of the tensors or None) -> a float32 scalar; None for 'prefix',
+      which is no function of two updates, see `prefix_matching`.
+    unit: observed update -> its distance from an update of zeros.
+    floor: (expected squared norm of the noise in an update, squared norm of that update) -> the distance that the truth
+      would have.
+  """
+
+  between: Callable[..., jax.Array] | None
+  unit: Callable[[Tree], jax.Array]
+  floor: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _one(observed: Tree) -> jax.Array:
+  return jnp.float32(1)
+
+
+def _angle(noise: jax.Array, total: jax.Array) -> jax.Array:
+  return 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30)))
+
+
+def _none(noise: jax.Array, total: jax.Array) -> jax.Array:
+  return jnp.float32(0)
+
+
+DISTANCES = {
+  'squared_euclidean': Distance(squared_euclidean, trees.squared_norm, lambda noise, total: noise),
+  'cosine': Distance(cosine, _one, _angle),
+  'chordal': Distance(chordal, _one, _angle),
+  'dense_input': Distance(dense_input, _one, _none),
+  'prefix': Distance(None, lambda observed: jnp.float32(2), _none),
 }
 
-# (expected squared norm of the noise in an update, squared norm of that update) -> distance that the truth would have.
-FLOORS = {
-  'squared_euclidean': lambda noise, total: noise,
-  'cosine': lambda noise, total: 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30))),
-  'dense_input': lambda noise, total: jnp.float32(0),
-  'prefix': lambda noise, total: jnp.float32(0),
-}
-FLOORS['chordal'] = FLOORS['cosine']
+
+def as_distance(distance: str | Callable[[Tree, Tree], jax.Array]) -> Distance:
+  """Returns the `Distance` of this name, or that of a user's own function.
+
+  Args:
+    distance: one of `DISTANCES`, or (simulated update, observed one) -> a scalar, in JAX. Weights of layers and entries
+      are applied to both before. No search stops at a noise floor, which is not known of it.
+
+  Raises:
+    UsageError: for an unknown name.
+  """
+  if callable(distance):
+    own = distance
+    return Distance(
+      lambda simulated, observed, weights=None: own(*_both_weighted(simulated, observed, weights)),
+      lambda observed: own(jax.tree.map(jnp.zeros_like, observed), observed),
+      lambda noise, total: jnp.float32(-jnp.inf),
+    )
+  errors.check_choice('distance', distance, DISTANCES)
+  return DISTANCES[distance]
 
 
 def _weighted(tree, weights):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from gradleak import errors
 from gradleak.attacks.base import Attack, Reconstruction
-from gradleak.attacks.distances import UNITS, weighed
+from gradleak.attacks.distances import as_distance, weighed
 from gradleak.attacks.matching import Matching, starting_labels
 from gradleak.federated import Observation
 from gradleak.strictness import relaxed, standard
@@ -67,7 +67,7 @@ class Evolution:
     """Returns (objective, distance) of one candidate."""
     images = self.matching.images({'weights': made}, state.kept, observation)
     objective, apart = self.matching.losses(observation, images, state.labels)
-    unit = UNITS[self.matching.distance](weighed(observation.update, observation))
+    unit = as_distance(self.matching.distance).unit(weighed(observation.update, observation))
     return objective + self.kl * unit * divergence(made), apart
 
   def init(self, key: jax.Array, observation: Observation) -> EvolutionState:

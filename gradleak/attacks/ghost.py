@@ -40,9 +40,10 @@ class Products(NamedTuple):
 
 def cosine(products: Products) -> jax.Array:
   """Returns 1 − ⟨g, g*⟩ / (‖g‖‖g*‖) with an error of about 1e-7; 1 where either is zero."""
-  scale = safe_sqrt(products.square) * safe_sqrt(products.observed)
-  nothing = scale == 0
-  return 1 - jnp.where(nothing, 0.0, products.inner / jnp.where(nothing, jnp.ones_like(scale), scale))
+  lengths = safe_sqrt(products.square), safe_sqrt(products.observed)
+  nothing = (lengths[0] == 0) | (lengths[1] == 0)
+  own, other = (jnp.where(nothing, jnp.ones_like(length), length) for length in lengths)
+  return 1 - jnp.where(nothing, 0.0, products.inner / own / other)  # own · other may leave float32's range
 
 
 def saved(gradient: Callable[..., Tree], *arguments: Any) -> int:

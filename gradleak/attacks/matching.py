@@ -19,17 +19,7 @@ from gradleak import errors, trees
 from gradleak.attacks import ghost, image_priors, prefix_matching
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
-from gradleak.attacks.distances import (
-  CHOICES,
-  DISTANCES,
-  FLOORS,
-  LAYER_WEIGHTS,
-  UNITS,
-  clipped,
-  compared,
-  layer_weights,
-  weighed,
-)
+from gradleak.attacks.distances import LAYER_WEIGHTS, as_distance, clipped, compared, layer_weights, weighed
 from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.attacks.subsets import Subsets
 from gradleak.federated import Client, Observation
@@ -207,7 +197,7 @@ class Matching:
   optimizer: optax.GradientTransformationExtraArgs
   simulation: Simulation
   priors: Priors
-  distance: str
+  distance: str | Callable[[Tree, Tree], jax.Array]
   layer_weighting: str
   box: bool
   start: Any
@@ -222,7 +212,7 @@ class Matching:
   subsets: Subsets | None = None
 
   def __post_init__(self) -> None:
-    errors.check_choice('distance', self.distance, CHOICES)
+    as_distance(self.distance)  # raises for an unknown name
     errors.check_choice('layer weighting', self.layer_weighting, LAYER_WEIGHTS)
     errors.check_choice('form', self.form, FORMS)
     numbers = {**self.priors._asdict(), 'tolerance': self.tolerance}
@@ -274,7 +264,7 @@ class Matching:
       everything = images if decoys is None else jnp.concatenate([images, decoys])
       apart = self.apart(observation, observed, everything, labels, place)
     priors = self.priors
-    weight = priors.tv + priors.prior * UNITS[self.distance](observed)
+    weight = priors.tv + priors.prior * as_distance(self.distance).unit(observed)
     objective = apart + weight * image_priors.total_variation(images) + priors.l2 * jnp.mean(jnp.square(images))
     if priors.batch_norm is not None:
       statistics = image_priors.batch_statistics(self.client.model.apply, observation.variables, images)
@@ -302,7 +292,9 @@ class Matching:
     options = {}
     if self.distance == 'dense_input':
       options['layers'] = models.require(self.client.model, 'layers')(image_shape)
-    return DISTANCES[self.distance](weighed(clipped(update, observation), observation), observed, weights, **options)
+    between = as_distance(self.distance).between
+    assert between is not None  # `losses` computes that of 'prefix'
+    return between(weighed(clipped(update, observation), observation), observed, weights, **options)
 
   def by_products(self, observation: Observation, images: jax.Array, labels: jax.Array) -> bool:
     """Returns whether the distance is computed without the whole gradient, see `ghost`; shapes alone decide.
@@ -446,8 +438,8 @@ class Matching:
   def arrived(self, best: tuple, observation: Observation) -> jax.Array:
     """Returns whether the best distance is as low as the noise, or the tolerance, allows."""
     observed = weighed(observation.update, observation)
-    floor = FLOORS[self.distance](observation.noise, trees.squared_norm(observed))
-    near = self.tolerance * UNITS[self.distance](observed)
+    floor = as_distance(self.distance).floor(observation.noise, trees.squared_norm(observed))
+    near = self.tolerance * as_distance(self.distance).unit(observed)
     return ((observation.noise > 0) & (best[2] <= floor)) | ((self.tolerance > 0) & (best[2] <= near))
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
@@ -546,7 +538,7 @@ def gradient_matching(
   optimizer: optax.GradientTransformation,
   num_steps: int,
   *,
-  distance: str = 'squared_euclidean',
+  distance: str | Callable[[Tree, Tree], jax.Array] = 'squared_euclidean',
   layer_weighting: str = 'uniform',
   tv: float | jax.Array = 0.0,
   l2: float | jax.Array = 0.0,
@@ -584,7 +576,8 @@ def gradient_matching(
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer, num_steps: an optax optimizer of the dummy samples, which is given `value=`; number of evaluations.
     distance: 'squared_euclidean', 'cosine', 'chordal'; of one sample 'dense_input' (the input of the first dense layer
-      alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide).
+      alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide); or a
+      function of one's own, (simulated update, observed one) -> a scalar.
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors, which may be traced.
     box: project the images into [0, 1] after each step.

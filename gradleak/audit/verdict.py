@@ -105,6 +105,11 @@ def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[
   return [credited(row) for row in rows]
 
 
+def unfinished(row: dict) -> bool:
+  """Returns whether a run shows something of the images before its attack had converged: more steps may show more."""
+  return row['verdict'] in LEVELS and not row['solved']
+
+
 def worst(verdicts: set[str]) -> str:
   """Returns the worst of some verdicts: the strongest step; else one that shows nothing about the defense."""
   return next(verdict for verdict in VERDICTS if verdict in verdicts)

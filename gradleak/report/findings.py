@@ -205,7 +205,8 @@ def cautions(
     )
   if unfinished:
     notes.append(
-      f'In {unfinished} recovered {_runs(unfinished)} the attack had not converged: more steps may recover more.'
+      f'In {unfinished} {_runs(unfinished)} that {"shows" if unfinished == 1 else "show"} something of the images the '
+      'attack had not converged: more steps may show more.'
     )
   if diverged:
     notes.append(f'{diverged} {_runs(diverged)} diverged to NaN: not counted as recovered, and left out of the means.')

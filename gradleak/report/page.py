@@ -11,6 +11,7 @@ from typing import Any
 from gradleak import storage
 from gradleak.audit import load
 from gradleak.audit.result import AuditResult, Case, check_result
+from gradleak.audit.verdict import unfinished
 from gradleak.report import descent, findings, formatting, headline, pictures, tables, wording
 from gradleak.report.pictures import Picture
 
@@ -236,8 +237,8 @@ def _cell(picture: Picture) -> dict[str, Any]:
   value = 'no PSNR' if picture.psnr is None else f'{formatting.number(picture.psnr)} dB'
   step = row.get('diverged_step')
   at = f' at step {step}' if row['verdict'] == 'diverged' and step is not None else ''
-  unfinished = row['success'] and not row['solved']
-  more = ', not converged' if unfinished else ''
+  early = unfinished(row)
+  more = ', not converged' if early else ''
   found = f'{row["verdict"]}{at}{more}, {value}'
   knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
   return {
@@ -245,7 +246,7 @@ def _cell(picture: Picture) -> dict[str, Any]:
     'alt': f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {found}.',
     'verdict': row['verdict'],
     'psnr': value if picture.psnr is not None else f'NaN{at}',
-    'unfinished': unfinished,
+    'unfinished': early,
   }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradleak import errors
 from gradleak.audit.result import AuditResult, Case, check_result
-from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, worst
+from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
 from gradleak.metrics import statistics
 from gradleak.report import findings
 from gradleak.report.formatting import number, percent_range, plus_minus, wrap
@@ -43,10 +43,11 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
     `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
     runs recovered, that is exact or recognisable) with its exact 95 % interval; the counts `recovered`, of every
-    verdict by its name (`exact`, …, `not_solved`), and `unfinished` (recovered before the attack had converged); the
-    means of `revealed` (images of a batch that are fully revealed), `revealed_psnr` (dB, of these), `oracle_psnr` (dB),
-    `control_psnr` (dB), `rank`, `label_correct`, `change` and `sent` (fraction of the entries sent); `candidates`; and
-    `verdict`, the worst of the runs. What cannot be computed is None.
+    verdict by its name (`exact`, …, `not_solved`), and `unfinished` (runs that show something, from exact to traces,
+    before the attack had converged); the means of `revealed` (images of a batch that are fully revealed),
+    `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `rank`, `label_correct`, `change` and
+    `sent` (fraction of the entries sent); `candidates`; and `verdict`, the worst of the runs. What cannot be computed
+    is None.
   """
   return [_summary(group) for group in by_case(rows).values()]
 
@@ -250,7 +251,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     **{key: value for name in METRICS for key, value in _mean_interval(by_image, name).items()},
     **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
     **counts,
-    'unfinished': sum(row['success'] and not row['solved'] for row in rows),
+    'unfinished': sum(map(unfinished, rows)),
     'revealed': _mean(rows, 'revealed'),
     'revealed_psnr': _mean(rows, 'revealed_psnr'),
     'trained_psnr': _mean(rows, 'trained_psnr'),

@@ -244,8 +244,8 @@ def test_clipping_masking_and_the_floor_by_hand(context, gradient):
   positive = distances.weighed(gradient, attacks_observation(context, gradient, weights=weights))
   np.testing.assert_array_equal(entries(positive), np.maximum(2 * entries(gradient), 0))
   # Noise orthogonal to a gradient, of a third of its squared norm: cos² = 3/4.
-  assert float(distances.FLOORS['cosine'](1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
-  assert float(distances.FLOORS['squared_euclidean'](1.0, 4.0)) == 1.0
+  assert float(distances.DISTANCES['cosine'].floor(1.0, 4.0)) == pytest.approx(1 - math.sqrt(3 / 4))
+  assert float(distances.DISTANCES['squared_euclidean'].floor(1.0, 4.0)) == 1.0
 
 
 def attacks_observation(context, update, **known):
@@ -266,7 +266,7 @@ def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
     return attack.reconstruct(state, observed).distance
 
   through, stopped = (float(run(attacks_observation(context, gradient, noise=known))) for known in (0.0, noise))
-  floor = float(distances.FLOORS['cosine'](noise, trees.squared_norm(gradient)))
+  floor = float(distances.DISTANCES['cosine'].floor(noise, trees.squared_norm(gradient)))
   assert through < 0.1 * floor
   assert 3 * through < stopped <= floor
 

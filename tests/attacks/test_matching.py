@@ -5,7 +5,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from gradleak import Client, Knowledge, Observation, attacks, errors, metrics, models
+from gradleak import Client, Knowledge, Observation, attacks, errors, metrics, models, trees
 from gradleak.attacks import distances, image_priors, matching
 from gradleak.attacks.optimizers import first_order
 
@@ -37,6 +37,19 @@ def test_distances_and_prior_by_hand():
   np.testing.assert_allclose(distances.cosine(a, jax.tree.map(lambda x: -7 * x, a)), 2, rtol=1e-6)
   images = jnp.asarray([[0.0, 1.0], [0.5, 0.5]]).reshape(1, 2, 2, 1)
   np.testing.assert_allclose(image_priors.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
+
+
+def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
+  a = {'x': jnp.asarray([3.0, 4.0]), 'y': jnp.asarray([[1.0]])}
+  b = {'x': jnp.asarray([0.0, 4.0]), 'y': jnp.asarray([[-1.0]])}
+  weights = {'x': 2.0, 'y': 0.5}
+  own = distances.as_distance(lambda simulated, observed: trees.norm(trees.subtract(simulated, observed)))
+  np.testing.assert_allclose(own.between(a, b), np.sqrt(9 + 4), rtol=1e-6)
+  np.testing.assert_allclose(own.between(a, b, weights), np.sqrt(18 + 2), rtol=1e-6)
+  np.testing.assert_allclose(own.unit(b), np.sqrt(17), rtol=1e-6)
+  assert own.floor(1.0, 4.0) == -np.inf  # no search ends at a floor that nobody knows
+  with pytest.raises(errors.UsageError, match=r"distance.*'l3'"):
+    distances.as_distance('l3')
 
 
 @pytest.mark.parametrize('shape', [(2, 1, 3, 1), (2, 3, 1, 1), (2, 1, 1, 1)])

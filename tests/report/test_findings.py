@@ -101,7 +101,7 @@ def test_cautions():
   (bare,) = findings.cautions([summary()], worst, [], {})
   assert 'No null-gradient control was run for `dlg`' in bare
   unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls, {})
-  assert '1 recovered run ' in unfinished
+  assert '1 run that shows something ' in unfinished
   assert '2 runs diverged' in diverged
   gs = [control | {'attack': 'gs'} for control in controls]
   (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs, {})

@@ -143,9 +143,10 @@ def test_intervals_stay_within_the_range_of_their_metric():
   assert formatting.plus_minus(summary, 'psnr') == f'20.3 ± {half:.1f}'
 
 
-def test_unfinished_counts_recovered_runs_that_were_not_solved():
+def test_unfinished_counts_runs_at_any_step_that_were_not_solved():
   rows = [row(trial=0, solved=False, **RECOVERED), row(trial=1, **RECOVERED), row(trial=2, solved=False)]
   assert summarise(rows)[0]['unfinished'] == 1
+  assert summarise([*rows, row(trial=3, solved=False, verdict='traces')])[0]['unfinished'] == 2
 
 
 def test_worst_case_is_the_union_over_attacks():

@@ -1,18 +1,19 @@
-"""Several results side by side: one table, and the settings in which the results differ."""
+"""Several results side by side: their figures, their worst cases, and the settings in which they differ."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from gradleak import errors
 from gradleak.audit import GROWS, AuditResult
 from gradleak.audit.result import frame
-from gradleak.metrics import statistics
+from gradleak.report.formatting import aligned, percent_range, plus_minus
+from gradleak.report.tables import summarise, worst_case
 
 _KEYS = ('attack', 'defense', 'counter')
-_FIGURES = ('psnr', 'psnr_low', 'psnr_high', 'recovered', 'n')
+_COUNTS = ('recovered', 'n', 'success_low', 'success_high')
+_FIGURES = ('psnr', 'psnr_low', 'psnr_high', *_COUNTS)
+_ANY = 'any attack'
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -26,19 +27,20 @@ class Comparison:
     rows: one dict per attack × defense × counter-measure: 'attack', 'defense', 'counter' (None: the attacker is unaware
       of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge) with the bounds
       of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name> recovered' and
-      '<name> n' (the runs that recover, and all runs); None where a result has no such runs.
+      '<name> n' (the runs that recover, and all runs), and the bounds of the exact 95 % interval of that fraction,
+      '<name> success_low' and '<name> success_high'; None where a result has no such runs.
+    worst: one dict per defense, over all attackers: 'defense', and for each result '<name> recovered' of '<name> n'
+      trials, the bounds as above, '<name> verdict' (the worst) and '<name> by' (the attacks that recover a trial, each
+      with its counter-measure).
   """
 
   names: tuple[str, ...]
   differing: dict[str, dict[str, Any]]
   rows: list[dict[str, Any]]
+  worst: list[dict[str, Any]]
 
   def __str__(self) -> str:
-    lines = [self._head(), *self._cells()]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    texts = ['  '.join(f'{cell:<{w}}' for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    rule = '-' * (sum(widths) + 2 * (len(widths) - 1))
-    return '\n'.join([*self._warning('  '), texts[0], rule, *texts[1:]])
+    return '\n'.join([*self._warning('  '), *aligned([self._head(), *self._cells()])])
 
   __repr__ = __str__
 
@@ -61,10 +63,13 @@ class Comparison:
     return made
 
   def _head(self) -> list[str]:
-    return [*_KEYS, *(f'{name}: PSNR dB, recovered' for name in self.names)]
+    return [*_KEYS, *(f'{name}: PSNR dB, recovered (95 %)' for name in self.names)]
 
   def _cells(self) -> list[list[str]]:
-    return [[*(row[key] or '–' for key in _KEYS), *(_cell(row, name) for name in self.names)] for row in self.rows]
+    """Returns the lines of the table; below, the worst case of each defense."""
+    cells = [[*(row[key] or '–' for key in _KEYS), *(_cell(row, name) for name in self.names)] for row in self.rows]
+    worst = [[_ANY, entry['defense'], '–', *(_worst_cell(entry, name) for name in self.names)] for entry in self.worst]
+    return cells + worst
 
   def _warning(self, mark: str) -> list[str]:
     """Returns the lines above the table; none if all settings are the same."""
@@ -101,12 +106,19 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
   if strict and differing:
     said = '; '.join(f'{setting}: {_shown(values)}' for setting, values in differing.items())
     raise errors.UsageError(f'these results differ in settings ({said}): compare them with strict=False')
-  return Comparison(tuple(named), differing, _rows(named))
+  summaries = {name: summarise(result.rows) for name, result in named.items()}
+  worst = {name: worst_case(result.rows) for name, result in named.items()}
+  return Comparison(
+    tuple(named),
+    differing,
+    _joined(summaries, _KEYS, _FIGURES),
+    _joined(worst, ('defense',), (*_COUNTS, 'verdict', 'by')),
+  )
 
 
 def _differing(named: dict[str, AuditResult]) -> dict[str, dict[str, Any]]:
   """Returns the settings in which the results differ, and the labels that stand for different methods."""
-  grown = {*GROWS, *GROWS.values()}
+  grown = {*GROWS, *GROWS.values(), 'steps'}  # the steps that attacks had stand in their rows
   settings = dict.fromkeys(name for result in named.values() for name in result.config if name not in grown)
   found = {name: {of: result.config.get(name) for of, result in named.items()} for name in settings}
   for kind in ('attack', 'defense'):
@@ -116,6 +128,9 @@ def _differing(named: dict[str, AuditResult]) -> dict[str, dict[str, Any]]:
         for of, result in named.items()
         if label in result.config[f'{kind}s']
       }
+  steps = {name: {row['attack']: row['steps'] for row in result.rows} for name, result in named.items()}
+  for label in dict.fromkeys(label for of in steps.values() for label in of):
+    found[f'steps of {label}'] = {name: of[label] for name, of in steps.items() if label in of}
   return {name: values for name, values in found.items() if not _alike([*values.values()])}
 
 
@@ -123,36 +138,38 @@ def _alike(values: list) -> bool:
   return all(value == values[0] for value in values)
 
 
-def _rows(named: dict[str, AuditResult]) -> list[dict[str, Any]]:
-  found: dict[tuple, dict[str, list[dict]]] = {}
-  for name, result in named.items():
-    for row in result.rows:
-      found.setdefault(tuple(row[key] for key in _KEYS), {}).setdefault(name, []).append(row)
+def _joined(results: Mapping[str, list[dict]], keys: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
+  """Returns one dict for all entries of several results with the same keys: the keys, and '<name> <figure>'."""
+  found: dict[tuple, dict[str, dict]] = {}
+  for name, entries in results.items():
+    for entry in entries:
+      found.setdefault(tuple(entry[key] for key in keys), {})[name] = entry
   return [
-    {**dict(zip(_KEYS, case, strict=True)), **{k: v for name in named for k, v in _figures(name, of.get(name)).items()}}
+    {
+      **dict(zip(keys, case, strict=True)),
+      **{f'{name} {figure}': of[name][figure] if name in of else None for name in results for figure in figures},
+    }
     for case, of in found.items()
   ]
 
 
-def _figures(name: str, rows: list[dict] | None) -> dict[str, Any]:
-  """Returns the figures of one result in one row of the table."""
-  names = [f'{name} {column}' for column in _FIGURES]
-  if rows is None:
-    return dict.fromkeys(names)
-  finite = [row['psnr'] for row in rows if row['psnr'] is not None]
-  mean, *bounds = statistics.mean_interval(finite)
-  sure = len(finite) >= statistics.MIN_RUNS and np.isfinite(bounds).all()
-  low, high = bounds if sure else (None, None)
-  values = mean if finite else None, low, high, sum(row['success'] for row in rows), len(rows)
-  return dict(zip(names, values, strict=True))
+def _of(entry: dict[str, Any], name: str) -> dict[str, Any]:
+  """Returns the figures of one result, without its name."""
+  return {key.removeprefix(f'{name} '): value for key, value in entry.items() if key.startswith(f'{name} ')}
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
-  psnr, low, _, recovered, n = (row[f'{name} {column}'] for column in _FIGURES)
-  if n is None:
-    return '–'
-  mean = '–' if psnr is None else f'{psnr:.1f}' if low is None else f'{psnr:.1f} ± {psnr - low:.1f}'
-  return f'{mean}, {recovered} of {n}'
+  of = _of(row, name)
+  return '–' if of['n'] is None else f'{plus_minus(of, "psnr")}, {_count(of)}'
+
+
+def _worst_cell(entry: dict[str, Any], name: str) -> str:
+  of = _of(entry, name)
+  return '–' if of['n'] is None else f'{of["verdict"]}, {_count(of)}'
+
+
+def _count(of: dict[str, Any]) -> str:
+  return f'{of["recovered"]} of {of["n"]} ({percent_range(of)})'
 
 
 def _shown(values: dict[str, Any]) -> str:
