@@ -575,9 +575,8 @@ def gradient_matching(
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer, num_steps: an optax optimizer of the dummy samples, which is given `value=`; number of evaluations.
-    distance: 'squared_euclidean', 'cosine', 'chordal'; of one sample 'dense_input' (the input of the first dense layer
-      alone) or 'prefix' (that, and the layers before it, whatever stands behind: what PRECODE cannot hide); or a
-      function of one's own, (simulated update, observed one) -> a scalar.
+    distance: 'squared_euclidean', 'cosine', 'chordal', or a function as `distances.as_distance` takes it; of one sample
+      'dense_input' (the input of the first dense layer) or 'prefix' (that, and the layers before it).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors, which may be traced.
     box: project the images into [0, 1] after each step.

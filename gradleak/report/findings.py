@@ -44,6 +44,29 @@ def unaware(summaries: Sequence[Summary]) -> list[str]:
   return ['All attackers here are unaware of the defenses: one who knows a defense may recover more.']
 
 
+def unsuited(summaries: Sequence[Summary], config: Config) -> list[str]:
+  """Returns at most one sentence: the attacks that can use nothing of what is known of some defenses.
+
+  Args:
+    summaries: from `tables.summarise`.
+    config: the audit's settings; where they ask for unaware attackers or name counter-measures, nothing is said.
+  """
+  if config.get('knowledge', 'both') == 'unaware' or config.get('counters') is not None:
+    return []
+  cases: dict[tuple[str, str], set] = {}
+  for summary in summaries:
+    if summary['defense'] != 'none':
+      cases.setdefault((summary['attack'], summary['defense']), set()).add(summary['counter'])
+  found: dict[str, list[str]] = {}
+  for (attack, defense), counters in cases.items():
+    if counters == {None}:
+      found.setdefault(f'`{attack}`', []).append(f'`{defense}`')
+  if not found or not any(summary['counter'] for summary in summaries):  # else see `unaware`
+    return []
+  places = [f'{attack} under {listed(defenses)}' for attack, defenses in found.items()]
+  return [f'Knowing the defense changes nothing for {"; ".join(places)}: no counter-measure suits the attack.']
+
+
 def remarks(methods: Mapping[str, Any]) -> list[str]:
   """Returns what there is to say of the defenses in this setting; `methods` is `AuditResult.methods`."""
   together: dict[str, list[str]] = {}

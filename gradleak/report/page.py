@@ -97,7 +97,10 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'meanings': headline.MEANINGS,
     'gallery': headline.gallery(result.rows),
     'findings': findings.sentences(summaries, worst, result.config, result.methods),
-    'cautions': findings.cautions(summaries, worst, result.controls, result.methods),
+    'cautions': [
+      *findings.cautions(summaries, worst, result.controls, result.methods),
+      *findings.unsuited(summaries, result.config),
+    ],
     'symbols': pictures.SYMBOLS,
     'columns': _columns(truth),
     'truth': _cells(truth),

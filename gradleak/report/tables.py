@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak import errors
@@ -130,11 +130,19 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
     *findings.broken(worst, result.config),
     *findings.hinting(worst, result.config),
     *findings.outdone(worst),
+    *findings.unsuited(summaries, result.config),
     findings.caution(worst),
   ]
-  closing = [' '.join(found), *findings.guarantees(result.methods)]
+  closing = [' '.join(found), *_legend(pairs, result.counters), *findings.guarantees(result.methods)]
   wrapped = [line for text in closing for line in textwrap.wrap(text.replace('`', ''), width)]
   return '\n'.join([*table, '', *wrapped]) + '\n'
+
+
+def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[str, Mapping[str, str]]) -> list[str]:
+  """Returns a sentence on each counter-measure that stands in the table: 'aware: name: what that attacker does'."""
+  shown = [(summary['defense'], summary['counter']) for pair in pairs.values() for summary in pair]
+  words = {counter: counters.get(defense, {}).get(counter) for defense, counter in shown if counter}
+  return [f'aware: {counter}: {sentence}' for counter, sentence in words.items() if sentence]
 
 
 def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:

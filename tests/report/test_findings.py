@@ -120,6 +120,15 @@ def test_it_is_said_where_knowing_the_defense_helps_nobody():
   assert findings.outdone([entry(recovered=4, aware=1), entry('laplace', 2, unaware=2)]) == []  # none, and nobody knows
 
 
+def test_attacks_that_can_use_nothing_of_what_is_known_are_named():
+  given = [summary(), summary('dlg', 'clip'), summary('gs', 'clip'), summary('gs', 'clip', counter='clipped')]
+  assert findings.unsuited(given, {}) == [
+    'Knowing the defense changes nothing for `dlg` under `clip`: no counter-measure suits the attack.'
+  ]
+  assert findings.unsuited(given, {'knowledge': 'unaware'}) == findings.unsuited(given, {'counters': ['x']}) == []
+  assert findings.unsuited(given[:3], {}) == []  # nobody knows a defense: `unaware` says so
+
+
 def test_traces_without_a_defense_are_said():
   seen = {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
   text = findings.undefended([summary(recovered=0)], [entry() | {'reached': seen}], SINGLE)

@@ -288,7 +288,8 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
   text = terminal_table(both)
   lines = text.splitlines()
   assert max(map(len, lines)) <= 110
-  assert text.count('aware: ') == 2 * 3  # one per attack and defense but 'none'
+  assert text.count('    aware: ') == 2 * 3  # one per attack and defense but 'none'
+  assert '\naware: prior: It weights smoothness by ' in text  # what the names above stand for
   attack = None
   summaries = {tables.case(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
