@@ -262,7 +262,7 @@ class _Run:
     """Returns {defense: reasons to distrust its verdict}."""
     key = jax.random.fold_in(errors.check_key('key', self.key, traced=False), 0)
     found = {}
-    failing = flags.failing([row for row in rows if row['defense'] == 'none'])
+    failing = flags.of_undefended([row for row in rows if row['defense'] == 'none' and row['honest']])
     for label, defense in self.defenses.items():
       of = [row for row in rows if row['defense'] == label]
       own = [row for row in of if row['honest']]
@@ -271,9 +271,7 @@ class _Run:
       broken = len({row['trial'] for row in own if row['verdict'] == 'exact'}) == self.num_trials
       said = flags.of_rows(own, controls, random and not broken, averaged)
       if defense is not None:
-        said += flags.of_uploads(key, self.scenario, defense, self.batch_size)
-        if len(failing) == len({row['attack'] for row in rows}):
-          said.append(f'{flags.FAILS}: no attack recovers anything without a defense')
+        said += [*flags.of_uploads(key, self.scenario, defense, self.batch_size), *failing]
       found[label] = said
     return found
 

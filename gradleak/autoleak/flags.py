@@ -91,9 +91,15 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
   return found
 
 
-def failing(undefended: Sequence[dict]) -> list[str]:
-  """Returns the attacks that recover nothing without a defense, of its rows."""
-  return [attack for attack, of in _by_attack(undefended).items() if not any(row['success'] for row in of)]
+def of_undefended(undefended: Sequence[dict]) -> list[str]:
+  """Returns what the rows of undefended uploads say about all defenses: a sentence where nothing is recovered.
+
+  Args:
+    undefended: by honest-but-curious servers; that a malicious one recovers something shows nothing about the others.
+  """
+  if any(row['success'] for row in undefended):
+    return []
+  return [f'{FAILS}: no honest-but-curious attacker recovers anything without a defense']
 
 
 def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:

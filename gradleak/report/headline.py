@@ -64,6 +64,21 @@ def sentence(worst: Sequence[dict], config: Mapping[str, Any]) -> str:
   return f'{start}; of {len(defended)} defenses, {listed(told)}.'
 
 
+def recovering(worst: Sequence[dict]) -> str:
+  """Returns one sentence: under how many defenses images are recovered; empty for none.
+
+  Args:
+    worst: entries of `tables.worst_case`.
+  """
+  defended = [entry for entry in worst if entry['defense'] != 'none']
+  if not defended:
+    return ''
+  leaking = sum(entry['verdict'] in RECOVERED for entry in defended)
+  if len(defended) == 1:
+    return f'images are {"" if leaking else "not "}recovered under the one defense'
+  return f'images are recovered under {leaking} of {len(defended)} defenses'
+
+
 def lines(
   rows: Sequence[dict],
   worst: Sequence[dict],
@@ -80,9 +95,9 @@ def lines(
 
   Returns:
     Dicts: 'defense', 'verdict', 'meaning', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
-    interval 'success_low' to 'success_high', 'by' (the attackers that reach it), 'example' (the row with the highest
-    SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the highest PSNR), and
-    `more`.
+    interval 'success_low' to 'success_high', 'by' (the attackers that reach it, see `tables.attackers`), 'example' (the
+    row with the highest SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the
+    highest PSNR), and `more`.
   """
   of = tables.grouped(rows, 'defense')
   return [
@@ -109,7 +124,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
     'n': n,
     'success_low': low,
     'success_high': high,
-    'by': list(dict.fromkeys(' · '.join(filter(None, [row['attack'], row['counter']])) for row in at)),
+    'by': tables.attackers(at),
     'truth': pictures.data_uri(truth),
     'found': pictures.data_uri(found),
     'example': example,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak import errors, storage
-from gradleak.audit.verdict import LEVELS, VERDICTS
+from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.autoleak import leaderboard
 from gradleak.report import headline, page, pictures
 from gradleak.report.autoleak import ENOUGH
-from gradleak.report.formatting import upwards
+from gradleak.report.formatting import percent_range, upwards
 
 
 def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -32,7 +32,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
     page.environment()
     .get_template('leaderboard.html.j2')
     .render(
-      tasks=sorted(told, key=lambda one: (one['task']['dataset'], one['task']['model'], one['said'])),
+      tasks=sorted(told, key=lambda one: (not one['works'], one['task']['dataset'], one['task']['model'], one['said'])),
       symbols=pictures.SYMBOLS,
       meanings=headline.MEANINGS,
       levels=LEVELS,
@@ -61,15 +61,26 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     *(f'{name}={_plainly(value)}' for name, value in task['more'].items()),
   ]
   ordered = sorted(entries, key=_order)
+  sides = {side: [_worst(entry, side) for entry in ordered if entry[side]] for side in ('honest', 'malicious')}
   return {
     'task': task,
     'said': ', '.join(filter(None, said)),
+    'found': headline.sentence(sides['honest'], task),
+    'works': any(one['defense'] == 'none' and one['recovered'] for one in sides['honest']),
+    'changed': headline.recovering(sides['malicious']),
     'lines': [{**entry, 'place': place, **_shown(entry)} for place, entry in enumerate(ordered)],
     'malicious': any(entry['malicious'] for entry in entries),
     'gallery': headline.gallery([min(entries, key=lambda entry: entry['candidates'])]),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),
   }
+
+
+def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
+  """Returns an entry as one of `tables.worst_case`, of the attackers of one kind of server."""
+  found = entry[side]
+  recovered = next(step['count'] for step in found['steps'] if step['level'] == RECOVERED[-1])
+  return {'defense': entry['text'], 'verdict': found['verdict'], 'recovered': recovered, 'n': found['n']}
 
 
 def _order(entry: Mapping[str, Any]) -> tuple:
@@ -90,11 +101,18 @@ def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
   bound, malicious = entry['bound'], entry['malicious']
   return {
     'bound_said': None if bound is None else f'{upwards(100 * bound)} %',
+    'ranges': {side: _range(entry[side]) for side in ('honest', 'malicious')},
     'malicious_order': malicious and malicious['count'] / malicious['n'] / 2 - VERDICTS.index(malicious['verdict']),
     'settings_said': ' '.join(
       f'--{name}={shlex.quote(_plainly(value))}' for name, value in (entry['settings'] or {}).items()
     ),
   }
+
+
+def _range(found: Mapping[str, Any] | None) -> str:
+  """Returns the interval of the count of the worst verdict; empty where that is no step."""
+  steps = [step for step in found['steps'] if step['level'] == found['verdict']] if found else []
+  return ''.join(percent_range({'success_low': step['low'], 'success_high': step['high']}) for step in steps)
 
 
 def _plainly(value: Any) -> str:

@@ -76,7 +76,7 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
-    `by`, the attacks that recover a trial, each with its counter-measure; `counters`, the counter-measures that recover
+    `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover
     one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
     trials that any attacker brings there or further; `runs`, how many of them are `searches` (closed forms are none),
     and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
@@ -303,10 +303,18 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
     'unaware': _recovered(unaware) if unaware else None,
     'aware': _recovered(aware) if aware else None,
-    'by': list(dict.fromkeys(' · '.join(filter(None, [row['attack'], row.get('counter')])) for row in leaking)),
+    'by': attackers(leaking),
     'counters': list(dict.fromkeys(summary['counter'] for summary in by_strength if summary['recovered'])),
     'flags': flags,
   }
+
+
+def attackers(rows: Iterable[Row]) -> list[str]:
+  """Returns the attackers of these rows, 'attack · counter-measure', the one with the most trials among them first."""
+  trials: dict[str, set] = {}
+  for row in rows:
+    trials.setdefault(' · '.join(filter(None, [row['attack'], row.get('counter')])), set()).add(row['trial'])
+  return sorted(trials, key=lambda name: -len(trials[name]))
 
 
 def _recovered(rows: Iterable[Row]) -> int:

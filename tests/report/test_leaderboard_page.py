@@ -48,10 +48,24 @@ def test_a_line_per_defense_the_least_leak_first(source):
 
 def test_figures_follow_from_the_entries(page):
   assert cells(page, 'prune(rate=0.9)') == [
-    'prune(rate=0.9)', '', '● exact1 of 4, flagged', '1.5',
-    '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4', '–',
+    'prune(rate=0.9)', '', '● exact1 of 4 (0–81 %), flagged', '1.5',
+    '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4 (39–100 %)', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
+
+
+def test_each_task_begins_with_what_was_found(page):
+  text = ' '.join(' '.join(page.text).split())
+  assert (
+    'Without a defense, 4 of 4 images can be recovered; of 2 defenses, 1 gives images away exactly and 1 hides what '
+    'these attackers look for. By what only a malicious server can do, images are recovered under 0 of 2 defenses.'
+  ) in text
+
+
+def test_tasks_whose_undefended_images_are_recovered_come_first():
+  failing = {'none': ['not solved'] * 4, 'prune(rate=0.9)': ['not solved'] * 4}
+  tasks = {**board(found(failing, dataset='a')), **board(found(dataset='z'))}
+  assert re.findall(r'<h2 id="task-.">.* on (.)</h2>', render_leaderboard(tasks)) == ['z', 'a']
 
 
 def test_what_is_not_known_is_said_to_be(page):

@@ -155,7 +155,7 @@ def test_worst_case_is_the_union_over_attacks():
   rows[5] |= RECOVERED  # b on trial 0
   rows[8] |= RECOVERED  # b on trial 3
   (entry,) = worst_case(rows)
-  assert (entry['recovered'], entry['n'], entry['runs'], entry['by']) == (2, 5, 10, ['a', 'b'])
+  assert (entry['recovered'], entry['n'], entry['runs'], entry['by']) == (2, 5, 10, ['b', 'a'])
   assert (entry['unaware'], entry['aware'], entry['counters']) == (2, None, [])
   assert entry['success'] == 0.4
   assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(2, 5))
@@ -218,7 +218,7 @@ def test_the_worst_case_is_that_of_any_attacker_aware_or_not():
   (entry,) = worst_case(rows)
   assert (entry['recovered'], entry['n'], entry['runs']) == (3, 5, 25)
   assert (entry['unaware'], entry['aware']) == (1, 3)
-  assert entry['by'] == ['b', 'a · weak', 'a · strong']
+  assert entry['by'] == ['a · strong', 'b', 'a · weak']
   assert entry['counters'] == ['strong', 'weak']
   assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(3, 5))
   (entry,) = worst_case(rows[10:])
@@ -284,12 +284,17 @@ STRONGEST = {  # by how the fixture mixes them: (attack, defense): counter-measu
 }
 
 
+def test_attackers_are_ordered_by_the_trials_that_they_reach():
+  rows = [row(), row(attack='b', trial=1), row(attack='b', trial=2), row(attack='b', trial=2, counter='weak')]
+  assert tables.attackers(rows) == ['b', 'a', 'b · weak']
+
+
 def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one(both):
   text = terminal_table(both)
   lines = text.splitlines()
   assert max(map(len, lines)) <= 110
   assert text.count('    aware: ') == 2 * 3  # one per attack and defense but 'none'
-  assert '\naware: prior: It weights smoothness by ' in text  # what the names above stand for
+  assert '\naware: prior: It does prior to laplace(scale=0.1).' in text  # what the names above stand for
   attack = None
   summaries = {tables.case(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
