@@ -102,7 +102,11 @@ def frontier_csv(found: Iterable[Entry]) -> str:
 
 
 def frontier_table(found: Iterable[Entry]) -> str:
-  """Returns `entries` as an aligned table; KiB up are per upload, 'defense' is the time that it adds to a round."""
+  """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
+
+  Where uploads were attacked, a line below says of which clients.
+  """
+  found = _check(found)
   head = ('defense', 'accuracy', 'KiB up', 's/round', 'defense adds', 'ε', 'PSNR dB', 'recovered', 'by')
   lines = [
     (
@@ -116,9 +120,10 @@ def frontier_table(found: Iterable[Entry]) -> str:
       '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
       one['by'] or '–',
     )
-    for one in _check(found)
+    for one in found
   ]
-  return '\n'.join(aligned([head, *lines]))
+  below = ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
+  return '\n'.join([*aligned([head, *lines]), *below])
 
 
 def percent(fraction: float | None) -> str:
