@@ -1,12 +1,13 @@
 """The two exceptions that a user sees, and checks of values that users give."""
 
+import contextlib
 import difflib
 import inspect
 import math
 import operator
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 _LONGEST = 1000  # characters of a text that a user gives, and of a message
@@ -29,6 +30,15 @@ class DeviceError(RuntimeError):
 
   Programs print it on one line and exit with status 1.
   """
+
+
+@contextlib.contextmanager
+def raised_here() -> Iterator[None]:
+  """Raises a `UsageError` of the block anew, without the frames of JAX and its note on them, where one was traced."""
+  try:
+    yield
+  except UsageError as error:
+    raise UsageError(error) from None
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> UsageError:

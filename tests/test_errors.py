@@ -109,3 +109,13 @@ def test_other_values_than_keys_are_named(value, words):
 def test_traced_values_pass_unchecked():
   checked = jax.jit(lambda x: errors.check_number('rate', x, low=0, high=1))
   assert checked(7.0) == 7
+
+
+def test_errors_of_traced_code_are_raised_without_the_frames_of_jax():
+  def traced(x):
+    raise errors.UsageError('six samples cannot be divided')
+
+  with pytest.raises(errors.UsageError, match='six samples') as found, errors.raised_here():
+    jax.eval_shape(traced, 1.0)
+  assert not getattr(found.value, '__notes__', []) and found.value.__cause__ is None
+  assert not any('jax' in str(entry.path) for entry in found.traceback)

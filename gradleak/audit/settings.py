@@ -284,7 +284,8 @@ def plan(
     chosen = tuple(attack for attack in stepped if attack.method.server == server)
     groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
     for attack in chosen:
-      _trace(groups[-1], attack)
+      with errors.raised_here():
+        _trace(groups[-1], attack)
   return Plan(config['attacks'], config['defenses'], groups, config)
 
 

@@ -23,7 +23,7 @@ from gradleak.autoleak.bounds import identification
 from gradleak.autoleak.ensemble import CONTROLS, STAGES, VERSION, WITNESSES, Stage
 from gradleak.defenses import Mechanism
 from gradleak.defenses.defense import Defense
-from gradleak.progress import note, reporter
+from gradleak.progress import end, note, reporter
 from gradleak.scenario import Scenario
 from gradleak.storage import json_lines, made_folder, plain, write_atomically
 
@@ -130,9 +130,12 @@ def autoleak(
   given = {one.label: None if one.label == 'none' else one.method for one in chosen}
   run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress)
   started = time.monotonic()
-  for stage in STAGES:
-    if stage.honest or malicious:
-      run.attack(stage)
+  try:
+    for stage in STAGES:
+      if stage.honest or malicious:
+        run.attack(stage)
+  finally:
+    end(run.show)
   return run.result(time.monotonic() - started)
 
 
@@ -151,7 +154,7 @@ class _Run:
     progress: str | Callable,
   ):
     self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
-    self.batch_size, self.staged, self.progress = batch_size, staged, progress
+    self.batch_size, self.staged = batch_size, staged
     self.show = progress if progress is None or callable(progress) else reporter(progress)
     self.folder = None if workdir is None else made_folder(workdir)
     self.audits: dict[str, AuditResult] = {}
@@ -187,7 +190,7 @@ class _Run:
       settings=settings,
       only=targets,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
-      progress=self.progress,
+      progress=self.show,
     )
     assert found is not None  # this is the only process
     entry['seconds'] = found.seconds

@@ -155,6 +155,8 @@ def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:
 
 def check_rows(rows: Any, *columns: str) -> list[dict]:
   """Returns rows as a list; raises `UsageError` for anything but dictionaries that have these columns."""
+  if isinstance(rows, AuditResult):
+    raise errors.UsageError('rows is an AuditResult: give its rows, as in summarise(result.rows)')
   rows = list(errors.check_instance('rows', rows, Iterable, 'the rows of an audit'))
   for row in rows:
     if not isinstance(row, dict) or not all(column in row for column in columns):

@@ -26,6 +26,22 @@ SHORT = (
 LEARNED = ensemble.Stage('learned inverse', (gl.attacks.lti(steps=4, hidden=8, batch_size=8),))
 
 
+class Heard(list):
+  """A callback for progress that takes notes."""
+
+  def __call__(self, attack, progress, objective):
+    self.append(attack)
+
+  def note(self, text):
+    self.append(text)
+
+  def end(self):
+    self.append('end')
+
+
+HEARD = Heard()
+
+
 @pytest.fixture(scope='module')
 def scenario():
   test, train = (gl.data.load('digits', split, limit=160) for split in ('test', 'train'))
@@ -40,7 +56,7 @@ def run(scenario, patched, **settings):
   patched.setattr(MODULE, 'STAGES', SHORT)
   patched.setattr(MODULE, 'CONTROLS', 4)
   defenses = [gl.defenses.prune(rate=0.5), HIDDEN]
-  return gl.autoleak(jax.random.key(1), scenario, defenses, 3, progress='none', **settings)
+  return gl.autoleak(jax.random.key(1), scenario, defenses, 3, **{'progress': 'none', **settings})
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +64,8 @@ def both(scenario, tmp_path_factory):
   folder = tmp_path_factory.mktemp('autoleak')
   with pytest.MonkeyPatch.context() as patched:
     found = run(scenario, patched, workdir=folder)
-    return found, run(scenario, patched, workdir=folder), run(scenario, patched, staged=False), folder
+    again = run(scenario, patched, workdir=folder, progress=HEARD)
+    return found, again, run(scenario, patched, staged=False), folder
 
 
 def stage(found, name):
@@ -126,6 +143,12 @@ def test_rates(both):
     found.success_rate('none', 'all')
   with pytest.raises(gl.UsageError, match="unknown defense 'clip'"):
     found.success_rate('clip')
+
+
+def test_one_callback_hears_all_stages_and_their_end(both):
+  del both
+  assert [text.split()[0] for text in HEARD].count('stage') == 4  # what stands in the work directory is not run again
+  assert HEARD[-1] == 'end'  # else “no progress for 3 minutes” would follow a run that is over
 
 
 def test_a_finished_run_is_found(both):

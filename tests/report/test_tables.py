@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import gradleak as gl
 from gradleak.report import (
   findings,
   formatting,
@@ -378,3 +379,8 @@ def test_wrap_breaks_after_joints_and_loses_nothing():
 
 def test_no_negative_zero():
   assert (formatting.number(-0.004, 2), formatting.number(-0.006, 2)) == ('0.00', '-0.01')
+
+
+def test_a_result_in_place_of_its_rows_is_named(both):
+  with pytest.raises(gl.UsageError, match=r'give its rows, as in summarise\(result\.rows\)'):
+    summarise(both)
