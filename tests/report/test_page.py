@@ -75,6 +75,11 @@ def test_pictures_carry_psnr_and_verdict_in_words(result, page):
         assert cell.endswith(f' {row["verdict"]}')
 
 
+def test_the_best_start_is_shown_where_there_are_several(result):
+  once = replace(result, config={**result.config, 'restarts': 1})
+  assert 'oracle<br>PSNR' in report.render(result) and 'oracle' not in report.render(once).lower()
+
+
 def test_figures_match_the_rows(result, page):
   for attack_index, attack in enumerate(result.config['attacks']):
     for defense in result.config['defenses']:
