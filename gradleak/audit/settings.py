@@ -160,6 +160,9 @@ class Group:
       mode = made.labels
     elif mode in label_rules.RULES:
       mode, rule = 'inferred', mode
+    defense = {'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[self.settings.knowledge]
+    if not any(one.method.defense.members for one in self.defenses):
+      defense = 'none'
     held = made.auxiliary_data or (mode == 'inferred' and rule in label_rules.AUXILIARY)
     return Knowledge(
       labels=mode,
@@ -167,7 +170,7 @@ class Group:
       local_steps=self.client.num_steps(self.settings.batch_size),
       share=self.client.share,
       batch_norm=self.scenario.settings['batch_norm'],
-      defense={'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[self.settings.knowledge],
+      defense=defense,
       model='honest' if self.server is None else 'modified',
       auxiliary_data=len(self.scenario.public[0]) if held and self.scenario.public is not None else 0,
       prior=made.prior,

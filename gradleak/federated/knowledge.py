@@ -14,7 +14,7 @@ _VALID = {
   'labels': ('label mode', (*LABELS, 'unused')),
   'share': ('share', ('gradient', 'delta')),
   'batch_norm': ('batch_norm mode', ('none', 'train', 'eval')),
-  'defense': ('defense knowledge', ('unknown', 'known', 'either')),
+  'defense': ('defense knowledge', ('none', 'unknown', 'known', 'either')),
   'model': ('model state', ('honest', 'modified')),
 }
 
@@ -41,8 +41,8 @@ class Knowledge:
     local_steps: number of local steps behind the update.
     share: 'gradient' or 'delta'.
     batch_norm: 'train' or 'eval', how the client ran BatchNorm, if the model has any ('none').
-    defense: 'unknown', 'known', or 'either' where attackers of both kinds run in one program: they then differ in the
-      evidence only.
+    defense: 'none' where the client has none; 'unknown', 'known', or 'either' where attackers of both kinds run in one
+      program: they then differ in the evidence only.
     model: 'honest' or 'modified'.
     auxiliary_data: number of samples of the same kind that the attacker holds.
     prior: a sentence on what else it learned of images, from a file.
@@ -106,6 +106,7 @@ class Knowledge:
       'eval': ['The client runs BatchNorm on the running statistics of the global model, which the server knows.'],
     }[self.batch_norm]
     defense = {
+      'none': 'The client uses no defense.',
       'unknown': 'It does not know which defense the client uses, and ignores it.',
       'known': 'It knows the defense and its settings.',
       'either': 'One attacker does not know which defense the client uses, and ignores it. Another knows the defense '

@@ -48,6 +48,7 @@ def words(**granted):
     ({'batch_norm': 'train'}, 'batch statistics', 'running statistics'),
     ({'batch_norm': 'eval'}, 'running statistics', 'batch statistics'),
     ({'batch_norm': 'none'}, '.', 'BatchNorm'),
+    ({'defense': 'none'}, 'The client uses no defense.', 'knows the defense'),
     ({'defense': 'unknown'}, 'does not know which defense', 'knows the defense and'),
     ({'defense': 'known'}, 'knows the defense and its settings', 'does not know which'),
     ({'defense': 'either'}, 'One attacker does not know which', 'It knows the defense'),
