@@ -364,6 +364,7 @@ def test_attacks_that_hold_the_same_prior_train_it_once(monkeypatch, digits):
   assert trained_on[:2] == [('Generator', 20, len(public)), ('Denoiser', 20, len(public))]
 
 
+@pytest.mark.slow
 def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   scenario, public = digits
   made = gan.training((8, 8, 1), width=2)

@@ -48,7 +48,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize('name', NETWORKS)
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] * (name == 'copied patches')) for name in NETWORKS]
+)
 def test_products_and_their_gradients_are_those_of_the_whole_gradient(name):
   client, variables, images, labels = problem(NETWORKS[name](), 9 if name == 'flax' else 16)
 

@@ -10,8 +10,18 @@ from gradleak.attacks import image_priors
 IMAGES = jax.random.uniform(jax.random.key(0), (3, 8, 8, 1))
 
 
+class Twice(nn.Module):
+  """Two layers with BatchNorm, one behind the other."""
+
+  @nn.compact
+  def __call__(self, x, train=False):
+    for _ in range(2):
+      x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Conv(2, (3, 3))(x)))
+    return nn.Dense(4)(jnp.mean(x, axis=(1, 2)))
+
+
 def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
-  model = models.create('resnet20(width=2)', 4, init='default')
+  model = models.from_flax(Twice())
   variables = model.init(jax.random.key(1), (8, 8, 1))
   statistics = jax.jit(lambda variables: image_priors.batch_statistics(model.apply, variables, IMAGES))
   apart = statistics(variables)
