@@ -269,17 +269,19 @@ def _targets(seen: Views, variant: Variant) -> list[Target]:
 
 def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
   """Returns the key of each lane: of its stream, its address and its start."""
-  streams = jnp.stack([group.stream('attack'), group.stream('attack control')])
+  of_each = [(lane.target.defense < 0, lane.target.address, lane.restart) for lane in lanes]
+  columns = np.asarray(of_each, np.int32).reshape(-1, 3).T
+  return _folded(jnp.stack([group.stream('attack'), group.stream('attack control')]), *columns)
 
-  def key(control: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(streams[control], address), restart)
 
-  columns = ([lane.target.defense < 0 for lane in lanes], [lane.target.address for lane in lanes])
-  return jax.vmap(key)(
-    jnp.asarray(np.asarray(columns[0], np.int32)),
-    jnp.asarray(columns[1]),
-    jnp.asarray([lane.restart for lane in lanes]),
-  )
+@jax.jit
+def _folded(streams: jax.Array, which: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
+  """Returns the key of each lane: its stream's, with its address and its start folded in."""
+
+  def key(which: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(streams[which], address), restart)
+
+  return jax.vmap(key)(which, address, restart)
 
 
 def shown(made: Table) -> np.ndarray:

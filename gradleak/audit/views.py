@@ -92,12 +92,10 @@ def views(group: Group, sent: Uploads) -> Views:
 
 def stack(found: list[View]) -> dict[str, Tree]:
   """Returns `Views.stacked` of what every view has: 'update', 'weights', 'noise' and 'clip'."""
-  stacked = _stacked(found)._asdict()
-  if all(np.all(weights == 1) for weights in jax.tree.leaves(stacked['weights'])):
-    stacked['weights'] = None  # a distance without weights needs fewer passes
-  for name in ('noise', 'clip'):
-    stacked[name] = stacked[name].astype(jnp.float32)
-  return stacked
+  if all(np.all(weights == 1) for view in found for weights in jax.tree.leaves(view.weights)):
+    found = [view._replace(weights=None) for view in found]  # a distance without weights needs fewer passes
+  scalars = {name: np.asarray([getattr(view, name) for view in found], np.float32) for name in ('noise', 'clip')}
+  return {**_stacked(found)._asdict(), **jax.tree.map(jnp.asarray, scalars)}
 
 
 def _stacked(trees_: list) -> Any:

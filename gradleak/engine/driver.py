@@ -214,6 +214,7 @@ def run_on_host(
     resume: (lanes that are done, leaves of the states) of an earlier `Progress`.
   """
   count = _count(lanes)
+  shared, lanes = _on_host(shared), _on_host(lanes)
   done, earlier = (0, []) if resume is None else resume
   found: list[Tree] = []
   for i in range(done, count + 1):
@@ -224,6 +225,11 @@ def run_on_host(
       attack, key, observation = build(shared, trees.take(lanes, i))
       found.append(jax.tree.map(np.asarray, attack.reconstruct(attack.init(key, observation), observation)))
   return _stacked(earlier, found)
+
+
+def _on_host(tree: Tree) -> Tree:
+  """Returns a tree of NumPy arrays, of which no entry has to be cut out by a program; keys stay as they are."""
+  return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), tree)
 
 
 def _stacked(earlier: Sequence[Any], found: list[Tree]) -> Tree:

@@ -62,7 +62,7 @@ class Placement(NamedTuple):
 
   def take(self, tree: Tree) -> Tree:
     """Returns a tree [all lanes, …] as [D·R, group size, …]."""
-    return _strong(jax.tree.map(lambda x: x[self.table], tree))
+    return _rows(_strong(tree), self.table)
 
   def pad(self, tree: Tree) -> Tree:
     """Returns a tree [all lanes, …] as [D·R, group size, …] on the devices, padding included."""
@@ -131,6 +131,11 @@ def place(
   placement = Placement(lanes, table, counts.astype(np.int32), devices, split)
   table[placement.groups] = np.resize(lanes, (groups, group_size))
   return placement
+
+
+@jax.jit  # one program, in place of one for each shape
+def _rows(tree: Tree, table: jax.Array) -> Tree:
+  return jax.tree.map(lambda x: x[table], tree)
 
 
 def _strong(tree: Tree) -> Tree:
