@@ -1,11 +1,16 @@
 """What the gradient of a dense layer gives away without any optimisation."""
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradleak import errors, trees
+from gradleak.federated import Client, Observation
 from gradleak.trees import Layer, Tree
 
 
@@ -29,6 +34,38 @@ def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> j
   weight, bias = kernel_gradient[:, neuron], bias_gradient[neuron]
   known = bias != 0
   return jnp.where(known, weight / jnp.where(known, bias, jnp.ones_like(bias)), jnp.zeros_like(weight))
+
+
+def in_pixels(client: Client, observation: Observation) -> tuple[Client, Observation]:
+  """Returns the equal client and observation of a network that does not normalise its pixels.
+
+  A first dense layer with the kernel W and bias b behind (x − μ)/σ is one with W/σ and b − (μ/σ)W on x itself, and
+  where the gradients are G and g, those of the latter are σG + μg and g. Closed forms then read pixels in [0, 1].
+
+  Args:
+    client, observation: of any network; they are returned as they are where it normalises nothing, or where its first
+      dense layer does not take the image.
+  """
+  normalisation, (_, *image) = client.model.normalisation, observation.image_shape
+  if normalisation is None or normalisation.model.layers is None:
+    return client, observation
+  layers = normalisation.model.layers(tuple(image))
+  kernels = [path for path in layers[0].paths if trees.get(observation.update, path).ndim == 2] if layers else []
+  if len(kernels) != 1 or trees.get(observation.update, kernels[0]).shape[0] != math.prod(image):
+    return client, observation
+  kernel, bias = first_dense_layer(layers, observation.update)
+  mean, std = (np.tile(np.float32(values), math.prod(image[:-1])).reshape(-1, 1) for values in normalisation[:2])
+
+  def changed(tree: Tree, made: Callable[[Any, Any], tuple[Any, Any]]) -> Tree:
+    new = dict(zip((kernel, bias), made(trees.get(tree, kernel), trees.get(tree, bias)), strict=True))
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: new.get(trees.path_names(path), leaf), tree)
+
+  update = changed(observation.update, lambda w, b: (std * w + mean * b.reshape(1, -1), b))
+  params = changed(observation.variables['params'], lambda w, b: (w / std, b - (mean / std)[:, 0] @ w))
+  return (
+    dataclasses.replace(client, model=normalisation.model),
+    dataclasses.replace(observation, update=update, variables={**observation.variables, 'params': params}),
+  )
 
 
 def first_dense_layer(layers: Sequence[Layer], update: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from gradleak import errors, trees
 from gradleak.attacks import base
-from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.dense import first_dense_layer, in_pixels
 from gradleak.federated import Client, Observation
 from gradleak.models.model import require
 from gradleak.trees import Layer, Tree
@@ -148,19 +148,23 @@ def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidate
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.image_shape[1:])
-    kernel, shares = (trees.get(observation.update, path) for path in image_layer(layers, observation))
-    number = observation.image_shape[0]
-    inputs, order = _read(kernel, shares, bias, combine, number)
+    kernel, shares = image_layer(layers, observation)
+    seen = in_pixels(client, observation)[1] if bias else observation
+    sent, number = trees.get(observation.update, kernel) != 0, observation.image_shape[0]
+    inputs, order = _read(trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number)
     return inputs[order[: candidates * number or None]], None
 
   return base.closed_form(read)._replace(signed=bias)
 
 
-def _read(kernel: jax.Array, shares: jax.Array, bias: bool, combine: bool, number: int) -> tuple[jax.Array, jax.Array]:
+def _read(
+  kernel: jax.Array, shares: jax.Array, sent: jax.Array, bias: bool, combine: bool, number: int
+) -> tuple[jax.Array, jax.Array]:
   """Returns (reconstructions [neurons, in], or [1, in] of a single sample combined; their order, the surest first).
 
   Args:
     kernel, shares: the update of the layer's kernel [in, neurons] and bias [neurons].
+    sent: bool [in, neurons], the entries of the kernel that are not withheld.
     bias, combine: as `fidel` takes them.
     number: private samples behind the update.
   """
@@ -169,7 +173,6 @@ def _read(kernel: jax.Array, shares: jax.Array, bias: bool, combine: bool, numbe
     shares = jnp.abs(kernel).max(axis=0)
     inputs = inputs * jnp.where(inputs.mean(axis=1, keepdims=True) < 0, -1.0, 1.0).astype(inputs.dtype)
   if combine and bias:
-    sent = kernel != 0
     if number == 1:
       return combined(kernel, shares, sent).reshape(1, -1), jnp.zeros(1, jnp.int32)
     alike = (_correlations(inputs) >= _ALIKE) & alive.reshape(1, -1) & alive.reshape(-1, 1)

@@ -26,6 +26,7 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.attacks import base
+from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.federated import Client, Observation
 from gradleak.models.model import require
@@ -344,11 +345,12 @@ def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    plain, observation = in_pixels(client, observation)
+    layers = require(plain.model, 'layers')(observation.image_shape[1:])
     known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
     take = functools.partial(peel, known, observed, observation.image_shape[0], tolerance=float(tolerance))
     peeled = take()
-    if len(peeled.labels) < observation.image_shape[0]:  # a network that normalises pixels hands others to its layer
+    if len(peeled.labels) < observation.image_shape[0]:  # a network that normalises in its own code is not known to
       peeled = max(peeled, take(box=NORMALISED), key=lambda found: len(found.labels))
     return peeled.images, peeled.labels
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.attacks import base
+from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.federated import Client, Observation
 from gradleak.models.model import require
@@ -198,6 +199,7 @@ def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())
+    _, observation = in_pixels(client, observation)
     both = (observation.update, observation.variables['params'])
     four = [trees.get(tree, path) for tree in both for path in paths(observation)]
     found = spear(*four, rng, submatrices=submatrices)  # type: ignore[arg-type, misc]

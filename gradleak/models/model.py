@@ -37,6 +37,7 @@ class Model(NamedTuple):
     penalised: like `apply`, with a third output: what the model itself adds to the loss of each example [N]. None if it
       adds nothing.
     citations: its sources.
+    normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
   """
 
   name: str
@@ -46,6 +47,20 @@ class Model(NamedTuple):
   layers: Callable[[ImageShape], tuple[Layer, ...]] | None = None
   penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
   citations: tuple[str, ...] = ()
+  normalisation: 'Normalisation | None' = None
+
+
+class Normalisation(NamedTuple):
+  """(x − mean) / std for each channel, and the `Model` of the same parameters that is given the result.
+
+  Attributes:
+    mean, std: of each channel.
+    model: the network behind it.
+  """
+
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+  model: Model
 
 
 def wrapped(
@@ -338,7 +353,11 @@ def from_flax(
       raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
     return inputs[-1]
 
-  return Model(name, init, apply, features, layers)
+  made = Model(name, init, apply, features, layers)
+  if mean is None or std is None:
+    return made
+  channels = tuple(map(float, np.ravel(mean))), tuple(map(float, np.ravel(std)))
+  return made._replace(normalisation=Normalisation(*channels, from_flax(module, name)))
 
 
 def _takes_train(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak import errors
-from gradleak.models.model import ImageShape, Model, wrapped
+from gradleak.models.model import ImageShape, Model, Normalisation, wrapped
 from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
@@ -20,8 +20,8 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
   r"""Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
 
-  Its variables, layers and features are those of `model`. Closed forms that read the input of the first layer return
-  normalised pixels.
+  Its variables, layers and features are those of `model`. Closed forms that read the input of a first dense layer undo
+  the normalisation, which the server knows.
 
   Formula:
     x' = (x - \mu_c) / \sigma_c \text{ for each channel } c
@@ -51,7 +51,7 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
     check(image_shape[-1])
     return model.init(key, image_shape)
 
-  return wrapped(
+  made = wrapped(
     model,
     f'{model.name}+normalised(pixels={pixels})',
     init,
@@ -59,3 +59,4 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
     layers=model.layers,
     citations=model.citations,
   )
+  return made._replace(normalisation=Normalisation(mean, std, model))

@@ -2,13 +2,14 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, errors, models, trees
-from gradleak.attacks.dense import first_dense_input
+from gradleak import Client, Knowledge, Observation, errors, models, trees
+from gradleak.attacks.dense import first_dense_input, in_pixels
 from gradleak.attacks.fidel import combined, from_update, partial_reconstructions, up_to_scale
 from gradleak.metrics import revealed
 
@@ -149,3 +150,41 @@ def test_a_model_without_a_dense_layer_is_a_usage_error():
   update = {'conv': {'kernel': np.zeros((12, 25)), 'bias': np.zeros(12)}}
   with pytest.raises(errors.UsageError, match='no dense layer'):
     from_update([trees.Layer('conv', (('conv', 'kernel'), ('conv', 'bias')))], update)
+
+
+class Net(nn.Module):
+  """A dense network on images."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(4)(nn.sigmoid(nn.Dense(6)(x.reshape(len(x), -1))))
+
+
+NORMALISED = {
+  'ours': lambda: models.create('mlp(widths=6)+normalised(pixels=cifar10)', 4, init='default'),
+  'flax': lambda: models.from_flax(Net(), mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.1]),
+}
+
+
+@pytest.mark.parametrize('name', NORMALISED)
+def test_the_gradient_of_normalised_pixels_is_made_that_of_the_pixels(name):
+  model = NORMALISED[name]()
+  client, images, labels = Client(model, 4), jax.random.uniform(jax.random.key(0), (3, 4, 5, 3)), jax.numpy.arange(3)
+  variables = model.init(jax.random.key(1), (4, 5, 3))
+  variables = {**variables, 'params': jax.tree.map(lambda x: x + 0.1, variables['params'])}  # with biases
+  update = client.local_update(None, variables, images, labels).update
+  seen = Observation(variables, update, jax.nn.one_hot(labels, 4), Knowledge(), images.shape, 4)
+  plain, changed = in_pixels(client, seen)
+  assert plain.model.normalisation is None
+  logits, _ = plain.model.apply(changed.variables, images, False, None)
+  np.testing.assert_allclose(logits, model.apply(variables, images, False, None)[0], rtol=1e-4, atol=1e-5)
+  theirs = plain.local_update(None, changed.variables, images, labels).update
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), changed.update, theirs)
+  assert in_pixels(plain, changed) == (plain, changed)
+
+
+def test_a_layer_behind_convolutions_does_not_take_pixels():
+  model = models.create('lenet+normalised(pixels=mnist)', 4)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  given = Client(model, 4), Observation(variables, variables['params'], None, Knowledge(), (1, 8, 8, 1), 4)
+  assert in_pixels(*given) == given

@@ -144,8 +144,8 @@ def test_a_network_that_normalises_its_pixels(digits):
   settings = {'image_shape': (8, 8, 1), 'num_samples': 6, 'controls': 1, 'progress': 'none'}
   found = gl.attack(jax.random.key(1), model, variables, update, attacks=[gl.attacks.peeling()], **settings)
   (one,) = found.inversions
-  shown = [max(np.corrcoef(image.ravel(), other.ravel())[0, 1] for other in one.images) for image in images]
-  assert sum(value > 0.999 for value in shown) >= 3
+  shown = [max(float(gl.metrics.psnr(other[None], image[None])[0]) for other in one.images) for image in images]
+  assert sum(value > 40 for value in shown) >= 3  # its pixels, not what the network makes of them
 
 
 @pytest.fixture(scope='module')
