@@ -265,7 +265,8 @@ class _Run:
     """Returns {defense: reasons to distrust its verdict}."""
     key = jax.random.fold_in(errors.check_key('key', self.key, traced=False), 0)
     found = {}
-    failing = flags.of_undefended([row for row in rows if row['defense'] == 'none' and row['honest']])
+    bare = [row for row in rows if row['defense'] == 'none' and row['honest']]
+    failing = flags.of_undefended(key, self.scenario, bare, self.batch_size) if len(self.defenses) > 1 else []
     for label, defense in self.defenses.items():
       of = [row for row in rows if row['defense'] == label]
       own = [row for row in of if row['honest']]

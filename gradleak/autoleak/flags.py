@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.defenses.defense import Context, Defense, place
+from gradleak.federated.roughness import roughness
 from gradleak.scenario import Scenario
 
 LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
 SMALLEST = 64  # entries of a tensor that is looked at
 MOVED = 1e-6  # relative fall of an objective that counts as none
 MARGIN = 1.0  # dB by which an attack is worse than its control
+UPLOADS = 8  # at most, of which it is asked how far noise on their images turns them
+NOISE = 0.01  # its standard deviation, in units of the pixels' range
 
 MASKED = 'gradient masked'
 FROZEN = 'noise frozen'
@@ -91,15 +94,26 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
   return found
 
 
-def of_undefended(undefended: Sequence[dict]) -> list[str]:
-  """Returns what the rows of undefended uploads say about all defenses: a sentence where nothing is recovered.
+def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batch_size: int) -> list[str]:
+  """Returns what undefended uploads say about all defenses: a sentence where nothing is recovered of them.
+
+  It ends with how far noise on the private images turns the update (`federated.roughness`).
 
   Args:
-    undefended: by honest-but-curious servers; that a malicious one recovers something shows nothing about the others.
+    key: of that noise.
+    scenario: the `Scenario`.
+    rows: of undefended uploads by honest-but-curious servers: that a malicious one succeeds shows nothing about these.
+    batch_size: private images behind one upload.
   """
-  if any(row['success'] for row in undefended):
+  if any(row['success'] for row in rows):
     return []
-  return [f'{FAILS}: no honest-but-curious attacker recovers anything without a defense']
+  size = min(UPLOADS, len(scenario.images) // batch_size) * batch_size
+  samples = scenario.images[:size], scenario.labels[:size]
+  turned = roughness(key, scenario.client, scenario.variables, *samples, stddevs=(NOISE,), batch_size=batch_size)
+  return [
+    f'{FAILS}: no honest-but-curious attacker recovers anything without a defense, where noise of {NOISE:g} on the '
+    f'pixels turns the update by a cosine distance of {turned[NOISE]:.2g}'
+  ]
 
 
 def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:

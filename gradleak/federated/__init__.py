@@ -3,6 +3,7 @@
 from gradleak.federated.client import Client, Upload
 from gradleak.federated.knowledge import Knowledge, Observation
 from gradleak.federated.losses import LOSSES, cross_entropy, squared_error
+from gradleak.federated.roughness import roughness
 from gradleak.federated.server import layer_average
 from gradleak.federated.settings import ClientSettings
 
@@ -15,5 +16,6 @@ __all__ = [
   'Upload',
   'cross_entropy',
   'layer_average',
+  'roughness',
   'squared_error',
 ]

@@ -128,7 +128,7 @@ def _differing(named: dict[str, AuditResult]) -> dict[str, dict[str, Any]]:
         for of, result in named.items()
         if label in result.config[f'{kind}s']
       }
-  steps = {name: {row['attack']: row['steps'] for row in result.rows} for name, result in named.items()}
+  steps = {name: {row['attack']: row.get('steps') for row in result.rows} for name, result in named.items()}
   for label in dict.fromkeys(label for of in steps.values() for label in of):
     found[f'steps of {label}'] = {name: of[label] for name, of in steps.items() if label in of}
   return {name: values for name, values in found.items() if not _alike([*values.values()])}

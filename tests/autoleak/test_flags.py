@@ -121,9 +121,15 @@ def test_an_objective_without_gradient_is_flagged(digits, scenario):
   # A clip that is never reached changes nothing, and no defense is not expected to.
   assert any(said.startswith(flags.UNCHANGED) for said in of(plain, 'clip(norm=1000000000.0)'))
   assert not any(said.startswith(flags.UNCHANGED) for said in of(plain, 'none'))
-  (fails,) = flags.of_undefended([row for row in masked.rows if row['defense'] == 'none'])
-  assert fails.startswith(flags.FAILS)
-  assert flags.of_undefended([row(), row(success=True)]) == []
+
+
+def test_an_undefended_attack_that_fails_is_flagged_with_how_noise_turns_the_update(scenario):
+  (fails,) = flags.of_undefended(jax.random.key(0), scenario, [row(), row()], 1)
+  turned = gl.federated.roughness(
+    jax.random.key(0), scenario.client, scenario.variables, scenario.images[:8], scenario.labels[:8], stddevs=(0.01,)
+  )
+  assert fails.startswith(flags.FAILS) and fails.endswith(f'by a cosine distance of {turned[0.01]:.2g}')
+  assert flags.of_undefended(jax.random.key(0), scenario, [row(), row(success=True)], 1) == []
 
 
 def row(**changes):

@@ -1,0 +1,61 @@
+"""How far noise on the private images turns a client's update: whether a search can follow its gradient to them."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import data, errors, trees
+from gradleak.federated.client import Client
+
+STDDEVS = (0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+def roughness(
+  key: jax.Array,
+  client: Client,
+  variables: Mapping,
+  images: np.ndarray,
+  labels: np.ndarray,
+  *,
+  stddevs: Sequence[float] = STDDEVS,
+  batch_size: int = 1,
+) -> dict[float, float]:
+  """Returns {σ: cosine distance between the updates of x and of x + N(0, σ²)}, the median over uploads.
+
+  Gradient matching descends on this distance. Where it is large already for a small σ, a search that does not start
+  beside the image meets an objective that hardly depends on how near it is.
+
+  Args:
+    key: of the noise.
+    client: whose updates are compared; both of a pair draw the same dropout and the same noise of a defense.
+    variables: of the model.
+    images, labels: float32 [N, H, W, C] in [0, 1], int [N]; ⌊N / batch_size⌋ uploads.
+    stddevs: the σ, in units of the pixels' range.
+    batch_size: images behind one upload.
+
+  Raises:
+    UsageError: for a number out of range, or images that do not fit.
+  """
+  images, labels = data.pair('images and labels', (images, labels))
+  errors.check_number('batch_size', batch_size, low=1, high=len(images), integer=True)
+  for stddev in stddevs:
+    errors.check_number('stddevs', stddev, low=0, finite=True)
+  count = len(images) // batch_size
+
+  def of_upload(given: tuple) -> jax.Array:
+    key, x, y = given
+    noise_key, client_key = jax.random.split(key)
+    noise, sent = jax.random.normal(noise_key, x.shape), client.local_update(client_key, variables, x, y).update
+
+    def distance(stddev: jax.Array) -> jax.Array:
+      return 1 - trees.cosine(client.local_update(client_key, variables, x + stddev * noise, y).update, sent)
+
+    return jax.lax.map(distance, jnp.asarray(stddevs, jnp.float32))
+
+  batches = (part[: count * batch_size].reshape(count, batch_size, *part.shape[1:]) for part in (images, labels))
+  found = jax.jit(lambda *given: jax.lax.map(of_upload, given))(
+    jax.random.split(key, count), *map(jnp.asarray, batches)
+  )
+  return dict(zip(map(float, stddevs), np.median(np.asarray(found, np.float64), axis=0).tolist(), strict=True))
