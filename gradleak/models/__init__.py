@@ -7,7 +7,7 @@ anew with the original.
 
 from gradleak.models.agreement import Agreement, Difference, agreement
 from gradleak.models.convnets import convnet, convnet9
-from gradleak.models.model import Model, check_apply, check_variables, from_flax, from_functions
+from gradleak.models.model import Model, Normalisation, check_apply, check_variables, from_flax, from_functions
 from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
@@ -20,6 +20,7 @@ __all__ = [
   'Agreement',
   'Difference',
   'Model',
+  'Normalisation',
   'agreement',
   'check_apply',
   'check_variables',
