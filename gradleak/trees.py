@@ -59,22 +59,20 @@ def norm(tree: Tree) -> jax.Array:
   return safe_sqrt(squared_norm(tree))
 
 
-def unit(tree: Tree) -> Tree:
-  """Returns tree / ‖tree‖₂ in float32 or wider; zeros where that is zero."""
-  length = norm(tree)
-  factor = jnp.where(length == 0, 0.0, 1.0) / jnp.where(length == 0, jnp.ones_like(length), length)
-  return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) * factor, tree)
-
-
 def cosine(a: Tree, b: Tree) -> jax.Array:
-  """Returns ⟨a, b⟩ / (‖a‖‖b‖); 0 where either is zero.
+  """Returns ⟨a, b⟩ / (‖a‖‖b‖); 0 where either is zero."""
+  return over_lengths(inner_product(a, b), norm(a), norm(b))
 
-  Each is divided by its own norm: the product of two norms, which its derivative squares, leaves float32's range for
-  gradients of samples that a trained network is sure of.
+
+def over_lengths(inner: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+  """Returns inner / (one · other), scalars; 0 where either length is zero.
+
+  Each length has a reciprocal of its own: the product of two, which its derivative squares, leaves float32's range for
+  the gradients of samples that a trained network is sure of.
   """
-  length = norm(a)
-  nothing = length == 0
-  return jnp.where(nothing, 0.0, inner_product(a, unit(b)) / jnp.where(nothing, jnp.ones_like(length), length))
+  nothing = (one == 0) | (other == 0)
+  first, second = (1 / jnp.where(nothing, jnp.ones_like(length), length) for length in (one, other))
+  return jnp.where(nothing, 0.0, inner * first * second)
 
 
 def subtract(a: Tree, b: Tree) -> Tree:

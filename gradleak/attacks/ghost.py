@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from gradleak.models import convolution
-from gradleak.trees import Tree, safe_sqrt, total
+from gradleak.trees import Tree, over_lengths, safe_sqrt, total
 
 
 class Products(NamedTuple):
@@ -40,10 +40,7 @@ class Products(NamedTuple):
 
 def cosine(products: Products) -> jax.Array:
   """Returns 1 − ⟨g, g*⟩ / (‖g‖‖g*‖) with an error of about 1e-7; 1 where either is zero."""
-  lengths = safe_sqrt(products.square), safe_sqrt(products.observed)
-  nothing = (lengths[0] == 0) | (lengths[1] == 0)
-  own, other = (jnp.where(nothing, jnp.ones_like(length), length) for length in lengths)
-  return 1 - jnp.where(nothing, 0.0, products.inner / own / other)  # own · other may leave float32's range
+  return 1 - over_lengths(products.inner, safe_sqrt(products.square), safe_sqrt(products.observed))
 
 
 def saved(gradient: Callable[..., Tree], *arguments: Any) -> int:
