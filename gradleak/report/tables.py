@@ -12,7 +12,7 @@ from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
 from gradleak.metrics import statistics
 from gradleak.report import findings
-from gradleak.report.formatting import number, percent_range, plus_minus, wrap
+from gradleak.report.formatting import listed, number, percent_range, plus_minus, wrap
 
 # Metrics whose means are summarised, and the range that each lies in by definition.
 METRICS = {
@@ -76,8 +76,8 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
-    `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover
-    one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
+    `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover one, the strongest
+    first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
     trials that any attacker brings there or further; `runs`, how many of them are `searches` (closed forms are none),
     and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
     over runs.
@@ -139,10 +139,20 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
 
 
 def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[str, Mapping[str, str]]) -> list[str]:
-  """Returns a sentence on each counter-measure that stands in the table: 'aware: name: what that attacker does'."""
-  shown = [(summary['defense'], summary['counter']) for pair in pairs.values() for summary in pair]
-  words = {counter: counters.get(defense, {}).get(counter) for defense, counter in shown if counter}
-  return [f'aware: {counter}: {sentence}' for counter, sentence in words.items() if sentence]
+  """Returns a sentence on each counter-measure that stands in the table: 'aware: name: what that attacker does'.
+
+  Where it does other things under other defenses, the sentences name these.
+  """
+  said: dict[str, dict[str, list[str]]] = {}
+  for summary in (summary for pair in pairs.values() for summary in pair if summary['counter']):
+    sentence = counters.get(summary['defense'], {}).get(summary['counter'])
+    if sentence:
+      said.setdefault(summary['counter'], {}).setdefault(sentence, []).append(summary['defense'])
+  return [
+    f'aware: {counter}{f" under {listed(list(dict.fromkeys(of)))}" if len(sentences) > 1 else ""}: {sentence}'
+    for counter, sentences in said.items()
+    for sentence, of in sentences.items()
+  ]
 
 
 def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:

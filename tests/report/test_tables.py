@@ -381,6 +381,14 @@ def test_no_negative_zero():
   assert (formatting.number(-0.004, 2), formatting.number(-0.006, 2)) == ('0.00', '-0.01')
 
 
+def test_a_counter_measure_that_differs_between_defenses_is_explained_for_each(both):
+  words = {'prune(rate=0.9)': {'prior': 'It weights by 1.'}, 'laplace(scale=0.1)': {'prior': 'It weights by 2.'}}
+  pairs = {('a', defense): [{'defense': defense, 'counter': 'prior'}] for defense in words}
+  text = tables._legend(pairs, words)
+  assert text == [f'aware: prior under {defense}: {of["prior"]}' for defense, of in words.items()]
+  assert tables._legend(pairs, {defense: {'prior': 'It is one.'} for defense in words}) == ['aware: prior: It is one.']
+
+
 def test_a_result_in_place_of_its_rows_is_named(both):
   with pytest.raises(gl.UsageError, match=r'give its rows, as in summarise\(result\.rows\)'):
     summarise(both)
