@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.federated import Client, Observation
+from gradleak.federated import Observation
+from gradleak.models.model import Model
 from gradleak.trees import Layer, Tree
 
 
@@ -36,25 +37,26 @@ def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> j
   return jnp.where(known, weight / jnp.where(known, bias, jnp.ones_like(bias)), jnp.zeros_like(weight))
 
 
-def in_pixels(client: Client, observation: Observation) -> tuple[Client, Observation]:
-  """Returns the equal client and observation of a network that does not normalise its pixels.
+def in_pixels(model: Model, observation: Observation) -> Observation:
+  """Returns the observation of an equal network that does not normalise its pixels.
 
   A first dense layer with the kernel W and bias b behind (x − μ)/σ is one with W/σ and b − (μ/σ)W on x itself, and
   where the gradients are G and g, those of the latter are σG + μg and g. Closed forms then read pixels in [0, 1].
 
   Args:
-    client, observation: of any network; they are returned as they are where it normalises nothing, or where its first
-      dense layer does not take the image.
+    model: of the client.
+    observation: of it; it is returned as it is where the model normalises nothing, or where its first dense layer does
+      not take the image.
   """
-  normalisation, (_, *image) = client.model.normalisation, observation.image_shape
-  if normalisation is None or normalisation.model.layers is None:
-    return client, observation
-  layers = normalisation.model.layers(tuple(image))
+  _, *image = observation.image_shape
+  if model.normalisation is None or model.layers is None:
+    return observation
+  layers = model.layers(tuple(image))
   kernels = [path for path in layers[0].paths if trees.get(observation.update, path).ndim == 2] if layers else []
   if len(kernels) != 1 or trees.get(observation.update, kernels[0]).shape[0] != math.prod(image):
-    return client, observation
+    return observation
   kernel, bias = first_dense_layer(layers, observation.update)
-  mean, std = (np.tile(np.float32(values), math.prod(image[:-1])).reshape(-1, 1) for values in normalisation[:2])
+  mean, std = (np.tile(np.float32(values), math.prod(image[:-1])).reshape(-1, 1) for values in model.normalisation)
 
   def changed(tree: Tree, made: Callable[[Any, Any], tuple[Any, Any]]) -> Tree:
     new = dict(zip((kernel, bias), made(trees.get(tree, kernel), trees.get(tree, bias)), strict=True))
@@ -62,10 +64,7 @@ def in_pixels(client: Client, observation: Observation) -> tuple[Client, Observa
 
   update = changed(observation.update, lambda w, b: (std * w + mean * b.reshape(1, -1), b))
   params = changed(observation.variables['params'], lambda w, b: (w / std, b - (mean / std)[:, 0] @ w))
-  return (
-    dataclasses.replace(client, model=normalisation.model),
-    dataclasses.replace(observation, update=update, variables={**observation.variables, 'params': params}),
-  )
+  return dataclasses.replace(observation, update=update, variables={**observation.variables, 'params': params})
 
 
 def first_dense_layer(layers: Sequence[Layer], update: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -149,7 +149,7 @@ def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidate
   def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     kernel, shares = image_layer(layers, observation)
-    seen = in_pixels(client, observation)[1] if bias else observation
+    seen = in_pixels(client.model, observation) if bias else observation
     sent, number = trees.get(observation.update, kernel) != 0, observation.image_shape[0]
     inputs, order = _read(trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number)
     return inputs[order[: candidates * number or None]], None

@@ -345,8 +345,8 @@ def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
-    plain, observation = in_pixels(client, observation)
-    layers = require(plain.model, 'layers')(observation.image_shape[1:])
+    observation = in_pixels(client.model, observation)
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
     known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
     take = functools.partial(peel, known, observed, observation.image_shape[0], tolerance=float(tolerance))
     peeled = take()

@@ -199,7 +199,7 @@ def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())
-    _, observation = in_pixels(client, observation)
+    observation = in_pixels(client.model, observation)
     both = (observation.update, observation.variables['params'])
     four = [trees.get(tree, path) for tree in both for path in paths(observation)]
     found = spear(*four, rng, submatrices=submatrices)  # type: ignore[arg-type, misc]

@@ -16,7 +16,7 @@ import numpy as np
 from gradleak import trees
 from gradleak.attacks.base import AttackMethod, Reconstruction
 from gradleak.attacks.counters import UNAWARE
-from gradleak.audit.settings import Group
+from gradleak.audit.settings import Group, folded
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.defenses.defense import Defense, place
@@ -270,18 +270,8 @@ def _targets(seen: Views, variant: Variant) -> list[Target]:
 def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
   """Returns the key of each lane: of its stream, its address and its start."""
   of_each = [(lane.target.defense < 0, lane.target.address, lane.restart) for lane in lanes]
-  columns = np.asarray(of_each, np.int32).reshape(-1, 3).T
-  return _folded(jnp.stack([group.stream('attack'), group.stream('attack control')]), *columns)
-
-
-@jax.jit
-def _folded(streams: jax.Array, which: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
-  """Returns the key of each lane: its stream's, with its address and its start folded in."""
-
-  def key(which: jax.Array, address: jax.Array, restart: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(streams[which], address), restart)
-
-  return jax.vmap(key)(which, address, restart)
+  which, addresses, restarts = np.asarray(of_each, np.int32).reshape(-1, 3).T
+  return folded(jnp.stack([group.stream('attack'), group.stream('attack control')])[which], addresses, restarts)
 
 
 def shown(made: Table) -> np.ndarray:

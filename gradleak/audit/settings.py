@@ -216,6 +216,14 @@ class Group:
     return label_rules.class_images(images, labels, self.client.num_classes)
 
 
+@jax.jit  # one program, in place of several
+def folded(keys: jax.Array, *numbers: jax.Array) -> jax.Array:
+  """Returns keys [N], or one for all, with the N numbers of each array folded in, one array after the other."""
+  for each in numbers:
+    keys = jax.vmap(jax.random.fold_in, (0 if keys.ndim else None, 0))(keys, each)
+  return keys
+
+
 class Plan(NamedTuple):
   """What an audit runs.
 

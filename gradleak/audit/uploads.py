@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
-from gradleak.audit.settings import Group
+from gradleak.audit.settings import Group, folded
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Placed, place
 from gradleak.engine import ahead, driver
@@ -188,16 +188,10 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   names = [
     f'{request.stream} round {i}' if i else request.stream for i in range(first_round, first_round + request.rounds)
   ]
-  keys = jnp.concatenate([_folded(group.stream(name), np.asarray(request.addresses, np.int32)) for name in names])
+  keys = jnp.concatenate([folded(group.stream(name), np.asarray(request.addresses, np.int32)) for name in names])
   count = request.rounds * len(trial)
   numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.placed.defense.numbers)
   return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}
-
-
-@jax.jit
-def _folded(key: jax.Array, addresses: jax.Array) -> jax.Array:
-  """Returns a key with each address folded in."""
-  return jax.vmap(jax.random.fold_in, (None, 0))(key, addresses)
 
 
 def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **shared: Any) -> Any:

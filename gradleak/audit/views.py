@@ -94,8 +94,8 @@ def stack(found: list[View]) -> dict[str, Tree]:
   """Returns `Views.stacked` of what every view has: 'update', 'weights', 'noise' and 'clip'."""
   if all(np.all(weights == 1) for view in found for weights in jax.tree.leaves(view.weights)):
     found = [view._replace(weights=None) for view in found]  # a distance without weights needs fewer passes
-  scalars = {name: np.asarray([getattr(view, name) for view in found], np.float32) for name in ('noise', 'clip')}
-  return {**_stacked(found)._asdict(), **jax.tree.map(jnp.asarray, scalars)}
+  scalars = {name: [np.float32(getattr(view, name)) for view in found] for name in ('noise', 'clip')}
+  return {name: _stacked(scalars.get(name) or [getattr(view, name) for view in found]) for name in View._fields}
 
 
 def _stacked(trees_: list) -> Any:

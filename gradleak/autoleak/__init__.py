@@ -190,7 +190,7 @@ class _Run:
       settings=settings,
       only=targets,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
-      progress=self.show or 'none',
+      progress='none' if self.show is None else self.show,
     )
     assert found is not None  # this is the only process
     entry['seconds'] = found.seconds

@@ -105,7 +105,7 @@ def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batc
     rows: of undefended uploads by honest-but-curious servers: that a malicious one succeeds shows nothing about these.
     batch_size: private images behind one upload.
   """
-  if any(row['success'] for row in rows):
+  if not rows or any(row['success'] for row in rows):
     return []
   size = min(UPLOADS, len(scenario.images) // batch_size) * batch_size
   samples = scenario.images[:size], scenario.labels[:size]

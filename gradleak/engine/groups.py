@@ -62,7 +62,9 @@ class Placement(NamedTuple):
 
   def take(self, tree: Tree) -> Tree:
     """Returns a tree [all lanes, …] as [D·R, group size, …]."""
-    return _rows(_strong(tree), self.table)
+    leaves, structure = jax.tree.flatten(_strong(tree))
+    taken = iter(_rows([x for x in leaves if not isinstance(x, np.ndarray)], self.table))
+    return structure.unflatten(x[self.table] if isinstance(x, np.ndarray) else next(taken) for x in leaves)
 
   def pad(self, tree: Tree) -> Tree:
     """Returns a tree [all lanes, …] as [D·R, group size, …] on the devices, padding included."""
@@ -134,8 +136,8 @@ def place(
 
 
 @jax.jit  # one program, in place of one for each shape
-def _rows(tree: Tree, table: jax.Array) -> Tree:
-  return jax.tree.map(lambda x: x[table], tree)
+def _rows(arrays: list[jax.Array], table: jax.Array) -> list[jax.Array]:
+  return [x[table] for x in arrays]
 
 
 def _strong(tree: Tree) -> Tree:

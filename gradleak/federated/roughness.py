@@ -1,9 +1,9 @@
 """How far noise on the private images turns a client's update: whether a search can follow its gradient to them."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak import data, errors, trees
@@ -44,6 +44,17 @@ def roughness(
     errors.check_number('stddevs', stddev, low=0, finite=True)
   count = len(images) // batch_size
 
+  batches = [part[: count * batch_size].reshape(count, batch_size, *part.shape[1:]) for part in (images, labels)]
+  found = _distances(client, variables, np.asarray(stddevs, np.float32), jax.random.split(key, count), *batches)
+  return dict(zip(map(float, stddevs), np.median(np.asarray(found, np.float64), axis=0).tolist(), strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _distances(
+  client: Client, variables: Mapping, stddevs: jax.Array, keys: jax.Array, images: jax.Array, labels: jax.Array
+) -> jax.Array:
+  """Returns the distance of each upload at each σ, [uploads, σ]."""
+
   def of_upload(given: tuple) -> jax.Array:
     key, x, y = given
     noise_key, client_key = jax.random.split(key)
@@ -52,10 +63,6 @@ def roughness(
     def distance(stddev: jax.Array) -> jax.Array:
       return 1 - trees.cosine(client.local_update(client_key, variables, x + stddev * noise, y).update, sent)
 
-    return jax.lax.map(distance, jnp.asarray(stddevs, jnp.float32))
+    return jax.lax.map(distance, stddevs)
 
-  batches = (part[: count * batch_size].reshape(count, batch_size, *part.shape[1:]) for part in (images, labels))
-  found = jax.jit(lambda *given: jax.lax.map(of_upload, given))(
-    jax.random.split(key, count), *map(jnp.asarray, batches)
-  )
-  return dict(zip(map(float, stddevs), np.median(np.asarray(found, np.float64), axis=0).tolist(), strict=True))
+  return jax.lax.map(of_upload, (keys, images, labels))

@@ -51,16 +51,10 @@ class Model(NamedTuple):
 
 
 class Normalisation(NamedTuple):
-  """(x − mean) / std for each channel, and the `Model` of the same parameters that is given the result.
-
-  Attributes:
-    mean, std: of each channel.
-    model: the network behind it.
-  """
+  """(x − mean) / std, a number of each for every channel."""
 
   mean: tuple[float, ...]
   std: tuple[float, ...]
-  model: Model
 
 
 def wrapped(
@@ -353,11 +347,9 @@ def from_flax(
       raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
     return inputs[-1]
 
-  made = Model(name, init, apply, features, layers)
-  if mean is None or std is None:
-    return made
-  channels = tuple(map(float, np.ravel(mean))), tuple(map(float, np.ravel(std)))
-  return made._replace(normalisation=Normalisation(*channels, from_flax(module, name)))
+  given = () if mean is None or std is None else (mean, std)
+  channels = [tuple(map(float, np.ravel(values))) for values in given]
+  return Model(name, init, apply, features, layers, normalisation=Normalisation(*channels) if channels else None)
 
 
 def _takes_train(module: nn.Module) -> bool:

@@ -59,4 +59,4 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
     layers=model.layers,
     citations=model.citations,
   )
-  return made._replace(normalisation=Normalisation(mean, std, model))
+  return made._replace(normalisation=Normalisation(mean, std))

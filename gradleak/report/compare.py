@@ -13,6 +13,7 @@ from gradleak.report.tables import summarise, worst_case
 _KEYS = ('attack', 'defense', 'counter')
 _COUNTS = ('recovered', 'n', 'success_low', 'success_high')
 _FIGURES = ('psnr', 'psnr_low', 'psnr_high', *_COUNTS)
+_WORST = (*_COUNTS, 'verdict', 'by')
 _ANY = 'any attack'
 
 
@@ -112,7 +113,7 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
     tuple(named),
     differing,
     _joined(summaries, _KEYS, _FIGURES),
-    _joined(worst, ('defense',), (*_COUNTS, 'verdict', 'by')),
+    _joined(worst, ('defense',), _WORST),
   )
 
 
@@ -153,18 +154,18 @@ def _joined(results: Mapping[str, list[dict]], keys: Sequence[str], figures: Seq
   ]
 
 
-def _of(entry: dict[str, Any], name: str) -> dict[str, Any]:
+def _of(entry: dict[str, Any], name: str, figures: Sequence[str]) -> dict[str, Any]:
   """Returns the figures of one result, without its name."""
-  return {key.removeprefix(f'{name} '): value for key, value in entry.items() if key.startswith(f'{name} ')}
+  return {figure: entry[f'{name} {figure}'] for figure in figures}
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
-  of = _of(row, name)
+  of = _of(row, name, _FIGURES)
   return '–' if of['n'] is None else f'{plus_minus(of, "psnr")}, {_count(of)}'
 
 
 def _worst_cell(entry: dict[str, Any], name: str) -> str:
-  of = _of(entry, name)
+  of = _of(entry, name, _WORST)
   return '–' if of['n'] is None else f'{of["verdict"]}, {_count(of)}'
 
 

@@ -65,7 +65,7 @@ def sentence(worst: Sequence[dict], config: Mapping[str, Any]) -> str:
 
 
 def recovering(worst: Sequence[dict]) -> str:
-  """Returns one sentence: under how many defenses images are recovered; empty for none.
+  """Returns a clause: under how many defenses images are recovered; empty for none.
 
   Args:
     worst: entries of `tables.worst_case`.

@@ -130,6 +130,7 @@ def test_an_undefended_attack_that_fails_is_flagged_with_how_noise_turns_the_upd
   )
   assert fails.startswith(flags.FAILS) and fails.endswith(f'by a cosine distance of {turned[0.01]:.2g}')
   assert flags.of_undefended(jax.random.key(0), scenario, [row(), row(success=True)], 1) == []
+  assert flags.of_undefended(jax.random.key(0), scenario, [], 1) == []  # none was run
 
 
 def row(**changes):
