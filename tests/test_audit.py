@@ -559,5 +559,5 @@ def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):
 @pytest.mark.parametrize(('defenses', 'known'), [([None], 'none'), ([None, gl.defenses.clip(norm=1)], 'either')])
 def test_a_client_without_a_defense_is_said_to_have_none(linear, defenses, known):
   attack = gl.attacks.csdlg(steps=1)
-  (group,) = plan(KEY, linear, defenses, [attack], 1).groups
+  (group,) = plan(KEY, linear, defenses, [attack], 1, gl.AuditSettings(controls=2)).groups
   assert group.knowledge(attack).defense == known
