@@ -38,6 +38,27 @@ def end(progress: Callable | None) -> None:
   getattr(progress, 'end', lambda: None)()
 
 
+def learning(progress: Callable | None, name: str) -> Callable[[int, int, str], None]:
+  """Returns a callback for `attacks.learning.told` that hands lines to a callback of `reporter`, if it takes long.
+
+  Args:
+    progress: the callback of `reporter`, or None.
+    name: what learns.
+  """
+  since: dict[str, list] = {}  # unit -> [seconds and number at the first call, seconds at the last line]
+
+  def on_steps(done: int, steps: int, unit: str) -> None:
+    now = time.monotonic()
+    began, first, said = since.setdefault(unit, [now, done, now])  # the first part includes compilation
+    if done == steps or now - said < LEARNING:
+      return
+    since[unit][-1] = now
+    left = (now - began) / (done - first) * (steps - done)
+    note(progress, f'{name}: {done} of {steps} {unit}, {left:.0f} s left')
+
+  return on_steps
+
+
 def rounds(
   mode: str, total: int, stream: TextIO | None = None
 ) -> Callable[[Mapping[str, Any], Any, float], None] | None:
@@ -112,6 +133,9 @@ def _summary(progress: Progress, objective: np.ndarray) -> str:
   finite = objective[np.isfinite(objective)]
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
 
+
+# A line says how far a learning is after so many seconds without one.
+LEARNING = 10.0
 
 # After so many minutes without progress, and again after as many, a line says where a run stands.
 SILENT = 3.0

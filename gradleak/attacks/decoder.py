@@ -17,6 +17,7 @@ import optax
 from flax import linen as nn
 
 from gradleak import errors, trees
+from gradleak.attacks import learning
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
 from gradleak.models import Model, convolution, layers
 from gradleak.models.model import require
@@ -24,7 +25,7 @@ from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
 # (parameters, state, key) -> (loss, new state), as `_minimised` takes it.
-Loss = Callable[[Tree, Tree, jax.Array], tuple[jax.Array, Tree]]
+Loss = Callable[..., tuple[jax.Array, Tree]]  # (params, state, key, *data) -> (loss, state)
 
 
 def dense_inputs(model: Model, variables: Mapping, images: jax.Array) -> jax.Array:
@@ -184,18 +185,19 @@ def _network(
       raise errors.UsageError(f'{name} decodes features of {expected} for images of {module.image_shape}, got {shape}')
     return trained(key, features, images)
 
-  @jax.jit
+  def loss(
+    params: Tree, statistics: Tree, key: jax.Array, features: jax.Array, images: jax.Array
+  ) -> tuple[jax.Array, Tree]:
+    chosen = jax.random.randint(key, (batch_size,), 0, len(images))
+    given = {'params': params, 'batch_stats': statistics}
+    found, changed = module.apply(given, features[chosen], train=True, mutable=['batch_stats'])
+    return jnp.mean(jnp.square(found - images[chosen])), changed.get('batch_stats', {})
+
   def trained(key: jax.Array, features: jax.Array, images: jax.Array) -> Tree:
-    variables = module.init(jax.random.fold_in(key, 0), features[:1])
-
-    def loss(params: Tree, statistics: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
-      chosen = jax.random.randint(key, (batch_size,), 0, len(images))
-      given = {'params': params, 'batch_stats': statistics}
-      found, changed = module.apply(given, features[chosen], train=True, mutable=['batch_stats'])
-      return jnp.mean(jnp.square(found - images[chosen])), changed.get('batch_stats', {})
-
+    variables = jax.jit(module.init)(jax.random.fold_in(key, 0), features[:1])
     start = variables['params'], variables.get('batch_stats', {})
-    params, statistics = _minimised(jax.random.fold_in(key, 1), loss, *start, steps, optax.adam(1e-3))
+    data = features, images
+    params, statistics = _minimised(jax.random.fold_in(key, 1), loss, *start, data, steps, optax.adam(1e-3))
     return {'params': params, 'batch_stats': statistics}
 
   return Decoder(fit, module.apply)
@@ -290,7 +292,6 @@ def _least_squares(
   return weights, mean[:split], np.sqrt(np.maximum(np.diag(inside), least))
 
 
-@functools.partial(jax.jit, static_argnames=('context', 'steps'))
 def _trained(
   key: jax.Array,
   weights: Windows,
@@ -303,24 +304,28 @@ def _trained(
   steps: int,
 ) -> Windows:
   """Returns the weights with a hidden layer that has learnt the linear part's error."""
-  mean, spread = (jnp.asarray(x, jnp.float32) for x in (mean, spread))
+  scales = jnp.asarray(mean, jnp.float32), jnp.asarray(spread, jnp.float32)
   inner = jax.random.normal(jax.random.fold_in(key, 0), weights.inner.shape) * math.sqrt(2 / len(mean))
   start = inner, weights.threshold, weights.outer
 
-  def layer(params: tuple) -> Windows:
+  def layer(params: tuple, weights: Windows, mean: jax.Array, spread: jax.Array) -> Windows:
     """Returns the weights whose hidden layer takes features of mean 0 and variance 1, as Adam needs them."""
     inner, threshold, outer = params
     inner = inner / spread.reshape(-1, 1)
     return weights._replace(inner=inner, threshold=threshold - mean @ inner, outer=outer)
 
-  def loss(params: tuple, state: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
+  def loss(
+    params: tuple, state: Tree, key: jax.Array, features: jax.Array, images: jax.Array, *given: Any
+  ) -> tuple[jax.Array, Tree]:
     chosen = jax.random.randint(key, (4,), 0, len(images))
     # On CPU the gradient of a matrix product is faster than that of a convolution.
-    found = _predicted(layer(params), functools.partial(jnp.matmul, _around(features[chosen], context)))
+    found = _predicted(layer(params, *given), functools.partial(jnp.matmul, _around(features[chosen], context)))
     return jnp.mean(jnp.square(found - _seen(features[chosen], images[chosen]))), state
 
   optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, steps))
-  return layer(_minimised(jax.random.fold_in(key, 1), loss, start, (), steps, optimizer)[0])
+  data = features, images, weights, *scales
+  params, _ = _minimised(jax.random.fold_in(key, 1), loss, start, (), data, steps, optimizer)
+  return layer(params, weights, *scales)
 
 
 def _summed(
@@ -376,19 +381,29 @@ def _convolved(features: jax.Array, context: int) -> Callable[[jax.Array], jax.A
 
 
 def _minimised(
-  key: jax.Array, loss: Loss, params: Tree, state: Tree, steps: int, optimizer: optax.GradientTransformation
+  key: jax.Array,
+  loss: Loss,
+  params: Tree,
+  state: Tree,
+  data: tuple,
+  steps: int,
+  optimizer: optax.GradientTransformation,
 ) -> tuple[Tree, Tree]:
-  """Returns (params, state) after `steps` steps on a loss."""
+  """Returns (params, state) after `steps` steps on a loss of `data`."""
   optimizer = lenient(optimizer)
 
-  def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
-    params, state, moments = carry
-    gradient, state = jax.grad(loss, has_aux=True)(params, state, jax.random.fold_in(key, index))
-    updates, moments = optimizer.update(gradient, moments, params)
-    return (optax.apply_updates(params, updates), state, moments), None
+  @jax.jit
+  def advance(key: jax.Array, data: tuple, carry: tuple, first: jax.Array, last: jax.Array) -> tuple:
+    def one_step(index: jax.Array, carry: tuple) -> tuple:
+      params, state, moments = carry
+      gradient, state = jax.grad(loss, has_aux=True)(params, state, jax.random.fold_in(key, index), *data)
+      updates, moments = optimizer.update(gradient, moments, params)
+      return optax.apply_updates(params, updates), state, moments
+
+    return jax.lax.fori_loop(first, last, one_step, carry)
 
   start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (params, state, optimizer.init(params)))
-  (params, state, _), _ = jax.lax.scan(one_step, start, jnp.arange(steps, dtype=jnp.int32))
+  params, state, _ = learning.in_parts(functools.partial(advance, key, data), start, steps)
   return params, state
 
 

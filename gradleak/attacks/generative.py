@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors
+from gradleak.attacks import learning
 from gradleak.attacks.base import Attack, attack
 from gradleak.attacks.evolution import evolution
 from gradleak.attacks.matching import Denoising, Matching, Priors, gradient_matching
@@ -59,7 +60,8 @@ def _learned(
       made: Any = gan.training(shape, width=width, batch_size=32, learning_rate=2e-4)
     else:
       made = denoiser.training(shape, width=width, batch_size=32)
-    _TRAINED[given] = training.train(key, made, images, steps).average
+    state = training.train(key, made, images, steps, on_steps=lambda done, _: learning.tell(done, steps))
+    _TRAINED[given] = state.average
     while len(_TRAINED) > KEPT:
       del _TRAINED[next(iter(_TRAINED))]
   return _TRAINED[given]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
-from gradleak.attacks import base
+from gradleak.attacks import base, learning
 from gradleak.federated import Client, Observation
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
@@ -45,7 +45,11 @@ class Inverse(NamedTuple):
 
   def images(self, update: Tree) -> jax.Array:
     """Returns the images that caused an update, [N · pixels] in (0, 1)."""
-    return network(self.layers, features(update, self.scales, self.signs, self.mean.shape[0]) - self.mean)
+    return network(self.layers, self.read(update) - self.mean)
+
+  def read(self, update: Tree) -> jax.Array:
+    """Returns the features of an update, [F]."""
+    return features(update, self.scales, self.signs, self.mean.shape[0])
 
 
 def features(update: Tree, scales: Tree, signs: jax.Array, width: int) -> jax.Array:
@@ -120,6 +124,16 @@ class Training:
     return self.fresh * (self.reuse or 1) ** 2
 
   @property
+  def drawn(self) -> int:
+    """How many uploads are drawn at a time before the first step."""
+    return min(_TOGETHER, self.pool) if self.once else self.fresh
+
+  @property
+  def draws(self) -> int:
+    """How many such draws fill the pool."""
+    return -(-self.pool // self.drawn)
+
+  @property
   def measured(self) -> int:
     """From how many uploads the scales are taken."""
     return _TOGETHER if self.once else _MEASURED
@@ -128,16 +142,23 @@ class Training:
     """Returns Adam, whose rate falls to a tenth after three quarters of the steps."""
     return lenient(optax.adam(optax.piecewise_constant_schedule(self.learning_rate, {3 * self.steps // 4: 0.1})))
 
-  def images(self, key: jax.Array, public: tuple[jax.Array, jax.Array], count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns public samples for `count` uploads, [count, number, H, W, C] and [count, number]."""
-    drawn, flipped = jax.random.split(key)
+  def samples(
+    self, key: jax.Array, public: tuple[jax.Array, jax.Array], count: int
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `count` uploads are of: keys [count], images [count, number, H, W, C] and labels [count, number]."""
+    chosen, noise = jax.random.split(key)
+    drawn, flipped = jax.random.split(chosen)
     images, labels = public
     chosen = jax.random.randint(drawn, (count, self.number), 0, len(images))
     images, labels = images[chosen], labels[chosen]
     if self.mirrored:
       flip = jax.random.bernoulli(flipped, 0.5, (count, self.number, 1, 1, 1))
       images = jnp.where(flip, images[..., ::-1, :], images)
-    return images, labels
+    return jax.random.split(noise, count), images, labels
+
+  def renewed(self, pool: tuple, place: jax.Array, drawn: tuple) -> tuple:
+    """Returns the pool of uploads with those that were drawn in place of others, from the place on."""
+    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, drawn)
 
   def start(self, key: jax.Array, inputs: int, image: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     """Returns the layers before training: they show this image, whatever the upload."""
@@ -152,7 +173,6 @@ class Training:
     return layers
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def trained(
   training: Training, client: Client, key: jax.Array, variables: Tree, public: tuple[jax.Array, jax.Array]
 ) -> Inverse:
@@ -165,67 +185,118 @@ def trained(
     variables: those that the client was sent.
     public: (images, labels).
   """
+  shared = training, client, key, variables, public
+  state = _started(*shared)
+  state = learning.in_parts(functools.partial(_filled, *shared), state, training.draws, 'draws of uploads')
+  return learning.in_parts(functools.partial(_advanced, *shared), state, training.steps).inverse
 
-  def uploaded(read: Callable[[Tree], Any], key: jax.Array, count: int) -> tuple[Any, jax.Array]:
-    """Returns what `read` makes of the updates that public samples cause, and the images [count, number, pixels]."""
-    samples, noise = jax.random.split(key)
-    images, labels = training.images(samples, public, count)
 
-    def one(given: tuple) -> Any:
-      return read(client.local_update(given[0], variables, *given[1:]).update)
+class _State(NamedTuple):
+  """The training between two steps: the `Inverse` so far, the optimizer's state, and the uploads to choose from."""
 
-    given = jax.random.split(noise, count), images, labels
-    found = jax.lax.map(one, given, batch_size=min(_TOGETHER, count))
-    return found, images.reshape(count, training.number, -1)
+  inverse: Inverse
+  moments: Tree
+  pool: tuple[jax.Array, jax.Array]
 
-  keys = [jax.random.fold_in(key, i) for i in range(5)]
-  mean, scales = _moments(
-    lambda key: uploaded(lambda update: update, key, _TOGETHER)[0], keys[0], variables['params'], training.measured
-  )
+
+def _keys(key: jax.Array) -> list[jax.Array]:
+  """Returns the keys of the scales, the signs, the layers, the steps and the first uploads."""
+  return [jax.random.fold_in(key, i) for i in range(5)]
+
+
+def _simulated(
+  client: Client, variables: Tree, read: Callable[[Tree], Any], keys: jax.Array, images: jax.Array, labels: jax.Array
+) -> tuple[Any, jax.Array]:
+  """Returns what `read` makes of the updates that samples cause, and the images [count, number, pixels]."""
+
+  def one(given: tuple) -> Any:
+    return read(client.local_update(given[0], variables, *given[1:]).update)
+
+  found = jax.lax.map(one, (keys, images, labels), batch_size=min(_TOGETHER, len(keys)))
+  return found, images.reshape(*images.shape[:2], -1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _started(
+  training: Training, client: Client, key: jax.Array, variables: Tree, public: tuple[jax.Array, jax.Array]
+) -> _State:
+  """Returns the state before the first step."""
+  keys = _keys(key)
+
+  def updates(key: jax.Array) -> Tree:
+    samples = training.samples(key, public, _TOGETHER)
+    return _simulated(client, variables, lambda update: update, *samples)[0]
+
+  mean, scales = _moments(updates, keys[0], variables['params'], training.measured)
   entries = sum(x.size for x in jax.tree.leaves(mean))
   width = min(entries, training.projection)
   signs = jax.random.rademacher(keys[1], (entries if entries > width else 0,), jnp.int8)
-  mean = features(mean, scales, signs, width)
+  image = jnp.mean(public[0], axis=0)
+  inverse = Inverse(scales, signs, features(mean, scales, signs, width), training.start(keys[2], width, image))
+  pool = jnp.zeros((training.pool, width)), jnp.zeros((training.pool, training.number, image.size))
+  return _State(inverse, training.optimizer().init(inverse.layers), pool)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _filled(
+  training: Training,
+  client: Client,
+  key: jax.Array,
+  variables: Tree,
+  public: tuple[jax.Array, jax.Array],
+  state: _State,
+  first: jax.Array,
+  last: jax.Array,
+) -> _State:
+  """Returns the state with the draws first, …, last - 1 of the uploads from which the first step chooses."""
+  key, size = _keys(key)[4], training.drawn
+  keys = jax.random.split(key, training.draws)
+  whole = training.samples(key, public, training.pool) if training.once else None
+
+  def samples(number: jax.Array) -> tuple:
+    if whole is None:
+      return training.samples(keys[number], public, size)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, number * size, size), whole)
+
+  def renewed(number: jax.Array, pool: tuple) -> tuple:
+    drawn = _simulated(client, variables, state.inverse.read, *samples(number))
+    return training.renewed(pool, number * size, drawn)
+
+  return state._replace(pool=jax.lax.fori_loop(first, last, renewed, state.pool))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _advanced(
+  training: Training,
+  client: Client,
+  key: jax.Array,
+  variables: Tree,
+  public: tuple[jax.Array, jax.Array],
+  state: _State,
+  first: jax.Array,
+  last: jax.Array,
+) -> _State:
+  """Returns the state after the steps first, …, last - 1."""
+  steps, optimizer = jax.random.split(_keys(key)[3], training.steps), training.optimizer()
+  given = state.inverse
 
   def loss(layers: list, seen: jax.Array, images: jax.Array) -> jax.Array:
-    found = jax.vmap(lambda x: network(layers, x - mean))(seen).reshape(images.shape)
+    found = jax.vmap(lambda x: network(layers, x - given.mean))(seen).reshape(images.shape)
     return jnp.mean(jax.vmap(unordered_error)(found, images))
 
-  optimizer = training.optimizer()
-
-  def drawn(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    return uploaded(lambda update: features(update, scales, signs, width), key, count)
-
-  def renewed(pool: tuple, given: tuple) -> tuple[tuple, None]:
-    """Draws uploads in place of the oldest."""
-    number, key = given
-    place = number * training.fresh % training.pool
-    new = drawn(key, training.fresh)
-    return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, new), None
-
-  def step(carry: tuple, given: tuple) -> tuple[tuple, None]:
-    layers, state, pool = carry
-    number, key = given
+  def step(number: jax.Array, carry: tuple) -> tuple:
+    layers, moments, pool = carry
     if not training.once:
-      pool, _ = renewed(pool, (number, jax.random.fold_in(key, 0)))
-    chosen = jax.random.permutation(jax.random.fold_in(key, 1), training.pool)[: training.batch_size]
+      samples = training.samples(jax.random.fold_in(steps[number], 0), public, training.fresh)
+      drawn = _simulated(client, variables, given.read, *samples)
+      pool = training.renewed(pool, number * training.fresh % training.pool, drawn)
+    chosen = jax.random.permutation(jax.random.fold_in(steps[number], 1), training.pool)[: training.batch_size]
     batch = jax.tree.map(lambda x: x[chosen], pool)
-    updates, state = optimizer.update(jax.grad(loss)(layers, *batch), state)
-    return (optax.apply_updates(layers, updates), state, pool), None
+    updates, moments = optimizer.update(jax.grad(loss)(layers, *batch), moments)
+    return optax.apply_updates(layers, updates), moments, pool
 
-  def numbered(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    return jnp.arange(count, dtype=jnp.int32), jax.random.split(key, count)
-
-  image = jnp.mean(public[0], axis=0)
-  if training.once:
-    pool = drawn(keys[4], training.pool)
-  else:
-    pool = jnp.zeros((training.pool, width)), jnp.zeros((training.pool, training.number, image.size))
-    pool, _ = jax.lax.scan(renewed, pool, numbered(keys[4], training.pool // training.fresh))
-  layers = training.start(keys[2], width, image)
-  start = layers, optimizer.init(layers), pool
-  (layers, _, _), _ = jax.lax.scan(step, start, numbered(keys[3], training.steps))
-  return Inverse(scales, signs, mean, layers)
+  layers, moments, pool = jax.lax.fori_loop(first, last, step, (given.layers, state.moments, state.pool))
+  return _State(given._replace(layers=layers), moments, pool)
 
 
 def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree, count: int) -> tuple[Tree, Tree]:

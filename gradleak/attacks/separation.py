@@ -16,6 +16,7 @@ network.
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -192,12 +193,13 @@ def alternating(
     ridge: of the least squares, relative to the shares' norms; it slows samples with small shares.
 
   Raises:
-    UsageError: for a number out of range, more samples than neurons, or a first dense layer that sees no image.
+    UsageError: for a number out of range, more samples than neurons, a first dense layer that sees no image, or a model
+      that normalises its pixels.
   """
   errors.check_number('alternating(steps)', steps, low=1, integer=True)
   errors.check_number('alternating(damping)', damping, low=0, high=1)
   errors.check_number('alternating(ridge)', ridge, low=0)
-  layers = require(client.model, 'layers')(image_shape[1:])
+  layers = _layers('alternating', client, image_shape[1:])
   found = first_dense_layer(layers, update)
   rows = trees.get(update, found[0]).T
   count = _enough('alternating', image_shape[0], rows)
@@ -238,9 +240,12 @@ def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: t
     variables: the model's, at which the gradient was taken.
     update: the gradient.
     image_shape: (N, H, W, C).
+
+  Raises:
+    UsageError: for a model that normalises its pixels.
   """
   count, *shape = image_shape
-  quotients, alive = from_update(require(client.model, 'layers')(shape), update)
+  quotients, alive = from_update(_layers('counted_labels', client, shape), update)
   inside = alive & (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
   inside = jnp.where(inside.any(), inside, jnp.ones_like(inside))
   logits, _ = client.model.apply(variables, jnp.clip(quotients, 0, 1).reshape(-1, *shape), False, None)
@@ -248,6 +253,15 @@ def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: t
   predicted = jnp.sum(weights * jax.nn.softmax(logits), axis=0) / jnp.sum(weights)
   _, bias = last_layer(client.model, update, tuple(shape), client.num_classes)
   return of_counts(predicted - bias, count)
+
+
+def _layers(method: str, client: Client, shape: Sequence[int]) -> Sequence[trees.Layer]:
+  """Returns the layers of a network whose first one takes pixels in [0, 1]."""
+  if client.model.normalisation is not None:
+    raise errors.UsageError(
+      f'{method} takes a model whose first layer sees pixels in [0, 1]; {client.model.name} changes them'
+    )
+  return require(client.model, 'layers')(tuple(shape))
 
 
 def _checked(kernel_update: Any, bias_update: Any, batch_size: int, iterations: int) -> tuple[np.ndarray, int]:

@@ -83,6 +83,26 @@ def judge(row: dict, beyond: Threshold) -> dict:
   return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
 
 
+def false_alarms(controls: list[dict]) -> list[dict]:
+  """Returns control runs with the verdict that each would get as an upload, judged by the other control runs.
+
+  They show nothing of an image, so that a step which one of them comes to is a false alarm.
+
+  Args:
+    controls: control runs of any attacks, rows; those of one pool have the same thresholds.
+  """
+  pools: dict[tuple, list[dict]] = {}
+  for row in controls:
+    pools.setdefault((row['attack'], row['control_psnr'], row['control_pearson']), []).append(row)
+  found = []
+  for pool in pools.values():
+    numbers = [{name: math.nan if value is None else value for name, value in row.items()} for row in pool]
+    for row, given in zip(pool, numbers, strict=True):
+      judged = judge(given, threshold([other for other in numbers if other['trial'] != row['trial']]))
+      found.append({**row, 'verdict': judged['verdict'], 'success': judged['success']})
+  return found
+
+
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:
   """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it fails without a defense, too.
 

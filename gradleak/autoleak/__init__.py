@@ -237,20 +237,13 @@ class _Run:
     dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
     config = {name: value for name, value in first.config.items() if name not in dropped}
     config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
-    candidates = rows[0]['candidates']
-    bounds = {
-      label: identification(
-        [_repeated(Mechanism(**mechanism), _rounds(rows, label)) for mechanism in known['mechanisms']], candidates
-      )
-      for label, known in facts.items()
-    }
     made = AutoLeak(
       config,
       rows,
       controls,
       self.stages,
       self._flags(rows, controls),
-      {label: min(1.0, self.batch_size * bound) for label, bound in bounds.items() if bound is not None},
+      _bounds(facts, rows, self.batch_size),
       self.audits,
       facts,
       seconds,
@@ -301,6 +294,17 @@ def gathered(
   )
   facts = {label: known for audit in audits.values() for label, known in audit.methods['defenses'].items()}
   return rows, controls, facts
+
+
+def _bounds(facts: Mapping[str, dict], rows: list[dict], batch_size: int) -> dict[str, float]:
+  """Returns `AutoLeak.bounds`."""
+  found = {}
+  for label, known in facts.items():
+    mechanisms = [_repeated(Mechanism(**one), _rounds(rows, label)) for one in known['mechanisms']]
+    bound = identification(mechanisms, rows[0]['candidates'])
+    if bound is not None:
+      found[label] = min(1.0, batch_size * bound)
+  return found
 
 
 def _rounds(rows: list[dict], defense: str) -> int:

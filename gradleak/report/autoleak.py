@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradleak import storage
-from gradleak.audit.verdict import LEVELS
+from gradleak.audit.verdict import LEVELS, false_alarms
 from gradleak.autoleak import AutoLeak
 from gradleak.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.metrics import statistics
@@ -12,6 +12,7 @@ from gradleak.report import headline, page, pictures, tables
 from gradleak.report.formatting import aligned, percent_range, upwards
 
 ENOUGH = 400  # images of a published rate
+NOISE = 'noise (false alarms)'  # the line of the control runs
 
 
 def render_autoleak(found: AutoLeak) -> str:
@@ -38,8 +39,10 @@ def render_autoleak(found: AutoLeak) -> str:
       few=found.config['trials'] < ENOUGH,
       levels=levels(honest),
       malicious=levels([row for row in found.rows if not row['honest']]),
+      alarms={honest: alarms(found, honest) for honest in (True, False)},
       attacks=_attacks(found),
       stages=found.stages,
+      noise=NOISE,
       witnesses=WITNESSES,
       controls=CONTROLS,
       flags=found.flags,
@@ -70,6 +73,18 @@ def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
   return found
 
 
+def alarms(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
+  """Returns how often noise comes to each step: the `levels` of the control runs, one dict, or none without any.
+
+  Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`).
+
+  Args:
+    found: an AutoLeak.
+    honest: whether by honest-but-curious servers, or by malicious ones.
+  """
+  return levels(false_alarms([row for row in found.controls if row['honest'] == honest]))
+
+
 def autoleak_table(found: AutoLeak) -> str:
   """Returns the worst-case rates for the terminal, aligned, and the flags below them."""
   parts = []
@@ -77,9 +92,10 @@ def autoleak_table(found: AutoLeak) -> str:
     rows = [row for row in found.rows if row['honest'] == honest]
     if rows:
       lines = [(title, *LEVELS)]
+      named = [(line['defense'], line) for line in levels(rows)] + [(NOISE, line) for line in alarms(found, honest)]
       lines += [
-        (line['defense'], *(f'{one["count"]} of {line["n"]} ({percent_range(one)})' for one in line['steps']))
-        for line in levels(rows)
+        (name, *(f'{one["count"]} of {line["n"]} ({percent_range(one)})' for one in line['steps']))
+        for name, line in named
       ]
       parts.append('\n'.join(aligned([list(line) for line in lines])))
   said = [f'{label}: {flag}.' for label, flags in found.flags.items() for flag in flags]

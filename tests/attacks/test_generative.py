@@ -345,7 +345,7 @@ def test_attacks_that_hold_the_same_prior_train_it_once(monkeypatch, digits):
   scenario, public = digits
   trained_on = []
 
-  def train(key, made, images, steps):
+  def train(key, made, images, steps, on_steps):
     trained_on.append((type(made.module).__name__, steps, len(images)))
     return types.SimpleNamespace(average={'of': len(trained_on)})
 

@@ -10,7 +10,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import UsageError
-from gradleak.attacks import learned
+from gradleak.attacks import learned, learning
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -105,6 +105,20 @@ def test_the_same_key_learns_the_same(honest):
   assert not same(first, learn(honest, jax.random.key(4)))
   images, labels = honest.public
   assert not same(first, learn(honest._replace(public=(images**2, labels))))
+
+
+def test_learning_tells_how_far_it_is_and_does_not_depend_on_its_parts(honest, monkeypatch):
+  attack, key = SMALL.changed(steps=7), jax.random.key(3)
+  heard = []
+  with learning.told(lambda *where: heard.append(where)):
+    found = attack.prepare(key, honest, attack.settings, 1)
+  assert [where for where in heard if where[2] == 'steps'] == [(done, 7, 'steps') for done in range(1, 8)]
+  draws = [where[:2] for where in heard if where[2] != 'steps']
+  assert draws == [(done, 16) for done in range(1, 17)]  # reuse squared
+  monkeypatch.setattr(learning, '_PARTS', 2)
+  again = attack.prepare(key, honest, attack.settings, 1)
+  assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(again)))
+  assert len(heard) == 7 + 16  # nobody is told any more
 
 
 def test_what_is_done_is_not_learned_again(run, found):

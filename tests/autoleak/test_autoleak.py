@@ -175,6 +175,23 @@ def test_the_page_and_the_table(both, tmp_path):
   assert repr(found).splitlines()[0] == 'AutoLeak-1: mlp(widths=16) on digits'
 
 
+def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
+  """Of no image; and one control run that shows its image exactly is a false alarm."""
+  found = both[0]
+  lines = [line.split('  ') for line in report.autoleak_table(found).splitlines() if line.startswith('noise')]
+  assert len(lines) == 2 and all(line.count(' 0 of 4 (0–61 %)') + line.count('0 of 4 (0–61 %)') == 4 for line in lines)
+  first = found.controls[0]
+  shown = {'pearson': 1.0, 'revealed': 1, 'psnr': 60.0}
+  told = dataclasses.replace(found, controls=[{**first, **shown}, *found.controls[1:]])
+  (rates,) = report.autoleak.alarms(told, first['honest'])
+  assert [step['count'] for step in rates['steps']] == [1] * 4 and rates['n'] == 4
+  report.write(told, tmp_path)
+  page = Page((tmp_path / 'report.html').read_text('utf-8'))
+  assert [row[1][:6] for row in page.rows if row[0].startswith('noise')] == ['1 of 4', '0 of 4']
+  alone = dataclasses.replace(found, controls=[row for row in found.controls if row['honest']])
+  assert report.autoleak.alarms(alone, False) == []
+
+
 @pytest.mark.parametrize('name', ['staged', 'malicious'])
 def test_bad_settings(scenario, name):
   with pytest.raises(gl.UsageError, match=f'{name} is 1, expected True or False'):
@@ -223,6 +240,14 @@ def test_the_bound_holds_for_every_upload_that_was_read():
   rows = [{'defense': 'a', 'rounds': 1}, {'defense': 'a', 'rounds': 8}, {'defense': 'b', 'rounds': 1}]
   assert [MODULE._rounds(rows, defense) for defense in 'abc'] == [8, 1, 1]
   assert MODULE._repeated(Mechanism(2.0, 'example', 3), 8) == Mechanism(2.0, 'example', 24)
+
+
+def test_the_bound_of_a_batch_is_that_of_any_of_its_images():
+  facts = {'none': {'mechanisms': []}, 'dp': {'mechanisms': [{'noise': 4.0, 'unit': 'example', 'releases': 1}]}}
+  rows = [{'defense': 'dp', 'rounds': 1, 'candidates': 99}]
+  single = bounds.identification([Mechanism(4.0, 'example', 1)], 99)
+  assert MODULE._bounds(facts, rows, 1) == {'dp': single} and MODULE._bounds(facts, rows, 3) == {'dp': 3 * single}
+  assert MODULE._bounds(facts, rows, 1000) == {'dp': 1.0}
 
 
 def test_where_no_attack_can_run(scenario):

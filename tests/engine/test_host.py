@@ -141,3 +141,14 @@ def test_a_run_that_stands_still_says_where(monkeypatch):
   assert said.count('minutes; the last was: compiling …') >= 2 and 'the last was: spear, run 1 of 4' in said
   time.sleep(0.15)
   assert stream.getvalue() == said
+
+
+def test_a_learning_that_takes_long_says_how_far_it_is(monkeypatch):
+  seconds, stream = iter([0, 4, 8, 14, 20, 26, 99]), io.StringIO()
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(seconds))
+  said = progress.learning(progress.reporter('lines', stream), 'lti')
+  for done in range(1, 6):
+    said(20 * done, 100, 'steps')
+  assert stream.getvalue() == 'lti: 80 of 100 steps, 5 s left\n'
+  said(1, 2, 'draws')  # timed on its own
+  assert stream.getvalue().count('\n') == 1
