@@ -1,7 +1,6 @@
 """What the programs that audit share: their flags, and the scenario and settings that these describe."""
 
 import functools
-import os
 import types
 from typing import Any
 
@@ -11,8 +10,7 @@ from absl import flags
 import gradleak as gl
 from gradleak import errors, progress
 from gradleak.federated.earlier import RATE, earlier
-from gradleak.federated.simulation import accuracy
-from launch import _program, _settings
+from launch import _program, _settings, _weights
 
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'counters')
@@ -39,14 +37,7 @@ def define(*, attacker: bool = True, **defaults: Any) -> types.SimpleNamespace:
     one('integer', 'trials', 8, 'Uploads attacked per defense.')
     one('integer', 'public', 100, 'Public images for defenses and attackers, from the split train (test for train).')
     one('integer', 'rounds_before', 0, 'Rounds of training on the public images before; 0: nobody has taken part yet.')
-    one('string', 'init', 'explicit', 'explicit: U(-0.5, 0.5), as in DLG; default: U(±1/√fan_in), as PyTorch.')
-    one(
-      'string',
-      'weights',
-      None,
-      "File with the model's weights, by the names of PyTorch or of this model (numpy.savez, safetensors, torch.save); "
-      'they are drawn without it.',
-    )
+    vars(given).update(vars(_weights.define(**defaults)))
   with _program.group('client'):
     given.client = _settings.define(gl.ClientSettings)
   with _program.group('attacker'):
@@ -128,7 +119,7 @@ def scenario(
     if given.rounds_before.present:
       raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
     rounds = 0
-  variables = _weights(given, model, dataset, public)
+  variables = _weights.read(given, model, dataset.images.shape[1:], public, 'public')
   built = gl.scenario(
     model,
     dataset.images,
@@ -141,29 +132,12 @@ def scenario(
     gallery=_gallery(given.dataset.value, given.split.value, len(dataset.images), **_options(given)),
     notes={
       'split': dataset.split,
-      **({'init': given.init.value} if variables is None else {'weights': os.path.basename(given.weights.value)}),
+      **_weights.described(given),
       'seed': seed,
       **({'rounds_before': rounds, 'rate_before': RATE} if rounds else {}),
     },
   )
   return jax.random.fold_in(key, 1), built
-
-
-def _weights(given: types.SimpleNamespace, model: gl.models.Model, dataset: Any, public: tuple | None) -> dict | None:
-  """Returns the variables in the file of the flag, None without one, and says what accuracy they have.
-
-  Raises:
-    UsageError: for a file that does not hold weights of this model, and with a flag of how they are drawn.
-  """
-  if not given.weights.value:
-    return None
-  if given.init.present:
-    raise errors.UsageError('--weights are those of a file, and --init says how weights are drawn: give one of them')
-  variables = gl.read_weights(given.weights.value, model, dataset.images.shape[1:])
-  if public is not None:
-    share, _ = accuracy(model, variables, *public)
-    _program.say(f'accuracy with the weights of {given.weights.value}: {share:.1%}, of {len(public[0])} public images')
-  return variables
 
 
 def trained(seed: int, scenario: gl.Scenario) -> gl.Scenario:

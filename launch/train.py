@@ -5,11 +5,11 @@ r"""Trains a model by federated learning under each of several defenses: what hi
     python launch/train.py --clients=20 --rounds=60 --attacks='csdlg(tv=1e-6)' --workdir=results/frontier \
       --defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);topk(ratio=0.1)'
 
-Clients train at home (FedAvg: --share=delta; FedSGD: --share=gradient), the server averages. rounds.jsonl holds
-accuracy, loss, exact bytes and ε of each round. With --attacks, what a client of one sample would upload is attacked
-under the same defenses, before the first round and after each --attack_every rounds, and the frontier sets accuracy
-against what the strongest attacker gets back. training.html shows it all. A run that was stopped goes on when the same
-command is given again.
+The model starts from weights that are drawn, or from those of a file (--weights). Clients train at home (FedAvg:
+--share=delta; FedSGD: --share=gradient), the server averages. rounds.jsonl holds accuracy, loss, exact bytes and ε of
+each round. With --attacks, what a client of one sample would upload is attacked under the same defenses, before the
+first round and after each --attack_every rounds, and the frontier sets accuracy against what the strongest attacker
+gets back. training.html shows it all. A run that was stopped goes on when the same command is given again.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from absl import flags
 import gradleak as gl
 from gradleak import errors, progress, report, specs
 from gradleak.data import partition
-from launch import _program, _settings
+from launch import _program, _settings, _weights
 
 with _program.group('what is trained'):
   _DATASET = flags.DEFINE_string('dataset', 'digits', 'As in launch/audit.py; trained on train, measured on test.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _LIMIT = flags.DEFINE_integer('limit', None, 'Take the first samples alone, of each split.')
   _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
-  _INIT = flags.DEFINE_string('init', 'explicit', 'explicit: U(-0.5, 0.5); default: U(±1/√fan_in), as PyTorch.')
+  _START = _weights.define()
   _PUBLIC = flags.DEFINE_integer('public', 100, 'The last training images are public, for defenses that need any.')
   _PARTITION = flags.DEFINE_string(
     'partition', 'iid', 'iid, iid(samples=600), classes(number=2,low=1,high=20), dirichlet(alpha=0.5).'
@@ -71,8 +71,11 @@ def main(argv):
   errors.check_number('public', _PUBLIC.value, low=0, high=len(samples.images) - 1, integer=True)
   kept = len(samples.images) - _PUBLIC.value
   train = samples.images[:kept], samples.labels[:kept]
-  model = gl.models.create(_MODEL.value, samples.num_classes, init=_INIT.value)
-  keys = jax.random.split(jax.random.key(_SEED.value), 3)
+  model = gl.models.create(_MODEL.value, samples.num_classes, init=_START.init.value)
+  keys, shape = jax.random.split(jax.random.key(_SEED.value), 3), samples.images.shape[1:]
+  variables = _weights.read(_START, model, shape, (test.images, test.labels), 'test')
+  if variables is None:
+    variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
   found = gl.frontier(
     keys[2],
     model,
@@ -81,13 +84,13 @@ def main(argv):
     defenses,
     attacks,
     clients=partition.parse(_PARTITION.value, keys[1], train[1], _CLIENTS.value),
-    variables=jax.jit(model.init, static_argnums=1)(keys[0], samples.images.shape[1:]),
+    variables=variables,
     client=local,
     public=(samples.images[kept:], samples.labels[kept:]) if _PUBLIC.value else None,
     settings=settings,
     config={
       'dataset': samples.name,
-      'init': _INIT.value,
+      **_weights.described(_START),
       'partition': _PARTITION.value,
       'seed': _SEED.value,
       'class_names': list(samples.class_names),

@@ -8,7 +8,7 @@ from typing import Any
 from gradleak import errors
 from gradleak.metrics.statistics import difference_interval
 
-SAME = ('model', 'dataset', 'init')  # of the training and of the task that its costs are for
+SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
 _OF_A_DEFENSE = ('defense', 'defense_text')
 
 
@@ -19,7 +19,7 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
 
   Args:
     workdir: the work directory of a finished launch/train.py with `none` among its defenses.
-    task: of the entries that get the costs: they are of the same model, dataset and init.
+    task: of the entries that get the costs: they are of the same model, dataset, and init or file of weights.
 
   Raises:
     UsageError: if the folder holds no such training, it is not finished, or of another task.
@@ -90,7 +90,8 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(config: Mapping[str, Any]) -> str:
   local = '' if config['share'] == 'gradient' else f' after {config["local_epochs"]} local epochs'
+  start = f' from the weights of {config["weights"]}' if config.get('weights') else ''
   return (
-    f'{config["rounds"]} rounds, {config["per_round"]} of {config["clients"]} clients each ({config["partition"]}), '
-    f'which share the {config["share"]}{local}, seed {config["seed"]}'
+    f'{config["rounds"]} rounds{start}, {config["per_round"]} of {config["clients"]} clients each '
+    f'({config["partition"]}), which share the {config["share"]}{local}, seed {config["seed"]}'
   )

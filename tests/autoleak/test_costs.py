@@ -61,6 +61,17 @@ def test_an_epsilon_budget_may_end_a_training(trained):
   assert points == 10 and '80.0 % of the test samples after 1 rounds, when its ε budget was spent, undefended' in source
 
 
+def test_weights_of_a_file(trained):
+  """A training that starts from them is of a task that does, and says so."""
+  task = {'model': 'mlp', 'dataset': 'digits', 'weights': 'mine.npz'}
+  for defense, accuracy in (('none', 0.9), ('outpost', 0.8)):
+    folder = trained(defense, accuracy, weights='mine.npz', init=None)
+  ((points, source),) = costs.of_training(folder, task).values()
+  assert points == 10 and source.startswith('one training of 2 rounds from the weights of mine.npz, 3 of 9')
+  with pytest.raises(UsageError, match=r'have weights mine\.npz, the entries None'):
+    costs.of_training(folder, TASK | {'init': None})
+
+
 @pytest.mark.parametrize(
   ('second', 'task', 'words'),
   [
