@@ -11,13 +11,13 @@ from gradleak.sensitivity import (
   PRODUCTION,
   Assumption,
   Sensitivity,
-  _paired,
-  _steps,
   assumptions,
   effect,
   judged,
   redrawn,
 )
+from gradleak.sensitivity.assumptions import steps_of
+from gradleak.sensitivity.judgement import _paired
 from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -45,7 +45,7 @@ def standard(*names):
 def made(names, psnr, skipped=()):
   """Returns a `Sensitivity` whose rows have the PSNR that `psnr(dropped)` returns, recovered above 10 dB."""
   listed = [assumption(name) for name in names] + [assumption(name, skipped='no meaning here') for name in skipped]
-  steps = _steps([one for one in listed if not one.skipped])
+  steps = steps_of([one for one in listed if not one.skipped])
   rows = [
     {
       'setting': name,
@@ -120,7 +120,7 @@ def test_diverged_trials_have_no_psnr_and_are_not_recovered():
 
 def test_the_settings_that_are_run():
   used = [assumption('a'), assumption('b'), assumption('c', needs=('b',))]
-  steps = _steps(used)
+  steps = steps_of(used)
   waterfall = {LABORATORY: (), 'a': ('a',), 'a + b': ('a', 'b'), PRODUCTION: ('a', 'b', 'c')}
   assert steps == {**waterfall, 'b': ('b',), 'b + c': ('b', 'c')}  # restoring b restores c, which needs it
 
