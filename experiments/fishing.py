@@ -25,7 +25,7 @@ from gradleak.models import Model, torch_weights
 from gradleak.report.formatting import number
 from gradleak.scenario import num_logits
 from gradleak.servers import fishing
-from gradleak.servers.fishing import Fished
+from gradleak.servers.fishing_search import Fished, class_query, fish
 from gradleak.storage import computed_once, write_atomically
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
@@ -178,10 +178,10 @@ def caught(attack: AttackMethod, scenario: gl.Scenario, defense: Defense, key: j
     return Fished(scenario.variables, query(scenario.variables), np.zeros(0), math.nan, False, 1)
   of_batch = query, model, scenario.variables, shape, len(scenario.images)
   if 'method' not in given:
-    return fishing.class_query(*of_batch, target=given['target'])
+    return class_query(*of_batch, target=given['target'])
   public = scenario.public[0] if given['method'] == 'difference' else None
   search = {name: given[name] for name in ('target', 'method', 'multiplier', 'max_queries')}
-  return fishing.fish(*of_batch, **search, public=public)
+  return fish(*of_batch, **search, public=public)
 
 
 def isolation(client: Client, fished: Fished, images: np.ndarray, target: int) -> float:

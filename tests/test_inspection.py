@@ -14,7 +14,8 @@ import gradleak
 from gradleak import errors, models
 from gradleak.federated.losses import cross_entropy
 from gradleak.inspection import LIMITS, inspect
-from gradleak.servers.fishing import class_fished, class_fishing_server, fish
+from gradleak.servers.fishing import class_fishing_server
+from gradleak.servers.fishing_search import class_fished, fish
 from gradleak.servers.imprint import imprint_server
 from gradleak.servers.trap import VARIANTS, trap_server
 from gradleak.strictness import lenient

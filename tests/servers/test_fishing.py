@@ -15,7 +15,8 @@ import gradleak
 from gradleak import Client, Knowledge, Observation, errors, models, trees
 from gradleak.models import torch_weights
 from gradleak.servers import Observed, fishing
-from gradleak.servers.fishing import class_fishing, feature_fishing, fish
+from gradleak.servers.fishing import class_fishing, feature_fishing
+from gradleak.servers.fishing_search import class_fished, fish, last_layer
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -27,7 +28,7 @@ def compiled(client):
 
 def masked(model, update, target, image_shape):
   """The update without the rows of the last layer that every sample has a share in."""
-  kernel, bias = fishing.last_layer(model, image_shape, update)
+  kernel, bias = last_layer(model, image_shape, update)
   own = (np.arange(trees.get(update, bias).shape[0]) == target).astype(np.float32)
   kept = {path: np.asarray(trees.get(update, path)) * own for path in (kernel, bias)}
   return jax.tree_util.tree_map_with_path(lambda path, leaf: kept.get(trees.path_names(path), leaf), update)
@@ -300,7 +301,7 @@ def test_the_server_asks_and_finds_what_the_loop_does(pair, method):
   assert found.alone and 3 <= found.queries == len(asked) < server.rounds == 64
   seen = server.observed(state)
   assert_equal((seen.variables, seen.update), (found.variables, found.update))
-  assert_equal(asked[0], fishing.class_fished(pair.client.model, pair.variables, (8, 8, 1), 3))
+  assert_equal(asked[0], class_fished(pair.client.model, pair.variables, (8, 8, 1), 3))
   features = np.asarray(jax.jit(pair.client.model.features)(pair.variables, sent.images))
   assert np.abs(features - found.features).sum(axis=1).argmin() < 2  # one of the class
 
@@ -511,7 +512,7 @@ def test_one_of_128_on_a_residual_network(weights, published_resnet20):
   figures = {}
   chosen = np.r_[of_class[:1], rng.choice(others, 127, replace=False)]
   for name, sent in (
-    ('class fishing', fishing.class_fished(model, variables, shape, 3)),
+    ('class fishing', class_fished(model, variables, shape, 3)),
     ('unmodified', variables),
   ):
     own = masked(model, update['eval'](sent, images[chosen[:1]], labels[chosen[:1]]).update, 3, shape)
@@ -553,7 +554,7 @@ def test_large_logits_hide_no_sample_of_the_class():
   variables = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(0), (9, 9, 1)))
   images = np.random.default_rng(0).uniform(size=(3, 9, 9, 1)).astype(np.float32)
   client = Client(model, 10, batch_norm='eval')
-  sent = fishing.class_fished(model, variables, (9, 9, 1), 1)
+  sent = class_fished(model, variables, (9, 9, 1), 1)
   alone = jax.jit(client.local_update)(None, sent, images[1:2], np.array([1])).update
   of_three = jax.jit(client.local_update)(None, sent, images, np.array([0, 1, 2])).update
   bias = [np.asarray(update['Dense_0']['bias'])[1] for update in (alone, of_three)]
