@@ -8,7 +8,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments import comparison, results
-from experiments.experiment import VERDICT, Experiment, Outcome, duration, markdown, minutes
+from experiments.experiment import Experiment, Outcome, duration, minutes
+from experiments.table import VERDICT, markdown
 from gradleak.storage import made_folder, write_atomically
 
 # Page -> what begins the names of its tables; the rest stands on the page BESIDE.

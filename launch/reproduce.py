@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
 def _one(experiment):
   """Runs a table."""
   from experiments import experiment as machinery
-  from experiments import results
+  from experiments import results, table
   from gradleak.storage import write_atomically
 
   given = _WEIGHTS.value, _LPIPS_WEIGHTS.value, _LPIPS_HEADS.value
@@ -102,15 +102,15 @@ def _one(experiment):
       rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
 
   outcomes = [runs[cell.run].outcome(cell, machinery.gains(cell, rows)) for cell in experiment.cells]
-  table = machinery.markdown(experiment, _SCALE.value, _SEED.value, outcomes)
-  write_atomically(os.path.join(workdir, 'table.md'), table)
-  write_atomically(os.path.join(workdir, 'table.csv'), machinery.table_csv(experiment, _SCALE.value, outcomes))
+  shown = experiment, _SCALE.value, _SEED.value, outcomes
+  write_atomically(os.path.join(workdir, 'table.md'), table.markdown(*shown))
+  write_atomically(os.path.join(workdir, 'table.csv'), table.table_csv(experiment, _SCALE.value, outcomes))
   if _RESULTS.value and given == (None, None, None):
     pictures = [os.path.join(workdir, name, run.pictured) for name, run in runs.items()]
     results.store(_RESULTS.value, experiment, _SCALE.value, _SEED.value, rows, clock.seconds, pictures)
   print(f'\n{experiment.table}\n{experiment.metrics}\n')
-  print(machinery.terminal(experiment, _SCALE.value, _SEED.value, outcomes))
-  print('\n' + '\n'.join(machinery.settings(experiment, _SCALE.value, _SEED.value)))
+  print(table.terminal(*shown))
+  print('\n' + '\n'.join(table.settings(experiment, _SCALE.value, _SEED.value)))
   print(f'\ntable: {os.path.join(workdir, "table.md")}')
   for name, run in runs.items():
     print(f'{run.shown}: {os.path.join(workdir, name, run.page)}')

@@ -10,8 +10,8 @@ import pytest
 
 import experiments
 import gradleak as gl
+from experiments import comparison, utility
 from experiments import experiment as machinery
-from experiments import utility
 from gradleak import errors, specs
 from gradleak.data import partition
 from tests import programs
@@ -45,7 +45,7 @@ def test_cells_stand_on_runs_and_each_once(name):
   places = [(cell.column, cell.row, cell.metric) for cell in experiment.cells]
   assert len(set(places)) == len(places)
   for cell in experiment.cells:
-    assert cell.metric in machinery.HEADINGS
+    assert cell.metric in comparison.HEADINGS
     assert cell.defense in experiment.runs[cell.run].defenses
     assert (cell.metric in utility.METRICS) == (name in TRAININGS)
     assert cell.counter is None or experiment.runs[cell.run].settings.knowledge != 'unaware'

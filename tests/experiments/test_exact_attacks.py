@@ -8,7 +8,7 @@ import pytest
 
 import experiments
 from experiments import experiment as machinery
-from experiments import peeling, separation, spear
+from experiments import peeling, separation, spear, table
 from gradleak import errors
 from gradleak.attacks.peeling import Peeled
 from gradleak.attacks.spear import Separated
@@ -124,8 +124,8 @@ def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
   assert [row['defense'] for row in again] == list(run.defenses)
   cells = [cell for cell in experiment.cells if cell.run == run_name]
   outcomes = [run.outcome(cell, again) for cell in cells]
-  table = machinery.sections(dataclasses.replace(experiment, cells=tuple(cells)), outcomes)
-  assert all(len(line) == len(lines[0]) for lines in table.values() for line in lines)
+  found = table.sections(dataclasses.replace(experiment, cells=tuple(cells)), outcomes)
+  assert all(len(line) == len(lines[0]) for lines in found.values() for line in lines)
   with pytest.raises(errors.UsageError, match='seed was 0, now 1'):
     run.execute(data, 1, workdir=folder, progress='none')
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 import gradleak as gl
 from experiments import experiment as machinery
+from experiments import table
 from experiments.comparison import BEST, Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
 from gradleak import errors
@@ -220,7 +221,7 @@ OUTCOMES = (
 
 
 def test_the_table_sets_ours_beside_the_papers():
-  assert machinery.sections(EXPERIMENT, OUTCOMES) == {
+  assert table.sections(EXPERIMENT, OUTCOMES) == {
     'CIFAR-10': [
       ['', 'PSNR dB', 'paper', 'LPIPS', 'paper', 'recovered'],
       ['none', '19.50 ± 1.25', '20.41 ± 3.15', 'n/a', '0.500', '3 of 4'],
@@ -231,7 +232,7 @@ def test_the_table_sets_ours_beside_the_papers():
 
 
 def test_markdown_says_how_it_was_run():
-  text = machinery.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
+  text = table.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
   for said in (
     '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 | agrees | n/a | 0.500 |  | 3 of 4 |',
     '## other', 'They disagree.\n', 'All in all.', '- Scale mini, seed 3.', '- A choice.',
@@ -240,13 +241,13 @@ def test_markdown_says_how_it_was_run():
     assert said in text
   tables = [line for line in text.splitlines() if line.startswith('|')]
   assert [line.count('|') for line in tables] == [9, 9, 9, 9, 5, 5, 5]
-  shown = machinery.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
+  shown = table.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
   assert shown[0] == 'CIFAR-10' and len({len(line.partition('paper')[0]) for line in shown[1:2]}) == 1
   assert ' '.join(shown[3].split()) == 'none 19.50 ± 1.25 20.41 ± 3.15 agrees n/a 0.500 3 of 4'
 
 
 def test_csv_reads_back():
-  lines = list(csv.DictReader(io.StringIO(machinery.table_csv(EXPERIMENT, 'mini', OUTCOMES))))
+  lines = list(csv.DictReader(io.StringIO(table.table_csv(EXPERIMENT, 'mini', OUTCOMES))))
   assert [line['row'] for line in lines] == ['none', 'none', 'GC', 'GC']
   first, _, third, last = lines
   assert (float(first['mean']), float(first['low']), float(first['paper'])) == (19.5, 18.25, 20.41)

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 import experiments
-from experiments import experiment as machinery
-from experiments import fidel
+from experiments import fidel, table
 from experiments.experiment import Cell, Experiment
 from gradleak import errors
 from tests import programs
@@ -90,7 +89,7 @@ def test_the_table_sets_ours_beside_the_papers():
   found = RUN.outcome(cell, rows)
   half = stats.t.ppf(0.975, 2) / np.sqrt(3)
   assert found[:4] == pytest.approx((4, 4 - half, 4 + half, 3)) and found.remark == '67 %'
-  (lines,) = machinery.sections(Experiment('toy', '', '', '', {'run': RUN}, (cell,), ''), [found]).values()
+  (lines,) = table.sections(Experiment('toy', '', '', '', {'run': RUN}, (cell,), ''), [found]).values()
   assert lines == [['', 'samples fully revealed', 'paper', 'of the samples'], [LABEL, '4.0 ± 2.5', '4.0', '67 %']]
 
 

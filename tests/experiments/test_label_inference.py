@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import experiment as machinery
-from experiments import labels
+from experiments import labels, table
 from experiments.comparison import CHANCE, GUESSES
 from gradleak.attacks.labels import RULES
 from gradleak.federated import Observation
@@ -85,8 +84,8 @@ def test_a_run_measures_draws_and_resumes(run, data, tmp_path, monkeypatch):
   cells = [cell for cell in cells if cell.metric.partition('_')[2] in (*run.rules, CHANCE)]
   experiment = dataclasses.replace(experiments.get('labels'), cells=tuple(cells))
   outcomes = [run.outcome(cell, rows) for cell in cells]
-  for lines in machinery.sections(experiment, outcomes).values():
+  for lines in table.sections(experiment, outcomes).values():
     assert lines[0] == ['', *run.rules, CHANCE, run.remarks]  # no column of a paper that prints nothing
     assert all(len(line) == len(lines[0]) for line in lines)
     assert lines[1][1] == '100.0 ± 0.0' and lines[2][1] == '–' and lines[2][-1].endswith('; idlg, yin')
-  assert not any('Verdicts' in text for text in machinery.settings(experiment, 'mini', 0))
+  assert not any('Verdicts' in text for text in table.settings(experiment, 'mini', 0))

@@ -6,8 +6,7 @@ import re
 import pytest
 
 import experiments
-from experiments import comparison
-from experiments import experiment as machinery
+from experiments import comparison, table
 from experiments.comparison import Cell, Note, Outcome, verdict
 from experiments.experiment import Experiment
 from experiments.notes import NOTES
@@ -135,14 +134,14 @@ def test_verdicts_and_notes_stand_in_the_table_but_not_at_scale_smoke():
   run = experiments.get('dcs2_4').runs['mnist']
   cells = tuple(cell._replace(run='mnist', defense='none') for cell in CELLS)
   toy = Experiment('toy', 'A.', 'Table', 'Shows.', {'mnist': run}, cells, 'So.', (), (Note('toy', 'Words.', 'MNIST'),))
-  mini, smoke = (machinery.markdown(toy, scale, 0, OUTCOMES) for scale in ('mini', 'smoke'))
+  mini, smoke = (table.markdown(toy, scale, 0, OUTCOMES) for scale in ('mini', 'smoke'))
   assert '| none | 60.00 ± 1.00 | 59.20 ± 2.70 | agrees | 4 of 4 |' in mini and '\n\nWords.\n' in mini
   assert '| none | 60.00 ± 1.00 | 59.20 ± 2.70 | 4 of 4 |' in smoke and '\n\nNo note at this scale.\n' in smoke
   assert 'Verdicts are computed' in mini and 'No verdicts' in smoke and 'agrees' not in smoke
-  assert 'agrees' in machinery.table_csv(toy, 'mini', OUTCOMES)
-  assert 'agrees' not in machinery.table_csv(toy, 'smoke', OUTCOMES)
-  assert machinery.terminal(toy, 'mini', 0, OUTCOMES).endswith('\n\nWords.')
-  assert 'No note at this seed.' in machinery.terminal(toy, 'mini', 1, OUTCOMES)
+  assert 'agrees' in table.table_csv(toy, 'mini', OUTCOMES)
+  assert 'agrees' not in table.table_csv(toy, 'smoke', OUTCOMES)
+  assert table.terminal(toy, 'mini', 0, OUTCOMES).endswith('\n\nWords.')
+  assert 'No note at this seed.' in table.terminal(toy, 'mini', 1, OUTCOMES)
 
 
 @pytest.mark.slow

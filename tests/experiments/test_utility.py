@@ -12,8 +12,7 @@ import pytest
 
 import experiments
 import gradleak as gl
-from experiments import experiment as machinery
-from experiments import utility
+from experiments import table, utility
 from experiments.experiment import Cell, Experiment
 from experiments.utility import Method, Protocol, Trainings
 from gradleak import errors
@@ -68,7 +67,7 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   cells = [Cell('digits', label, metric, 'run', label) for label in METHODS for metric in ('accuracy', 'overhead')]
   experiment = Experiment('toy', 'A.', 'Table', 'Shows.', {'run': RUN}, tuple(cells), 'So.')
   outcomes = [RUN.outcome(cell, rows) for cell in cells]
-  (lines,) = machinery.sections(experiment, outcomes).values()
+  (lines,) = table.sections(experiment, outcomes).values()
   assert lines[0] == ['', 'accuracy %', 'paper', 'round time, % over none', 'paper', 'against none']
   assert lines[1][-1] == '' and 'noise' in lines[2][-1] and lines[4][1] == '–'
   assert lines[4][1:] == [
@@ -78,9 +77,9 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
     '–',
     'not trained: seconds extrapolated from one local step, all rounds would take 4 d',
   ]
-  text = machinery.markdown(experiment, 'paper', 0, outcomes)
+  text = table.markdown(experiment, 'paper', 0, outcomes)
   assert 'Wilson interval' in text and '| none |' in text and 'trials' not in text
-  kept = list(csv.DictReader(io.StringIO(machinery.table_csv(experiment, 'paper', outcomes))))
+  kept = list(csv.DictReader(io.StringIO(table.table_csv(experiment, 'paper', outcomes))))
   assert kept[4]['defense'] == 'none & client_dp(delta=1e-05) at the server' and kept[0]['n'] == '100'
   assert float(kept[0]['low']) < float(kept[0]['mean']) < float(kept[0]['high']) and kept[0]['recovered'] == ''
 
