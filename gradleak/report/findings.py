@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import MIN_CANDIDATES
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, false_alarms
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range
 
@@ -65,6 +65,19 @@ def unsuited(summaries: Sequence[Summary], config: Config) -> list[str]:
     return []
   places = [f'{attack} under {listed(defenses)}' for attack, defenses in found.items()]
   return [f'Knowing the defense changes nothing for {"; ".join(places)}: no counter-measure suits the attack.']
+
+
+def alarms(controls: list[dict[str, Any]]) -> str:
+  """Returns a sentence: how many control runs would be called a leak if they were uploads; '' without any."""
+  if not controls:
+    return ''
+  verdicts = [row['verdict'] for row in false_alarms(controls)]
+  found = {level: verdicts.count(level) for level in LEVELS if level in verdicts}
+  came = ' and '.join(f'{count} come{"s" if count == 1 else ""} to {level}' for level, count in found.items())
+  start = f'Of {len(verdicts)} control runs, each judged by the others of its attack as if it were an upload, '
+  if not came:
+    return f'{start}none comes to any step.'
+  return f'{start}{came}: {"a false alarm" if sum(found.values()) == 1 else "false alarms"}.'
 
 
 def remarks(methods: Mapping[str, Any]) -> list[str]:

@@ -121,6 +121,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'privacy': findings.guarantees(result.methods),
     'citations': wording.citations(result.methods),
     'min_controls': findings.MIN_CONTROLS,
+    'alarms': findings.alarms(result.controls),
     'versions': result.versions,
     'duration': duration(result.seconds),
   }

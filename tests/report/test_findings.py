@@ -276,3 +276,19 @@ def test_closed_forms_that_read_nothing_are_not_said_to_have_reached_an_objectiv
   assert text.index('reached an objective') in range(searched, closed)
   assert 'by closed forms, which have no objective: this says nothing of attacks that search.' in text[closed:]
   assert 'reached an objective' not in text[closed:]
+
+
+def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
+  run = {
+    'attack': 'dlg', 'control_psnr': 9.8, 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0, 'identified': 0,
+    'candidates': 99, 'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
+  }  # fmt: skip
+  runs = [{**run, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)} for i in range(32)]
+  start = 'Of 32 control runs, each judged by the others of its attack as if it were an upload, '
+  assert findings.alarms(runs) == f'{start}none comes to any step.'
+  found = [{**runs[0], 'identified': 1, 'pearson': 0.9}, {**runs[1], 'psnr': 14.0, 'pearson': 0.9}, *runs[2:]]
+  assert findings.alarms(found[:1] + runs[1:]) == f'{start}1 comes to identifying: a false alarm.'
+  assert findings.alarms(found) == f'{start}1 comes to identifying and 1 comes to traces: false alarms.'
+  other = [{**one, 'control_psnr': 20.0, 'trial': one['trial']} for one in found[:1]]
+  assert findings.alarms(runs + other).startswith('Of 33 control runs') and 'none' in findings.alarms(runs + other)
+  assert findings.alarms([]) == ''
