@@ -116,7 +116,8 @@ def make(
         **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True,
         'verdict': 'not solved', 'success': False, 'solved': False, 'diverged': False,
         'control_psnr': threshold(attack, pool), 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0,
-        'identified': 0, 'knowledge': 'unaware', 'counter': None, 'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),
+        'identified': 0, 'knowledge': 'unaware', 'counter': None,
+        'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),
         'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
       }
       for attack in attacks for i in range(controls) for pool in (('', 'prior') if aware else ('',))
