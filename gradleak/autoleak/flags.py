@@ -1,15 +1,17 @@
 """Reasons to distrust a verdict: on what a defense sends, and on how the attacks went."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak.defenses.defense import Context, Defense, place
+from gradleak.federated import Client
 from gradleak.federated.roughness import roughness
 from gradleak.scenario import Scenario
+from gradleak.trees import Tree
 
 LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
 SMALLEST = 64  # entries of a tensor that is looked at
@@ -45,9 +47,9 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   batches = batches if len(scenario.images) >= 2 * batch_size else batches[:1] * 2
   keys = jax.random.split(key)
 
-  def sent(client: Any, one: jax.Array, batch: slice) -> Any:
-    upload = client.local_update(one, scenario.variables, scenario.images[batch], jnp.asarray(scenario.labels[batch]))
-    return jax.device_get(upload.update)
+  def sent(client: Client, one: jax.Array, batch: slice) -> Tree:
+    samples = scenario.images[batch], scenario.labels[batch]
+    return jax.device_get(_update(client, one, scenario.variables, *samples))
 
   uploads = [sent(defended, one, batch) for one, batch in zip(keys, batches, strict=True)]
   undefended = [sent(bare, one, batch) for one, batch in zip(keys, batches, strict=True)]
@@ -68,6 +70,11 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   if random and same and altered.any():  # what only withholds entries may choose them without chance
     found.append(f'{FROZEN}: it is called random, but another key gives the same upload of the same samples')
   return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _update(client: Client, key: jax.Array, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
+  return client.local_update(key, variables, images, labels).update
 
 
 def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averaged: bool) -> list[str]:
