@@ -46,7 +46,7 @@ napoleon_use_ivar = True
 INTERNAL = '|'.join(
   [
     *('attacks.matching', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),
-    *('metrics.revealed', 'sensitivity', 'specs', 'trees'),
+    *('metrics.revealed', 'sensitivity.assumptions', 'specs', 'trees'),
   ]
 )
 nitpick_ignore_regex = [('py:.*', r'(?!gradleak\.).*'), ('py:class', rf'gradleak\.({INTERNAL})\.\w+')]

@@ -1,6 +1,7 @@
 import pytest
 
 import gradleak as gl
+from gradleak.audit import verdict
 from gradleak.report import findings, privacy
 from tests.report import facts
 
@@ -292,3 +293,8 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   other = [{**one, 'control_psnr': 20.0, 'trial': one['trial']} for one in found[:1]]
   assert findings.alarms(runs + other).startswith('Of 33 control runs') and 'none' in findings.alarms(runs + other)
   assert findings.alarms([]) == ''
+  # One that is beyond the others, and not beyond a bound that it raises itself.
+  few = [{**run, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
+  few.append({**run, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
+  assert verdict.threshold(few).pearson > 0.36
+  assert findings.alarms(few).endswith('1 comes to traces: a false alarm.')
