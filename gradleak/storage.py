@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -130,6 +130,7 @@ class Workdir:
     shared: bool = False,
     together: bool = False,
     grows: Mapping[str, str] | None = None,
+    extends: Sequence[str] = (),
   ) -> None:
     """Claims `path` for `config`, or checks that it was claimed for the same.
 
@@ -142,6 +143,7 @@ class Workdir:
       together: whether all processes of `jax.distributed` make the same calls on the same folder; the first one writes.
       grows: {list of labels: what they stand for, {label: text}}, names of settings to which entries may be added
         later; `config.json` is then updated.
+      extends: names of settings {label: numbers} to which labels and numbers may be added later, likewise.
 
     Raises:
       UsageError: if the folder belongs to other settings (names them), is not a folder, holds other files, or cannot be
@@ -154,7 +156,7 @@ class Workdir:
     if not self.writes:
       multihost_utils.sync_global_devices('the work directory is claimed')
     try:
-      _claim(self.path, plain(config), dict(speed), grows or {}, self.writes)
+      _claim(self.path, plain(config), dict(speed), grows or {}, extends, self.writes)
       if self.writes and not shared:
         for leftover in (*self.path.glob('.*.tmp'), *self.path.glob('parts/.*.tmp')):  # of a kill while writing
           leftover.unlink(missing_ok=True)
@@ -264,7 +266,9 @@ def _leaf(name: str, stored: np.ndarray) -> np.ndarray:
   return np.zeros(tuple(map(int, shape.split('x'))), stored.dtype) if shape else stored
 
 
-def _claim(path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, str], writes: bool) -> None:
+def _claim(
+  path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, str], extends: Sequence[str], writes: bool
+) -> None:
   """Makes a folder and writes its settings, or checks that it has the same; raises as `Workdir` does."""
   known = _read(path / 'config.json')
   if known is None and not writes:
@@ -276,7 +280,7 @@ def _claim(path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, st
       )
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / 'speed.json', json.dumps(speed, indent=2))
-  elif known != config and not _grown(known, config, grows):
+  elif known != config and not _grown(known, config, grows, extends):
     differing = [key for key in {**known, **config} if known.get(key, ...) != config.get(key, ...)]
     # Derived values are named only if nothing else differs.
     differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
@@ -291,17 +295,25 @@ def _claim(path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, st
     (path / 'parts').mkdir(exist_ok=True)
 
 
-def _grown(known: dict, config: dict, grows: Mapping[str, str]) -> bool:
-  """Returns whether `config` is `known` with labels added that may be added, and no label stands for something else."""
+def _grown(known: dict, config: dict, grows: Mapping[str, str], extends: Sequence[str]) -> bool:
+  """Returns whether `config` is `known` with what may be added, and no label stands for something else."""
 
   def rest(settings: dict) -> dict:
-    return {key: value for key, value in settings.items() if key not in {*grows, *grows.values()}}
+    own = {*grows, *grows.values(), *(name for name in extends if name in known and name in config)}
+    return {key: value for key, value in settings.items() if key not in own}
 
   def entries(settings: dict, labels: str) -> set:
     texts = settings.get(grows[labels], {})
     return {(label, texts.get(label)) for label in settings.get(labels, ())}
 
-  return rest(known) == rest(config) and all(entries(known, labels) <= entries(config, labels) for labels in grows)
+  def numbers(settings: dict, name: str) -> set:
+    return {(label, number) for label, found in settings.get(name, {}).items() for number in found}
+
+  return (
+    rest(known) == rest(config)
+    and all(entries(known, labels) <= entries(config, labels) for labels in grows)
+    and all(numbers(known, name) <= numbers(config, name) for name in extends)
+  )
 
 
 def _read(path: pathlib.Path) -> dict | None:

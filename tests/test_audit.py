@@ -556,6 +556,16 @@ def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):
     audit(linear, ['none'], both, workdir=folder)
 
 
+def test_trials_are_added_to_a_finished_work_directory(linear, tmp_path):
+  """As AutoLeak does, which attacks some trials alone, where a defense is added to it."""
+  attack, defense = {'guess': closed_form(draw)}, 'prune(rate=0.5)'
+  whole = audit(linear, ['none', defense], attack, only={'none': [0, 2], defense: [1]})
+  audit(linear, ['none'], attack, only={'none': [0]}, workdir=tmp_path / 'new')
+  grown = audit(linear, ['none', defense], attack, only={'none': [0, 2], defense: [1]}, workdir=tmp_path / 'new')
+  assert len(list((tmp_path / 'new' / 'parts').iterdir())) == 2
+  assert (grown.rows, grown.controls) == (whole.rows, whole.controls)
+
+
 @pytest.mark.parametrize(('defenses', 'known'), [([None], 'none'), ([None, gl.defenses.clip(norm=1)], 'either')])
 def test_a_client_without_a_defense_is_said_to_have_none(linear, defenses, known):
   attack = gl.attacks.csdlg(steps=1)

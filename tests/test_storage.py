@@ -134,6 +134,29 @@ def test_labels_may_be_added_but_not_taken_away_and_keep_what_they_stand_for(tmp
     opened()
 
 
+@pytest.mark.parametrize(
+  ('now', 'grows'),
+  [
+    ({'none': [0, 1], 'clip': [1]}, True),
+    ({'clip': [0], 'none': [0, 1, 2]}, True),
+    ({'none': [0], 'clip': [1]}, False),
+    ({'clip': [0, 1]}, False),
+    (None, False),  # all of them, and not some more
+  ],
+)
+def test_numbers_may_be_added_but_not_taken_away(tmp_path, now, grows):
+  def opened(only):
+    return storage.Workdir(tmp_path / 'new', {**CONFIG, **({'only': only} if only else {})}, {}, extends=['only'])
+
+  opened({'none': [0, 1]})
+  if grows:
+    opened(now)
+    assert json.loads((tmp_path / 'new' / 'config.json').read_text())['only'] == now
+    now = {'none': [0, 1]}
+  with pytest.raises(errors.UsageError, match='belongs to other settings: only was'):
+    opened(now)
+
+
 @pytest.mark.parametrize('name', ['config.json', 'speed.json'])
 @pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
 def test_damaged_settings_are_a_usage_error(tmp_path, name, content):

@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
+EXTENDS = ('only',)  # likewise
 RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
 FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
 AHEAD = 2  # structures that are compiled while one runs
@@ -119,7 +120,7 @@ def audit(
   show = progress if progress is None or callable(progress) else reporter(progress)
   shards = shards or process[1]
   speed = {'group_size': size, 'shards': shards}
-  store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS)
+  store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS, EXTENDS)
   if store is not None:
     size, shards = store.speed['group_size'], store.speed.get('shards', 1)
   memory.release_programs()

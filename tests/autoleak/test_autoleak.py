@@ -159,6 +159,28 @@ def test_a_finished_run_is_found(both):
   assert len((folder / 'rows.jsonl').read_text().splitlines()) == len(found.rows)
 
 
+@pytest.mark.slow
+def test_a_defense_is_added_to_a_finished_run(both, scenario, tmp_path):
+  """What is there is not run again, and the rows are those of one run of all."""
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'STAGES', SHORT)
+    patched.setattr(MODULE, 'CONTROLS', 4)
+    settings = {'workdir': tmp_path / 'new', 'progress': 'none'}
+    gl.autoleak(jax.random.key(1), scenario, [gl.defenses.prune(rate=0.5)], 3, **settings)
+    parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob('new/*/parts/*')}
+    grown = run(scenario, patched, **settings)
+  assert parts and all(path.stat().st_mtime_ns == time for path, time in parts.items())
+  for kind in ('rows', 'controls'):
+    now, whole = (
+      [[row[name] for name in ('stage', 'attack', 'defense', 'counter', 'trial')] for row in getattr(one, kind)]
+      for one in (grown, both[0])
+    )
+    assert now == whole
+    now, whole = (np.array([row['psnr'] for row in getattr(one, kind)]) for one in (grown, both[0]))
+    np.testing.assert_allclose(now, whole, atol=0.05)  # fewer runs in a pass, other bits
+  assert grown.verdicts() == both[0].verdicts() and grown.flags == both[0].flags
+
+
 def test_the_page_and_the_table(both, tmp_path):
   found = both[0]
   report.write(found, tmp_path)
