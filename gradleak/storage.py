@@ -280,8 +280,7 @@ def _claim(
       )
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / 'speed.json', json.dumps(speed, indent=2))
-  elif known != config and not _grown(known, config, grows, extends):
-    differing = [key for key in {**known, **config} if known.get(key, ...) != config.get(key, ...)]
+  elif differing := _differing(known, config, grows, extends):
     # Derived values are named only if nothing else differs.
     differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
     changes = '; '.join(f'{key} was {known.get(key)!r}, now {config.get(key)!r}' for key in differing)
@@ -295,25 +294,25 @@ def _claim(
     (path / 'parts').mkdir(exist_ok=True)
 
 
-def _grown(known: dict, config: dict, grows: Mapping[str, str], extends: Sequence[str]) -> bool:
-  """Returns whether `config` is `known` with what may be added, and no label stands for something else."""
-
-  def rest(settings: dict) -> dict:
-    own = {*grows, *grows.values(), *(name for name in extends if name in known and name in config)}
-    return {key: value for key, value in settings.items() if key not in own}
+def _differing(known: dict, config: dict, grows: Mapping[str, str], extends: Sequence[str]) -> list[str]:
+  """Returns the settings in which `config` is not `known`, but for what may be added to it."""
+  texts = {name: labels for labels, name in grows.items()}
 
   def entries(settings: dict, labels: str) -> set:
-    texts = settings.get(grows[labels], {})
-    return {(label, texts.get(label)) for label in settings.get(labels, ())}
+    found = settings.get(grows[labels], {})
+    return {(label, found.get(label)) for label in settings.get(labels, ())}
 
   def numbers(settings: dict, name: str) -> set:
-    return {(label, number) for label, found in settings.get(name, {}).items() for number in found}
+    return {(label, number) for label, found in settings[name].items() for number in found}
 
-  return (
-    rest(known) == rest(config)
-    and all(entries(known, labels) <= entries(config, labels) for labels in grows)
-    and all(numbers(known, name) <= numbers(config, name) for name in extends)
-  )
+  def added(name: str) -> bool:
+    labels = texts.get(name, name)
+    if labels in grows:
+      return entries(known, labels) <= entries(config, labels)
+    return name in extends and name in known and name in config and numbers(known, name) <= numbers(config, name)
+
+  names = [name for name in {**known, **config} if known.get(name, ...) != config.get(name, ...)]
+  return [name for name in names if not added(name)]
 
 
 def _read(path: pathlib.Path) -> dict | None:

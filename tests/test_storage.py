@@ -157,6 +157,20 @@ def test_numbers_may_be_added_but_not_taken_away(tmp_path, now, grows):
     opened(now)
 
 
+def test_what_may_be_added_is_not_named_where_something_else_differs(tmp_path):
+  def opened(**changes):
+    config = {**CONFIG, 'only': {'none': [0]}, 'weights_fingerprint': 'a', **changes}
+    return storage.Workdir(tmp_path / 'new', config, {}, grows={'attacks': 'attack_texts'}, extends=['only'])
+
+  opened()
+  added = {'attacks': ['csdlg', 'dlg'], 'attack_texts': {'dlg': 'dlg(tv=0)'}, 'only': {'none': [0, 1]}}
+  with pytest.raises(errors.UsageError) as caught:
+    opened(**added, weights_fingerprint='b')
+  said = "other settings: weights_fingerprint was 'a', now 'b'. Choose"
+  assert said in str(caught.value)
+  opened(**added)
+
+
 @pytest.mark.parametrize('name', ['config.json', 'speed.json'])
 @pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
 def test_damaged_settings_are_a_usage_error(tmp_path, name, content):
