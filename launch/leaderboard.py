@@ -28,7 +28,8 @@ with _program.group('where, and how'):
     'costs',
     None,
     'add: Accuracy that the defenses cost: work directory of a finished launch/train.py on the same task, or JSON file '
-    '{"DEFENSE": [POINTS, "SOURCE"]}, in percentage points; what is not in it stays unknown.',
+    '{"DEFENSE": [POINTS, "SOURCE"]}, in percentage points, or [POINTS, "SOURCE", [LOW, HIGH]]; what is not in it '
+    'stays unknown.',
   )
   _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
   _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')

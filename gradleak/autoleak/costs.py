@@ -12,8 +12,13 @@ SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the tas
 _OF_A_DEFENSE = ('defense', 'defense_text')
 
 
-def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+Cost = tuple[float, str] | tuple[float, str, tuple[float, float]]
+
+
+def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   """Returns defense -> (percentage points of test accuracy that it costs, how this was measured), of launch/train.py.
+
+  The 95 % interval of the points is a third element where the number of test samples is known; it is by these alone.
 
   A defense that makes the model more accurate has a negative cost. The figure is of one seed.
 
@@ -50,28 +55,34 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, tuple[float,
     if _shared(config) != shared:
       raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
   bare = found['none'][1]
-  return {
-    label: (
-      round(100 * (reached - last['accuracy']), 2),
+
+  def cost(config: Mapping[str, Any], last: Mapping[str, Any]) -> Cost:
+    points = round(100 * (reached - last['accuracy']), 2)
+    interval = _interval(bare, last)
+    source = (
       f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the '
-      f'{_tested(last)}test samples{_early(config, last)}, undefended {100 * reached:.1f} %{_chance(bare, last)}',
+      f'{_tested(last)}test samples{_early(config, last)}, undefended {100 * reached:.1f} %'
     )
-    for label, (config, last) in found.items()
-    if label != 'none'
-  }
+    if interval is None:
+      return points, source
+    low, high = interval
+    chance = f' (difference {low:+.1f} to {high:+.1f} points, by the number of test samples)'.replace('-', '−')
+    return points, source + chance, interval
+
+  return {label: cost(*of) for label, of in found.items() if label != 'none'}
 
 
 def _tested(last: Mapping[str, Any]) -> str:
   return f'{last["tested"]:,} ' if 'tested' in last else ''
 
 
-def _chance(undefended: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-  """Returns the 95 % interval of the difference, of the test samples alone; '' where their number is not known."""
+def _interval(undefended: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[float, float] | None:
+  """Returns the 95 % interval of the points, by the test samples alone; None where these are not counted."""
   if 'tested' not in last or 'tested' not in undefended:
-    return ''
+    return None
   counts = [count for one in (undefended, last) for count in (round(one['accuracy'] * one['tested']), one['tested'])]
   _, low, high = difference_interval(*counts)
-  return f' (difference {100 * low:+.1f} to {100 * high:+.1f} points, by the number of test samples)'.replace('-', '−')
+  return round(100 * low, 2), round(100 * high, 2)
 
 
 def _ended(config: Mapping[str, Any], folder: pathlib.Path) -> bool:

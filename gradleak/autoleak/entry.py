@@ -33,6 +33,12 @@ class _Maybe(NamedTuple):
   form: Any
 
 
+class _Optional(NamedTuple):
+  """A form of a field that may be absent."""
+
+  form: Any
+
+
 _SIDE = {
   'verdict': str,
   'count': int,
@@ -64,7 +70,7 @@ FORM = {
   'malicious': _Maybe(_SIDE),
   'flags': [str],
   'bound': _Maybe(float),
-  'cost': _Maybe({'points': float, 'source': str}),
+  'cost': _Maybe({'points': float, 'source': str, 'interval': _Optional([float])}),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
   'example': {'private': str, 'seen': str, 'by': str, 'trial': int},
@@ -104,6 +110,8 @@ def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
   """Returns the first place where a value is not of a form, in words; '' if it is."""
   if isinstance(form, _Maybe):
     return '' if value is None else _misfit(value, form.form, path)
+  if isinstance(form, _Optional):
+    return _misfit(value, form.form, path)
   kind = form if isinstance(form, type) else type(form)
   fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
   if not fits or isinstance(value, bool) or (kind is float and not math.isfinite(value)):
@@ -111,10 +119,11 @@ def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
   if isinstance(form, list):
     return next(filter(None, (_misfit(one, form[0], f'an item of {path}') for one in value)), '')
   if isinstance(form, dict):
-    for word, fields in (('lacks', form.keys() - value.keys()), ('has the unknown', value.keys() - form.keys())):
+    needed = {part for part, of in form.items() if not isinstance(of, _Optional)}
+    for word, fields in (('lacks', needed - value.keys()), ('has the unknown', value.keys() - form.keys())):
       if fields:
         return f'{path} {word} field{"s" if len(fields) > 1 else ""} {", ".join(sorted(map(repr, fields)))}'
-    return next(filter(None, (_misfit(value[part], form[part], part) for part in form)), '')
+    return next(filter(None, (_misfit(value[part], form[part], part) for part in form if part in value)), '')
   return ''
 
 
@@ -134,6 +143,9 @@ def _contradiction(entry: dict[str, Any]) -> str:
       return f'the picture {picture} is {errors.shown(entry["example"][picture])}, expected a PNG data URI'
   if entry['bound'] is not None and not 0 <= entry['bound'] <= 1:
     return f'bound is {entry["bound"]}, expected a probability'
+  cost = entry['cost'] or {}
+  if 'interval' in cost and not _around(cost['interval'], cost['points']):
+    return f'the interval of the cost is {errors.shown(cost["interval"])}, expected [low, high] around {cost["points"]}'
   settings = entry['settings'] or {}
   for setting, value in settings.items():
     if setting not in SETTINGS or not isinstance(value, str | int | float):
@@ -141,6 +153,10 @@ def _contradiction(entry: dict[str, Any]) -> str:
   if settings and settings.get('defenses') != entry['text']:
     return f'its settings repeat {errors.shown(settings.get("defenses"))}, and its defense is {entry["text"]}'
   return ''
+
+
+def _around(interval: list[float], points: float) -> bool:
+  return len(interval) == 2 and interval[0] - _CLOSE <= points <= interval[1] + _CLOSE
 
 
 def _miscounted(side: dict[str, Any], trials: int) -> str:

@@ -13,6 +13,7 @@ from gradleak import errors
 from gradleak.audit import load as load_audit
 from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import AutoLeak, folder_of, gathered
+from gradleak.autoleak.costs import Cost
 from gradleak.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
 from gradleak.storage import made_folder, plain, write_atomically
 
@@ -50,7 +51,7 @@ def load(workdir: Any) -> AutoLeak:
 
 
 def entries(
-  found: AutoLeak, settings: Mapping[str, Any] | None = None, costs: Mapping[str, tuple[float, str]] | None = None
+  found: AutoLeak, settings: Mapping[str, Any] | None = None, costs: Mapping[str, Cost] | None = None
 ) -> list[dict[str, Any]]:
   """Returns the entries of a run, one per defense, plain JSON; `gradleak.autoleak.entry.FORM` has the fields.
 
@@ -58,7 +59,8 @@ def entries(
     found: what `gradleak.autoleak` returns.
     settings: flags of launch/autoleak.py that repeat the run, see `gradleak.autoleak.entry.SETTINGS`; None for a run
       that this program cannot repeat.
-    costs: defense -> (accuracy that it costs, in percentage points, where this figure is from); others are unknown.
+    costs: defense -> (accuracy that it costs, in percentage points, where this figure is from), and its interval (low,
+      high) as a third element where there is one; others are unknown.
 
   Raises:
     UsageError: for anything else, and for costs of a defense that was not run.
@@ -135,12 +137,15 @@ def _seen(found: AutoLeak, rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
 
 
 def _cost(label: str, given: Any) -> dict[str, Any]:
-  if not isinstance(given, tuple | list) or len(given) != 2:
+  if not isinstance(given, tuple | list) or len(given) not in (2, 3):
     raise errors.UsageError(
-      f'the cost of {label} is {errors.shown(given)}, expected (percentage points, where the figure is from)'
+      f'the cost of {label} is {errors.shown(given)}, expected (percentage points, where the figure is from) and, '
+      'optionally, (low, high)'
     )
-  points = errors.check_number(f'the cost of {label}', given[0], low=-100, high=100)
-  return {'points': float(points), 'source': errors.check_text(f'the source of the cost of {label}', given[1])}
+  points, source, *interval = given
+  points = float(errors.check_number(f'the cost of {label}', points, low=-100, high=100))
+  found = {'points': points, 'source': errors.check_text(f'the source of the cost of {label}', source)}
+  return found | ({'interval': list(interval[0])} if interval else {})
 
 
 def digest(rows: Sequence[dict]) -> str:

@@ -45,8 +45,8 @@ def test_the_number_of_test_samples_bounds_the_figure(tmp_path):
     folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense}))
     (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
-  points, source = costs.of_training(tmp_path, TASK)['outpost']
-  assert points == 20
+  points, source, interval = costs.of_training(tmp_path, TASK)['outpost']
+  assert points == 20 and interval == pytest.approx((16.0, 23.9), abs=0.05)
   assert ': 60.0 % of the 1,000 test samples, undefended 80.0 % (' in source
   assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
 

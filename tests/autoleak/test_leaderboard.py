@@ -120,6 +120,9 @@ def counts(entry, *values):
     (lambda e: e['settings'].update(seed=[0]), "the setting 'seed'"),
     (lambda e: e['settings'].update(defenses='none'), "its settings repeat 'none'"),
     (lambda e: e['cost'].update(points=float('inf')), 'points is inf'),
+    (lambda e: e['cost'].update(interval=[2.0, 3.0]), 'the interval of the cost is'),
+    (lambda e: e['cost'].update(interval=[1.0]), 'the interval of the cost is'),
+    (lambda e: e['cost'].update(interval='wide'), "interval is 'wide', expected a list"),
     (lambda e: e.update(seed=7), 'the file needs this name'),
   ],
 )

@@ -72,7 +72,16 @@ def test_what_is_not_known_is_said_to_be(page):
   assert cells(page, 'laplace(scale=0.1)')[3] == 'unknown'
   assert cells(page, 'none')[3] == '–'  # no defense costs nothing
   text = ' '.join(' '.join(page.text).split())
-  assert 'cost from: Table <2>' in text and 'Flag: gradient masked: the objective never moved.' in text
+  assert (
+    'what the cost is from Cost: Table <2>.' in text and 'Flag: gradient masked: the objective never moved.' in text
+  )
+
+
+def test_a_cost_stands_above_its_interval():
+  costs = {'prune(rate=0.9)': (-1.0, 'x', (-7.64, 5.5)), 'laplace(scale=0.1)': (2.0, 'y')}
+  page = Page(render_leaderboard(board(found(), costs=costs)))
+  assert ''.join(cells(page, 'prune(rate=0.9)')[3].split()) == '−1.0−7.6to5.5'
+  assert cells(page, 'laplace(scale=0.1)')[3] == '2.0'
 
 
 def test_among_equals_the_cheaper_comes_first():
