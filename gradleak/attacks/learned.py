@@ -185,10 +185,18 @@ def trained(
     variables: those that the client was sent.
     public: (images, labels).
   """
-  shared = training, client, key, variables, public
-  state = _started(*shared)
-  state = learning.in_parts(functools.partial(_filled, *shared), state, training.draws, 'draws of uploads')
-  return learning.in_parts(functools.partial(_advanced, *shared), state, training.steps).inverse
+  given = training, client, _Given([jax.random.fold_in(key, i) for i in range(5)], variables, public)
+  state = _started(*given)
+  state = learning.in_parts(functools.partial(_filled, *given), state, training.draws, 'draws of uploads')
+  return learning.in_parts(functools.partial(_advanced, *given), state, training.steps).inverse
+
+
+class _Given(NamedTuple):
+  """Keys (of the scales, the signs, the layers, the steps and the first uploads), variables, and public samples."""
+
+  keys: list[jax.Array]
+  variables: Tree
+  public: tuple[jax.Array, jax.Array]
 
 
 class _State(NamedTuple):
@@ -197,11 +205,6 @@ class _State(NamedTuple):
   inverse: Inverse
   moments: Tree
   pool: tuple[jax.Array, jax.Array]
-
-
-def _keys(key: jax.Array) -> list[jax.Array]:
-  """Returns the keys of the scales, the signs, the layers, the steps and the first uploads."""
-  return [jax.random.fold_in(key, i) for i in range(5)]
 
 
 def _simulated(
@@ -217,11 +220,9 @@ def _simulated(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _started(
-  training: Training, client: Client, key: jax.Array, variables: Tree, public: tuple[jax.Array, jax.Array]
-) -> _State:
+def _started(training: Training, client: Client, given: _Given) -> _State:
   """Returns the state before the first step."""
-  keys = _keys(key)
+  keys, variables, public = given
 
   def updates(key: jax.Array) -> Tree:
     samples = training.samples(key, public, _TOGETHER)
@@ -239,18 +240,11 @@ def _started(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _filled(
-  training: Training,
-  client: Client,
-  key: jax.Array,
-  variables: Tree,
-  public: tuple[jax.Array, jax.Array],
-  state: _State,
-  first: jax.Array,
-  last: jax.Array,
+  training: Training, client: Client, given: _Given, state: _State, first: jax.Array, last: jax.Array
 ) -> _State:
   """Returns the state with the draws first, …, last - 1 of the uploads from which the first step chooses."""
-  key, size = _keys(key)[4], training.drawn
-  keys = jax.random.split(key, training.draws)
+  (*_, key), variables, public = given
+  keys, size = jax.random.split(key, training.draws), training.drawn
   whole = training.samples(key, public, training.pool) if training.once else None
 
   def samples(number: jax.Array) -> tuple:
@@ -267,36 +261,29 @@ def _filled(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _advanced(
-  training: Training,
-  client: Client,
-  key: jax.Array,
-  variables: Tree,
-  public: tuple[jax.Array, jax.Array],
-  state: _State,
-  first: jax.Array,
-  last: jax.Array,
+  training: Training, client: Client, given: _Given, state: _State, first: jax.Array, last: jax.Array
 ) -> _State:
   """Returns the state after the steps first, …, last - 1."""
-  steps, optimizer = jax.random.split(_keys(key)[3], training.steps), training.optimizer()
-  given = state.inverse
+  keys, variables, public = given
+  steps, optimizer, inverse = jax.random.split(keys[3], training.steps), training.optimizer(), state.inverse
 
   def loss(layers: list, seen: jax.Array, images: jax.Array) -> jax.Array:
-    found = jax.vmap(lambda x: network(layers, x - given.mean))(seen).reshape(images.shape)
+    found = jax.vmap(lambda x: network(layers, x - inverse.mean))(seen).reshape(images.shape)
     return jnp.mean(jax.vmap(unordered_error)(found, images))
 
   def step(number: jax.Array, carry: tuple) -> tuple:
     layers, moments, pool = carry
     if not training.once:
       samples = training.samples(jax.random.fold_in(steps[number], 0), public, training.fresh)
-      drawn = _simulated(client, variables, given.read, *samples)
+      drawn = _simulated(client, variables, inverse.read, *samples)
       pool = training.renewed(pool, number * training.fresh % training.pool, drawn)
     chosen = jax.random.permutation(jax.random.fold_in(steps[number], 1), training.pool)[: training.batch_size]
     batch = jax.tree.map(lambda x: x[chosen], pool)
     updates, moments = optimizer.update(jax.grad(loss)(layers, *batch), moments)
     return optax.apply_updates(layers, updates), moments, pool
 
-  layers, moments, pool = jax.lax.fori_loop(first, last, step, (given.layers, state.moments, state.pool))
-  return _State(given._replace(layers=layers), moments, pool)
+  layers, moments, pool = jax.lax.fori_loop(first, last, step, (inverse.layers, state.moments, state.pool))
+  return _State(inverse._replace(layers=layers), moments, pool)
 
 
 def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree, count: int) -> tuple[Tree, Tree]:
