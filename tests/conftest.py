@@ -92,6 +92,12 @@ def fast_compilation():
 
 
 @pytest.fixture(scope='session')
+def compilation_cache():
+  """The folder of compiled programs that all tests share, for those that start processes of their own."""
+  return os.environ['GRADLEAK_TEST_CACHE']
+
+
+@pytest.fixture(scope='session')
 def published_resnet20():
   """The file of Idelbayev's ResNet-20, 1,000 test images of CIFAR-10 and their labels, where they are."""
   folder = pathlib.Path(os.environ.get('GRADLEAK_TEST_DATA', ''))

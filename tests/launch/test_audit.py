@@ -195,6 +195,7 @@ def restarted(fast_compilation, tmp_path_factory):
 
 @pytest.mark.slow
 def test_attacks_of_one_structure_are_compiled_once(completed, restarted, tmp_path):
+  jax.clear_caches()  # else it finds the programs of `restarted`
   both = run(tmp_path / 'new', DEFENSES, '--attacks=csdlg(tv=0.01);csdlg(tv=1e-6)')
   assert both.traces == restarted.traces > 0  # as many runs of one attack
   assert 'csdlg × 2: 12 runs of 5 steps' in both.done.err

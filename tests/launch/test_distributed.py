@@ -66,7 +66,7 @@ def test_two_processes_attack_what_one_attacks_and_go_on_after_a_kill(tmp_path, 
 
   # When one dies, both end; both are started again, and find what the first had written.
   pair = start_two(tmp_path / 'killed', compilation_cache, '--steps=200')
-  while not any(int(path.name[-8:]) for path in (tmp_path / 'killed').glob('checkpoints/00-csdlg-????????')):
+  while not any(int(path.name[-8:]) for path in (tmp_path / 'killed').glob('checkpoints/csdlg-*-00000???')):
     assert pair[0].poll() is None, pair[0].stderr.read()
     time.sleep(0.05)
   for process in pair:
