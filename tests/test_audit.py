@@ -172,7 +172,8 @@ def test_rows_do_not_depend_on_the_defenses_beside_them(result, linear):
 @pytest.mark.slow
 def test_rows_do_not_depend_on_the_trials_beside_them(result, linear):
   few = audit(linear, ['prune(rate=0.5)'], trials=3, controls=2)
-  judged = ('control_psnr', 'success', 'solved', 'verdict')  # the control pool is another
+  # The control pool is another, and so are the candidates: the rest of the data.
+  judged = ('control_psnr', 'control_pearson', 'candidates', 'success', 'solved', 'verdict')
   expected = by(result.rows, defense='prune(rate=0.5)')[:3]
   assert [without(row, *judged) for row in few.rows] == [without(row, *judged) for row in expected]
 
@@ -288,8 +289,8 @@ def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_
 
 @pytest.mark.slow
 def test_all_trials_diverged(linear, tmp_path):
-  """A finite strength whose squares overflow: nothing is recovered, and the report still comes."""
-  found = audit(linear, ['gaussian(stddev=1e30)'])
+  """A finite strength whose draws overflow: nothing is recovered, and the report still comes."""
+  found = audit(linear, ['gaussian(stddev=1e38)'])
   assert {row['verdict'] for row in found.rows} == {'diverged'}
   report.write(found, tmp_path)
   assert '4 NaN' in report.terminal_table(found)
