@@ -49,7 +49,7 @@ def _exceeded(correlations: list[float]) -> float:
   n = len(correlations)
   if n < 2:
     return math.nan
-  z = np.arctanh(np.clip(correlations, -0.999999, 0.999999))
+  z = np.arctanh(np.clip(np.sort(correlations), -0.999999, 0.999999))  # the same bits in any order
   return float(np.tanh(z.mean() + stats.t.ppf(stats.norm.cdf(3), n - 1) * z.std(ddof=1) * math.sqrt(1 + 1 / n)))
 
 

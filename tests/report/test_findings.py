@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 import gradleak as gl
@@ -298,3 +299,11 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   few.append({**run, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
   assert verdict.threshold(few).pearson > 0.36
   assert findings.alarms(few).endswith('1 comes to traces: a false alarm.')
+
+
+def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
+  """Processes that share an audit bring their control runs in another order."""
+  shown = np.random.default_rng(0).uniform(-0.3, 0.6, 24).tolist()
+  columns = {'psnr': 9.0, 'revealed': 0, 'recognised': 0, 'identified': 0}
+  bounds = [verdict.threshold([{**columns, 'pearson': each} for each in shown[k:] + shown[:k]]) for k in range(24)]
+  assert len({bound.pearson for bound in bounds}) == 1
