@@ -21,21 +21,15 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_it_trains(tmp_path):
-  done = programs.start('train', *SMALL, f'--workdir={tmp_path}/new')
-  assert done.status == 0, done.err
-  assert done.out.startswith('defense') and 'round 3 of 3, accuracy' in done.err
-  assert not (tmp_path / 'new' / 'frontier.png').exists()
-
-
-def test_it_starts_from_the_weights_of_a_file(tmp_path):
+def test_it_trains_from_the_weights_of_a_file(tmp_path):
   variables = gl.models.mlp(10).init(jax.random.key(7), (8, 8, 1))
   entries = {'.'.join(trees.path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(variables['params'])}
   np.savez(tmp_path / 'mine.npz', **entries)
-  flags = *SMALL, '--rounds=1', f'--weights={tmp_path}/mine.npz'
-  done = programs.start('train', *flags, f'--workdir={tmp_path}/new')
+  done = programs.start('train', *SMALL, f'--weights={tmp_path}/mine.npz', f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
+  assert done.out.startswith('defense') and 'round 3 of 3, accuracy' in done.err
   assert 'mine.npz: ' in done.err and 'of 120 test images' in done.err
+  assert not (tmp_path / 'new' / 'frontier.png').exists()
   config = json.loads((tmp_path / 'new' / '00-none' / 'config.json').read_text())
   assert config['weights'] == 'mine.npz' and 'init' not in config
   assert config['weights_fingerprint'] == fingerprint(variables)
