@@ -24,8 +24,8 @@ from gradleak.models.model import require
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
-# (parameters, state, key) -> (loss, new state), as `_minimised` takes it.
-Loss = Callable[..., tuple[jax.Array, Tree]]  # (params, state, key, *data) -> (loss, state)
+# (parameters, state, key, *data) -> (loss, new state), as `_minimised` takes it.
+Loss = Callable[..., tuple[jax.Array, Tree]]
 
 
 def dense_inputs(model: Model, variables: Mapping, images: jax.Array) -> jax.Array:

@@ -145,7 +145,11 @@ def _cost(label: str, given: Any) -> dict[str, Any]:
   points, source, *interval = given
   points = float(errors.check_number(f'the cost of {label}', points, low=-100, high=100))
   found = {'points': points, 'source': errors.check_text(f'the source of the cost of {label}', source)}
-  return found | ({'interval': list(interval[0])} if interval else {})
+  for one in interval:
+    found['interval'] = list(
+      errors.check_instance(f'the interval of the cost of {label}', one, (tuple, list), '(low, high)')
+    )
+  return found
 
 
 def digest(rows: Sequence[dict]) -> str:

@@ -58,6 +58,9 @@ def test_costs_are_checked(run):
     ({PRUNE: 1.5}, 'where the figure is from'),
     ({PRUNE: (float('nan'), 'x')}, 'the cost of prune'),
     ({PRUNE: (1.5, '')}, 'source'),
+    ({PRUNE: (1.5, 'x', 2.0)}, 'the interval of the cost of prune'),
+    ({PRUNE: (1.5, 'x', (2.0, 3.0))}, 'the interval of the cost is'),
+    ({PRUNE: (1.5, 'x', (1.0, 2.0), 'y')}, 'where the figure is from'),
   ):
     with pytest.raises(UsageError, match=words):
       leaderboard.entries(run, COMMAND, costs)
