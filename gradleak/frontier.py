@@ -32,6 +32,7 @@ SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
   'sgd': lambda rate, momentum: optax.sgd(rate, momentum or None),
   'adam': lambda rate, momentum: optax.adam(rate, eps=1e-3),  # τ of Reddi et al. 2021
 }
+WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -80,6 +81,7 @@ class Trained(NamedTuple):
     seconds_defense: of these the defense's, None where they were not measured.
     stopped: whether the ε budget ended the training.
     protects: whom its ε protects, from `federated.accounting.caption`; None where none is counted.
+    wrong: the numbers of the test samples that the last model takes for another class; None where that is not known.
   """
 
   rows: list
@@ -87,6 +89,7 @@ class Trained(NamedTuple):
   seconds_defense: float | None = None
   stopped: bool = False
   protects: str | None = None
+  wrong: list[int] | None = None
 
 
 class Leak(NamedTuple):
@@ -345,7 +348,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     if after is not None:
       after(row, state)
 
-  _, rows = training.train(
+  state, rows = training.train(
     task.key,
     federation,
     task.variables,
@@ -365,7 +368,13 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     None if bare else _added(task, federation, folder),
     stopped=len(rows) < given.rounds,
     protects=accounting.caption(ledger) if ledger else None,
+    wrong=computed_once(folder / WRONG, lambda: _wrong(task, state.variables)),
   )
+
+
+def _wrong(task: Task, variables: Mapping) -> list[int]:
+  """Returns the numbers of the test samples that a model takes for another class."""
+  return np.flatnonzero(~simulation.tested(task.client.model, variables, *task.test)[0]).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

@@ -3,13 +3,22 @@
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradleak import errors
-from gradleak.metrics.statistics import difference_interval
+from gradleak.federated.training import gained
+from gradleak.frontier import WRONG
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
 _OF_A_DEFENSE = ('defense', 'defense_text')
+
+
+class _Ended(NamedTuple):
+  """A finished training: its settings, its last row, and `gradleak.frontier.Trained.wrong`."""
+
+  config: dict
+  last: dict
+  wrong: list | None
 
 
 Cost = tuple[float, str] | tuple[float, str, tuple[float, float]]
@@ -18,7 +27,8 @@ Cost = tuple[float, str] | tuple[float, str, tuple[float, float]]
 def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   """Returns defense -> (percentage points of test accuracy that it costs, how this was measured), of launch/train.py.
 
-  The 95 % interval of the points is a third element where the number of test samples is known; it is by these alone.
+  The 95 % interval of the points is a third element where the number of test samples is known; it is by these alone,
+  and compares the models sample by sample where both trainings hold what they classify wrongly.
 
   A defense that makes the model more accurate has a negative cost. The figure is of one seed.
 
@@ -30,20 +40,23 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
     UsageError: if the folder holds no such training, it is not finished, or of another task.
   """
   folder = errors.check_path('costs', workdir)
-  found: dict[str, tuple[dict, dict]] = {}
+  found: dict[str, _Ended] = {}
   for path in sorted(folder.glob('*/config.json')):
     try:
       config = json.loads(path.read_text('utf-8'))
       last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
-      done, label = last['round'] == config['rounds'] or _ended(config, path.parent), config['defense']
+      wrong = path.parent / WRONG
+      ended = _Ended(config, last, json.loads(wrong.read_text('utf-8')) if wrong.exists() else None)
+      done, label = last['round'] == config['rounds'] or _spent(config, path.parent), config['defense']
     except (OSError, ValueError, LookupError, TypeError) as error:
       raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
     if not done or last.get('accuracy') is None:
       raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
-    found[label] = config, last
+    found[label] = ended
   if 'none' not in found:
     raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
-  undefended, reached = found['none'][0], found['none'][1]['accuracy']
+  bare = found['none']
+  undefended, reached = bare.config, bare.last['accuracy']
   for part in SAME:
     if undefended.get(part) != task.get(part):
       raise errors.UsageError(
@@ -51,23 +64,24 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
         'task'
       )
   shared = _shared(undefended)
-  for label, (config, _) in found.items():
-    if _shared(config) != shared:
+  for label, one in found.items():
+    if _shared(one.config) != shared:
       raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
-  bare = found['none'][1]
 
-  def cost(config: Mapping[str, Any], last: Mapping[str, Any]) -> Cost:
+  def cost(config: Mapping[str, Any], last: Mapping[str, Any], wrong: list | None) -> Cost:
     points = round(100 * (reached - last['accuracy']), 2)
-    interval = _interval(bare, last)
+    lost = gained(bare.last, bare.wrong, last, wrong)
     source = (
       f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the '
       f'{_tested(last)}test samples{_early(config, last)}, undefended {100 * reached:.1f} %'
     )
-    if interval is None:
+    if lost is None:
       return points, source
-    low, high = interval
-    chance = f' (difference {low:+.1f} to {high:+.1f} points, by the number of test samples)'.replace('-', '−')
-    return points, source + chance, interval
+    low, high = (round(100 * bound, 2) for bound in lost[1:])
+    pairs = None not in (bare.wrong, wrong)
+    by = 'test samples that one of the two models alone classifies wrongly' if pairs else 'number of test samples'
+    chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
+    return points, source + chance, (low, high)
 
   return {label: cost(*of) for label, of in found.items() if label != 'none'}
 
@@ -76,16 +90,7 @@ def _tested(last: Mapping[str, Any]) -> str:
   return f'{last["tested"]:,} ' if 'tested' in last else ''
 
 
-def _interval(undefended: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[float, float] | None:
-  """Returns the 95 % interval of the points, by the test samples alone; None where these are not counted."""
-  if 'tested' not in last or 'tested' not in undefended:
-    return None
-  counts = [count for one in (undefended, last) for count in (round(one['accuracy'] * one['tested']), one['tested'])]
-  _, low, high = difference_interval(*counts)
-  return round(100 * low, 2), round(100 * high, 2)
-
-
-def _ended(config: Mapping[str, Any], folder: pathlib.Path) -> bool:
+def _spent(config: Mapping[str, Any], folder: pathlib.Path) -> bool:
   """Returns whether the ε budget ended a training: what its defense adds to a round is measured after the last one."""
   return config.get('budget') is not None and (folder / 'split.json').exists()
 

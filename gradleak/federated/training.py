@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from gradleak import data, errors
 from gradleak.federated import simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
+from gradleak.metrics import statistics
 from gradleak.storage import Workdir, json_lines, naming, write_atomically
 
 
@@ -165,6 +166,27 @@ def seconds_split(
     pairs.append(pair)
   without, defended = np.asarray(pairs[1:]).T  # the first pair compiled
   return float(np.median(without)), float(np.median(defended - without))
+
+
+def gained(
+  last: Mapping, wrong: Sequence[int] | None, other: Mapping, other_wrong: Sequence[int] | None
+) -> tuple[float, float, float] | None:
+  """Returns (accuracy of a training less that of another, low, high), by their test samples; None if not counted.
+
+  The 95 % interval is that of pairs where both trainings say which of the same samples they classify wrongly
+  (`statistics.paired_interval`), and otherwise that of independent samples (`statistics.difference_interval`).
+
+  Args:
+    last, other: the last row of each, see `train`.
+    wrong, other_wrong: the numbers of the test samples that each classifies wrongly, or None.
+  """
+  if not last.get('tested') or not other.get('tested'):
+    return None
+  if wrong is not None and other_wrong is not None and last['tested'] == other['tested']:
+    here, there = set(wrong), set(other_wrong)
+    return statistics.paired_interval(len(there - here), len(here - there), last['tested'])
+  counts = [count for row in (last, other) for count in (round(row['accuracy'] * row['tested']), row['tested'])]
+  return statistics.difference_interval(*counts)
 
 
 def _save(store: Workdir, rows: list[dict], state: State, seconds: float, due: bool) -> None:

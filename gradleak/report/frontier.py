@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradleak import errors
+from gradleak.federated import training
 from gradleak.frontier import Trained
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
@@ -17,8 +18,8 @@ from gradleak.report.formatting import aligned, number, upwards
 from gradleak.report.privacy import NO_PROTECTION
 
 COLUMNS = (
-  'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds',
-  'seconds_defense', 'epsilon', 'protects',
+  'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'points', 'points_low', 'points_high', 'loss',
+  'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon', 'protects',
 )  # fmt: skip
 _DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
 _COLOUR = '#0f6674'
@@ -37,14 +38,20 @@ def entries(trained: Mapping[str, Trained], rows: Iterable[tables.Row] = ()) -> 
   """Returns one dict per defense, with `COLUMNS` as keys; None for what is not known.
 
   Args:
-    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them; 'epsilon' is that of
-      the last round, infinite if no ε is bounded, and None if none is counted.
+    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them; 'points' is what the
+      accuracy is above that of 'none', in percentage points, with its 95 % interval by the test samples, see
+      `federated.training.gained`; 'epsilon' is that of the last round, infinite if no ε is bounded, and None if none
+      is counted.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
   """
   worst = worst_case_of(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
     errors.check_instance('a training', one, Trained, 'a gradleak.frontier.Trained')
-  return [_entry(defense, one, worst.get(defense, {})) for defense, one in trained.items()]
+  base = trained.get('none')
+  return [
+    _entry(defense, one, worst.get(defense, {}), None if defense == 'none' else base)
+    for defense, one in trained.items()
+  ]
 
 
 def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
@@ -71,9 +78,15 @@ def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
   return found
 
 
-def _entry(defense: str, trained: Trained, worst: Mapping[str, Any]) -> Entry:
-  rounds = trained.rows
-  measured = next((row for row in reversed(rounds) if 'accuracy' in row), {})
+def last_measured(trained: Trained) -> Mapping[str, Any]:
+  """Returns the last row of a training that holds an accuracy; an empty one for none."""
+  return next((row for row in reversed(trained.rows) if 'accuracy' in row), {})
+
+
+def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None) -> Entry:
+  rounds, measured = trained.rows, last_measured(trained)
+  gained = None if base is None else training.gained(measured, trained.wrong, last_measured(base), base.wrong)
+  points, low, high = (None, None, None) if gained is None else (100 * x for x in gained)
   answered = sum(row['clients'] for row in rounds)
   last = rounds[-1] if rounds else {}
   spent = last.get('epsilon')
@@ -81,6 +94,9 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any]) -> Entry:
     'defense': defense,
     **{key: worst.get(key) for key in ('psnr', 'ssim', 'recovered', 'n', 'by')},
     'accuracy': measured.get('accuracy'),
+    'points': points,
+    'points_low': low,
+    'points_high': high,
     'loss': measured.get('loss'),
     'rounds': len(rounds),
     'bytes_up': sum(row['bytes_up'] for row in rounds) / answered if answered else None,
@@ -104,14 +120,17 @@ def frontier_csv(found: Iterable[Entry]) -> str:
 def frontier_table(found: Iterable[Entry]) -> str:
   """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
 
-  Where uploads were attacked, a line below says of which clients.
+  'points' are those of accuracy beside 'none', with their 95 % interval. Where uploads were attacked, a line below says
+  of which clients.
   """
   found = _check(found)
-  head = ('defense', 'accuracy', 'KiB up', 's/round', 'defense adds', 'ε', 'PSNR dB', 'recovered', 'by')
+  base = undefended(found)
+  head = ('defense', 'accuracy', 'points', 'KiB up', 's/round', 'defense adds', 'ε', 'PSNR dB', 'recovered', 'by')
   lines = [
     (
       one['defense'],
       percent(one['accuracy']),
+      ' '.join(filter(None, [signed(points(one, base)), between(one) and f'({between(one)})'])) or '–',
       kib(one['bytes_up']),
       number(one['seconds'], 2),
       milliseconds(one['seconds_defense'], ' ms'),
@@ -126,9 +145,33 @@ def frontier_table(found: Iterable[Entry]) -> str:
   return '\n'.join([*aligned([head, *lines]), *below])
 
 
+def undefended(found: Iterable[Entry]) -> Entry | None:
+  """Returns the entry of training without a defense."""
+  return next((one for one in found if one['defense'] == 'none'), None)
+
+
 def percent(fraction: float | None) -> str:
   """Returns a fraction in per cent with one decimal, '–' for None."""
   return '–' if fraction is None else f'{100 * fraction:.1f} %'
+
+
+def points(one: Entry, base: Entry | None) -> float | None:
+  """Returns the points of accuracy that a defense adds, from the rounded figures; None where one is not known."""
+  if base is None or base is one or None in (one['accuracy'], base['accuracy']):
+    return None
+  return round(round(100 * one['accuracy'], 1) - round(100 * base['accuracy'], 1), 1)
+
+
+def signed(added: float | None) -> str:
+  """Returns points with their sign, '' for None."""
+  return '' if added is None else f'{added:+.1f}'.replace('-', '−')
+
+
+def between(one: Entry) -> str:
+  """Returns the interval of the points that a defense adds; '' where it is not known."""
+  if one['points'] is None:
+    return ''
+  return f'{one["points_low"]:.1f} to {one["points_high"]:.1f}'.replace('-', '−')
 
 
 def kib(size: float | None) -> str:

@@ -11,6 +11,7 @@ from gradleak.report.formatting import listed
 from gradleak.report.frontier import (
   PERFECT,
   Entry,
+  between,
   entries,
   epsilon,
   frontier,
@@ -18,10 +19,13 @@ from gradleak.report.frontier import (
   kib,
   milliseconds,
   percent,
+  points,
+  signed,
+  undefended,
   worst_case_of,
 )
 from gradleak.report.partition import partition_picture
-from gradleak.report.training_findings import Worst, measured, per_cent, points
+from gradleak.report.training_findings import Worst, measured, per_cent
 
 
 def write_training(
@@ -135,18 +139,18 @@ def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) 
 
 def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
   """Returns the cells of the table, a dict per defense."""
-  base: Any = next((one for one in found if one['defense'] == 'none'), None)
+  base = undefended(found)
 
   def line(one: Entry) -> dict[str, Any]:
-    other = one is not base and base is not None
-    added = points(one, base) if other and None not in (one['accuracy'], base['accuracy']) else None
-    sent = other and one['bytes_up'] is not None and base['bytes_up']
+    before = None if base is None or base is one else base['bytes_up']
+    sent = one['bytes_up']
     return {
       **one,
       'accuracy': percent(one['accuracy']),
-      'points': '' if added is None else f'{added:+.1f}'.replace('-', '−'),
-      'up': kib(one['bytes_up']),
-      'fraction_up': per_cent(one['bytes_up'] / base['bytes_up']) if sent else '',
+      'points': signed(points(one, base)),
+      'between': between(one),
+      'up': kib(sent),
+      'fraction_up': per_cent(sent / before) if before and sent is not None else '',
       'down': kib(one['bytes_down']),
       'milliseconds': milliseconds(one['seconds_defense']),
       'epsilon': epsilon(one['epsilon']),
@@ -158,7 +162,10 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
 
 def _small_print(trained: Mapping[str, Trained], worst: Worst) -> str:
   """Returns what stands in small print in the table, in words; empty for nothing."""
-  beside = 'points of accuracy and the fraction of the bytes, relative to training without a defense'
+  beside = (
+    'points of accuracy, with their 95 % interval by the test samples, and the fraction of the bytes, relative to '
+    'training without a defense'
+  )
   interval = 'the exact 95 % interval of the fraction recovered'
   known = ((beside, 'none' in trained and len(trained) > 1), (interval, worst))
   return listed([words for words, there in known if there] or [''])

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.frontier import Trained
-from gradleak.metrics.statistics import difference_interval, proportion_interval
+from gradleak.metrics.statistics import proportion_interval
 from gradleak.report.formatting import listed, number, percent_range, significant
-from gradleak.report.frontier import Entry, epsilon, percent
+from gradleak.report.frontier import Entry, between, epsilon, percent, points, undefended
 from gradleak.report.privacy import NO_PROTECTION
 
 _UNSETTLED = 2.0  # points of accuracy from one measurement to the next
@@ -63,18 +63,10 @@ def cautions(found: Sequence[Entry], worst: Worst, *, config: Config, trained: M
   """
   notes = [*_of_training(found, config, trained), *_of_attacks(found, worst)]
   if len(found) > 1:
-    notes.append(f'Each defense was trained once: differences of {_chance(trained)} of accuracy may be chance.')
+    known = any(one['points'] is not None for one in found)
+    by = ': the intervals of accuracy are by the test samples alone' if known else ''
+    notes.append(f'Each defense was trained once{by}; another seed may end elsewhere.')
   return notes
-
-
-def _chance(trained: Mapping[str, Trained]) -> str:
-  """Returns how far two equal models may differ, in points: by the test samples, and by about one, by the training."""
-  last = [row for one in trained.values() for row in one.rows[-1:] if row.get('tested')]
-  widths = [difference_interval(*[round(row['accuracy'] * row['tested']), row['tested']] * 2)[2] for row in last]
-  most = 100 * max(widths, default=0.0)
-  if most < 1.5:
-    return 'about one point'
-  return f'up to {most:.0f} points (95 % of the time, of {min(row["tested"] for row in last):,} test samples)'
 
 
 def settings(config: Config) -> list[str]:
@@ -120,11 +112,6 @@ def leaks_undefended(worst: Worst) -> bool:
   return 'none' in worst and worst['none']['recovered'] > 0
 
 
-def points(one: Entry, base: Entry) -> float:
-  """Returns the points of accuracy that a defense adds, from the rounded figures."""
-  return round(round(100 * one['accuracy'], 1) - round(100 * base['accuracy'], 1), 1)
-
-
 def per_cent(ratio: float) -> str:
   """Returns a ratio in per cent with two digits, or as an integer from 10 % on."""
   return f'{100 * ratio:.0f} %' if ratio >= 0.095 else f'{significant(100 * ratio)} %'
@@ -137,7 +124,7 @@ def measured(one: Trained) -> list[tuple[int, float]]:
 
 def _of_training(found: Sequence[Entry], config: Config, trained: Mapping[str, Trained]) -> list[str]:
   """Returns the cautions on the figures of the training."""
-  base = next((one for one in found if one['defense'] == 'none'), None)
+  base = undefended(found)
   classes = config.get('num_classes')
   notes = []
   if base and classes and base['accuracy'] is not None and base['accuracy'] < 2 / classes:
@@ -282,12 +269,12 @@ def _cost(one: Entry, base: Entry | None, config: Config) -> str:
   parts = []
   if one['accuracy'] is None:
     parts.append('its accuracy was not measured')
-  elif base is None or base['accuracy'] is None or base is one:
+  elif (added := points(one, base)) is None:
     parts.append(f'the model reaches {percent(one["accuracy"])}')
   else:
-    added = points(one, base)
     beside = f'{abs(added):.1f} points {"less" if added < 0 else "more"} than' if added else 'as much as'
-    parts.append(f'the model reaches {percent(one["accuracy"])}, {beside} without a defense')
+    interval = '' if one['points'] is None else f' (95 % interval {between(one)} points)'
+    parts.append(f'the model reaches {percent(one["accuracy"])}, {beside} without a defense{interval}')
   sent = _bytes(one, base)
   if sent is not None:
     parts.append(f'clients send {sent}')

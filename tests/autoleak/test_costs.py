@@ -51,6 +51,23 @@ def test_the_number_of_test_samples_bounds_the_figure(tmp_path):
   assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
 
 
+def test_models_are_compared_sample_by_sample(tmp_path):
+  for defense, accuracy, wrong in (('none', 0.8, range(200)), ('outpost', 0.79, range(5, 215))):
+    folder = tmp_path / defense
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense}))
+    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
+    (folder / 'wrong.json').write_text(json.dumps([*wrong]))
+  points, source, interval = costs.of_training(tmp_path, TASK)['outpost']
+  assert points == 1 and interval == pytest.approx((0.1, 1.89), abs=0.01)
+  assert source.endswith(
+    '(difference +0.1 to +1.9 points, by the test samples that one of the two models alone classifies wrongly)'
+  )
+  (folder / 'wrong.json').write_text('[')
+  with pytest.raises(UsageError, match=r'outpost is not of launch/train\.py, or damaged'):
+    costs.of_training(tmp_path, TASK)
+
+
 def test_an_epsilon_budget_may_end_a_training(trained):
   trained('none', 0.9, 2, budget=8)
   folder = trained('client_dp', 0.8, 1, budget=8)

@@ -106,6 +106,28 @@ def test_difference_interval_is_newcombes():
   assert statistics.difference_interval(56, 70, 48, 80) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
 
 
+@pytest.mark.parametrize(('gained', 'lost'), [(0.02, 0.02), (0.1, 0.03), (0.0, 0.05), (0.3, 0.25)])
+def test_the_interval_of_pairs_covers_the_difference(gained, lost):
+  """Agresti and Min 2005, section 3: coverage is near 95 % or above; here exact, over all outcomes of 60 trials."""
+  n = 60
+  outcomes = [(i, j) for i in range(n + 1) for j in range(n + 1 - i)]
+  chances = stats.multinomial.pmf([(i, j, n - i - j) for i, j in outcomes], n, (gained, lost, 1 - gained - lost))
+  covered = 0.0
+  for (i, j), chance in zip(outcomes, chances, strict=True):
+    if chance > 1e-9:
+      share, low, high = statistics.paired_interval(i, j, n)
+      assert low <= share == (i - j) / n <= high
+      covered += chance * (low <= gained - lost <= high)
+  assert covered > 0.935
+
+
+def test_the_interval_of_pairs_by_hand():
+  """Of 1,600 voters 150 changed their mind one way and 86 the other (Agresti 2002, table 10.1): 0.04 ± 0.0187."""
+  assert statistics.paired_interval(150, 86, 1600) == pytest.approx((0.04, 0.0212, 0.0587), abs=2e-4)
+  assert statistics.paired_interval(86, 150, 1600) == pytest.approx((-0.04, -0.0587, -0.0212), abs=2e-4)
+  assert statistics.paired_interval(3, 0, 3) == pytest.approx((1.0, 0.0187, 1.0), abs=1e-3)
+
+
 def test_a_threshold_without_controls_is_exceeded_by_nothing():
   for pool in ([], [np.nan, np.nan]):
     threshold = metrics.percentile_threshold(pool)

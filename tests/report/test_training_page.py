@@ -184,11 +184,9 @@ def test_cautions():
   assert 'Only 4 uploads' in notes and 'up to 61 %' in notes
   assert 'Against `topk` 4 of 4 runs failed' in notes
   assert 'No attacker who knows the defense was run against `topk`' in notes
-  assert 'Each defense was trained once: differences of about one point' in notes and 'guessing' not in notes
-  few = {'none': trained(0.9), 'topk': trained(0.9)}
-  for one in few.values():
-    one.rows[-1]['tested'] = 100
-  assert 'differences of up to 9 points (95 % of the time, of 100 test samples) of accuracy may' in said(few, LEAK)[1]
+  assert 'Each defense was trained once; another seed' in notes and 'guessing' not in notes
+  few = {'none': trained(0.9, tested=100), 'topk': trained(0.9, tested=100)}
+  assert 'trained once: the intervals of accuracy are by the test samples alone' in said(few, LEAK)[1]
   _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, counter='masked')])
   assert 'who knows' not in notes and 'failed' not in notes
   assert 'settled' not in notes
@@ -230,9 +228,20 @@ def test_entries_and_their_csv():
   head, _, *lines = report.frontier_table(report.entries(trainings, LEAK)).splitlines()
   assert head.split('  ')[0] == 'defense' and head.rstrip().endswith('by')
   assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [
-    'none', '88.0 %', '0.5', '0.25', '12.3 ms', '–', '30.0', '4 of 4', 'dlg',
+    'none', '88.0 %', '–', '0.5', '0.25', '12.3 ms', '–', '30.0', '4 of 4', 'dlg',
   ]  # fmt: skip
   assert '∞' in lines[1] and '0.50' in lines[2]
+
+
+def test_points_beside_none_have_the_interval_of_pairs_where_the_samples_are_known():
+  base, one = trained(0.9, tested=100), trained(0.8, tested=100)
+  pair = {'none': base._replace(wrong=list(range(10))), 'topk': one._replace(wrong=list(range(20)))}
+  for given, bounds in (({'none': base, 'topk': one}, (-19.95, -0.01)), (pair, (-15.9, -3.7))):
+    none, topk = report.entries(given)
+    assert topk['points'] == pytest.approx(-10) and none['points'] is None
+    assert (topk['points_low'], topk['points_high']) == pytest.approx(bounds, abs=0.06)
+  assert '−10.0 (−15.9 to −3.7)' in report.frontier_table([none, topk])
+  assert '10.0 points less than without a defense (95 % interval −15.9 to −3.7 points)' in said(pair, ())[0]
 
 
 def test_names_that_have_no_room_get_numbers():
