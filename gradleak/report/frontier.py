@@ -171,7 +171,7 @@ def between(one: Entry) -> str:
   """Returns the interval of the points that a defense adds; '' where it is not known."""
   if one['points'] is None:
     return ''
-  return f'{one["points_low"]:.1f} to {one["points_high"]:.1f}'.replace('-', '−')
+  return f'{number(one["points_low"])} to {number(one["points_high"])}'.replace('-', '−')
 
 
 def kib(size: float | None) -> str:
