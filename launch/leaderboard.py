@@ -2,10 +2,12 @@ r"""Keeps a leaderboard of defenses: a folder with one file for each, of what Au
 
     python launch/leaderboard.py --add=results/autoleak
     python launch/leaderboard.py --page=results/leaderboard.html
+    python launch/leaderboard.py --costs=results/train
     python launch/leaderboard.py --check=outpost-0a1b2c3d --workdir=results/check
 
-The first takes the defenses of a finished launch/autoleak.py; nothing is run. The last runs a file's defense again with
-its settings, by launch/autoleak.py, and says what differs; its status is 1 where counts, settings or data do.
+The first takes the defenses of a finished launch/autoleak.py; nothing is run. The third gives the files of a task the
+accuracy that their defenses cost in a finished launch/train.py. The last runs a file's defense again with its settings,
+by launch/autoleak.py, and says what differs; its status is 1 where counts, settings or data do.
 """
 
 import json
@@ -27,9 +29,9 @@ with _program.group('where, and how'):
   _COSTS = flags.DEFINE_string(
     'costs',
     None,
-    'add: Accuracy that the defenses cost: work directory of a finished launch/train.py on the same task, or JSON file '
-    '{"DEFENSE": [POINTS, "SOURCE"]}, in percentage points, or [POINTS, "SOURCE", [LOW, HIGH]]; what is not in it '
-    'stays unknown.',
+    'Accuracy that the defenses cost: work directory of a finished launch/train.py on the same task. With add also a '
+    'JSON file {"DEFENSE": [POINTS, "SOURCE"]}, in percentage points, or [POINTS, "SOURCE", [LOW, HIGH]]. What is not '
+    'in it stays as it is.',
   )
   _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
   _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')
@@ -46,8 +48,11 @@ def main(argv):
 
   actions = {'add': _ADD, 'check': _CHECK, 'page': _PAGE}
   given = [name for name, holder in actions.items() if holder.value]
+  if not given and _COSTS.value:
+    _price()
+    return
   if len(given) != 1:
-    raise errors.UsageError('give one of --add=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE')
+    raise errors.UsageError('give one of --add=WORKDIR, --costs=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE')
   {'add': _add, 'check': _check, 'page': _page}[given[0]]()
 
 
@@ -74,6 +79,24 @@ def _costs(found):
     return _read(_COSTS.value, 'expected a JSON file for --costs')
   known = costs.of_training(_COSTS.value, found.config)
   return {label: known[label] for label in found.config['defenses'] if label in known}
+
+
+def _price():
+  """Writes what the defenses cost in the trainings of --costs into the files of the same task."""
+  from gradleak import errors
+  from gradleak.autoleak import costs, leaderboard
+
+  known = leaderboard.read(_FOLDER.value)
+  tasks = {name: {**entry['task'], **entry['task']['more']} for name, entry in known.items()}
+  same = [name for name, task in tasks.items() if costs.same_task(_COSTS.value, task)]
+  if not same:
+    raise errors.UsageError(f'no file of {_FOLDER.value} is of the task that was trained in {_COSTS.value}')
+  found = costs.of_training(_COSTS.value, tasks[same[0]])
+  for name in same:
+    entry = known[name]
+    if entry['defense'] in found:
+      priced = leaderboard.priced(entry, found[entry['defense']])
+      print(leaderboard.add(_FOLDER.value, priced, replace=True))
 
 
 def _read(path, otherwise):

@@ -39,34 +39,18 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   Raises:
     UsageError: if the folder holds no such training, it is not finished, or of another task.
   """
-  folder = errors.check_path('costs', workdir)
-  found: dict[str, _Ended] = {}
-  for path in sorted(folder.glob('*/config.json')):
-    try:
-      config = json.loads(path.read_text('utf-8'))
-      last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
-      wrong = path.parent / WRONG
-      ended = _Ended(config, last, json.loads(wrong.read_text('utf-8')) if wrong.exists() else None)
-      done, label = last['round'] == config['rounds'] or _spent(config, path.parent), config['defense']
-    except (OSError, ValueError, LookupError, TypeError) as error:
-      raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
-    if not done or last.get('accuracy') is None:
-      raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
-    found[label] = ended
-  if 'none' not in found:
-    raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
+  found = _trainings(workdir)
   bare = found['none']
   undefended, reached = bare.config, bare.last['accuracy']
-  for part in SAME:
-    if undefended.get(part) != task.get(part):
-      raise errors.UsageError(
-        f'the trainings in {folder} have {part} {undefended.get(part)}, the entries {task.get(part)}: costs are of one '
-        'task'
-      )
+  for part in _differing(undefended, task):
+    raise errors.UsageError(
+      f'the trainings in {workdir} have {part} {undefended.get(part)}, the entries {task.get(part)}: costs are of one '
+      'task'
+    )
   shared = _shared(undefended)
   for label, one in found.items():
     if _shared(one.config) != shared:
-      raise errors.UsageError(f'the training under {label} in {folder} has other settings than the one under none')
+      raise errors.UsageError(f'the training under {label} in {workdir} has other settings than the one under none')
 
   def cost(config: Mapping[str, Any], last: Mapping[str, Any], wrong: list | None) -> Cost:
     points = round(100 * (reached - last['accuracy']), 2)
@@ -84,6 +68,46 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
     return points, source + chance, (low, high)
 
   return {label: cost(*of) for label, of in found.items() if label != 'none'}
+
+
+def same_task(workdir: Any, task: Mapping[str, Any]) -> bool:
+  """Returns whether the trainings in a folder are of a task; arguments and errors are those of `of_training`."""
+  return not _differing(_trainings(workdir)['none'].config, task)
+
+
+def _trainings(workdir: Any) -> dict[str, _Ended]:
+  """Returns {defense: its training} of a folder, with 'none' among them; raises `UsageError` as `of_training` does."""
+  folder = errors.check_path('costs', workdir)
+  found: dict[str, _Ended] = {}
+  for path in sorted(folder.glob('*/config.json')):
+    try:
+      config = json.loads(path.read_text('utf-8'))
+      last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
+      ended = _Ended(config, last, _wrong(path.parent / WRONG))
+      done, label = last['round'] == config['rounds'] or _spent(config, path.parent), config['defense']
+    except (OSError, ValueError, LookupError, TypeError) as error:
+      raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
+    if not done or last.get('accuracy') is None:
+      raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
+    found[label] = ended
+  if 'none' not in found:
+    raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
+  return found
+
+
+def _wrong(path: pathlib.Path) -> list[int] | None:
+  """Returns the numbers in a file of `gradleak.frontier.WRONG`, None if there is none; raises what JSON raises."""
+  if not path.exists():
+    return None
+  numbers = json.loads(path.read_text('utf-8'))
+  if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+    raise ValueError(f'{path.name} holds no list of numbers')
+  return numbers
+
+
+def _differing(config: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
+  """Returns the parts in which a training is of another task."""
+  return [part for part in SAME if config.get(part) != task.get(part)]
 
 
 def _tested(last: Mapping[str, Any]) -> str:

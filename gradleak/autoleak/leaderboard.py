@@ -136,6 +136,12 @@ def _seen(found: AutoLeak, rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
   }
 
 
+def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
+  """Returns an entry with another cost; the arguments are those of `entries`, for its defense."""
+  given = checked(errors.check_json('entry', entry), 'the entry')
+  return checked({**given, 'cost': _cost(given['defense'], cost)}, f'the entry of {given["defense"]}')
+
+
 def _cost(label: str, given: Any) -> dict[str, Any]:
   if not isinstance(given, tuple | list) or len(given) not in (2, 3):
     raise errors.UsageError(

@@ -33,7 +33,7 @@ def test_every_flag_of_autoleak_is_repeated_or_of_the_machine():
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    ('', 'give one of --add=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'),
+    ('', 'give one of --add=WORKDIR, --costs=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'),
     ('--add={here} --page={here}/page.html', 'give one of'),
     ('--add={here}', '{here} holds no finished AutoLeak'),
     ('--add={here}/nowhere', 'holds no finished AutoLeak'),
@@ -74,6 +74,29 @@ def test_the_page(board, tmp_path):
   done = programs.start('leaderboard', f'--page={tmp_path}/page.html', f'--folder={board}')
   assert (done.status, done.err) == (0, '')
   assert (tmp_path / 'page.html').read_text('utf-8').count('<table') == 1
+
+
+def test_costs_of_a_training_are_written_into_the_files_of_its_task(board, tmp_path):
+  trained = tmp_path / 'trained'
+  task = next(iter(leaderboard.read(board).values()))['task']
+  for defense, accuracy in (('none', 0.9), ('prune(rate=0.9)', 0.85)):
+    folder = trained / defense
+    folder.mkdir(parents=True)
+    config = {'rounds': 2, 'per_round': 3, 'clients': 9, 'partition': 'iid', 'share': 'gradient', 'seed': 0}
+    config |= {'model': task['model'], 'dataset': task['dataset'], 'init': task['init'], 'defense': defense}
+    (folder / 'config.json').write_text(json.dumps(config))
+    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
+  before = leaderboard.read(board)
+  done = programs.start('leaderboard', f'--costs={trained}', f'--folder={board}')
+  after = leaderboard.read(board)
+  (name,) = (name for name in before if before[name] != after[name])
+  assert (done.status, done.out.strip()) == (0, str(board / f'{name}.json'))
+  assert after[name]['defense'] == 'prune(rate=0.9)' and after[name]['cost']['points'] == 5
+  assert {**after[name], 'cost': None} == {**before[name], 'cost': None}
+  config_of_none = trained / 'none' / 'config.json'
+  config_of_none.write_text(config_of_none.read_text().replace(task['model'], 'mlp'))
+  done = programs.start('leaderboard', f'--costs={trained}', f'--folder={board}')
+  assert done.status == 2 and 'is of the task that was trained in' in done.err
 
 
 @pytest.mark.slow
