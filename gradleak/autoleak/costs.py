@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gradleak import errors
-from gradleak.federated.training import gained
+from gradleak.federated.training import UNSETTLED, gained, unsettled
 from gradleak.frontier import WRONG
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
@@ -14,11 +14,12 @@ _OF_A_DEFENSE = ('defense', 'defense_text')
 
 
 class _Ended(NamedTuple):
-  """A finished training: its settings, its last row, and `gradleak.frontier.Trained.wrong`."""
+  """A finished training: its settings, its last row, `gradleak.frontier.Trained.wrong`, and `training.unsettled`."""
 
   config: dict
   last: dict
   wrong: list | None
+  unsettled: float
 
 
 Cost = tuple[float, str] | tuple[float, str, tuple[float, float]]
@@ -41,7 +42,7 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   """
   found = _trainings(workdir)
   bare = found['none']
-  undefended, reached = bare.config, bare.last['accuracy']
+  undefended = bare.config
   for part in _differing(undefended, task):
     raise errors.UsageError(
       f'the trainings in {workdir} have {part} {undefended.get(part)}, the entries {task.get(part)}: costs are of one '
@@ -52,22 +53,33 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
     if _shared(one.config) != shared:
       raise errors.UsageError(f'the training under {label} in {workdir} has other settings than the one under none')
 
-  def cost(config: Mapping[str, Any], last: Mapping[str, Any], wrong: list | None) -> Cost:
-    points = round(100 * (reached - last['accuracy']), 2)
-    lost = gained(bare.last, bare.wrong, last, wrong)
-    source = (
-      f'one training of {_described(undefended)}: {100 * last["accuracy"]:.1f} % of the '
-      f'{_tested(last)}test samples{_early(config, last)}, undefended {100 * reached:.1f} %'
-    )
-    if lost is None:
-      return points, source
-    low, high = (round(100 * bound, 2) for bound in lost[1:])
-    pairs = None not in (bare.wrong, wrong)
-    by = 'test samples that one of the two models alone classifies wrongly' if pairs else 'number of test samples'
-    chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
-    return points, source + chance, (low, high)
+  return {label: _cost(bare, one) for label, one in found.items() if label != 'none'}
 
-  return {label: cost(*of) for label, of in found.items() if label != 'none'}
+
+def _cost(bare: _Ended, one: _Ended) -> Cost:
+  """Returns what a defense costs beside the undefended training."""
+  reached, last = bare.last['accuracy'], one.last
+  points = round(100 * (reached - last['accuracy']), 2)
+  source = (
+    f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test samples'
+    f'{_early(one.config, last)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
+  )
+  lost = gained(bare.last, bare.wrong, last, one.wrong)
+  if lost is None:
+    return points, source
+  low, high = (round(100 * bound, 2) for bound in lost[1:])
+  pairs = None not in (bare.wrong, one.wrong)
+  by = 'test samples that one of the two models alone classifies wrongly' if pairs else 'number of test samples'
+  chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
+  return points, source + chance, (low, high)
+
+
+def _still(bare: _Ended, one: _Ended) -> str:
+  """Returns, where accuracy had not settled, by how much it still changed."""
+  most = max(bare.unsettled, one.unsettled)
+  if most < UNSETTLED:
+    return ''
+  return f', not settled: up to {most:.1f} points between two measurements in the last quarter of the training'
 
 
 def same_task(workdir: Any, task: Mapping[str, Any]) -> bool:
@@ -82,8 +94,9 @@ def _trainings(workdir: Any) -> dict[str, _Ended]:
   for path in sorted(folder.glob('*/config.json')):
     try:
       config = json.loads(path.read_text('utf-8'))
-      last = json.loads((path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()[-1])
-      ended = _Ended(config, last, _wrong(path.parent / WRONG))
+      rows = [json.loads(line) for line in (path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()]
+      last = rows[-1]
+      ended = _Ended(config, last, _wrong(path.parent / WRONG), unsettled(rows))
       done, label = last['round'] == config['rounds'] or _spent(config, path.parent), config['defense']
     except (OSError, ValueError, LookupError, TypeError) as error:
       raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error

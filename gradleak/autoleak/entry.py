@@ -45,6 +45,7 @@ _SIDE = {
   'n': int,
   'by': [str],
   'steps': [{'level': str, 'count': int, 'low': float, 'high': float}],
+  'noise': _Optional({'n': int, 'steps': [{'level': str, 'count': int}]}),  # false alarms: of control runs
 }
 # Field -> its form: a type, an object with exactly these fields, or a list of one form.
 FORM = {
@@ -163,8 +164,13 @@ def _miscounted(side: dict[str, Any], trials: int) -> str:
   """Returns what of the counts by one kind of server cannot be, in words; '' for nothing."""
   steps, n = side['steps'], side['n']
   counts = [step['count'] for step in steps]
-  if tuple(step['level'] for step in steps) != LEVELS:
-    return f'its steps are {errors.shown([step["level"] for step in steps])}, expected {", ".join(LEVELS)}'
+  noise = side.get('noise', {'n': n, 'steps': steps})
+  for given in (steps, noise['steps']):
+    if tuple(step['level'] for step in given) != LEVELS:
+      return f'its steps are {errors.shown([step["level"] for step in given])}, expected {", ".join(LEVELS)}'
+  alarms = [step['count'] for step in noise['steps']]
+  if alarms != sorted(alarms) or not 0 <= min(alarms) <= max(alarms) <= noise['n']:
+    return f'counts of {alarms} among {noise["n"]} runs on noise, expected counts that rise from step to step'
   if n != trials or n < 1 or counts != sorted(counts) or not 0 <= min(counts) <= max(counts) <= n:
     return f'counts of {counts} among {n} of {trials} trials, expected counts that rise from step to step'
   for step in steps:

@@ -69,7 +69,7 @@ def entries(
   labels, costs = found.config['defenses'], dict(costs or {})
   for label in costs:
     errors.check_choice('defense with a cost', label, labels)
-  honest, malicious = (_seen(found, [row for row in found.rows if row['honest'] == kind]) for kind in (True, False))
+  honest, malicious = (_seen(found, kind) for kind in (True, False))
   common = _common(found)
   made = []
   for label in labels:
@@ -108,13 +108,18 @@ def _common(found: AutoLeak) -> dict[str, Any]:
   }
 
 
-def _seen(found: AutoLeak, rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
-  """Returns {defense: its 'counts' and its 'example'} of the rows by one kind of server."""
+def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
+  """Returns {defense: its 'counts' and its 'example'} by one kind of server."""
   from gradleak.report import headline, tables  # they import this package
-  from gradleak.report.autoleak import levels
+  from gradleak.report.autoleak import alarms, levels
 
+  rows = [row for row in found.rows if row['honest'] == honest]
   if not rows:
     return {}
+  noise = [
+    {'n': line['n'], 'steps': [{part: step[part] for part in ('level', 'count')} for step in line['steps']]}
+    for line in alarms(found, honest)
+  ]
   lines = headline.lines(rows, tables.worst_case(rows), lambda row: headline.pair(found.audits[row['stage']], row))
   return {
     line['defense']: {
@@ -124,6 +129,7 @@ def _seen(found: AutoLeak, rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
           {'level': one['level'], 'count': one['count'], 'low': one['success_low'], 'high': one['success_high']}
           for one in level['steps']
         ],
+        **({'noise': noise[0]} if noise else {}),
       },
       'example': {
         'private': line['truth'],

@@ -1,6 +1,7 @@
 """A whole training: rounds, their cost, the accuracy of the model, and checkpoints to resume from."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,8 @@ from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
 from gradleak.metrics import statistics
 from gradleak.storage import Workdir, json_lines, naming, write_atomically
+
+UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 
 
 def train(
@@ -187,6 +190,13 @@ def gained(
     return statistics.paired_interval(len(there - here), len(here - there), last['tested'])
   counts = [count for row in (last, other) for count in (round(row['accuracy'] * row['tested']), row['tested'])]
   return statistics.difference_interval(*counts)
+
+
+def unsettled(rows: Sequence[Mapping]) -> float:
+  """Returns the largest change of accuracy between two measurements, in points, over the last quarter of them."""
+  values = [100 * row['accuracy'] for row in rows if row.get('accuracy') is not None]
+  late = values[-max(2, len(values) // 4) :]
+  return max((abs(b - a) for a, b in itertools.pairwise(late)), default=0.0)
 
 
 def _save(store: Workdir, rows: list[dict], state: State, seconds: float, due: bool) -> None:

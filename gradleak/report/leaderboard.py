@@ -72,6 +72,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     'malicious': any(entry['malicious'] for entry in entries),
     'gallery': headline.gallery([min(entries, key=lambda entry: entry['candidates'])]),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
+    'alarms': any('noise' in entry['honest'] for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),
   }
 
@@ -101,6 +102,8 @@ def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
   bound, malicious = entry['bound'], entry['malicious']
   return {
     'bound_said': None if bound is None else f'{upwards(100 * bound)} %',
+    'alarms': _alarms(entry['honest']),
+    'malicious_alarms': _alarms(entry['malicious']),
     'ranges': {side: _range(entry[side]) for side in ('honest', 'malicious')},
     'malicious_order': malicious and malicious['count'] / malicious['n'] / 2 - VERDICTS.index(malicious['verdict']),
     'settings_said': ' '.join(
@@ -113,6 +116,15 @@ def _range(found: Mapping[str, Any] | None) -> str:
   """Returns the interval of the count of the worst verdict; empty where that is no step."""
   steps = [step for step in found['steps'] if step['level'] == found['verdict']] if found else []
   return ''.join(percent_range({'success_low': step['low'], 'success_high': step['high']}) for step in steps)
+
+
+def _alarms(found: Mapping[str, Any] | None) -> str:
+  """Returns how often noise came to a step, in words; empty where the entry does not say."""
+  noise = (found or {}).get('noise')
+  if noise is None:
+    return ''
+  came = [f'{step["level"]} {step["count"]}' for step in noise['steps'] if step['count']]
+  return f'false alarms in {noise["n"]} runs on noise: {", ".join(came) or "none"}'
 
 
 def _plainly(value: Any) -> str:

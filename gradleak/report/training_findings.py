@@ -1,17 +1,16 @@
 """What a federated training under each defense shows, in sentences that claim no more; names stand in backticks."""
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.frontier import Trained
 from gradleak.metrics.statistics import proportion_interval
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import Entry, between, epsilon, percent, points, undefended
 from gradleak.report.privacy import NO_PROTECTION
 
-_UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 _ENOUGH = 30  # trials: with fewer, intervals are wide
 
 Worst = Mapping[str, Mapping[str, Any]]  # defense -> its entry of `tables.worst_case`
@@ -132,9 +131,9 @@ def _of_training(found: Sequence[Entry], config: Config, trained: Mapping[str, T
       f'Without a defense the model is hardly better than guessing among {classes} classes: this does not show what '
       'the defenses cost in accuracy.'
     )
-  swings = {defense: _swing(one) for defense, one in trained.items()}
+  swings = {defense: unsettled(one.rows) for defense, one in trained.items()}
   most = max(swings, key=lambda defense: swings[defense])
-  if swings[most] >= _UNSETTLED:
+  if swings[most] >= UNSETTLED:
     notes.append(
       f'Accuracy had not settled: in the last quarter of the training it still changed by up to {swings[most]:.1f} '
       f'points between two measurements (under `{most}`).'
@@ -300,13 +299,6 @@ def _bytes(one: Entry, base: Entry | None) -> str | None:
 def _trains(one: Entry) -> tuple[float, float]:
   """Returns what trainings are ordered by: accuracy, then few bytes."""
   return (-1 if one['accuracy'] is None else one['accuracy'], -(one['bytes_up'] or 0))
-
-
-def _swing(one: Trained) -> float:
-  """Returns the largest change of accuracy between two measurements, in points, over the last quarter of them."""
-  values = [accuracy for _, accuracy in measured(one)]
-  late = values[-max(2, len(values) // 4) :]
-  return max((abs(b - a) for a, b in itertools.pairwise(late)), default=0.0)
 
 
 def _names(entries: Iterable[Mapping[str, Any]]) -> str:

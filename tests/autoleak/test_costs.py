@@ -68,6 +68,17 @@ def test_models_are_compared_sample_by_sample(tmp_path):
     costs.of_training(tmp_path, TASK)
 
 
+def test_a_training_that_had_not_settled_says_so(trained):
+  trained('none', 0.9)
+  folder = trained('outpost', 0.8)
+  rows = [{'round': 1, 'accuracy': 0.5}, {'round': 2, 'accuracy': 0.8}]
+  (folder / '01' / 'rounds.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  ((_, source),) = costs.of_training(folder, TASK).values()
+  assert source.endswith(
+    'undefended 90.0 %, not settled: up to 30.0 points between two measurements in the last quarter of the training'
+  )
+
+
 def test_an_epsilon_budget_may_end_a_training(trained):
   trained('none', 0.9, 2, budget=8)
   folder = trained('client_dp', 0.8, 1, budget=8)

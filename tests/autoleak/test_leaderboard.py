@@ -1,5 +1,6 @@
 """Entries of a leaderboard follow from the rows, survive the disk, and are refused where they cannot be true."""
 
+import dataclasses
 import json
 
 import pytest
@@ -38,6 +39,17 @@ def test_counts_and_intervals_follow_from_the_rows(made):
 def test_malicious_servers_are_apart(made):
   assert made['none']['malicious']['verdict'] == 'traces' and made['none']['honest']['verdict'] == 'exact'
   assert all(entry['malicious'] is None for entry in leaderboard.entries(found(malicious=False)))
+
+
+def test_false_alarms_are_counted_where_there_were_control_runs(made, run, tmp_path):
+  assert 'noise' not in made['none']['honest']
+  controls = [{**row, 'honest': True} for row in run.audits['matching'].controls]
+  entry = leaderboard.entries(dataclasses.replace(run, controls=controls))[0]
+  assert entry['honest']['noise'] == {'n': 2, 'steps': [{'level': level, 'count': 0} for level in LEVELS]}
+  assert 'noise' not in entry['malicious'] and leaderboard.name(entry) == leaderboard.name(made['none'])
+  entry['honest']['noise']['steps'][-1]['count'] = 3
+  with pytest.raises(UsageError, match='runs on noise, expected counts that rise'):
+    leaderboard.add(tmp_path, entry)
 
 
 def test_what_nobody_gave_is_null(made, run):

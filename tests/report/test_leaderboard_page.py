@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from gradleak import UsageError, report
+from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import leaderboard
 from gradleak.report.leaderboard import render_leaderboard
 from tests.leaderboards import COMMAND, found
@@ -52,6 +53,15 @@ def test_figures_follow_from_the_entries(page):
     '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4 (39–100 %)', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
+
+
+def test_false_alarms_stand_where_they_are_known(source, entries):
+  assert 'alarms' not in source
+  steps = [{'level': level, 'count': count} for level, count in zip(LEVELS, (0, 0, 1, 2), strict=True)]
+  noise = {'noise': {'n': 16, 'steps': steps}}
+  known = {name: {**entry, 'honest': {**entry['honest'], **noise}} for name, entry in entries.items()}
+  text = render_leaderboard(known)
+  assert text.count('false alarms in 16 runs on noise: identifying 1, traces 2') == 3 and '“False alarms”' in text
 
 
 def test_each_task_begins_with_what_was_found(page):
