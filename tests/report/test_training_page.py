@@ -198,6 +198,8 @@ def test_cautions():
   assert 'No upload was attacked under `topk`.' in notes
   _, notes = said({'none': trained(0.19)}, attacked('none', *(True,) * 30))
   assert 'hardly better than guessing among 10 classes' in notes and 'Only' not in notes and 'trained once' not in notes
+  for accuracy, better in ((0.59, False), (0.95, True)):  # of two classes
+    assert ('hardly better' in said({'none': trained(accuracy)}, (), num_classes=2)[1]) != better
 
 
 def test_a_trial_counts_that_any_attacker_recovers():
