@@ -50,7 +50,7 @@ def learning(progress: Callable | None, name: str) -> Callable[[int, int, str], 
   def on_steps(done: int, steps: int, unit: str) -> None:
     now = time.monotonic()
     began, first, said = since.setdefault(unit, [now, done, now])  # the first part includes compilation
-    if done == steps or now - said < LEARNING:
+    if done in (first, steps) or now - said < LEARNING:
       return
     since[unit][-1] = now
     left = (now - began) / (done - first) * (steps - done)

@@ -24,7 +24,6 @@ from gradleak.trees import Tree
 
 _MEASURED = 256  # uploads from which the scales are taken
 _TOGETHER = 32  # uploads that are computed in one pass
-_COSTLY = 10  # gradients per upload, on average, that simulating a client may take before its uploads are used again
 
 
 class Inverse(NamedTuple):
@@ -109,7 +108,7 @@ class Training:
   @property
   def once(self) -> bool:
     """Whether all uploads are drawn before the first step: those of a client whose defenses compute many gradients."""
-    return self.reuse is None and self.extra_gradients >= _COSTLY
+    return self.reuse is None and self.extra_gradients >= learning.COSTLY
 
   @property
   def fresh(self) -> int:
@@ -120,7 +119,7 @@ class Training:
   def pool(self) -> int:
     """How many uploads each step chooses from: as many as are drawn in `reuse` squared steps."""
     if self.once:
-      return max(self.batch_size, _COSTLY * self.steps * self.batch_size // (1 + self.extra_gradients))
+      return max(self.batch_size, learning.COSTLY * self.steps * self.batch_size // (1 + self.extra_gradients))
     return self.fresh * (self.reuse or 1) ** 2
 
   @property

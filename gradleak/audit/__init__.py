@@ -227,7 +227,8 @@ class _Worker:
     trials, controls = _share(group, index, count)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
     self._note('compiling and computing the uploads …')
-    sent = uploads(group, trials, controls, self.size)
+    with told(learning(self.progress, 'computing the uploads')):
+      sent = uploads(group, trials, controls, self.size)
     return group, sent, views(group, sent)
 
   def _compiling(self, work: '_Work', group: Group, seen: Views) -> Table:

@@ -1,6 +1,7 @@
 """What each client sends: the uploads of a group's trials under each defense, and of its control runs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
+from gradleak.attacks.learning import COSTLY, tell
 from gradleak.audit.settings import Group, folded
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Placed, place
@@ -149,7 +151,7 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
     calls.append((chosen, Send.of(requests[chosen[0]].placed, group.client), lanes))
   ahead.together(lambda: (driver.lowered_evaluation(send, shared, lanes, group_size) for _, send, lanes in calls))
   for chosen, send, lanes in calls:
-    made = driver.evaluate(send, shared, lanes, group_size=group_size)
+    made = driver.evaluate(send, shared, lanes, group_size=group_size, on_part=_teller(send.placed))
     start = 0
     for i in chosen:
       shape = requests[i].rounds, len(requests[i].addresses)
@@ -157,6 +159,13 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
       found[i] = jax.tree.map(_reshaped(part, shape), made)
       start = part.stop
   return found
+
+
+def _teller(placed: Placed) -> Callable[[int, int], None] | None:
+  """Returns what says how far the uploads of a costly client are, to whoever is `told`; None for other clients."""
+  if placed.gradients < COSTLY:
+    return None
+  return functools.partial(tell, unit=f'uploads under {placed.defense}')
 
 
 def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:

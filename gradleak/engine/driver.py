@@ -19,6 +19,8 @@ from gradleak.engine import groups, memory
 from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
+_PARTS = 20  # of an evaluation that takes long
+
 
 class Progress(NamedTuple):
   """The state of a run after each chunk.
@@ -243,22 +245,42 @@ def _stacked(earlier: Sequence[Any], found: list[Tree]) -> Tree:
 
 
 def evaluate(
-  function: Callable, shared: Tree, lanes: Tree, *, group_size: int, devices: Sequence[Any] | None = None
+  function: Callable,
+  shared: Tree,
+  lanes: Tree,
+  *,
+  group_size: int,
+  devices: Sequence[Any] | None = None,
+  on_part: Callable[[int, int], None] | None = None,
 ) -> Any:
   """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in groups as in `run`.
 
   Equal functions compile once. If memory runs out, the group size is halved.
 
+  Args:
+    function, shared, lanes, group_size, devices: as in `run`, with a function in place of an attack.
+    on_part: called with (lanes done, lanes in all) after each of some twenty parts, for what takes long; None computes
+      all at once. The bits are the same.
+
   Raises:
     DeviceError: as in `run`.
   """
-  placement = groups.place(np.arange(_count(lanes)), group_size, devices or jax.local_devices())
+  count = _count(lanes)
+  placement = groups.place(np.arange(count), group_size, devices or jax.local_devices())
+  at_once = group_size * len(placement.devices)  # of all devices
+  size = count if on_part is None else -(-count // (_PARTS * at_once)) * at_once
   try:
-    return placement.unpad(placement.call(function, placement.replicate(shared), placement.pad(lanes)))
+    placed, found = placement.replicate(shared), []
+    for first in range(0, count, size):
+      part = placement if size >= count else placement.with_lanes(np.arange(first, min(first + size, count)))
+      found.append(part.unpad(part.call(function, placed, part.pad(lanes))))
+      if on_part is not None:
+        on_part(min(first + size, count), count)
+    return found[0] if len(found) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *found)
   except jax.errors.JaxRuntimeError as error:
     if group_size == 1 or not memory.ran_out(error):
       raise _failure(error) from error
-  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices)
+  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, on_part=on_part)
 
 
 def _count(lanes: Tree) -> int:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import UsageError
+from gradleak import UsageError, progress
 from gradleak.attacks import learned, learning
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -59,14 +59,14 @@ def run(honest, tmp_path_factory):
   """Returns a function: defenses -> (result, under which defenses the attack learned)."""
   folder, lines = tmp_path_factory.mktemp('lti') / 'run', []
 
-  def progress(*_):
+  def listen(*_):
     pass
 
-  progress.note = lines.append
+  listen.note = lines.append
 
   def audit(defenses):
     lines.clear()
-    settings = {'controls': 8, 'workdir': folder, 'progress': progress}
+    settings = {'controls': 8, 'workdir': folder, 'progress': listen}
     found = gl.audit(jax.random.key(1), honest, defenses, [SMALL], 8, **settings)
     return found, [line.partition('data')[2].strip(' …') for line in lines if 'learns from' in line]
 
@@ -119,6 +119,23 @@ def test_learning_tells_how_far_it_is_and_does_not_depend_on_its_parts(honest, m
   again = attack.prepare(key, honest, attack.settings, 1)
   assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(again)))
   assert len(heard) == 7 + 16  # nobody is told any more
+
+
+def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypatch):
+  lines = []
+
+  def listen(*_):
+    pass
+
+  listen.note = lines.append
+  monkeypatch.setattr(progress, 'LEARNING', 0.0)
+  defenses = [None, gl.defenses.concealment(steps=learning.COSTLY)]
+  settings = {'controls': 8, 'group_size': 1, 'workdir': tmp_path / 'run', 'knowledge': 'unaware', 'progress': listen}
+  gl.audit(jax.random.key(1), honest, defenses, [gl.attacks.fidel()], 8, **settings)
+  told = [line for line in lines if line.startswith('computing the uploads')]
+  assert told and {line.partition(' of ')[2].split(', ')[0] for line in told} == {
+    '8 uploads under concealment(steps=10)'
+  }
 
 
 def test_what_is_done_is_not_learned_again(run, found):

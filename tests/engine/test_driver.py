@@ -147,6 +147,22 @@ def test_equal_builds_compile_once(table):
   same(found, run((other, halved, lanes)))
 
 
+def test_an_evaluation_in_parts_is_the_same_bits_of_one_program():
+  traced, heard = [], []
+
+  def function(shared, lane):
+    traced.append(1)
+    return jnp.sin(shared * lane['x'])
+
+  lanes = {'x': jnp.arange(51.0)}
+  whole = driver.evaluate(function, jnp.float32(3), lanes, group_size=2)
+  compiled = len(traced)
+  found = driver.evaluate(function, jnp.float32(3), lanes, group_size=2, on_part=lambda *how: heard.append(how))
+  np.testing.assert_array_equal(found, whole)
+  assert len(traced) == compiled and heard[-1] == (51, 51) and 2 < len(heard) <= 20
+  assert heard == sorted(heard)
+
+
 def test_unhashable_functions_are_compiled_again(table):
   _, shared, lanes = table
 
