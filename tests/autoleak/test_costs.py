@@ -34,8 +34,8 @@ def test_points_below_the_undefended_accuracy(trained):
   found = costs.of_training(trained('outpost', 0.92), TASK)
   assert {label: points for label, (points, _) in found.items()} == {'prune(rate=0.9)': 2.5, 'outpost': -0.7}
   assert found['prune(rate=0.9)'][1] == (
-    'one training of 2 rounds, 3 of 9 clients each (iid), which share the delta after 4 local epochs, seed 0: 88.8 % '
-    'of the test samples, undefended 91.3 %'
+    'one training of 2 rounds, 3 of 9 clients each (iid), which share the delta after 4 local epochs, all under '
+    'the defense, seed 0: 88.8 % of the test samples, undefended 91.3 %'
   )
 
 
