@@ -124,7 +124,7 @@ def _alarms(found: Mapping[str, Any] | None) -> str:
   if noise is None:
     return ''
   came = [f'{step["level"]} {step["count"]}' for step in noise['steps'] if step['count']]
-  return f'false alarms in {noise["n"]} runs on noise: {", ".join(came) or "none"}'
+  return f'false alarms, of {noise["n"]}: {", ".join(came) or "none"}'
 
 
 def _plainly(value: Any) -> str:

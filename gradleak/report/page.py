@@ -277,4 +277,4 @@ def _breakable(text: str) -> Any:
 
 
 def _break(escaped: str) -> str:
-  return re.sub(r'([+,|/]|\w{15,}\()(?=\S)', r'\1<wbr>', escaped)
+  return re.sub(r'([+,|/]|\w{8,}\()(?=\S)', r'\1<wbr>', escaped)

@@ -61,7 +61,7 @@ def test_false_alarms_stand_where_they_are_known(source, entries):
   noise = {'noise': {'n': 16, 'steps': steps}}
   known = {name: {**entry, 'honest': {**entry['honest'], **noise}} for name, entry in entries.items()}
   text = render_leaderboard(known)
-  assert text.count('false alarms in 16 runs on noise: identifying 1, traces 2') == 3 and '“False alarms”' in text
+  assert text.count('false alarms, of 16: identifying 1, traces 2') == 3 and '“False alarms”' in text
 
 
 def test_each_task_begins_with_what_was_found(page):
