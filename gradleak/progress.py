@@ -43,7 +43,7 @@ def learning(progress: Callable | None, name: str) -> Callable[[int, int, str], 
 
   Args:
     progress: the callback of `reporter`, or None.
-    name: what learns.
+    name: what learns, or what is computed in parts.
   """
   since: dict[str, list] = {}  # unit -> [seconds and number at the first call, seconds at the last line]
 

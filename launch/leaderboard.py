@@ -86,14 +86,17 @@ def _price():
   from gradleak import errors
   from gradleak.autoleak import costs, leaderboard
 
-  known = leaderboard.read(_FOLDER.value)
-  tasks = {name: {**entry['task'], **entry['task']['more']} for name, entry in known.items()}
-  same = [name for name, task in tasks.items() if costs.same_task(_COSTS.value, task)]
+  task = costs.task_of(_COSTS.value)
+
+  def trained(entry):
+    given = {**entry['task'], **entry['task']['more']}
+    return all(given.get(part) == value for part, value in task.items())
+
+  same = list(filter(trained, leaderboard.read(_FOLDER.value).values()))
   if not same:
     raise errors.UsageError(f'no file of {_FOLDER.value} is of the task that was trained in {_COSTS.value}')
-  found = costs.of_training(_COSTS.value, tasks[same[0]])
-  for name in same:
-    entry = known[name]
+  found = costs.of_training(_COSTS.value, task)
+  for entry in same:
     if entry['defense'] in found:
       priced = leaderboard.priced(entry, found[entry['defense']])
       print(leaderboard.add(_FOLDER.value, priced, replace=True))

@@ -19,6 +19,7 @@ import optax
 from gradleak import errors, trees
 from gradleak.attacks import base, learning
 from gradleak.federated import Client, Observation
+from gradleak.federated.client import COSTLY
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -108,7 +109,7 @@ class Training:
   @property
   def once(self) -> bool:
     """Whether all uploads are drawn before the first step: those of a client whose defenses compute many gradients."""
-    return self.reuse is None and self.extra_gradients >= learning.COSTLY
+    return self.reuse is None and self.extra_gradients >= COSTLY
 
   @property
   def fresh(self) -> int:
@@ -119,7 +120,7 @@ class Training:
   def pool(self) -> int:
     """How many uploads each step chooses from: as many as are drawn in `reuse` squared steps."""
     if self.once:
-      return max(self.batch_size, learning.COSTLY * self.steps * self.batch_size // (1 + self.extra_gradients))
+      return max(self.batch_size, COSTLY * self.steps * self.batch_size // (1 + self.extra_gradients))
     return self.fresh * (self.reuse or 1) ** 2
 
   @property

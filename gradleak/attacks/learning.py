@@ -8,7 +8,6 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-COSTLY = 10  # gradients of each sample, beside its own, from which on a client takes long
 _PARTS = 20  # of one learning
 _TOLD: contextvars.ContextVar[Callable[[int, int, str], None] | None] = contextvars.ContextVar('told', default=None)
 

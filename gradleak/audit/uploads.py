@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
-from gradleak.attacks.learning import COSTLY, tell
+from gradleak.attacks.learning import tell
 from gradleak.audit.settings import Group, folded
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Placed, place
 from gradleak.engine import ahead, driver
 from gradleak.federated import Client, Upload
+from gradleak.federated.client import COSTLY
 from gradleak.methods import identity
 from gradleak.trees import Tree
 

@@ -42,17 +42,16 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   """
   found = _trainings(workdir)
   bare = found['none']
-  undefended = bare.config
-  for part in _differing(undefended, task):
-    raise errors.UsageError(
-      f'the trainings in {workdir} have {part} {undefended.get(part)}, the entries {task.get(part)}: costs are of one '
-      'task'
-    )
-  shared = _shared(undefended)
+  for part in SAME:
+    if bare.config.get(part) != task.get(part):
+      raise errors.UsageError(
+        f'the trainings in {workdir} have {part} {bare.config.get(part)}, the entries {task.get(part)}: costs are of '
+        'one task'
+      )
+  shared = _shared(bare.config)
   for label, one in found.items():
     if _shared(one.config) != shared:
       raise errors.UsageError(f'the training under {label} in {workdir} has other settings than the one under none')
-
   return {label: _cost(bare, one) for label, one in found.items() if label != 'none'}
 
 
@@ -67,9 +66,8 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
   lost = gained(bare.last, bare.wrong, last, one.wrong)
   if lost is None:
     return points, source
-  low, high = (round(100 * bound, 2) for bound in lost[1:])
-  pairs = None not in (bare.wrong, one.wrong)
-  by = 'test samples that one of the two models alone classifies wrongly' if pairs else 'number of test samples'
+  low, high = (round(100 * bound, 2) for bound in (lost.low, lost.high))
+  by = 'test samples that one of the two models alone classifies wrongly' if lost.pairs else 'number of test samples'
   chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
   return points, source + chance, (low, high)
 
@@ -82,9 +80,10 @@ def _still(bare: _Ended, one: _Ended) -> str:
   return f', not settled: up to {most:.1f} points between two measurements in the last quarter of the training'
 
 
-def same_task(workdir: Any, task: Mapping[str, Any]) -> bool:
-  """Returns whether the trainings in a folder are of a task; arguments and errors are those of `of_training`."""
-  return not _differing(_trainings(workdir)['none'].config, task)
+def task_of(workdir: Any) -> dict[str, Any]:
+  """Returns the task of the trainings in a folder, with `SAME` as keys; raises `UsageError` as `of_training` does."""
+  config = _trainings(workdir)['none'].config
+  return {part: config.get(part) for part in SAME}
 
 
 def _trainings(workdir: Any) -> dict[str, _Ended]:
@@ -116,11 +115,6 @@ def _wrong(path: pathlib.Path) -> list[int] | None:
   if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
     raise ValueError(f'{path.name} holds no list of numbers')
   return numbers
-
-
-def _differing(config: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
-  """Returns the parts in which a training is of another task."""
-  return [part for part in SAME if config.get(part) != task.get(part)]
 
 
 def _tested(last: Mapping[str, Any]) -> str:

@@ -160,19 +160,26 @@ def _around(interval: list[float], points: float) -> bool:
   return len(interval) == 2 and interval[0] - _CLOSE <= points <= interval[1] + _CLOSE
 
 
+def _unordered(steps: list[dict[str, Any]], n: int, among: str) -> str:
+  """Returns what of the counts of steps among `n` cannot be, in words; '' for nothing."""
+  levels, counts = [step['level'] for step in steps], [step['count'] for step in steps]
+  if tuple(levels) != LEVELS:
+    return f'its steps are {errors.shown(levels)}, expected {", ".join(LEVELS)}'
+  if counts != sorted(counts) or not 0 <= counts[0] <= counts[-1] <= n:
+    return f'counts of {counts} among {among}, expected counts that rise from step to step'
+  return ''
+
+
 def _miscounted(side: dict[str, Any], trials: int) -> str:
   """Returns what of the counts by one kind of server cannot be, in words; '' for nothing."""
   steps, n = side['steps'], side['n']
   counts = [step['count'] for step in steps]
-  noise = side.get('noise', {'n': n, 'steps': steps})
-  for given in (steps, noise['steps']):
-    if tuple(step['level'] for step in given) != LEVELS:
-      return f'its steps are {errors.shown([step["level"] for step in given])}, expected {", ".join(LEVELS)}'
-  alarms = [step['count'] for step in noise['steps']]
-  if alarms != sorted(alarms) or not 0 <= min(alarms) <= max(alarms) <= noise['n']:
-    return f'counts of {alarms} among {noise["n"]} runs on noise, expected counts that rise from step to step'
-  if n != trials or n < 1 or counts != sorted(counts) or not 0 <= min(counts) <= max(counts) <= n:
-    return f'counts of {counts} among {n} of {trials} trials, expected counts that rise from step to step'
+  if wrong := _unordered(steps, n, f'{n} of {trials} trials'):
+    return wrong
+  if n != trials or n < 1:
+    return f'counts of {counts} among {n} of {trials} trials'
+  if 'noise' in side and (wrong := _unordered(side['noise']['steps'], side['noise']['n'], 'the runs on noise')):
+    return wrong
   for step in steps:
     _, low, high = statistics.proportion_interval(step['count'], n)
     if not math.isclose(low, step['low'], abs_tol=_CLOSE) or not math.isclose(high, step['high'], abs_tol=_CLOSE):

@@ -23,6 +23,7 @@ from gradleak.trees import Tree
 
 PRECISIONS = ('float32', 'bfloat16')
 _MANY_STEPS = 16  # of local training, beyond which the attacker recomputes them
+COSTLY = 10  # `extra_gradients` from which on its uploads take long
 
 NO_DEFENSE = optax.identity()  # one object, so that clients without a defense are equal
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -171,12 +171,27 @@ def seconds_split(
   return float(np.median(without)), float(np.median(defended - without))
 
 
+class Gained(NamedTuple):
+  """What the accuracy of one training is above that of another, with its 95 % interval by their test samples.
+
+  Attributes:
+    share: the difference, in [-1, 1].
+    low, high: its interval.
+    pairs: whether the two are compared sample by sample.
+  """
+
+  share: float
+  low: float
+  high: float
+  pairs: bool
+
+
 def gained(
   last: Mapping, wrong: Sequence[int] | None, other: Mapping, other_wrong: Sequence[int] | None
-) -> tuple[float, float, float] | None:
-  """Returns (accuracy of a training less that of another, low, high), by their test samples; None if not counted.
+) -> Gained | None:
+  """Returns what the accuracy of a training is above that of another; None where test samples are not counted.
 
-  The 95 % interval is that of pairs where both trainings say which of the same samples they classify wrongly
+  The interval is that of pairs where both trainings say which of the same samples they classify wrongly
   (`statistics.paired_interval`), and otherwise that of independent samples (`statistics.difference_interval`).
 
   Args:
@@ -187,9 +202,9 @@ def gained(
     return None
   if wrong is not None and other_wrong is not None and last['tested'] == other['tested']:
     here, there = set(wrong), set(other_wrong)
-    return statistics.paired_interval(len(there - here), len(here - there), last['tested'])
+    return Gained(*statistics.paired_interval(len(there - here), len(here - there), last['tested']), pairs=True)
   counts = [count for row in (last, other) for count in (round(row['accuracy'] * row['tested']), row['tested'])]
-  return statistics.difference_interval(*counts)
+  return Gained(*statistics.difference_interval(*counts), pairs=False)
 
 
 def unsettled(rows: Sequence[Mapping]) -> float:

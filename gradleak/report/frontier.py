@@ -86,7 +86,7 @@ def last_measured(trained: Trained) -> Mapping[str, Any]:
 def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None) -> Entry:
   rounds, measured = trained.rows, last_measured(trained)
   gained = None if base is None else training.gained(measured, trained.wrong, last_measured(base), base.wrong)
-  points, low, high = (None, None, None) if gained is None else (100 * x for x in gained)
+  points, low, high = (None,) * 3 if gained is None else (100 * x for x in (gained.share, gained.low, gained.high))
   answered = sum(row['clients'] for row in rounds)
   last = rounds[-1] if rounds else {}
   spent = last.get('epsilon')
@@ -130,7 +130,7 @@ def frontier_table(found: Iterable[Entry]) -> str:
     (
       one['defense'],
       percent(one['accuracy']),
-      ' '.join(filter(None, [signed(points(one, base)), between(one) and f'({between(one)})'])) or '–',
+      beside(one, base) or '–',
       kib(one['bytes_up']),
       number(one['seconds'], 2),
       milliseconds(one['seconds_defense'], ' ms'),
@@ -162,9 +162,13 @@ def points(one: Entry, base: Entry | None) -> float | None:
   return round(round(100 * one['accuracy'], 1) - round(100 * base['accuracy'], 1), 1)
 
 
-def signed(added: float | None) -> str:
-  """Returns points with their sign, '' for None."""
-  return '' if added is None else f'{added:+.1f}'.replace('-', '−')
+def beside(one: Entry, base: Entry | None) -> str:
+  """Returns the points of accuracy that a defense adds, with their interval where it is known; '' for none."""
+  added = points(one, base)
+  if added is None:
+    return ''
+  interval = f' ({between(one)})' if between(one) else ''
+  return f'{added:+.1f}'.replace('-', '−') + interval
 
 
 def between(one: Entry) -> str:

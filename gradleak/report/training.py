@@ -11,7 +11,7 @@ from gradleak.report.formatting import listed
 from gradleak.report.frontier import (
   PERFECT,
   Entry,
-  between,
+  beside,
   entries,
   epsilon,
   frontier,
@@ -19,8 +19,6 @@ from gradleak.report.frontier import (
   kib,
   milliseconds,
   percent,
-  points,
-  signed,
   undefended,
   worst_case_of,
 )
@@ -147,8 +145,7 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
     return {
       **one,
       'accuracy': percent(one['accuracy']),
-      'points': signed(points(one, base)),
-      'between': between(one),
+      'beside': beside(one, base),
       'up': kib(sent),
       'fraction_up': per_cent(sent / before) if before and sent is not None else '',
       'down': kib(one['bytes_down']),

@@ -11,6 +11,7 @@ import pytest
 import gradleak as gl
 from gradleak import UsageError, progress
 from gradleak.attacks import learned, learning
+from gradleak.federated.client import COSTLY
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -129,7 +130,7 @@ def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypa
 
   listen.note = lines.append
   monkeypatch.setattr(progress, 'LEARNING', 0.0)
-  defenses = [None, gl.defenses.concealment(steps=learning.COSTLY)]
+  defenses = [None, gl.defenses.concealment(steps=COSTLY)]
   settings = {'controls': 8, 'group_size': 1, 'workdir': tmp_path / 'run', 'knowledge': 'unaware', 'progress': listen}
   gl.audit(jax.random.key(1), honest, defenses, [gl.attacks.fidel()], 8, **settings)
   told = [line for line in lines if line.startswith('computing the uploads')]

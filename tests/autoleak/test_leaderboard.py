@@ -125,6 +125,7 @@ def counts(entry, *values):
     (lambda e: e['versions'].update(autoleak='AutoLeak'), "version is 'AutoLeak'"),
     (lambda e: counts(e, 1, 2, 2, 5), 'counts of'),
     (lambda e: counts(e, 2, 1, 2, 3), 'counts of'),
+    (lambda e: counts(e, 2, 1, 2, 3), '4 of 4 trials'),
     (lambda e: counts(e, 0, 2, 2, 3), 'the interval of exact'),
     (lambda e: e['honest'].update(verdict='traces'), "worst verdict is 'traces'"),
     (lambda e: e['honest']['steps'][0].update(high=0.1), 'the interval of exact'),
