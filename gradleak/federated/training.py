@@ -191,7 +191,7 @@ def gained(
 ) -> Gained | None:
   """Returns what the accuracy of a training is above that of another; None where test samples are not counted.
 
-  The interval is that of pairs where both trainings say which of the same samples they classify wrongly
+  The interval is that of pairs where both trainings say, in accord with their accuracy, which samples are wrong
   (`statistics.paired_interval`), and otherwise that of independent samples (`statistics.difference_interval`).
 
   Args:
@@ -200,11 +200,16 @@ def gained(
   """
   if not last.get('tested') or not other.get('tested'):
     return None
-  if wrong is not None and other_wrong is not None and last['tested'] == other['tested']:
-    here, there = set(wrong), set(other_wrong)
+  if _explains(wrong, last) and _explains(other_wrong, other) and last['tested'] == other['tested']:
+    here, there = set(wrong or ()), set(other_wrong or ())
     return Gained(*statistics.paired_interval(len(there - here), len(here - there), last['tested']), pairs=True)
   counts = [count for row in (last, other) for count in (round(row['accuracy'] * row['tested']), row['tested'])]
   return Gained(*statistics.difference_interval(*counts), pairs=False)
+
+
+def _explains(wrong: Sequence[int] | None, last: Mapping) -> bool:
+  """Returns whether numbers of wrongly classified test samples are known, and as many as the accuracy says."""
+  return wrong is not None and len(set(wrong)) == last['tested'] - round(last['accuracy'] * last['tested'])
 
 
 def unsettled(rows: Sequence[Mapping]) -> float:

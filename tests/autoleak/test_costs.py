@@ -63,6 +63,8 @@ def test_models_are_compared_sample_by_sample(tmp_path):
   assert source.endswith(
     '(difference +0.1 to +1.9 points, by the test samples that one of the two models alone classifies wrongly)'
   )
+  (folder / 'wrong.json').write_text(json.dumps([*range(5)]))  # of another model: the accuracy says 210
+  assert costs.of_training(tmp_path, TASK)['outpost'][1].endswith('by the number of test samples)')
   (folder / 'wrong.json').write_text('[')
   with pytest.raises(UsageError, match=r'outpost is not of launch/train\.py, or damaged'):
     costs.of_training(tmp_path, TASK)
