@@ -38,25 +38,33 @@ def end(progress: Callable | None) -> None:
   getattr(progress, 'end', lambda: None)()
 
 
-def learning(progress: Callable | None, name: str) -> Callable[[int, int, str], None]:
-  """Returns a callback for `attacks.learning.told` that hands lines to a callback of `reporter`, if it takes long.
+def computing(progress: Callable | None, name: str) -> Callable[[int, int, str], None]:
+  """Returns a callback for `engine.parts.told` that hands lines to a callback of `reporter`, if it takes long.
 
   Args:
     progress: the callback of `reporter`, or None.
-    name: what learns, or what is computed in parts.
+    name: what learns, or is computed.
   """
   since: dict[str, list] = {}  # unit -> [seconds and number at the first call, seconds at the last line]
+  heard = time.monotonic()
 
-  def on_steps(done: int, steps: int, unit: str) -> None:
-    now = time.monotonic()
-    began, first, said = since.setdefault(unit, [now, done, now])  # the first part includes compilation
-    if done in (first, steps) or now - said < LEARNING:
+  def on_part(done: int, total: int, unit: str) -> None:
+    nonlocal heard
+    now, before = time.monotonic(), heard
+    heard = now
+    if unit not in since:  # the first part includes compilation
+      since[unit] = [now, done, now]
+      if now - before >= WAIT:
+        note(progress, f'{name}: {done} of {total} {unit}')
+      return
+    began, first, said = since[unit]
+    if done == total or now - said < WAIT:
       return
     since[unit][-1] = now
-    left = (now - began) / (done - first) * (steps - done)
-    note(progress, f'{name}: {done} of {steps} {unit}, {left:.0f} s left')
+    left = (now - began) / (done - first) * (total - done)
+    note(progress, f'{name}: {done} of {total} {unit}, {left:.0f} s left')
 
-  return on_steps
+  return on_part
 
 
 def rounds(
@@ -134,8 +142,8 @@ def _summary(progress: Progress, objective: np.ndarray) -> str:
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
 
 
-# A line says how far a learning is after so many seconds without one.
-LEARNING = 10.0
+# A line says how far what is computed in parts is, after so many seconds without one.
+WAIT = 10.0
 
 # After so many minutes without progress, and again after as many, a line says where a run stands.
 SILENT = 3.0

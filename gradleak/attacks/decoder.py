@@ -17,8 +17,8 @@ import optax
 from flax import linen as nn
 
 from gradleak import errors, trees
-from gradleak.attacks import learning
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
+from gradleak.engine.parts import in_parts
 from gradleak.models import Model, convolution, layers
 from gradleak.models.model import require
 from gradleak.strictness import lenient
@@ -403,7 +403,7 @@ def _minimised(
     return jax.lax.fori_loop(first, last, one_step, carry)
 
   start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (params, state, optimizer.init(params)))
-  params, state, _ = learning.in_parts(functools.partial(advance, key, data), start, steps)
+  params, state, _ = in_parts(functools.partial(advance, key, data), start, steps)
   return params, state
 
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors
-from gradleak.attacks import learning
 from gradleak.attacks.base import Attack, attack
 from gradleak.attacks.evolution import evolution
 from gradleak.attacks.matching import Denoising, Matching, Priors, gradient_matching
 from gradleak.attacks.optimizers import first_order, within
 from gradleak.attacks.simulated import Simulation
+from gradleak.engine.parts import tell
 from gradleak.federated import Client
 from gradleak.priors import denoiser, gan, trained, training
 from gradleak.priors.base import Generator
@@ -60,7 +60,7 @@ def _learned(
       made: Any = gan.training(shape, width=width, batch_size=32, learning_rate=2e-4)
     else:
       made = denoiser.training(shape, width=width, batch_size=32)
-    state = training.train(key, made, images, steps, on_steps=lambda done, _: learning.tell(done, steps))
+    state = training.train(key, made, images, steps, on_steps=lambda done, _: tell(done, steps))
     _TRAINED[given] = state.average
     while len(_TRAINED) > KEPT:
       del _TRAINED[next(iter(_TRAINED))]

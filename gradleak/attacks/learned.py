@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import errors, trees
-from gradleak.attacks import base, learning
+from gradleak.attacks import base
+from gradleak.engine.parts import in_parts, tell
 from gradleak.federated import Client, Observation
 from gradleak.federated.client import COSTLY
 from gradleak.strictness import lenient
@@ -186,9 +187,10 @@ def trained(
     public: (images, labels).
   """
   given = training, client, _Given([jax.random.fold_in(key, i) for i in range(5)], variables, public)
-  state = _started(*given)
-  state = learning.in_parts(functools.partial(_filled, *given), state, training.draws, 'draws of uploads')
-  return learning.in_parts(functools.partial(_advanced, *given), state, training.steps).inverse
+  state = jax.block_until_ready(_started(*given))
+  tell(training.measured, training.measured, 'measured uploads')
+  state = in_parts(functools.partial(_filled, *given), state, training.draws, 'draws of uploads')
+  return in_parts(functools.partial(_advanced, *given), state, training.steps).inverse
 
 
 class _Given(NamedTuple):

@@ -25,7 +25,6 @@ import numpy as np
 import gradleak
 from gradleak import errors
 from gradleak import settings as settings_of
-from gradleak.attacks.learning import told
 from gradleak.audit import schema
 from gradleak.audit.lanes import Key, Planned, Table, expected, label, lowered, planned, run, shown, structures, table
 from gradleak.audit.result import AuditResult, result
@@ -36,7 +35,8 @@ from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Views, views
 from gradleak.engine import driver, memory
 from gradleak.engine.ahead import Ahead
-from gradleak.progress import end, learning, note, reporter
+from gradleak.engine.parts import told
+from gradleak.progress import computing, end, note, reporter
 from gradleak.scenario import Scenario
 from gradleak.storage import Workdir, json_lines, naming, plain, write_atomically
 
@@ -227,7 +227,7 @@ class _Worker:
     trials, controls = _share(group, index, count)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
     self._note('compiling and computing the uploads …')
-    with told(learning(self.progress, 'computing the uploads')):
+    with told(computing(self.progress, 'computing the uploads')):
       sent = uploads(group, trials, controls, self.size)
     return group, sent, views(group, sent)
 
@@ -238,7 +238,7 @@ class _Worker:
       through = variants[0].change[1]
       met = '' if through is None else f' under {through}'
       self._note(f'{label(group, variants)} learns from the public data{met} …')
-    with told(learning(self.progress, label(group, variants))):
+    with told(computing(self.progress, label(group, variants))):
       made = table(group, seen, variants, work.missing)
     if not self.split:
       self.ahead.start(work.name, functools.partial(lowered, group, made, self.attack_size, self.size))

@@ -1,7 +1,6 @@
 """What each client sends: the uploads of a group's trials under each defense, and of its control runs."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import trees
-from gradleak.attacks.learning import tell
 from gradleak.audit.settings import Group, folded
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Placed, place
@@ -152,7 +150,7 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
     calls.append((chosen, Send.of(requests[chosen[0]].placed, group.client), lanes))
   ahead.together(lambda: (driver.lowered_evaluation(send, shared, lanes, group_size) for _, send, lanes in calls))
   for chosen, send, lanes in calls:
-    made = driver.evaluate(send, shared, lanes, group_size=group_size, on_part=_teller(send.placed))
+    made = driver.evaluate(send, shared, lanes, group_size=group_size, unit=_unit(send.placed))
     start = 0
     for i in chosen:
       shape = requests[i].rounds, len(requests[i].addresses)
@@ -162,11 +160,9 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
   return found
 
 
-def _teller(placed: Placed) -> Callable[[int, int], None] | None:
-  """Returns what says how far the uploads of a costly client are, to whoever is `told`; None for other clients."""
-  if placed.gradients < COSTLY:
-    return None
-  return functools.partial(tell, unit=f'uploads under {placed.defense}')
+def _unit(placed: Placed) -> str | None:
+  """Returns what the uploads of a costly client are called where it is said how far they are; None for others."""
+  return f'uploads under {placed.defense}' if placed.gradients >= COSTLY else None
 
 
 def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:

@@ -15,11 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.engine import groups, memory
+from gradleak.engine import groups, memory, parts
 from gradleak.reuse import reusable
 from gradleak.trees import Tree
-
-_PARTS = 20  # of an evaluation that takes long
 
 
 class Progress(NamedTuple):
@@ -251,7 +249,7 @@ def evaluate(
   *,
   group_size: int,
   devices: Sequence[Any] | None = None,
-  on_part: Callable[[int, int], None] | None = None,
+  unit: str | None = None,
 ) -> Any:
   """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in groups as in `run`.
 
@@ -259,8 +257,8 @@ def evaluate(
 
   Args:
     function, shared, lanes, group_size, devices: as in `run`, with a function in place of an attack.
-    on_part: called with (lanes done, lanes in all) after each of some twenty parts, for what takes long; None computes
-      all at once. The bits are the same.
+    unit: what the lanes are, where they take long: whoever is `parts.told` hears of each of some twenty parts. None
+      computes all at once. The bits are the same.
 
   Raises:
     DeviceError: as in `run`.
@@ -268,19 +266,19 @@ def evaluate(
   count = _count(lanes)
   placement = groups.place(np.arange(count), group_size, devices or jax.local_devices())
   at_once = group_size * len(placement.devices)  # of all devices
-  size = count if on_part is None else -(-count // (_PARTS * at_once)) * at_once
+  size = count if unit is None else -(-count // (parts.NUMBER * at_once)) * at_once
   try:
     placed, found = placement.replicate(shared), []
     for first in range(0, count, size):
       part = placement if size >= count else placement.with_lanes(np.arange(first, min(first + size, count)))
       found.append(part.unpad(part.call(function, placed, part.pad(lanes))))
-      if on_part is not None:
-        on_part(min(first + size, count), count)
-    return found[0] if len(found) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+      if unit is not None:
+        parts.tell(min(first + size, count), count, unit)
+    return found[0] if len(found) == 1 else jax.tree.map(lambda *xs: np.concatenate(xs), *found)
   except jax.errors.JaxRuntimeError as error:
     if group_size == 1 or not memory.ran_out(error):
       raise _failure(error) from error
-  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, on_part=on_part)
+  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, unit=unit)
 
 
 def _count(lanes: Tree) -> int:

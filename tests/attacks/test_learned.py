@@ -10,7 +10,8 @@ import pytest
 
 import gradleak as gl
 from gradleak import UsageError, progress
-from gradleak.attacks import learned, learning
+from gradleak.attacks import learned
+from gradleak.engine import parts
 from gradleak.federated.client import COSTLY
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -111,15 +112,16 @@ def test_the_same_key_learns_the_same(honest):
 def test_learning_tells_how_far_it_is_and_does_not_depend_on_its_parts(honest, monkeypatch):
   attack, key = SMALL.changed(steps=7), jax.random.key(3)
   heard = []
-  with learning.told(lambda *where: heard.append(where)):
+  with parts.told(lambda *where: heard.append(where)):
     found = attack.prepare(key, honest, attack.settings, 1)
   assert [where for where in heard if where[2] == 'steps'] == [(done, 7, 'steps') for done in range(1, 8)]
-  draws = [where[:2] for where in heard if where[2] != 'steps']
+  assert heard[0] == (256, 256, 'measured uploads')
+  draws = [where[:2] for where in heard[1:] if where[2] != 'steps']
   assert draws == [(done, 16) for done in range(1, 17)]  # reuse squared
-  monkeypatch.setattr(learning, '_PARTS', 2)
+  monkeypatch.setattr(parts, 'NUMBER', 2)
   again = attack.prepare(key, honest, attack.settings, 1)
   assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(again)))
-  assert len(heard) == 7 + 16  # nobody is told any more
+  assert len(heard) == 1 + 16 + 7  # nobody is told any more
 
 
 def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypatch):
@@ -129,7 +131,7 @@ def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypa
     pass
 
   listen.note = lines.append
-  monkeypatch.setattr(progress, 'LEARNING', 0.0)
+  monkeypatch.setattr(progress, 'WAIT', 0.0)
   defenses = [None, gl.defenses.concealment(steps=COSTLY)]
   settings = {'controls': 8, 'group_size': 1, 'workdir': tmp_path / 'run', 'knowledge': 'unaware', 'progress': listen}
   gl.audit(jax.random.key(1), honest, defenses, [gl.attacks.fidel()], 8, **settings)

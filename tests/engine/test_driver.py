@@ -12,7 +12,7 @@ import pytest
 from gradleak import Client, Knowledge, Observation, errors, models, trees
 from gradleak.attacks import matching
 from gradleak.attacks.optimizers import first_order
-from gradleak.engine import ahead, driver, groups, memory
+from gradleak.engine import ahead, driver, groups, memory, parts
 from tests import programs
 
 STEPS = 24
@@ -157,9 +157,10 @@ def test_an_evaluation_in_parts_is_the_same_bits_of_one_program():
   lanes = {'x': jnp.arange(51.0)}
   whole = driver.evaluate(function, jnp.float32(3), lanes, group_size=2)
   compiled = len(traced)
-  found = driver.evaluate(function, jnp.float32(3), lanes, group_size=2, on_part=lambda *how: heard.append(how))
+  with parts.told(lambda *how: heard.append(how)):
+    found = driver.evaluate(function, jnp.float32(3), lanes, group_size=2, unit='uploads')
   np.testing.assert_array_equal(found, whole)
-  assert len(traced) == compiled and heard[-1] == (51, 51) and 2 < len(heard) <= 20
+  assert len(traced) == compiled and heard[-1] == (51, 51, 'uploads') and 2 < len(heard) <= 20
   assert heard == sorted(heard)
 
 

@@ -143,12 +143,14 @@ def test_a_run_that_stands_still_says_where(monkeypatch):
   assert stream.getvalue() == said
 
 
-def test_a_learning_that_takes_long_says_how_far_it_is(monkeypatch):
-  seconds, stream = iter([0, 4, 8, 14, 20, 26, 99]), io.StringIO()
+def test_what_is_computed_in_parts_says_how_far_it_is(monkeypatch):
+  seconds, stream = iter([0, 0, 4, 8, 14, 20, 26, 37]), io.StringIO()
   monkeypatch.setattr(progress.time, 'monotonic', lambda: next(seconds))
-  said = progress.learning(progress.reporter('lines', stream), 'lti')
+  said = progress.computing(progress.reporter('lines', stream), 'lti')
   for done in range(1, 6):
     said(20 * done, 100, 'steps')
   assert stream.getvalue() == 'lti: 80 of 100 steps, 5 s left\n'
   said(1, 2, 'draws')  # timed on its own
   assert stream.getvalue().count('\n') == 1
+  said(32, 32, 'measured uploads')  # a first part that took long
+  assert stream.getvalue().endswith('lti: 32 of 32 measured uploads\n')

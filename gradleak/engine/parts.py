@@ -1,4 +1,4 @@
-"""Learning in parts: what an attack learns before its first step tells how far it is."""
+"""Computing in parts: what takes long tells how far it is."""
 
 import contextlib
 import contextvars
@@ -8,27 +8,27 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-_PARTS = 20  # of one learning
+NUMBER = 20  # of parts
 _TOLD: contextvars.ContextVar[Callable[[int, int, str], None] | None] = contextvars.ContextVar('told', default=None)
 
 Carry = TypeVar('Carry')
 
 
 @contextlib.contextmanager
-def told(on_steps: Callable[[int, int, str], None]) -> Iterator[None]:
-  """Within this block `on_steps` is called with (steps done, steps in all, what they are) by whatever learns."""
-  token = _TOLD.set(on_steps)
+def told(on_part: Callable[[int, int, str], None]) -> Iterator[None]:
+  """Within this block `on_part` is called with (number done, number in all, what they are) by whatever takes long."""
+  token = _TOLD.set(on_part)
   try:
     yield
   finally:
     _TOLD.reset(token)
 
 
-def tell(done: int, steps: int, unit: str = 'steps') -> None:
-  """Says how far a learning is, to whoever is `told`."""
-  on_steps = _TOLD.get()
-  if on_steps is not None:
-    on_steps(done, steps, unit)
+def tell(done: int, total: int, unit: str = 'steps') -> None:
+  """Says how far a computation is, to whoever is `told`."""
+  on_part = _TOLD.get()
+  if on_part is not None:
+    on_part(done, total, unit)
 
 
 def in_parts(
@@ -43,8 +43,8 @@ def in_parts(
     unit: what they are.
   """
   done = 0
-  for part in range(1, _PARTS + 1):
-    first, done = done, steps * part // _PARTS
+  for part in range(1, NUMBER + 1):
+    first, done = done, steps * part // NUMBER
     if done > first:
       carry = jax.block_until_ready(advance(carry, jnp.int32(first), jnp.int32(done)))
       tell(done, steps, unit)
