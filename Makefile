@@ -1,5 +1,6 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
 # make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
+# make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
 # make lint    ruff and mypy
 # make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
@@ -16,7 +17,7 @@ DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rat
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
   prune(rate=0.7)+concealment;client_dp(norm=1,noise=0.01);dpsgd(norm=1,noise=0.01);ats;instahide
 
-.PHONY: audit audit-all test slow lint docs linkcheck benchmark clean
+.PHONY: audit audit-all smoke test slow lint docs linkcheck benchmark clean
 
 $(VENV)/.installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -31,6 +32,10 @@ audit: $(VENV)/.installed
 
 audit-all: $(VENV)/.installed
 	$(BIN)/python launch/audit.py $(FAST) --workdir=results/audit-all --defenses='$(DEFENSES)'
+
+smoke: $(VENV)/.installed
+	$(BIN)/python -c 'import sys, jax; print("Python", sys.version.split()[0], "with JAX", jax.__version__)'
+	$(BIN)/python launch/audit.py $(FAST) --steps=20 --trials=2 --controls=4 --progress=none --workdir=$$(mktemp -d)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope

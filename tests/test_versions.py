@@ -5,20 +5,14 @@ skipped by name.
 """
 
 import email
-import pathlib
-import re
-import shutil
-import subprocess
 import sys
 import zipfile
 
 import pytest
 
-from tests import wheels
-from tests.programs import ROOT
+from tests import interpreters, wheels
 from tests.wheels import run
 
-SUPPORTED = re.findall(r"Python :: (3\.\d+)'", (ROOT / 'setup.py').read_text('utf-8'))
 AUDIT = (
   '--dataset=digits', '--model=mlp(widths=16)', '--trials=2', '--steps=5', '--controls=2', '--progress=none',
   '--defenses=none;prune(rate=0.9);outpost', '--compilation_cache=', '--workdir=out',
@@ -29,12 +23,7 @@ pytestmark = pytest.mark.slow
 
 def interpreter(version):
   """Returns a Python of this version; skips the test where there is none."""
-  installed = sorted((pathlib.Path.home() / '.pyenv' / 'versions').glob(f'{version}.*/bin/python'))
-  for found in [*filter(None, [shutil.which(f'python{version}')]), *installed]:
-    asked = subprocess.run([found, '-c', 'import sys; print(*sys.version_info[:2], sep=".")'], capture_output=True)
-    if asked.stdout.decode().strip() == version:
-      return found
-  pytest.skip(f'there is no Python {version} on this machine')
+  return interpreters.find(version) or pytest.skip(f'there is no Python {version} on this machine')
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +39,7 @@ def audited(place, folder):
   print(f'ran with Python and JAX {listed.strip()}')
 
 
-@pytest.mark.parametrize('version', SUPPORTED)
+@pytest.mark.parametrize('version', interpreters.SUPPORTED)
 def test_the_newest_dependencies(version, wheel, tmp_path):
   run(interpreter(version), '-m', 'venv', tmp_path / 'venv')
   run(tmp_path / 'venv' / 'bin' / 'python', '-m', 'pip', 'install', '-q', wheel)
@@ -59,7 +48,7 @@ def test_the_newest_dependencies(version, wheel, tmp_path):
 
 def test_the_lowest_dependencies(wheel, tmp_path):
   place, tool = tmp_path / 'venv', tmp_path / 'tool'
-  run(interpreter(SUPPORTED[0]), '-m', 'venv', place)
+  run(interpreter(interpreters.SUPPORTED[0]), '-m', 'venv', place)
   run(sys.executable, '-m', 'venv', tool)
   run(tool / 'bin' / 'python', '-m', 'pip', 'install', '-q', 'uv')
   uv = tool / 'bin' / 'uv'

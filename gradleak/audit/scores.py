@@ -18,7 +18,9 @@ from gradleak.audit.uploads import Uploads, share_sent
 from gradleak.audit.verdict import CONTROL, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.defenses.defense import remarks
+from gradleak.engine import compiler
 from gradleak.models import Model
+from gradleak.reuse import reusable
 from gradleak.storage import plain
 from gradleak.trees import Tree
 
@@ -133,7 +135,7 @@ def _by_networks(group: Group, images: jax.Array, truth: np.ndarray, permutation
   """Returns 'fmse' and 'lpips', means over the pairs; the latter None where its weights were not given."""
   matched = np.asarray(permutation) >= 0
   pairs = np.asarray(images)[np.asarray(permutation)[matched]], truth[matched]
-  fmse = functools.partial(_fmse, group.client.model, group.scenario.variables)
+  fmse = functools.partial(_fmse(group.client.model), group.scenario.variables)
   return {
     'fmse': _mean(fmse, *pairs),
     'lpips': None if group.lpips is None else _mean(functools.partial(_lpips, group.lpips), *pairs),
@@ -146,10 +148,16 @@ def _mean(metric: Callable[[np.ndarray, np.ndarray], jax.Array], images: np.ndar
   return float(np.mean(np.concatenate([metric(images[chunk], truth[chunk]) for chunk in chunks]), dtype=np.float64))
 
 
-# Run on few images once per row: compiling it well would take longer than running it.
-@functools.partial(jax.jit, static_argnums=0, compiler_options={'xla_backend_optimization_level': 0})
-def _fmse(model: Model, variables: Tree, images: jax.Array, truth: jax.Array) -> jax.Array:
-  return metrics.fmse(images, truth, lambda pixels: model.apply(variables, pixels.astype(truth.dtype), False, None)[0])
+@reusable(8)
+def _fmse(model: Model) -> Callable[[Tree, jax.Array, jax.Array], jax.Array]:
+  def fmse(variables: Tree, images: jax.Array, truth: jax.Array) -> jax.Array:
+    def logits(pixels: jax.Array) -> jax.Array:
+      return model.apply(variables, pixels.astype(truth.dtype), False, None)[0]
+
+    return metrics.fmse(images, truth, logits)
+
+  # Run on few images once per row: compiling it well would take longer than running it.
+  return jax.jit(fmse, compiler_options=compiler.known(xla_backend_optimization_level=0))
 
 
 @jax.jit

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gradleak import errors
+from gradleak.engine import compiler
 from gradleak.reuse import reusable
 from gradleak.trees import Tree
 
@@ -203,7 +204,7 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
     return mapped(counts, shared, *trees, *arguments[num_trees:])
 
   given = jax.config.values['jax_disable_most_optimizations']  # leaves out more, and would be overridden
-  options = CPU_OPTIONS if devices[0].platform == 'cpu' and not given else None
+  options = compiler.known(**CPU_OPTIONS) if devices[0].platform == 'cpu' and not given else None
   if split:
     return jax.jit(over_images, out_shardings=NamedSharding(_mesh(devices), P()), compiler_options=options)
   return jax.jit(over_lanes, compiler_options=options)

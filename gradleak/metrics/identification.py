@@ -9,13 +9,16 @@ level. The bar of SSIM, from which on a reconstruction counts as a picture of it
 alone, without human judgement (`calibrated`).
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from gradleak import errors
+from gradleak.engine import compiler
 from gradleak.metrics import structural
 
 MOST = 1000  # candidates beside the original
@@ -156,7 +159,9 @@ def _resized(images: np.ndarray, sides: tuple[int, ...]) -> np.ndarray:
 def _ssim(images: np.ndarray, others: np.ndarray) -> np.ndarray:
   """Returns the SSIM of pairs, float32 [N]; N is a multiple of the chunk: one compilation per shape."""
   chunks = (slice(start, start + _CHUNK) for start in range(0, len(images), _CHUNK))
-  return np.concatenate([np.asarray(_compiled(images[chunk], others[chunk])) for chunk in chunks])
+  return np.concatenate([np.asarray(_compiled()(images[chunk], others[chunk])) for chunk in chunks])
 
 
-_compiled = jax.jit(structural.ssim, compiler_options={'xla_backend_optimization_level': 0})
+@functools.cache
+def _compiled() -> Callable:
+  return jax.jit(structural.ssim, compiler_options=compiler.known(xla_backend_optimization_level=0))

@@ -1,0 +1,20 @@
+"""Options of the compiler are passed only to an XLA that knows them."""
+
+import jax
+import jax.numpy as jnp
+
+from gradleak.engine import compiler, groups
+
+
+def test_an_option_that_this_xla_does_not_know_is_left_out():
+  options = compiler.known(xla_backend_optimization_level=1, xla_no_such_option=True)
+  assert options == {'xla_backend_optimization_level': 1}
+  assert compiler.known(xla_no_such_option=True) is None
+
+
+def test_lanes_run_on_an_xla_that_does_not_know_an_option(monkeypatch):
+  monkeypatch.setattr(groups, 'CPU_OPTIONS', {**groups.CPU_OPTIONS, 'xla_gone_in_a_later_version': False})
+  placement = groups.place(jnp.arange(3), 2, jax.devices()[:1])
+  lanes = placement.pad(jnp.arange(3.0))
+  doubled = placement.unpad(placement.call(lambda shared, lane: shared * lane, jnp.float32(2), lanes))
+  assert doubled.tolist() == [0, 2, 4]
