@@ -64,12 +64,40 @@ def test_cosine_does_not_depend_on_scale(scale):
   np.testing.assert_allclose(scale * flat(slope), flat(jax.grad(trees.cosine)(tree(0), tree(1))), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize('scale', [1e-9, 1e-11, 1.0, 1e9])
+def test_the_cosine_distance_is_one_minus_the_cosine_at_every_scale(scale):
+  a, b = flat(tree(0)), flat(tree(1))
+  cosine, length = a @ b / np.linalg.norm(a) / np.linalg.norm(b), np.linalg.norm(a)
+  value, slopes = jax.value_and_grad(trees.cosine_distance, (0, 1))(tree(0, scale), tree(1, scale))
+  np.testing.assert_allclose(value, 1 - cosine, rtol=1e-5)
+  expected = (cosine * a / length - b / np.linalg.norm(b)) / length
+  np.testing.assert_allclose(scale * flat(slopes[0]), expected, rtol=1e-4, atol=1e-7)
+  expected = (cosine * b / np.linalg.norm(b) - a / length) / np.linalg.norm(b)
+  np.testing.assert_allclose(scale * flat(slopes[1]), expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize('angle', [1e-2, 1e-4, 1e-6, 1e-8])
+def test_the_cosine_distance_of_a_small_angle_has_all_its_digits(angle):
+  """One minus a float32 cosine comes in steps of 6e-8."""
+  a, b = {'x': jnp.asarray([3.0, 3 * angle])}, {'x': jnp.asarray([1.0, 0.0])}
+  value, slope = jax.value_and_grad(trees.cosine_distance)(a, b)
+  np.testing.assert_allclose(value, angle**2 / 2, rtol=1e-3)
+  np.testing.assert_allclose(slope['x'][1], angle / 3, rtol=1e-3)
+
+
 def test_zero_trees_have_no_nan_in_value_or_gradient():
   a, zero = tree(0), trees.zeros_like(tree(0))
   assert trees.norm(zero) == 0
   assert trees.cosine(a, zero) == trees.cosine(zero, a) == trees.cosine(zero, zero) == 0
   np.testing.assert_array_equal(flat(jax.grad(trees.norm)(zero)), 0)
   assert np.isfinite(flat(jax.grad(trees.cosine)(zero, a))).all()
+  for pair in ((a, zero), (zero, a), (zero, zero)):
+    value, slope = jax.value_and_grad(trees.cosine_distance)(*pair)
+    assert value == 1 and not flat(slope).any()
+
+
+def test_a_length_beyond_float32_has_no_direction():
+  assert np.isnan(trees.cosine_distance(tree(0, 1e25), tree(1)))
 
 
 def test_gradient_of_the_norm_is_the_unit_vector():

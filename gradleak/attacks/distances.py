@@ -25,43 +25,7 @@ def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> 
 
 def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
-  return 1 - trees.cosine(*_both_weighted(simulated, observed, weights))
-
-
-def chordal(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
-  """Returns ½‖a/‖a‖ − b/‖b‖‖²: the same as `cosine`, with the digits that one minus a cosine near one has lost."""
-  return _between_directions(*_both_weighted(simulated, observed, weights))
-
-
-@jax.custom_jvp
-def _between_directions(a, b):
-  """Returns ½‖a/‖a‖ − b/‖b‖‖²; 1 where either is zero."""
-  nothing, a, b = _directions(a, b)
-  return jnp.where(nothing, 1.0, 0.5 * trees.squared_norm(trees.subtract(a, b)))
-
-
-@_between_directions.defjvp
-def _between_directions_jvp(primals, tangents):
-  """∂D/∂a = ((1 − D)·â − b̂) / ‖a‖: through the norms, it would take more passes over all tensors."""
-  distance = _between_directions(*primals)
-  nothing, *units = _directions(*primals)
-  change = jnp.zeros_like(distance)
-  for x, unit, other, tangent in zip(primals, units, reversed(units), tangents, strict=True):
-    rate = jnp.where(nothing, 0.0, 1.0) / _length(x)
-    gradient = jax.tree.map(lambda u, v, rate=rate: ((1 - distance) * u - v) * rate, unit, other)
-    change += trees.inner_product(gradient, jax.tree.map(lambda t: t.astype(jnp.float32), tangent))
-  return distance, change
-
-
-def _directions(a, b):
-  """Returns (whether either is zero, a/‖a‖, b/‖b‖), zeros where that is zero; float32."""
-  units = [jax.tree.map(lambda x, tree=tree: x.astype(jnp.float32) / _length(tree), tree) for tree in (a, b)]
-  return (trees.norm(a) == 0) | (trees.norm(b) == 0), *units
-
-
-def _length(tree):
-  length = trees.norm(tree)  # one beyond float32's range has no direction that could be told
-  return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
+  return trees.cosine_distance(*_both_weighted(simulated, observed, weights))
 
 
 def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers: Sequence[trees.Layer]) -> jax.Array:
@@ -76,7 +40,7 @@ def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers
   def read(update):
     return trees.get(update, kernel) @ trees.get(update, bias)
 
-  return 1 - trees.cosine(read(simulated), read(observed))
+  return trees.cosine_distance(read(simulated), read(observed))
 
 
 class Distance(NamedTuple):
@@ -100,7 +64,9 @@ def _one(observed: Tree) -> jax.Array:
 
 
 def _angle(noise: jax.Array, total: jax.Array) -> jax.Array:
-  return 1 - trees.safe_sqrt(jnp.maximum(0.0, 1 - noise / jnp.maximum(total, 1e-30)))
+  """Returns 1 − √(1 − n), n the share of the noise, in the form that keeps the digits of a small n."""
+  share = jnp.minimum(1.0, noise / jnp.maximum(total, 1e-30))
+  return share / (1 + trees.safe_sqrt(1 - share))
 
 
 def _none(noise: jax.Array, total: jax.Array) -> jax.Array:
@@ -110,7 +76,6 @@ def _none(noise: jax.Array, total: jax.Array) -> jax.Array:
 DISTANCES = {
   'squared_euclidean': Distance(squared_euclidean, trees.squared_norm, lambda noise, total: noise),
   'cosine': Distance(cosine, _one, _angle),
-  'chordal': Distance(chordal, _one, _angle),
   'dense_input': Distance(dense_input, _one, _none),
   'prefix': Distance(None, lambda observed: jnp.float32(2), _none),
 }

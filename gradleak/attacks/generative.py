@@ -323,7 +323,7 @@ def pnp(
     client,
     first_order('adam99', learning_rate, steps, gradient='plain', decay='cosine'),
     steps,
-    distance='chordal',
+    distance='cosine',
     tv=tv,
     box=True,
     start='constant',

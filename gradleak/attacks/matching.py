@@ -20,6 +20,7 @@ from gradleak.attacks import ghost, image_priors, prefix_matching
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.distances import LAYER_WEIGHTS, as_distance, clipped, compared, layer_weights, weighed
+from gradleak.attacks.optimizers import ComparesValues
 from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.attacks.subsets import Subsets
 from gradleak.federated import Client, Observation
@@ -302,7 +303,7 @@ class Matching:
     Raises:
       UsageError: if form='ghost' is asked for and cannot be had.
     """
-    directions = self.distance in ('cosine', 'chordal')  # to which a known clip makes no difference
+    directions = self.distance == 'cosine'  # to which a known clip makes no difference
     gradient = self.client.sends_gradient or self.simulation.takes_gradient()
     fits = directions and observation.weights is None and gradient
     if self.form == 'ghost' and not fits:
@@ -312,6 +313,8 @@ class Matching:
       )
     if self.form != 'auto' or not fits:
       return self.form == 'ghost'
+    if isinstance(self.optimizer, ComparesValues):
+      return False  # products leave no digits below 1e-7
     if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
       return False  # without tracing the gradient
     return ghost.saved(self.client.gradient, observation.variables, images, labels) >= _LARGE
@@ -575,7 +578,7 @@ def gradient_matching(
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
     optimizer, num_steps: an optax optimizer of the dummy samples, which is given `value=`; number of evaluations.
-    distance: 'squared_euclidean', 'cosine', 'chordal', or a function as `distances.as_distance` takes it; of one sample
+    distance: 'squared_euclidean', 'cosine', or a function as `distances.as_distance` takes it; of one sample
       'dense_input' (the input of the first dense layer) or 'prefix' (that, and the layers before it).
     layer_weighting: 'uniform', 'linear' or 'early', see `layer_weights`.
     tv, l2: weights of the priors, which may be traced.
@@ -587,8 +590,8 @@ def gradient_matching(
     tolerance: the search also ends at this distance, in the same units; at 0 it uses all its steps.
     labels: the mode that the attack was published with; the observation's knowledge decides.
     form: 'whole' computes the simulated gradient, 'ghost' its products with itself and the observed one alone
-      (`attacks.ghost`), for cosine and chordal distances: equal up to rounding, which leaves no digits below 1e-7.
-      'auto' takes the second where it spares a million entries.
+      (`attacks.ghost`), for the cosine distance: equal up to rounding, which leaves no digits below 1e-7. 'auto' takes
+      the second where it spares a million entries, unless the optimizer compares values, as L-BFGS does.
     match, epochs, batch_size, rate, orders: what the delta of local training is taken for, see `Simulation`.
     seeds: starts that are optimised together; the one with the smallest distance is kept.
     batch_norm, group, order: weights of priors on BatchNorm's statistics, the agreement of the seeds and epochs that

@@ -151,7 +151,11 @@ class LbfgsState(NamedTuple):
   pairs: Pairs
 
 
-def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransformationExtraArgs:
+class ComparesValues(optax.GradientTransformationExtraArgs):
+  """An optimizer that compares values of the objective, and so needs all their digits."""
+
+
+def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> ComparesValues:
   """L-BFGS that evaluates once per update, so that the lanes of a `vmap` do not wait for one another.
 
   A line search with a loop of its own runs a whole batch at the pace of its slowest member. Here each update is one
@@ -225,7 +229,7 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> optax.GradientTransfor
     state = LbfgsState(state.count + 1, point, value, chosen_gradient, chosen_direction, step, longest, pairs)
     return unravel(point + step * chosen_direction - x), state
 
-  return optax.GradientTransformationExtraArgs(init, update)
+  return ComparesValues(init, update)
 
 
 def _cautious(gradient: jax.Array) -> jax.Array:

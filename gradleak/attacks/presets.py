@@ -162,15 +162,13 @@ def csdlg_fast(
   hundred steps makes small steps for pixels that have converged.
 
   Formula:
-    \min_{x \in [0, 1]^n} \; \frac{1}{2} \left\lVert \frac{\nabla_\theta L(f_\theta(x), y)}
-    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert} - \frac{g}{\lVert g \rVert} \right\rVert^2
-    + \text{tv} \cdot \text{TV}(x)
+    \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
+    {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
   return csdlg(
     steps=steps,
     learning_rate=learning_rate,
     tv=tv,
-    distance='chordal',
     gradient='plain',
     optimizer='adam99',
     decay='cosine',

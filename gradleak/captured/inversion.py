@@ -14,7 +14,7 @@ from gradleak import errors
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.counters import UNAWARE, Counter, View
-from gradleak.attacks.distances import chordal, weighed
+from gradleak.attacks.distances import cosine, weighed
 from gradleak.audit import lanes
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.settings import Group
@@ -106,7 +106,7 @@ class Mismatch:
     images = lane['images']
     known = jax.nn.one_hot(labels, client.num_classes, dtype=images.dtype)
     simulated = client.local_update(None, observation.variables, images, known).update
-    apart = chordal(weighed(simulated, observation), weighed(observation.update, observation))
+    apart = cosine(weighed(simulated, observation), weighed(observation.update, observation))
     return jnp.where((labels >= 0).all(), apart, jnp.nan)
 
 

@@ -61,7 +61,7 @@ def _distances(
     noise, sent = jax.random.normal(noise_key, x.shape), client.local_update(client_key, variables, x, y).update
 
     def distance(stddev: jax.Array) -> jax.Array:
-      return 1 - trees.cosine(client.local_update(client_key, variables, x + stddev * noise, y).update, sent)
+      return trees.cosine_distance(client.local_update(client_key, variables, x + stddev * noise, y).update, sent)
 
     return jax.lax.map(distance, stddevs)
 

@@ -20,7 +20,14 @@ def test_it_is_the_median_distance_of_uploads_with_the_same_draws(linear):
     one, other = (client.local_update(client_key, variables, jnp.asarray(z), jnp.asarray(y)).update for z in (x, noisy))
     by_hand.append(1 - float(trees.cosine(one, other)))
   assert found[0.1] == pytest.approx(np.median(by_hand), rel=1e-3)
-  assert abs(found[0.0]) < 1e-6 < found[0.1] < found[1.0]
+  assert found[0.0] == 0 < 1e-6 < found[0.1] < found[1.0]
+
+
+def test_a_small_noise_turns_by_its_square(linear):
+  """One minus a float32 cosine comes in steps of 6e-8."""
+  given = jax.random.key(3), linear.client, linear.variables, linear.images[:1], linear.labels[:1]
+  found = roughness(*given, stddevs=(1e-4, 1e-3))
+  assert found[1e-3] / found[1e-4] == pytest.approx(100, rel=0.05)
 
 
 def test_bad_input(linear):
