@@ -24,6 +24,11 @@ with _program.group('what was captured'):
     'num_classes', None, 'Number of logits; by default the only one that fits the weights.'
   )
   _NAMES = flags.DEFINE_string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
+  _FLATTENED = flags.DEFINE_string(
+    'flattened',
+    'channels_first',
+    'How a network with names of PyTorch flattens an image: channels_first, as PyTorch has it, or channels_last.',
+  )
   _PARTIAL = flags.DEFINE_boolean('partial', False, 'Tensors that the update lacks are zeros: they were withheld.')
 with _program.group('client'):
   _CLIENT = _settings.define(gl.ClientSettings)
@@ -65,7 +70,13 @@ def main(argv):
   _program.say(f'reading {_UPDATE.value} …')
   model, variables = _model(shape)
   update = gl.read_update(
-    _UPDATE.value, model, variables, image_shape=shape, names=_names(_NAMES.value), partial=_PARTIAL.value
+    _UPDATE.value,
+    model,
+    variables,
+    image_shape=shape,
+    names=_names(_NAMES.value),
+    partial=_PARTIAL.value,
+    flattened=_FLATTENED.value,
   )
   found = gl.attack(
     jax.random.key(_SEED.value),
@@ -123,7 +134,7 @@ def _model(shape):
 
   def made(number):
     model = gl.models.create(_MODEL.value, number)
-    return model, gl.read_weights(_WEIGHTS.value, model, shape, names=names)
+    return model, gl.read_weights(_WEIGHTS.value, model, shape, names=names, flattened=_FLATTENED.value)
 
   if _CLASSES.value is not None:
     return made(_CLASSES.value)

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.models import Model, torch_weights
-from gradleak.models.model import check_image_shape, check_model, check_variables
+from gradleak.models import Model, flattening, torch_weights
+from gradleak.models.model import check_apply, check_image_shape, check_model, check_variables
 from gradleak.trees import Tree
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
+FLATTENED = ('channels_first', 'channels_last')
 _LISTED = 4  # names in one part of a message
 _BUFFERS = ('num_batches_tracked',)  # what a state dict holds beside tensors of the model
 _STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
@@ -28,14 +29,16 @@ def read_update(
   image_shape: Sequence[int] | None = None,
   names: Mapping[str, str] | None = None,
   partial: bool = False,
+  flattened: str = 'channels_first',
 ) -> Tree:
   """Returns the update in a file, a tree shaped like the model's parameters.
 
   The file is an `.npz`, a `.safetensors`, or of `torch.save` with a dictionary of tensors; the content decides, not the
   suffix, and no code in it is run. Names are those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel',
   in the layout of the parameters; or PyTorch's, such as 'Dense_0.weight', in PyTorch's layout: convolutions [out, in,
-  row, column], dense weights [out, in], channels before rows where an image is flattened. A common prefix 'params' or
-  'module', and statistics of BatchNorm, are left out.
+  row, column], dense weights [out, in], channels before rows where an image is flattened. Which tensors meet a
+  flattened image is read from the traced model. A common prefix 'params' or 'module', and statistics of BatchNorm, are
+  left out.
 
   Args:
     path: of the file.
@@ -44,20 +47,26 @@ def read_update(
     image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
     partial: whether tensors may be missing, which are then zeros, as of a client that withholds whole layers.
+    flattened: for PyTorch's layout, how the file's network flattens an image: 'channels_first' from [C, H, W], as
+      PyTorch has it, or 'channels_last' in the order of the model.
 
   Raises:
-    UsageError: for a file that cannot be read, and for tensors that are missing, not in the model or of another shape.
+    UsageError: for a file that cannot be read; for tensors that are missing, not in the model or of another shape; and
+      where the order of a tensor in PyTorch is not settled.
   """
   check_model(model)
   if not isinstance(variables, Mapping) or 'params' not in variables:
     raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
-  params = {'params': variables['params']}
-  fitted = _fitted(path, 'update', model, params, image_shape, names, partial)
-  return fitted['params']
+  return _fitted(path, 'update', model, dict(variables), image_shape, names, partial, flattened)['params']
 
 
 def read_weights(
-  path: Any, model: Model, image_shape: Sequence[int], *, names: Mapping[str, str] | None = None
+  path: Any,
+  model: Model,
+  image_shape: Sequence[int],
+  *,
+  names: Mapping[str, str] | None = None,
+  flattened: str = 'channels_first',
 ) -> dict[str, Tree]:
   """Returns the variables of a model with the weights in a file, of the formats and names of `read_update`.
 
@@ -65,7 +74,7 @@ def read_weights(
     path: of the file. The statistics of BatchNorm stand in it like parameters.
     model: the `Model`.
     image_shape: (H, W, C).
-    names: as in `read_update`.
+    names, flattened: as in `read_update`.
 
   Raises:
     UsageError: as `read_update` does.
@@ -78,7 +87,7 @@ def read_weights(
     except errors.UsageError as error:
       if 'do not fit' not in str(error):
         raise
-  return _fitted(path, 'weights', model, dict(shapes), image_shape, names, False)
+  return _fitted(path, 'weights', model, dict(shapes), image_shape, names, False, flattened)
 
 
 def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
@@ -151,12 +160,15 @@ def _fitted(
   path: Any,
   what: str,
   model: Model,
-  wanted: dict[str, Tree],
+  variables: dict[str, Tree],
   image_shape: Sequence[int] | None,
   names: Mapping[str, str] | None,
   partial: bool,
+  flattened: str,
 ) -> dict[str, Tree]:
-  """Returns the tree `wanted`, {collection: tree}, with the values in a file; `what` it is called in messages."""
+  """Returns the variables with the values in a file, or of an update the parameters alone; `what` is 'update' or so."""
+  errors.check_choice('order: flattened', flattened, FLATTENED)
+  wanted = {'params': variables['params']} if what == 'update' else variables
   try:
     entries = torch_weights.read(path)
   except errors.UsageError as error:
@@ -170,8 +182,8 @@ def _fitted(
   is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
   in_file = {name: values.shape for name, values in entries.items()}
   if is_torch:
-    shape = image_shape or derived_image_shape(model, wanted)
-    entries = _from_torch(entries, theirs, {place: leaf.shape for place, leaf in paths.items()}, model, shape)
+    shape = check_image_shape(image_shape) if image_shape else derived_image_shape(model, variables)
+    entries = _from_torch(entries, theirs, model, variables, shape, flattened)
   known = theirs if is_torch else ours
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
   verb = 'do' if what == 'weights' else 'does'
@@ -204,49 +216,56 @@ def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistic
 def _from_torch(
   entries: dict[str, np.ndarray],
   places: Mapping[str, tuple[str, ...]],
-  shapes: Mapping[tuple[str, ...], tuple[int, ...]],
   model: Model,
+  variables: Tree,
   image_shape: Sequence[int],
+  flattened: str,
 ) -> dict[str, np.ndarray]:
-  """Returns the entries in the layout of our parameters; one that does not fit is left as it is."""
-  by_place = {place: name for name, place in places.items() if name in entries}
-  order = [path for layer in model.layers(tuple(image_shape)) for path in layer.paths] if model.layers else []
-  if not model.layers:
-    order = _convolutions_first(model, {place: entries[name] for place, name in by_place.items()})
-  channels, converted = int(image_shape[2]), dict(entries)
-  for place in [*order, *(place for place in shapes if place not in order)]:
-    name = by_place.get(place)
-    if name is None or place[-1] != 'kernel':
-      continue
-    values = entries[name]
-    if values.ndim == 4:
-      if len(shapes[place]) == 4:
-        converted[name] = values.transpose(2, 3, 1, 0)
-      else:
-        converted[name] = values.transpose(0, 3, 2, 1).reshape(len(values), -1)
-      channels = values.shape[0]
-    elif values.ndim == 2:
-      outputs, inputs = values.shape
-      pixels = inputs // channels if channels and inputs % channels == 0 else 1
-      converted[name] = values.reshape(outputs, -1, pixels).transpose(2, 1, 0).reshape(inputs, outputs)
-      channels = 0  # from here on there are features alone
-  return converted
+  """Returns the entries in the layout of our parameters; one that does not fit is left as it is.
 
+  Args:
+    entries: of the file.
+    places: the paths of our parameters by PyTorch's names.
+    model: the `Model`.
+    variables: its variables, or their shapes.
+    image_shape: (H, W, C).
+    flattened: as `read_update` takes it.
 
-def _convolutions_first(model: Model, values: Mapping[tuple[str, ...], np.ndarray]) -> list[tuple[str, ...]]:
-  """Returns the kernels in their order, of a model that does not list its layers; refuses what it could be wrong about.
-
-  PyTorch flattens channels first: a dense layer behind convolutions has its inputs in another order than here.
+  Raises:
+    UsageError: for a model that cannot be traced, and where PyTorch's order of a tensor is not settled.
   """
-  kernels = {place: x for place, x in values.items() if place[-1] == 'kernel'}
-  convolutions, dense = ([place for place, x in kernels.items() if x.ndim == axes] for axes in (4, 2))
-  if convolutions and dense and (len(dense) > 1 or len({len(kernels[place]) for place in convolutions}) > 1):
-    raise errors.UsageError(
-      f'the model {model.name!r} does not list its layers, and which of its dense layers is behind which convolution '
-      "cannot be told from the file: PyTorch orders that layer's inputs by channel. Give layers=… to "
-      'gradleak.models.from_functions or from_nnx'
-    )
-  return [*convolutions, *dense]
+  converted = dict(entries)
+  if torch_weights.has_published_names(variables['params']):
+    for name, values in entries.items():
+      if name in places:
+        converted[name] = torch_weights.our_layout(places[name], values, image_shape[2])
+    return converted
+  check_apply(model, variables, image_shape)
+  orders = flattening.orders(model, variables, image_shape)
+  shapes = {trees.path_names(path)[1:]: leaf.shape for path, leaf in jax.tree.leaves_with_path(dict(variables))}
+  for name, values in entries.items():
+    place = places.get(name)
+    if place is None or values.ndim not in (1, 2, 4) or (values.ndim > 1 and place[-1] != 'kernel'):
+      continue
+    if values.ndim == 4:
+      straight = len(shapes[place]) == 4
+      turned = values.transpose((2, 3, 1, 0) if straight else (0, 3, 2, 1))
+      converted[name] = turned if straight else turned.reshape(len(values), -1)
+      continue
+    order = orders.get(place, flattening.Order(0, None, 'its product with a value of the network is not found'))
+    if values.ndim == 1 and place not in orders:
+      continue
+    if order.problem and flattened == 'channels_first':
+      raise errors.UsageError(
+        f'the order of {name} in PyTorch is not settled for {model.name!r}: {order.problem}. '
+        "flattened='channels_last' takes it in the order of the model"
+      )
+    if values.ndim == 2 and order.axis == 0:
+      values = values.T
+    if order.places is not None and flattened == 'channels_first' and values.shape[order.axis] == len(order.places):
+      values = np.take(values, order.places, order.axis)
+    converted[name] = values
+  return converted
 
 
 def _refuse_misfits(

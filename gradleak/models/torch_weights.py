@@ -95,7 +95,7 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
     entries |= {'linear.weight': np.asarray(last['kernel']).T, 'linear.bias': np.asarray(last['bias'])}
   places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   names = {torch_name(place): place for place in places}
-  ours = {name: _our_layout(place, entries[name], image_shape[2]) for name, place in names.items() if name in entries}
+  ours = {name: our_layout(place, entries[name], image_shape[2]) for name, place in names.items() if name in entries}
   faults = {
     'missing': [name for name in names if name not in entries],
     'not in the model': [name for name in entries if name not in names],
@@ -372,7 +372,7 @@ def torch_name(path: Sequence[str]) -> str:
   return f'{name}.{leaves.get(leaf, leaf)}'
 
 
-def _our_layout(path: Sequence[str], values: np.ndarray, channels: int) -> np.ndarray:
+def our_layout(path: Sequence[str], values: np.ndarray, channels: int) -> np.ndarray:
   """Returns the values of `common_names` in the layout of our variable at `path`, of a model of so many channels."""
   if path[-1] != 'kernel':
     return values
