@@ -88,7 +88,7 @@ HEADINGS = {
   'parameters': ('parameters sent, millions', lambda value: number(value, 3)),
   'share_sent': ('% of the parameters', lambda value: number(value, 1)),
   'total_parameters': ('parameters at full width, millions', lambda value: number(value, 6)),
-  'epsilon': ('ε', lambda value: number(value, 2)),
+  'epsilon': ('ε (add or remove one client, all rounds)', lambda value: number(value, 2)),
   'change': ('change of the update, of its norm', lambda value: number(value, 2)),
   'identified': ('re-identified %', lambda value: number(100 * value, 1)),
   'revealed': ('samples fully revealed', number),

@@ -28,7 +28,8 @@ CHOICES = (
 LENET = 'LeNet with four convolutions is not of the paper; its sigmoids need the “explicit” weights to learn.'
 DP_NOISE = (
   'ε = 8 over 2,000 rounds of a tenth of the clients needs noise multipliers of 2.72, 2.97 and 3.20 at δ = 1e-4, 1e-5 '
-  'and 1e-6 (by Rényi accounting). This noise is far larger than an upload, and the accuracies that the paper prints '
+  f'and 1e-6 (relation “{utility.RELATION}” client, Poisson sampling, by Rényi accounting). '
+  'This noise is far larger than an upload, and the accuracies that the paper prints '
   'are impossible with it; another line has a thousandth of the noise. The clipping norm is not stated: 1 here.'
 )
 
@@ -256,7 +257,8 @@ def _tables_2_to_5(name):
       'ones are averaged. Which r table 3 is of is not stated: shown beside 0.6.',
       'FFL, first participation: random layers. DGC: momentum 0.9, no clipping.',
       'DP is Geyer’s mechanism at the server with the least noise with which ε = 8 lasts for all rounds (2.72, 2.97 '
-      'and 3.20 over 2,000 rounds); the paper does not state its noise, and stops when ε is spent.',
+      f'and 3.20 over 2,000 rounds), in the relation “{utility.RELATION}” client, accounted as Poisson sampling.',
+      'The paper states neither its noise nor its relation, and stops when ε is spent.',
       *(('TFDS has 88,800 of the 145,600 images of EMNIST Letters.',) if dataset == 'EMNIST' else ()),
     ),
   )

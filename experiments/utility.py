@@ -28,6 +28,7 @@ from gradleak.storage import computed_once, folder_name, json_lines, plain, writ
 from gradleak.strictness import lenient
 
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
+RELATION = 'add or remove one'  # of that ε: a client takes part or does not
 METRICS = (
   'accuracy', 'sensitive_accuracy', 'accuracy_share', 'overhead', 'round_seconds', 'train_seconds', 'defense_seconds',
   'parameters', 'share_sent', 'total_parameters', 'epsilon',
@@ -401,7 +402,7 @@ def noise_for(budget: float, delta: float, rounds: int, sampling_rate: float) ->
   low, high = 0.1, 100.0
   while high / low > 1.01:
     middle = math.sqrt(low * high)
-    spent = epsilon(middle, steps=rounds, sampling_rate=sampling_rate, delta=delta)
+    spent = epsilon(middle, RELATION, steps=rounds, sampling_rate=sampling_rate, delta=delta)
     low, high = (low, middle) if spent <= budget else (middle, high)
   return high
 
@@ -448,7 +449,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
     row |= {'sensitive_correct': round(share * len(held)), 'sensitive': len(held)}
   if method.delta is not None:
     rate = protocol.per_round / protocol.clients
-    row['epsilon'] = epsilon(trained.server_noise, steps=len(rounds), sampling_rate=rate, delta=method.delta)
+    row['epsilon'] = epsilon(trained.server_noise, RELATION, steps=len(rounds), sampling_rate=rate, delta=method.delta)
   return Trained(rounds, training.seconds_of_a_round(folder)), row
 
 

@@ -19,6 +19,7 @@ from gradleak.audit.settings import Labelled, listed, named_defenses
 from gradleak.data import partition
 from gradleak.defenses import Context, Placed, place
 from gradleak.defenses.base import sequence
+from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import Client, ClientSettings, accounting, simulation, training
 from gradleak.models import Model, check_apply, check_variables
 from gradleak.models.model import check_model
@@ -61,7 +62,11 @@ class FrontierSettings:
     finite=True,
   )
   budget: float | None = setting(
-    None, 'Training stops before the round that would spend more than this ε.', **_SERVER, low=1e-12, finite=True
+    None,
+    'Training stops before the round that would spend more than this ε, in the relation that is printed beside it.',
+    **_SERVER,
+    low=1e-12,
+    finite=True,
   )
   delta: float = setting(1e-5, 'δ of every ε.', **_SERVER, low=1e-300, high=1 - 1e-12)
   attack_every: int = setting(
@@ -80,7 +85,7 @@ class Trained(NamedTuple):
     seconds: the median of a warm round.
     seconds_defense: of these the defense's, None where they were not measured.
     stopped: whether the ε budget ended the training.
-    protects: whom its ε protects, from `federated.accounting.caption`; None where none is counted.
+    epsilon: its `defenses.differential_privacy.Epsilon` after all rounds; None where none is counted.
     wrong: the numbers of the test samples that the last model takes for another class; None where that is not known.
   """
 
@@ -88,7 +93,7 @@ class Trained(NamedTuple):
   seconds: float
   seconds_defense: float | None = None
   stopped: bool = False
-  protects: str | None = None
+  epsilon: Epsilon | None = None
   wrong: list[int] | None = None
 
 
@@ -356,7 +361,12 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     test=task.test,
     evaluate_every=given.evaluate_every,
     workdir=folder,
-    config={**task.config, 'defense': one.label, 'defense_text': str(one.method.defense)},
+    config={
+      **task.config,
+      'defense': one.label,
+      'defense_text': str(one.method.defense),
+      **({'epsilon': ledger.terms} if ledger else {}),
+    },
     privacy=ledger,
     budget=given.budget if ledger else None,  # an undefended reference has none to spend
     on_round=on_round,
@@ -367,7 +377,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     training.seconds_of_a_round(folder),
     None if bare else _added(task, federation, folder),
     stopped=len(rows) < given.rounds,
-    protects=accounting.caption(ledger) if ledger else None,
+    epsilon=ledger.epsilon(len(rows), int(state.participations.max())) if ledger else None,
     wrong=computed_once(folder / WRONG, lambda: _wrong(task, state.variables)),
   )
 

@@ -92,7 +92,10 @@ def _chosen(mode: str, stream: TextIO, bar: Callable, lines: Callable) -> Callab
 def _status(row: Mapping[str, Any]) -> str:
   """Returns accuracy and loss, if they were measured in this round, and the ε spent so far."""
   measured = [f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
-  return ', '.join(measured + ([f'ε {row["epsilon"]:.3g}'] if row.get('epsilon') else []))
+  spent = (
+    [f'ε {row["epsilon"]:.3g} ({row["epsilon_relation"]}, per {row["epsilon_unit"]})'] if row.get('epsilon') else []
+  )
+  return ', '.join(measured + spent)
 
 
 class _RoundBar:

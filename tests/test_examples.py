@@ -25,7 +25,7 @@ def test_a_defense_of_ones_own(capsys):
   assert list(result.methods['defenses']) == ['none', *strengths]
   known = result.methods['defenses'][strengths[2]]
   assert known['mechanisms'] == [{'noise': 1.0, 'unit': 'client', 'releases': 1}] and known['random']
-  assert f'{strengths[2]}: ε ≤ 4.8' in printed
+  assert f'{strengths[2]}: ε ≤ 11 (replace one; by RDP' in printed and 'ε ≤ 4.8 (replace by zeros; by RDP' in printed
   assert 'You: Noise on a Grid. 2026.' in printed and known['citations'] == ['You: Noise on a Grid. 2026.']
   counters = result.counters[strengths[0]]
   assert counters['averaged+clipped+smooth'].endswith('It weights smoothness by a hundredth.')

@@ -5,14 +5,20 @@ from collections.abc import Sequence
 
 from gradleak.defenses import Mechanism
 
+RELATION = 'replace by zeros'  # the neighbouring relation of the bound, see `identification`
+
 
 def identification(mechanisms: Sequence[Mechanism], candidates: int) -> float | None:
   """Returns the largest probability with which any attacker finds the original among equally likely candidates.
 
-  A Gaussian mechanism of noise multiplier σ is 2/σ-Gaussian DP for one sample in place of another (1/σ for adding or
-  removing one), √k times that for k releases; a success of probability p without the upload then has at most
-  Φ(μ + Φ⁻¹(p)) with it. Dong, Roth, Su: Gaussian Differential Privacy, JRSS-B 2022, and Hayes, Mahloujifar, Balle:
-  Bounding Training Data Reconstruction in DP-SGD, NeurIPS 2023 (reconstruction robustness, ReRo).
+  The relation is 'replace by zeros', although the candidates replace each other. Let A_i be the uploads for which an
+  attacker names candidate i, P_i the law of an upload of i, and Q that of zeros. The A_i are disjoint, so the mean of
+  Q(A_i) is at most 1/(G + 1). Between P_i and Q, k releases through a Gaussian mechanism of noise multiplier σ are
+  μ-Gaussian DP with μ = √k/σ: P_i(A_i) ≤ Φ(μ + Φ⁻¹(Q(A_i))). This is concave in Q(A_i), so that the mean success is at
+  most Φ(μ + Φ⁻¹(1/(G + 1))). Two opposite candidates reach it.
+
+  Source: Dong, Roth, Su, Gaussian Differential Privacy, JRSS-B 2022; Hayes, Mahloujifar, Balle, Bounding Training Data
+  Reconstruction in DP-SGD, NeurIPS 2023 (reconstruction robustness, ReRo).
 
   Args:
     mechanisms: of a defense, see `gradleak.defenses.mechanisms`; each holds by itself, so that the tightest counts.
@@ -26,4 +32,4 @@ def identification(mechanisms: Sequence[Mechanism], candidates: int) -> float | 
   if not mechanisms or not candidates:
     return None
   prior = norm.ppf(1 / (candidates + 1))
-  return min(float(norm.cdf(2 * math.sqrt(one.releases) / one.noise + prior)) for one in mechanisms)
+  return min(float(norm.cdf(math.sqrt(one.releases) / one.multiplier(RELATION) + prior)) for one in mechanisms)

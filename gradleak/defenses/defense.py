@@ -23,6 +23,8 @@ from gradleak.trees import Layer, Tree
 
 PLACES = ('data', 'step', 'upload', 'round')
 WITHHOLDS = ('', 'zeros', 'mask')
+# Neighbouring relation -> the L2 sensitivity of a sum of contributions, in units of the norm that bounds each.
+SENSITIVITIES = {'replace one': 2.0, 'replace by zeros': 1.0, 'add or remove one': 1.0}
 Settings = Mapping[str, Any]
 
 
@@ -75,15 +77,26 @@ class Mechanism:
   """A Gaussian mechanism that each upload goes through.
 
   Attributes:
-    noise: the noise multiplier, its standard deviation over the L2 sensitivity in the add/remove relation.
-    unit: whose contribution it protects, 'client' (the upload against zeros in its place) or 'example' (the batch with
-      or without it).
+    noise: the noise multiplier, its standard deviation over the L2 norm that bounds each contribution.
+    unit: whose contribution it protects, that of a 'client' (its upload) or of an 'example' (its part of the batch).
     releases: how often one upload releases that contribution: 1, or for an 'example' the local epochs.
   """
 
   noise: float
   unit: str
   releases: int = 1
+
+  def multiplier(self, relation: str) -> float:
+    """Returns the standard deviation of the noise over the L2 sensitivity in a relation, a key of `SENSITIVITIES`.
+
+    A contribution of norm ≤ S moves the sum by at most S if zeros take its place, and by 2·S if another does
+    (Ponomareva et al., How to DP-fy ML, JAIR 2023, section 2.1.1).
+
+    Raises:
+      UsageError: for an unknown relation.
+    """
+    errors.check_choice('neighbouring relation', relation, SENSITIVITIES)
+    return self.noise / SENSITIVITIES[relation]
 
 
 @dataclasses.dataclass(frozen=True)

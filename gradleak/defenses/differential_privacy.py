@@ -1,11 +1,11 @@
 """Differential privacy of clients (Geyer et al. 2017) and of examples (Abadi et al. 2016), and its ε.
 
-A noise multiplier is the noise's standard deviation over the clipping norm. Every ε here is for the add/remove relation
-(one contribution present or absent, the divisor being public). For the replace-one relation the sensitivity is twice
-the norm: a multiplier z counts as z/2.
+A noise multiplier is the noise's standard deviation over the clipping norm. An ε means nothing without its neighbouring
+relation: `Epsilon` holds both, with whom it protects, what is published, and how contributions are sampled.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import warnings
@@ -20,12 +20,61 @@ import optax
 from gradleak import errors, trees
 from gradleak.defenses import base
 from gradleak.defenses.clipping import clip
-from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
+from gradleak.defenses.defense import SENSITIVITIES, Mechanism, Noise, Settings, defense
 from gradleak.defenses.noise import gaussian
 from gradleak.models.model import per_example_loss
 from gradleak.trees import Tree
 
 ACCOUNTANTS = ('rdp', 'pld')
+SAMPLINGS = {
+  'none': 'no sampling',
+  'Poisson': 'Poisson sampling at {:g}',
+  'fixed size': 'sampling of a fixed number at {:g}, accounted as Poisson',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Epsilon:
+  """An ε of (ε, δ)-differential privacy, and all that it is relative to.
+
+  Attributes:
+    value: ε ≥ 0, infinity without a bound.
+    relation: which data sets are neighbours, a key of `SENSITIVITIES`: one contribution is replaced by another, by
+      zeros, or is added or removed. A server that knows who sends can learn more than whether somebody did: what a
+      client holds, one image or another, is hidden in the relation 'replace one'.
+    unit: whose contribution differs, 'client' or 'example'.
+    published: what an attacker sees: 'one upload', 'all uploads' of a training, or 'all global models' of it.
+    sampling: a key of `SAMPLINGS`: 'none' (the attacker knows who takes part), 'Poisson' (each independently of all
+      others, and in secret), or 'fixed size' (so many of all, in secret), for which the ε of 'Poisson' is customary.
+    sampling_rate: the probability of taking part in a release, in (0, 1]; 1 without sampling.
+    delta: δ.
+    accountant: 'rdp' or 'pld', see `epsilon`.
+  """
+
+  value: float
+  relation: str
+  unit: str
+  published: str
+  sampling: str = 'none'
+  sampling_rate: float = 1.0
+  delta: float = 1e-5
+  accountant: str = 'rdp'
+
+  @property
+  def terms(self) -> dict[str, Any]:
+    """All of it but the value, plain JSON."""
+    return {name: value for name, value in dataclasses.asdict(self).items() if name != 'value'}
+
+  def __str__(self) -> str:
+    return f'ε = {self.value:.4g} ({self.said})'
+
+  @property
+  def said(self) -> str:
+    """All of it but the value, in words."""
+    sampled = SAMPLINGS[self.sampling].format(self.sampling_rate)
+    return (
+      f'{self.relation}, per {self.unit}, {self.published}, {sampled}, δ = {self.delta:g}, {self.accountant.upper()}'
+    )
 
 
 def _scale(settings: Settings) -> float:
@@ -195,29 +244,66 @@ def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTra
   return _per_sample('dpsgd', client, norm, perturb)
 
 
-def epsilon(
-  noise: float, *, steps: int, sampling_rate: float = 1.0, delta: float = 1e-5, accountant: str = 'rdp'
-) -> float:
-  """Returns the ε of `steps` releases of the Gaussian mechanism; infinity without noise.
+def of_upload(
+  mechanism: Mechanism, relation: str, *, uploads: int = 1, delta: float = 1e-5, accountant: str = 'rdp'
+) -> Epsilon:
+  """Returns the `Epsilon` of uploads through a mechanism, against whoever sees them and knows who sent them.
 
   Args:
-    noise: the noise multiplier ≥ 0: the noise's standard deviation over the L2 sensitivity.
+    mechanism: the `Mechanism`, see `guarantees.mechanisms`.
+    relation: 'replace one' or 'replace by zeros': that an upload is sent cannot be hidden from its receiver.
+    uploads: how many of the same contribution are sent, ≥ 1.
+    delta, accountant: as in `epsilon`.
+
+  Raises:
+    UsageError: for a value out of range, an unknown accountant or another relation.
+  """
+  errors.check_choice('neighbouring relation of an upload', relation, ('replace one', 'replace by zeros'))
+  errors.check_number('uploads', uploads, low=1, integer=True)
+  steps = mechanism.releases * int(uploads)
+  value = epsilon(mechanism.noise, relation, steps=steps, delta=delta, accountant=accountant)
+  published = 'one upload' if uploads == 1 else 'all uploads'
+  return Epsilon(value, relation, mechanism.unit, published, delta=delta, accountant=accountant)
+
+
+def epsilon(
+  noise: float,
+  relation: str,
+  *,
+  steps: int,
+  sampling_rate: float = 1.0,
+  delta: float = 1e-5,
+  accountant: str = 'rdp',
+) -> float:
+  """Returns the ε of `steps` releases of the Gaussian mechanism in a neighbouring relation; infinity without noise.
+
+  Args:
+    noise: the noise multiplier ≥ 0: the noise's standard deviation over the L2 norm that bounds a contribution.
+    relation: a key of `defense.SENSITIVITIES`: 'replace one' doubles the sensitivity.
     steps: number of releases, ≥ 1.
     sampling_rate: the probability, in (0, 1], that a contribution takes part in a release, independently of all others
-      and in secret (Poisson sampling). It is usually applied to rounds of a fixed number of clients as well.
+      and in secret (Poisson sampling). It is usually applied to rounds of a fixed number of clients as well. Below 1 it
+      is for the other two relations, which are the same to it: one contribution is there or is not.
     delta: δ in (0, 1).
     accountant: 'rdp' (Rényi differential privacy, Mironov et al. 2019) or 'pld' (privacy loss distributions: tighter).
       A loss distribution of little noise needs too much memory: where noise / max(1, sampling_rate·√steps) < 0.3, 'pld'
       returns the ε of 'rdp', which is valid too.
 
   Raises:
-    UsageError: for a value out of range or an unknown accountant.
+    UsageError: for a value out of range, an unknown relation or accountant, or sampling with 'replace one'.
   """
   errors.check_number('noise', noise, low=0, finite=True)
+  errors.check_choice('neighbouring relation', relation, SENSITIVITIES)
   errors.check_number('steps', steps, low=1, integer=True)
   errors.check_number('sampling_rate', sampling_rate, low=1e-12, high=1)
   errors.check_number('delta', delta, low=1e-300, high=1 - 1e-12)
   errors.check_choice('accountant', accountant, ACCOUNTANTS)
+  if sampling_rate < 1 and relation == 'replace one':
+    raise errors.UsageError(
+      f"sampling_rate is {sampling_rate} in the relation 'replace one', expected 1: what Poisson sampling amplifies is "
+      "known for 'add or remove one' and 'replace by zeros'"
+    )
+  noise /= SENSITIVITIES[relation]
   if noise < 1e-100:  # 1/noise² is about to leave the range of floats
     return math.inf
   import dp_accounting
@@ -253,6 +339,7 @@ def rounds_within(
 ) -> int:
   """Returns the largest number of rounds whose ε stays within `budget`: where Geyer's training stops (algorithm 1).
 
+  The relation is that of Geyer et al. 2017, 'add or remove one' client.
   That the clipping bound, a median, depends on the data is not counted (see `aggregate_client_dp`).
 
   Args:
@@ -265,7 +352,9 @@ def rounds_within(
   errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
 
   def exceeded(steps: int) -> bool:
-    spent = epsilon(noise, steps=steps, sampling_rate=sampling_rate, delta=delta, accountant=accountant)
+    spent = epsilon(
+      noise, 'add or remove one', steps=steps, sampling_rate=sampling_rate, delta=delta, accountant=accountant
+    )
     return spent > budget
 
   beyond = 1

@@ -1,4 +1,7 @@
-"""Which defenses guarantee differential privacy: their Gaussian mechanisms, found by their traits."""
+"""Which defenses guarantee differential privacy: their Gaussian mechanisms, found by their traits.
+
+`differential_privacy.of_upload` makes an ε of a mechanism and a neighbouring relation.
+"""
 
 from collections.abc import Sequence
 

@@ -1,11 +1,13 @@
-"""Privacy accounting of a training: ε(δ) of all models published so far."""
+"""Privacy accounting of a training: ε(δ) of all that was published so far."""
 
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from gradleak import errors
 from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
+from gradleak.defenses.differential_privacy import Epsilon
 
 _epsilon = functools.cache(differential_privacy.epsilon)  # a training needs the same values at every round
 
@@ -48,8 +50,25 @@ class Ledger:
     per_client = self.server_noise > 0 or any(mechanism.unit == 'client' for mechanism in self.mechanisms)
     return 'example' if per_example and not per_client else 'client'
 
-  def epsilon(self, rounds: int, participations: int) -> float:
-    """Returns the ε of all models published so far: the least valid one; infinity without any noise.
+  @property
+  def relation(self) -> str:
+    """The neighbouring relation of every ε, one for all noise that is counted, see `differential_privacy.Epsilon`.
+
+    The server sees who sends: against it, one contribution is replaced by another ('replace one'). Geyer's ε of the
+    global models hides whether a client took part at all ('add or remove one'). Where noise of both kinds protects
+    clients, the relation is the one that both are known in, 'replace by zeros'.
+    """
+    if not self.server_noise:
+      return 'replace one'
+    return 'replace by zeros' if self._counted else 'add or remove one'
+
+  @property
+  def terms(self) -> dict[str, Any]:
+    """What every ε of this ledger is relative to, plain JSON; see `differential_privacy.Epsilon`."""
+    return self.epsilon(0, 0).terms
+
+  def epsilon(self, rounds: int, participations: int) -> Epsilon:
+    """Returns the ε of all that was published so far: the least valid one; infinity without any noise.
 
     Each mechanism of the ledger's unit gives a valid ε by itself, and so does the server's noise:
     - one at the client is released `releases · participations` times. Sampling gives no amplification, as the server
@@ -67,21 +86,37 @@ class Ledger:
     """
     errors.check_number('rounds', rounds, low=0, integer=True)
     errors.check_number('participations', participations, low=0, high=int(rounds), integer=True)
-    if rounds == 0:
-      return 0.0
-    found = [
-      self._spent(mechanism.noise, mechanism.releases * int(participations))
-      for mechanism in self.mechanisms
-      if mechanism.unit == self.unit
-    ]
+    found = [self._spent(mechanism.noise, mechanism.releases * int(participations)) for mechanism in self._counted]
     if self.server_noise > 0:
       found.append(self._spent(self.server_noise, int(rounds), self.sampling_rate))
-    return min(found, default=math.inf)
+    sampled = self.server_noise > 0 and self.sampling_rate < 1
+    return Epsilon(
+      min(found, default=math.inf) if rounds else 0.0,
+      self.relation,
+      self.unit,
+      'all global models' if self.server_noise > 0 else 'all uploads',
+      'fixed size' if sampled else 'none',
+      float(self.sampling_rate) if sampled else 1.0,
+      self.delta,
+      self.accountant,
+    )
+
+  @property
+  def _counted(self) -> tuple[Mechanism, ...]:
+    """The mechanisms of the ledger's unit."""
+    return tuple(mechanism for mechanism in self.mechanisms if mechanism.unit == self.unit)
 
   def _spent(self, noise: float, steps: int, sampling_rate: float = 1.0) -> float:
     if steps == 0:
       return 0.0
-    return _epsilon(noise, steps=steps, sampling_rate=sampling_rate, delta=self.delta, accountant=self.accountant)
+    return _epsilon(
+      noise,
+      self.relation,
+      steps=steps,
+      sampling_rate=sampling_rate,
+      delta=self.delta,
+      accountant=self.accountant,
+    )
 
 
 def ledger(
@@ -105,9 +140,3 @@ def ledger(
   """
   made = Ledger(guarantees.mechanisms(defense, epochs), server_noise, sampling_rate, delta, accountant)
   return made if made.mechanisms or made.server_noise > 0 else None
-
-
-def caption(ledger: Ledger) -> str:
-  """Returns the caption of a column of ε: 'per client' or 'per example', and what it does not protect."""
-  limits = ', of the global models, not of the uploads' if ledger.server_noise > 0 else ''
-  return f'per {ledger.unit}{limits}'

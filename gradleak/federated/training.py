@@ -42,7 +42,8 @@ def train(
   A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
   together), 'bytes_up' and 'bytes_down' (of all of them together, BatchNorm's statistics included), 'bytes_statistics'
   (of 'bytes_up', those of the statistics), 'update_norm', and at evaluated rounds 'accuracy' and 'loss' on the test
-  samples, of which there are 'tested'; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite.
+  samples, of which there are 'tested'; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite,
+  and 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
@@ -74,7 +75,9 @@ def train(
   state, rows = simulation.start(federation, variables), []
   if privacy is not None and _overdrawn(federation, state, key, privacy, budget):
     spent = privacy.epsilon(1, 1)
-    raise errors.UsageError(f'the first round alone costs ε = {spent:.3g}, more than the budget of {budget}')
+    raise errors.UsageError(
+      f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {budget}'
+    )
   store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
   if store is not None and (found := store.load_checkpoint('training')):
     state = _unpacked(federation, state, *found)
@@ -114,7 +117,7 @@ def _overdrawn(
   """Returns whether the next round would exceed the budget."""
   if privacy is None or budget is None:
     return False
-  return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())) > budget
+  return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())).value > budget
 
 
 def _row(federation: Federation, state: State, done: Round, privacy: Ledger | None) -> dict:
@@ -130,7 +133,8 @@ def _row(federation: Federation, state: State, done: Round, privacy: Ledger | No
   }
   if privacy is not None:
     spent = privacy.epsilon(state.number, int(state.participations.max()))
-    row['epsilon'] = spent if math.isfinite(spent) else None
+    row['epsilon'] = spent.value if math.isfinite(spent.value) else None
+    row |= {'epsilon_relation': spent.relation, 'epsilon_unit': spent.unit}
   return row
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from gradleak import storage
 from gradleak.audit.verdict import LEVELS, false_alarms
 from gradleak.autoleak import AutoLeak
+from gradleak.autoleak.bounds import RELATION
 from gradleak.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.metrics import statistics
 from gradleak.report import headline, page, pictures, tables
@@ -36,6 +37,7 @@ def render_autoleak(found: AutoLeak) -> str:
         bound=bounds,
       ),
       bounded=bool(bounds),
+      relation=RELATION,
       few=found.config['trials'] < ENOUGH,
       levels=levels(honest),
       malicious=levels([row for row in found.rows if not row['honest']]),

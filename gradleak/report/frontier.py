@@ -1,6 +1,7 @@
 """What defenses hide against what they cost: one table, and one picture with the frontier."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import math
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradleak import errors
+from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import training
 from gradleak.frontier import Trained
 from gradleak.report import figures, tables
@@ -19,7 +21,8 @@ from gradleak.report.privacy import NO_PROTECTION
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'points', 'points_low', 'points_high', 'loss',
-  'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon', 'protects',
+  'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon',
+  *(f'epsilon_{field.name}' for field in dataclasses.fields(Epsilon)[1:]),
 )  # fmt: skip
 _DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
 _COLOUR = '#0f6674'
@@ -40,8 +43,8 @@ def entries(trained: Mapping[str, Trained], rows: Iterable[tables.Row] = ()) -> 
   Args:
     trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them; 'points' is what the
       accuracy is above that of 'none', in percentage points, with its 95 % interval by the test samples, see
-      `federated.training.gained`; 'epsilon' is that of the last round, infinite if no ε is bounded, and None if none
-      is counted.
+      `federated.training.gained`; 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is
+      counted; 'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
   """
   worst = worst_case_of(rows)
@@ -88,8 +91,8 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Train
   gained = None if base is None else training.gained(measured, trained.wrong, last_measured(base), base.wrong)
   points, low, high = (None,) * 3 if gained is None else (100 * x for x in (gained.share, gained.low, gained.high))
   answered = sum(row['clients'] for row in rounds)
-  last = rounds[-1] if rounds else {}
-  spent = last.get('epsilon')
+  spent = trained.epsilon
+  terms = {} if spent is None else spent.terms
   return {
     'defense': defense,
     **{key: worst.get(key) for key in ('psnr', 'ssim', 'recovered', 'n', 'by')},
@@ -103,8 +106,8 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Train
     'bytes_down': sum(row['bytes_down'] for row in rounds) / answered if answered else None,
     'seconds': trained.seconds,
     'seconds_defense': trained.seconds_defense,
-    'epsilon': math.inf if 'epsilon' in last and spent is None else spent,
-    'protects': trained.protects,
+    'epsilon': None if spent is None else spent.value,
+    **{f'epsilon_{field.name}': terms.get(field.name) for field in dataclasses.fields(Epsilon)[1:]},
   }
 
 
@@ -134,7 +137,7 @@ def frontier_table(found: Iterable[Entry]) -> str:
       kib(one['bytes_up']),
       number(one['seconds'], 2),
       milliseconds(one['seconds_defense'], ' ms'),
-      epsilon(one['epsilon']),
+      ', '.join(filter(None, (epsilon(one['epsilon']), protects(one)))),
       number(one['psnr']),
       '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
       one['by'] or '–',
@@ -198,6 +201,13 @@ def epsilon(value: float | None) -> str:
   if value > NO_PROTECTION:
     return f'> {NO_PROTECTION}'
   return upwards(value) if value > 0 else '0'
+
+
+def protects(one: Entry) -> str:
+  """Returns the neighbouring relation of an entry's ε, whom it protects and in what, in words; '' without any."""
+  if one['epsilon'] is None:
+    return ''
+  return f'{one["epsilon_relation"]}, per {one["epsilon_unit"]}, {one["epsilon_published"]}'
 
 
 def best(found: Iterable[Entry]) -> list[Entry]:

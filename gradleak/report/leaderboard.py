@@ -8,6 +8,7 @@ from typing import Any
 from gradleak import errors, storage
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.autoleak import leaderboard
+from gradleak.autoleak.bounds import RELATION
 from gradleak.report import headline, page, pictures
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import percent_range, upwards
@@ -37,6 +38,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
       meanings=headline.MEANINGS,
       levels=LEVELS,
       enough=ENOUGH,
+      relation=RELATION,
       defenses=len({entry['text'] for entry in entries.values()} - {'none'}),
     )
   )

@@ -7,6 +7,8 @@ from gradleak.defenses import Mechanism, differential_privacy
 from gradleak.report.formatting import upwards
 
 DELTA = 1e-5
+# The first hides which image was used from a server that knows who sends; the second, whether any was.
+RELATIONS = 'replace one', 'replace by zeros'
 NO_PROTECTION = 1000  # ε beyond which it says nothing
 _MISSING = {
   'L2': 'no ε: nothing bounds the norm of what the noise is added to',
@@ -17,8 +19,8 @@ _MISSING = {
 def guarantee(facts: Mapping[str, Any]) -> str | None:
   """Returns what a defense guarantees for one upload, or None if it has no noise, or noise that is not covered.
 
-  Noise without a bound on the sensitivity guarantees nothing. Sampling of clients amplifies nothing: the server knows
-  which client sent an upload.
+  It names the neighbouring relation of each ε, see `differential_privacy.Epsilon`. Noise without a bound on the
+  sensitivity guarantees nothing. Sampling of clients amplifies nothing: the server knows which client sent an upload.
 
   Args:
     facts: of the defense, from `AuditResult.methods`; `defenses.guarantees` says what is covered.
@@ -37,20 +39,21 @@ def statements(methods: Mapping[str, Any]) -> dict[str, str]:
   return {label: statement for label, statement in found.items() if statement}
 
 
-def _unit(mechanism: Mechanism) -> str:
-  if mechanism.unit == 'client':
-    return 'one upload, per client (against zeros in its place)'
-  times = '' if mechanism.releases == 1 else f' of {mechanism.releases} local epochs'
-  return f'one upload{times}, per example (the batch with or without it)'
-
-
 def _spent(mechanism: Mechanism) -> str:
-  """Returns the ε that one upload through a mechanism spends, in words."""
+  """Returns the ε that one upload through a mechanism spends in both relations, in words."""
+  rdp = differential_privacy.of_upload(mechanism, RELATIONS[0], delta=DELTA)
+  times = '' if mechanism.releases == 1 else f' of {mechanism.releases} local epochs'
+  terms = f'per {rdp.unit}, {rdp.published}{times}, no sampling, δ = {rdp.delta:g}'
+  return f'{", ".join(_bounded(mechanism, relation) for relation in RELATIONS)}; {terms}'
+
+
+def _bounded(mechanism: Mechanism, relation: str) -> str:
+  """Returns the ε of one upload in a relation, by each accountant."""
   rdp, pld = (
-    differential_privacy.epsilon(mechanism.noise, steps=mechanism.releases, delta=DELTA, accountant=accountant)
+    differential_privacy.of_upload(mechanism, relation, delta=DELTA, accountant=accountant).value
     for accountant in differential_privacy.ACCOUNTANTS
   )
   if pld > NO_PROTECTION:
-    return f'ε > {NO_PROTECTION}: no protection in the sense of DP (δ = 1e-5, {_unit(mechanism)})'
-  tighter = '' if pld == rdp else f', {upwards(pld)} (PLD)'
-  return f'ε ≤ {upwards(rdp)} (RDP){tighter} at δ = 1e-5, {_unit(mechanism)}'
+    return f'ε > {NO_PROTECTION} ({relation}): no protection in the sense of DP'
+  tighter = '' if pld == rdp else f', {upwards(pld)} by PLD'
+  return f'ε ≤ {upwards(rdp)} ({relation}; by RDP{tighter})'

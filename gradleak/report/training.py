@@ -19,6 +19,7 @@ from gradleak.report.frontier import (
   kib,
   milliseconds,
   percent,
+  protects,
   undefended,
   worst_case_of,
 )
@@ -151,6 +152,7 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
       'down': kib(one['bytes_down']),
       'milliseconds': milliseconds(one['seconds_defense']),
       'epsilon': epsilon(one['epsilon']),
+      'protects': protects(one),
       'worst': worst.get(one['defense']),
     }
 

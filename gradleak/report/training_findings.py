@@ -8,7 +8,7 @@ from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.frontier import Trained
 from gradleak.metrics.statistics import proportion_interval
 from gradleak.report.formatting import listed, number, percent_range, significant
-from gradleak.report.frontier import Entry, between, epsilon, percent, points, undefended
+from gradleak.report.frontier import Entry, between, epsilon, percent, points, protects, undefended
 from gradleak.report.privacy import NO_PROTECTION
 
 _ENOUGH = 30  # trials: with fewer, intervals are wide
@@ -278,11 +278,10 @@ def _cost(one: Entry, base: Entry | None, config: Config) -> str:
   if sent is not None:
     parts.append(f'clients send {sent}')
   if one['epsilon'] is not None:
-    at = f' at δ = {config["delta"]:g}' if 'delta' in config else ''
-    whose = f' {one["protects"]}' if one['protects'] else ''
     nothing = ', no protection in the sense of DP' if one['epsilon'] > NO_PROTECTION else ''
     bounded = one['epsilon'] < math.inf
-    parts.append(f'ε is {epsilon(one["epsilon"])}{at}{whose}{nothing}' if bounded else 'no ε is bounded')
+    of = f' at δ = {one["epsilon_delta"]:g} ({protects(one)})'
+    parts.append(f'ε is {epsilon(one["epsilon"])}{of}{nothing}' if bounded else 'no ε is bounded')
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])}, and {parts[-1]}'
 
 

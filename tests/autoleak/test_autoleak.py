@@ -1,6 +1,7 @@
 import dataclasses
 import importlib
 import json
+import math
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from gradleak import report
 from gradleak.audit.verdict import VERDICTS
 from gradleak.autoleak import bounds, ensemble
 from gradleak.defenses import Mechanism
+from gradleak.metrics import statistics
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -241,21 +243,32 @@ def test_trials_that_are_left_out(scenario):
 
 
 def test_the_bound_is_reached_by_the_best_guess():
-  """Of G + 1 equally likely points, one step of noise 2/μ apart in pairs: two candidates, where it is tight."""
+  """Of two opposite contributions of norm 1 under noise of 2: the bound is tight, so that no smaller one holds."""
   bound = bounds.identification([Mechanism(2.0, 'example', 1)], 1)
   rng = np.random.default_rng(0)
-  truth = rng.integers(2, size=200_000)
-  seen = truth + 2.0 / 2 * rng.normal(
-    size=truth.size
-  )  # replacing moves the sum by twice the sensitivity, noise is twice it
-  hits = np.mean((seen > 0.5) == truth)
-  assert hits == pytest.approx(stats.norm.cdf(0.5), abs=4e-3) and bound == pytest.approx(stats.norm.cdf(1.0))
-  assert hits <= bound
+  truth = rng.choice([-1, 1], size=400_000)
+  hits = np.mean(np.sign(truth + 2.0 * rng.normal(size=truth.size)) == truth)
+  assert hits == pytest.approx(bound, abs=3e-3) and bound == pytest.approx(stats.norm.cdf(0.5))
   assert bounds.identification([Mechanism(1.0, 'example', 4)], 9) == pytest.approx(
-    stats.norm.cdf(4 + stats.norm.ppf(0.1))
+    stats.norm.cdf(2 + stats.norm.ppf(0.1))
   )
   assert bounds.identification([Mechanism(1e9, 'client', 1)], 99) == pytest.approx(0.01, rel=1e-3)
   assert bounds.identification([], 9) is None and bounds.identification([Mechanism(1.0, 'client', 1)], 0) is None
+
+
+@pytest.mark.parametrize(('dimension', 'others'), [(2, 2), (3, 9), (100, 999)])
+def test_the_best_of_all_attackers_stays_below_the_bound_and_is_near(dimension, others):
+  """Bayes' rule among G + 1 contributions of norm 1, for one upload and for four."""
+  rng = np.random.default_rng(1)
+  candidates = rng.normal(size=(others + 1, dimension))
+  candidates /= np.linalg.norm(candidates, axis=1, keepdims=True)
+  truth = rng.integers(others + 1, size=5000)
+  for noise, uploads in ((0.5, 1), (1.0, 1), (1.0, 4)):
+    draws = rng.normal(size=(truth.size, dimension)) / math.sqrt(uploads)  # the mean of the uploads says all
+    named = np.argmax((candidates[truth] + noise * draws) @ candidates.T, axis=1)
+    _, low, high = statistics.proportion_interval(int(np.sum(named == truth)), truth.size)
+    bound = bounds.identification([Mechanism(noise, 'client', uploads)], others)
+    assert low < bound < 2.2 * high
 
 
 def test_the_bound_holds_for_every_upload_that_was_read():

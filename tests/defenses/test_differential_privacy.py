@@ -13,9 +13,12 @@ import scipy.stats
 
 import gradleak as gl
 from gradleak import Client, defenses, errors, models
+from gradleak.defenses import Mechanism
 from gradleak.defenses import differential_privacy as dp
+from gradleak.defenses.guarantees import mechanisms
 
 KEY = jax.random.key(5)
+ABSENT = 'add or remove one'
 
 
 class Setting:
@@ -279,37 +282,69 @@ def analytic(noise, delta):
   return scipy.optimize.brentq(excess, 0, 600, xtol=1e-10)
 
 
+@pytest.mark.parametrize(('relation', 'moved', 'value'), [('replace one', 2.0, 10.73), ('replace by zeros', 1.0, 4.73)])
+def test_an_epsilon_is_that_of_its_relation(relation, moved, value):
+  """Clip 1, σ 1: the closed form of Balle and Wang at the distance between two neighbours' uploads."""
+  (mechanism,) = mechanisms(gl.parse('clip(norm=1)+gaussian(stddev=1)'))
+  found = dp.of_upload(mechanism, relation)
+  assert found.value == pytest.approx(value, abs=0.005)
+  tight = dp.of_upload(mechanism, relation, accountant='pld')
+  assert tight.value == pytest.approx(analytic(1.0 / moved, 1e-5), rel=1e-3) and tight.value < found.value
+  assert str(found) == f'ε = {found.value:.4g} ({relation}, per client, one upload, no sampling, δ = 1e-05, RDP)'
+  assert found.terms == {
+    'relation': relation, 'unit': 'client', 'published': 'one upload', 'sampling': 'none', 'sampling_rate': 1.0,
+    'delta': 1e-5, 'accountant': 'rdp',
+  }  # fmt: skip
+  twice = dp.of_upload(mechanism, relation, uploads=2)
+  assert twice.published == 'all uploads' and twice.value == dp.epsilon(1.0, relation, steps=2)
+
+
+def test_neighbours_uploads_are_as_far_apart_as_their_relation_says():
+  """Two clipped updates that oppose each other are 2·S apart, and each is S from zeros."""
+  clipped, update = gl.parse('clip(norm=0.5)'), {'w': jnp.array([3.0, 4.0])}
+  sent = [np.asarray(clipped.update(jax.tree.map(lambda x, s=s: s * x, update), ())[0]['w']) for s in (1, -1, 0)]
+  for relation, (one, other) in (('replace one', sent[:2]), ('replace by zeros', sent[1:])):
+    mechanism = Mechanism(1.5 / 0.5, 'client')
+    assert mechanism.multiplier(relation) == pytest.approx(1.5 / np.linalg.norm(one - other))
+
+
+@pytest.mark.parametrize('relation', ['add or remove one', 'replace'])
+def test_that_a_client_sends_is_not_hidden_from_the_server(relation):
+  with pytest.raises(errors.UsageError, match='unknown neighbouring relation of an upload'):
+    dp.of_upload(Mechanism(1.0, 'client'), relation)
+
+
 @pytest.mark.parametrize('delta', [1e-5, 1e-3])
 @pytest.mark.parametrize('noise', [0.5, 1.0, 4.0])
 def test_epsilon_of_one_release_and_of_several(noise, delta):
   exact = analytic(noise, delta)
-  assert dp.epsilon(noise, steps=1, delta=delta, accountant='pld') == pytest.approx(exact, rel=0.01)
-  assert exact <= dp.epsilon(noise, steps=1, delta=delta) < 1.3 * exact
+  assert dp.epsilon(noise, ABSENT, steps=1, delta=delta, accountant='pld') == pytest.approx(exact, rel=0.01)
+  assert exact <= dp.epsilon(noise, ABSENT, steps=1, delta=delta) < 1.3 * exact
   # Sixteen releases are one with a quarter of the multiplier.
-  assert dp.epsilon(4 * noise, steps=16, delta=delta, accountant='pld') == pytest.approx(exact, rel=0.01)
+  assert dp.epsilon(4 * noise, ABSENT, steps=16, delta=delta, accountant='pld') == pytest.approx(exact, rel=0.01)
 
 
 def test_epsilon_of_the_papers_setting():
   """ε = 8 at q = 0.1, 2,000 rounds and δ = 1e-5 takes a multiplier of about 3."""
   setting = {'steps': 2000, 'sampling_rate': 0.1, 'delta': 1e-5}
-  renyi = dp.epsilon(3.0, **setting)
+  renyi = dp.epsilon(3.0, ABSENT, **setting)
   assert 7 < renyi < 9
-  assert 0.8 * renyi < dp.epsilon(3.0, **setting, accountant='pld') <= renyi
-  assert dp.epsilon(2.0, **setting) > renyi > dp.epsilon(4.0, **setting)
+  assert 0.8 * renyi < dp.epsilon(3.0, ABSENT, **setting, accountant='pld') <= renyi
+  assert dp.epsilon(2.0, ABSENT, **setting) > renyi > dp.epsilon(4.0, ABSENT, **setting)
 
 
 @pytest.mark.parametrize('accountant', ['rdp', 'pld'])
 def test_epsilon_without_and_with_hardly_any_noise(accountant):
-  assert dp.epsilon(0, steps=1, accountant=accountant) == math.inf
-  assert 5000 < dp.epsilon(0.01, steps=1, accountant=accountant) < 6000
+  assert dp.epsilon(0, ABSENT, steps=1, accountant=accountant) == math.inf
+  assert 5000 < dp.epsilon(0.01, ABSENT, steps=1, accountant=accountant) < 6000
   for noise in (1e-10, 1e-99, 1e-101, 5e-324):
     for rate in (1.0, 0.5):
-      assert dp.epsilon(noise, steps=1000, sampling_rate=rate, accountant=accountant) > 1e19
+      assert dp.epsilon(noise, ABSENT, steps=1000, sampling_rate=rate, accountant=accountant) > 1e19
 
 
 def test_orders_that_do_not_converge_are_left_out_in_silence(capfd):
-  spent = dp.epsilon(0.3, steps=100, sampling_rate=0.1)
-  assert 100 < spent < dp.epsilon(0.3, steps=100)
+  spent = dp.epsilon(0.3, ABSENT, steps=100, sampling_rate=0.1)
+  assert 100 < spent < dp.epsilon(0.3, ABSENT, steps=100)
   assert capfd.readouterr().err == ''
 
 
@@ -317,10 +352,11 @@ def test_training_stops_before_the_budget_is_exceeded():
   setting = {'noise': 3.0, 'sampling_rate': 0.1}
   rounds = dp.rounds_within(8.0, 1e-5, **setting)
   assert 2000 < rounds < 2200
-  assert dp.epsilon(steps=rounds, **setting) <= 8.0 < dp.epsilon(steps=rounds + 1, **setting)
+  assert dp.epsilon(relation=ABSENT, steps=rounds, **setting) <= 8.0
+  assert dp.epsilon(relation=ABSENT, steps=rounds + 1, **setting) > 8.0
   assert dp.rounds_within(8.0, 1e-5, noise=0.1) == dp.rounds_within(8.0, 1e-5, noise=0) == 0
   # k releases are one with the multiplier over √k, so that k releases of √k times the multiplier fit as one does.
-  one = dp.epsilon(1.0, steps=1)
+  one = dp.epsilon(1.0, ABSENT, steps=1)
   assert dp.rounds_within(one * (1 + 1e-9), 1e-5, noise=5.0) == 25
   assert dp.rounds_within(one * (1 - 1e-9), 1e-5, noise=5.0) == 24
 
@@ -337,12 +373,17 @@ def test_training_stops_before_the_budget_is_exceeded():
     ({'delta': 0.0}, 'delta is 0'),
     ({'delta': 1.0}, 'delta is 1'),
     ({'accountant': 'rpd'}, "did you mean 'rdp'"),
+    ({'relation': 'replace-one'}, "did you mean 'replace one'"),
+    (
+      {'relation': 'replace one', 'sampling_rate': 0.5},
+      "sampling_rate is 0.5 in the relation 'replace one', expected 1",
+    ),
   ],
 )
 def test_bad_accounting_is_named(changed, words):
   settings = {'noise': 1.0, 'steps': 1, **changed}
   with pytest.raises(errors.UsageError) as caught:
-    dp.epsilon(settings.pop('noise'), **settings)
+    dp.epsilon(settings.pop('noise'), settings.pop('relation', ABSENT), **settings)
   assert words in str(caught.value)
 
 

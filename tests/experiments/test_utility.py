@@ -121,8 +121,8 @@ def test_the_difference_is_to_the_undefended_model():
 def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
   noise = utility.noise_for(8.0, delta, 2000, 0.1)
   assert noise == pytest.approx(published, rel=0.012)
-  assert epsilon(noise, steps=2000, sampling_rate=0.1, delta=delta) <= 8
-  assert epsilon(0.985 * noise, steps=2000, sampling_rate=0.1, delta=delta) > 8
+  assert epsilon(noise, utility.RELATION, steps=2000, sampling_rate=0.1, delta=delta) <= 8
+  assert epsilon(0.985 * noise, utility.RELATION, steps=2000, sampling_rate=0.1, delta=delta) > 8
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ def direct(event, count, delta, accountant):
   ('defense', 'settings', 'event', 'count'),
   [
     # 7 of 30 rounds: what the others send costs this client nothing, and the server sees that it sends.
-    ('client_dp(norm=0.5,noise=4)', {'sampling_rate': 0.1}, dp_accounting.GaussianDpEvent(4.0), 7),
-    ('clip(norm=2)+gaussian(stddev=8)', {'delta': 1e-3, 'epochs': 5}, dp_accounting.GaussianDpEvent(4.0), 7),
-    ('dpsgd(norm=3,noise=6)', {'epochs': 3}, dp_accounting.GaussianDpEvent(6.0), 3 * 7),
+    # The server sees one contribution or another, which are twice the norm apart: half of the multiplier counts.
+    ('client_dp(norm=0.5,noise=4)', {'sampling_rate': 0.1}, dp_accounting.GaussianDpEvent(2.0), 7),
+    ('clip(norm=2)+gaussian(stddev=8)', {'delta': 1e-3, 'epochs': 5}, dp_accounting.GaussianDpEvent(2.0), 7),
+    ('dpsgd(norm=3,noise=6)', {'epochs': 3}, dp_accounting.GaussianDpEvent(3.0), 3 * 7),
     (
       'none',
       {'server_noise': 1.5, 'sampling_rate': 0.2, 'delta': 1e-4},
@@ -48,19 +49,19 @@ def direct(event, count, delta, accountant):
 def test_epsilon_is_that_of_the_events(defense, settings, event, count, accountant):
   found = ledger(defense, **settings, accountant=accountant)
   expected = direct(event, count, settings.get('delta', 1e-5), accountant)
-  assert found.epsilon(30, 7) == pytest.approx(expected, rel=1e-9)
-  assert 0.1 < expected < 50
+  assert found.epsilon(30, 7).value == pytest.approx(expected, rel=1e-9)
+  assert 0.1 < expected < 60
   for wrong in (count - 1, count + 1):
-    assert found.epsilon(30, 7) != pytest.approx(direct(event, wrong, found.delta, accountant), rel=1e-3)
+    assert found.epsilon(30, 7).value != pytest.approx(direct(event, wrong, found.delta, accountant), rel=1e-3)
 
 
 def test_the_least_that_holds():
   both = ledger('client_dp(norm=1,noise=4)', server_noise=2.0, sampling_rate=0.1)
-  client = ledger('client_dp(norm=1,noise=4)')
+  client = ledger('client_dp(norm=1,noise=8)')  # in the relation of both, its noise counts twice as much
   server = ledger('none', server_noise=2.0, sampling_rate=0.1)
-  assert both.epsilon(50, 1) == client.epsilon(50, 1) < server.epsilon(50, 1)
-  assert both.epsilon(50, 50) == server.epsilon(50, 50) < client.epsilon(50, 50)
-  twice = ledger('client_dp(norm=1,noise=4)+client_dp(norm=1,noise=2)')
+  assert both.epsilon(50, 1).value == client.epsilon(50, 1).value < server.epsilon(50, 1).value
+  assert both.epsilon(50, 50).value == server.epsilon(50, 50).value < client.epsilon(50, 50).value
+  twice = ledger('client_dp(norm=1,noise=8)+client_dp(norm=1,noise=2)')
   assert twice.epsilon(9, 3) == client.epsilon(9, 3)
 
 
@@ -71,15 +72,35 @@ def test_units_are_not_mixed():
   together = ledger(f'{dpsgd}+client_dp(norm=1,noise=4)')
   server = ledger(dpsgd, server_noise=1.0, sampling_rate=0.5)
   assert [each.unit for each in (example, client, together, server)] == ['example', 'client', 'client', 'client']
-  assert example.epsilon(5, 5) < client.epsilon(5, 5) == together.epsilon(5, 5)
+  assert example.epsilon(5, 5).value < client.epsilon(5, 5).value and client.epsilon(5, 5) == together.epsilon(5, 5)
   assert server.epsilon(5, 5) == ledger('none', server_noise=1.0, sampling_rate=0.5).epsilon(5, 5)
 
 
-def test_captions():
-  assert accounting.caption(ledger('dpsgd(norm=1,noise=1)')) == 'per example'
-  assert accounting.caption(ledger('client_dp(norm=1,noise=1)')) == 'per client'
-  server = ledger('client_dp(norm=1,noise=1)', server_noise=1.0)
-  assert accounting.caption(server) == 'per client, of the global models, not of the uploads'
+@pytest.mark.parametrize(
+  ('defense', 'settings', 'said'),
+  [
+    ('dpsgd(norm=1,noise=1)', {}, 'replace one, per example, all uploads, no sampling, δ = 1e-05, RDP'),
+    (
+      'client_dp(norm=1,noise=1)',
+      {'accountant': 'pld'},
+      'replace one, per client, all uploads, no sampling, δ = 1e-05, PLD',
+    ),
+    (
+      'dpsgd(norm=1,noise=1)',
+      {'server_noise': 1.0, 'sampling_rate': 0.1, 'delta': 1e-3},
+      'add or remove one, per client, all global models, sampling of a fixed number at 0.1, accounted as Poisson, '
+      'δ = 0.001, RDP',
+    ),
+    (
+      'client_dp(norm=1,noise=1)',
+      {'server_noise': 1.0},
+      'replace by zeros, per client, all global models, no sampling, δ = 1e-05, RDP',
+    ),
+  ],
+)
+def test_an_epsilon_says_what_it_is_relative_to(defense, settings, said):
+  found = ledger(defense, **settings)
+  assert found.epsilon(3, 2).said == said and found.terms == found.epsilon(3, 2).terms
 
 
 def test_before_anything_is_published_nothing_is_spent():
@@ -88,16 +109,16 @@ def test_before_anything_is_published_nothing_is_spent():
     ledger('none', server_noise=1e-3),
     accounting.Ledger(()),
   ):
-    assert each.epsilon(0, 0) == 0
-  assert ledger('client_dp(norm=1,noise=1)').epsilon(3, 0) == 0
+    assert each.epsilon(0, 0).value == 0
+  assert ledger('client_dp(norm=1,noise=1)').epsilon(3, 0).value == 0
   # The server's noise is accounted for as if nobody knew who took part.
   server = ledger('none', server_noise=1.0, sampling_rate=0.5)
-  assert server.epsilon(3, 0) == server.epsilon(3, 3) > 1
+  assert server.epsilon(3, 0) == server.epsilon(3, 3) and server.epsilon(3, 3).value > 1
 
 
 def test_where_nothing_covers_it():
-  assert accounting.Ledger(()).epsilon(1, 1) == math.inf
-  assert accounting.Ledger((Mechanism(1e-200, 'client', 1),)).epsilon(1, 1) == math.inf
+  assert accounting.Ledger(()).epsilon(1, 1).value == math.inf
+  assert accounting.Ledger((Mechanism(1e-200, 'client', 1),)).epsilon(1, 1).value == math.inf
   texts = 'none', 'gaussian(stddev=1)', 'topk(ratio=0.1)+client_dp(norm=1,noise=1)'
   for defense in (None, gl.defenses.own(optax.scale(0.5), 'upload'), *map(gl.parse, texts)):
     assert accounting.ledger(defense) is None
@@ -119,7 +140,7 @@ def test_epsilon_follows_the_object():
 @pytest.mark.parametrize(('noise', 'rate', 'budget'), [(1.5, 0.1, 2.0), (4.0, 1.0, 3.0)])
 def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
   server = ledger('none', server_noise=noise, sampling_rate=rate)
-  within = next(n for n in itertools.count() if server.epsilon(n + 1, 1) > budget)
+  within = next(n for n in itertools.count() if server.epsilon(n + 1, 1).value > budget)
   assert within == differential_privacy.rounds_within(budget, 1e-5, noise=noise, sampling_rate=rate)
   assert 5 < within < 30
 

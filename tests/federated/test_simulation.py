@@ -255,16 +255,16 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
   chain = defenses.client_dp(norm=1, noise=5)
   ledger = accounting.ledger(chain)
   federation, variables = setting({'upload': chain})
-  budget = ledger.epsilon(4, 4) + 1e-6
+  budget = ledger.epsilon(4, 4).value + 1e-6
   given = {'test': (federation.images, federation.labels), 'evaluate_every': 3, 'privacy': ledger}
   state, rows = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
   assert state.number == len(rows) == 4
-  assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r) for r in range(1, 5)]
+  assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r).value for r in range(1, 5)]
   assert [('accuracy' in row) for row in rows] == [False, False, True, True]
   _, again = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
   assert again == rows
   with pytest.raises(errors.UsageError, match='the first round alone costs ε = '):
-    training.train(KEY, federation, variables, 9, budget=ledger.epsilon(1, 1) / 2, **given)
+    training.train(KEY, federation, variables, 9, budget=ledger.epsilon(1, 1).value / 2, **given)
   with pytest.raises(errors.UsageError, match='needs a defense whose ε is known'):
     training.train(KEY, federation, variables, 9, budget=1.0)
 

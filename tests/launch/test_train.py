@@ -37,7 +37,7 @@ def test_it_trains_from_the_weights_of_a_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
-  flags = (*SMALL, '--rounds=9', '--per_round=4', '--defenses=none;client_dp(norm=1,noise=9)', '--budget=1')
+  flags = (*SMALL, '--rounds=9', '--per_round=4', '--defenses=none;client_dp(norm=1,noise=9)', '--budget=2')
   done = programs.start('train', *flags, f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
   rows = [
@@ -45,8 +45,8 @@ def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
   ]
   assert len(rows[0]) == 9 and 'epsilon' not in rows[0][-1]
   spent = [row['epsilon'] for row in rows[1]]
-  assert spent == [epsilon(9, steps=r) for r in range(1, len(spent) + 1)]
-  assert spent[-1] <= 1 < epsilon(9, steps=len(spent) + 1) and len(spent) < 9
+  assert spent == [epsilon(9, 'replace one', steps=r) for r in range(1, len(spent) + 1)]
+  assert spent[-1] <= 2 < epsilon(9, 'replace one', steps=len(spent) + 1) and len(spent) < 9
   refused = programs.start(
     'train', *SMALL, '--defenses=client_dp(norm=1,noise=9)', '--budget=0.1', f'--workdir={tmp_path}/refused'
   )

@@ -19,10 +19,9 @@ def guarantee(defense, epochs=1):
 
 
 def figures(statement):
-  """Returns (RDP's ε, PLD's)."""
-  return [
-    float(x) for x in re.match(r'ε ≤ ([\d.]+) \(RDP\), ([\d.]+) \(PLD\) at δ = 1e-5, one upload', statement).groups()
-  ]
+  """Returns {relation: (RDP's ε, PLD's)}."""
+  found = re.findall(r'ε ≤ ([\d.]+) \(([a-z ]+); by RDP, ([\d.]+) by PLD\)', statement)
+  return {relation: (float(rdp), float(pld)) for rdp, relation, pld in found}
 
 
 @pytest.mark.parametrize(
@@ -32,31 +31,35 @@ def figures(statement):
     pytest.param('client_dp(norm=0.1,noise=1)', 1.0, 'per client', marks=pytest.mark.slow),
     ('clip(norm=2)+gaussian(stddev=1.5)', 0.75, 'per client'),
     ('prune(rate=0.9)+clip(norm=2)+gaussian(stddev=1.5)+topk(ratio=0.1)', 0.75, 'per client'),
-    ('client_dp(norm=4,noise=0)+gaussian(stddev=2)', 0.5, 'per client'),
+    ('client_dp(norm=4,noise=0)+gaussian(stddev=4)', 1.0, 'per client'),
     pytest.param('gaussian(stddev=0.1)+client_dp(norm=1,noise=1)', 1.0, 'per client', marks=pytest.mark.slow),
-    pytest.param('dpsgd(norm=1,noise=0.5)', 0.5, 'per example', marks=pytest.mark.slow),
-    ('clip(norm=1)+dpsgd(norm=1,noise=0.5)', 0.5, 'per example'),
+    pytest.param('dpsgd(norm=1,noise=0.7)', 0.7, 'per example', marks=pytest.mark.slow),
+    ('clip(norm=1)+dpsgd(norm=1,noise=0.7)', 0.7, 'per example'),
   ],
 )
 def test_the_bound_is_that_of_the_multiplier(defense, noise, unit):
   statement = guarantee(defense)
-  assert unit in statement
-  for figure, accountant in zip(figures(statement), ('rdp', 'pld'), strict=True):
-    exact = differential_privacy.epsilon(noise, steps=1, accountant=accountant)
-    assert exact <= figure < exact * 1.1  # rounded up
+  assert statement.endswith(f'; {unit}, one upload, no sampling, δ = 1e-05')
+  assert list(figures(statement)) == ['replace one', 'replace by zeros']
+  for relation, moved in (('replace one', 2.0), ('replace by zeros', 1.0)):
+    for figure, accountant in zip(figures(statement)[relation], ('rdp', 'pld'), strict=True):
+      exact = differential_privacy.epsilon(noise / moved, 'add or remove one', steps=1, accountant=accountant)
+      assert exact <= figure < exact * 1.1  # rounded up
 
 
 def test_every_epoch_costs():
   once, thrice = (guarantee('dpsgd(norm=1,noise=2)', epochs) for epochs in (1, 3))
-  assert figures(thrice)[1] > 1.5 * figures(once)[1]
-  assert 'one upload of 3 local epochs, per example' in thrice
+  assert figures(thrice)['replace one'][1] > 1.5 * figures(once)['replace one'][1]
+  assert 'per example, one upload of 3 local epochs, no sampling' in thrice
   assert guarantee('client_dp(norm=1,noise=2)', 3) == guarantee('client_dp(norm=1,noise=2)')
 
 
 def test_next_to_no_noise_is_no_protection():
-  assert guarantee('client_dp(norm=1,noise=0.01)').startswith('ε > 1000: no protection in the sense of DP')
+  assert guarantee('client_dp(norm=1,noise=0.01)').startswith(
+    'ε > 1000 (replace one): no protection in the sense of DP, ε > 1000 (replace by zeros): no protection'
+  )
   assert guarantee('client_dp(norm=1,noise=1e-200)').startswith('ε > 1000')
-  assert re.match(r'ε ≤ 97 \(RDP\) at', guarantee('clip(norm=1)+gaussian(stddev=0.1)'))
+  assert 'ε ≤ 97 (replace by zeros; by RDP);' in guarantee('clip(norm=1)+gaussian(stddev=0.1)')
 
 
 @pytest.mark.parametrize(

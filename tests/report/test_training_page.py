@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradleak import report
+from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.frontier import Frontier, Leak, Trained
 from gradleak.report import tables
 from gradleak.report.partition import summary
@@ -24,7 +25,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, protects=None, **last):
+def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, epsilon=None, **last):
   """Returns a training that ends at `accuracy`: 10 clients a round, each sends `up` bytes and is sent 2,048."""
   rows = [
     {
@@ -34,7 +35,8 @@ def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, p
     for number in range(1, rounds + 1)
   ]  # fmt: skip
   rows[-1] |= last
-  return Trained(rows, 0.25, seconds_defense, stopped, protects)
+  spent = None if epsilon is None else Epsilon(epsilon, 'replace one', 'client', 'all uploads')
+  return Trained(rows, 0.25, seconds_defense, stopped, spent)
 
 
 def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='nothing seen', size=1):
@@ -140,12 +142,15 @@ THREE = {'none': NONE, 'topk': trained(0.938, up=123), 'noise': trained(0.5), 'p
       ['is recovered'],
     ),
     (
-      {'none': NONE, 'client_dp': trained(0.7, rounds=17, stopped=True, protects='per client', epsilon=2.31)},
+      {'none': NONE, 'client_dp': trained(0.7, rounds=17, stopped=True, epsilon=2.31)},
       (),
-      ['ε is 2.4 at δ = 1e-05 per client.', 'The ε budget ended the training under `client_dp` after 17 of 40 rounds.'],
+      [
+        'ε is 2.4 at δ = 1e-05 (replace one, per client, all uploads).',
+        'The ε budget ended the training under `client_dp` after 17 of 40 rounds.',
+      ],
       [],
     ),
-    ({'none': NONE, 'noise': trained(0.7, epsilon=None)}, (), ['and no ε is bounded.'], ['budget']),
+    ({'none': NONE, 'noise': trained(0.7, epsilon=math.inf)}, (), ['and no ε is bounded.'], ['budget']),
     (
       {'none': NONE, 'noise': trained(0.7, epsilon=99111.2)},
       (),
@@ -210,7 +215,7 @@ def test_a_trial_counts_that_any_attacker_recovers():
 
 
 def test_entries_and_their_csv():
-  plain, dropped = trained(0.9, up=512, seconds_defense=0.0123), trained(0.8, epsilon=None)
+  plain, dropped = trained(0.9, up=512, seconds_defense=0.0123), trained(0.8, epsilon=math.inf)
   del plain.rows[-1]['accuracy'], plain.rows[-1]['loss']
   plain.rows[-2]['accuracy'] = 0.88
   dropped.rows[0] |= {'clients': 0, 'bytes_up': 0}
@@ -232,7 +237,9 @@ def test_entries_and_their_csv():
   assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [
     'none', '88.0 %', '–', '0.5', '0.25', '12.3 ms', '–', '30.0', '4 of 4', 'dlg',
   ]  # fmt: skip
-  assert '∞' in lines[1] and '0.50' in lines[2]
+  assert '∞' in lines[1] and '0.50, replace one, per client, all uploads' in lines[2]
+  assert dp['epsilon_relation'] == 'replace one' and dp['epsilon_unit'] == 'client' and dp['epsilon_delta'] == '1e-05'
+  assert dp['epsilon_sampling'] == 'none' and none['epsilon_relation'] == gone['epsilon_relation'] == ''
 
 
 def test_points_beside_none_have_the_interval_of_pairs_where_the_samples_are_known():
@@ -282,7 +289,7 @@ def folder(tmp_path_factory):
   trainings = {
     'none': NONE,
     'topk(ratio=0.1)': trained(0.938, up=123, seconds_defense=0.004),
-    'client_dp(norm=1,noise=2)': trained(0.7, rounds=17, stopped=True, protects='per client', epsilon=2.31),
+    'client_dp(norm=1,noise=2)': trained(0.7, rounds=17, stopped=True, epsilon=2.31),
   }
   rows = [*LEAK, *attacked('topk(ratio=0.1)', *ALL, counter='masked'), *attacked('client_dp(norm=1,noise=2)', *NOBODY)]
   worst = report.worst_case_of(rows)
@@ -347,7 +354,7 @@ def test_the_page_shows_the_figures(page):
     '2.0',
     '0.25',
     '–',
-    '2.4per client',
+    '2.4replace one, per client, all uploads',
   ]
   assert rows['none'][0] == '96.1 %' and rows['momentum'] == ['0.9']
   assert json.loads(rows['partition'][0]) == 'classes(number=2)'
