@@ -225,7 +225,7 @@ class Run(Scaled):
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit + tested)
     others = (private.images[limit:], private.labels[limit:]) if tested else None
     private = private._replace(images=private.images[:limit], labels=private.labels[:limit])
-    gallery = gl.data.gallery(self.dataset, 'test', after=limit + tested, data_dir=data_dir)
+    gallery = gl.data.gallery(self.dataset, 'test', data_dir=data_dir)
     trained = self.training.held if self.training and not self.weights else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
@@ -496,7 +496,7 @@ class Data(NamedTuple):
   private: Dataset
   public: tuple[np.ndarray, np.ndarray] | None
   others: Any
-  gallery: np.ndarray | None = None
+  gallery: gl.data.Candidates | None = None
 
 
 def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:

@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import optax
 
-from gradleak import data, errors, settings
+from gradleak import data, errors, metrics, settings
 from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
 from gradleak.models.model import check_apply, check_model, check_variables
 from gradleak.trees import Tree
+
+_LOOKED_AT = 2000  # of the images that are given, for a gallery of at most 1,001
 
 
 class Scenario(NamedTuple):
@@ -24,9 +26,9 @@ class Scenario(NamedTuple):
     images: float32 [N, H, W, C] in [0, 1]; trial t audits the t-th batch of them.
     labels: int32 [N].
     settings: what identifies all this in a result: plain JSON values.
+    gallery: different images among which an original is to be found, private and public ones among them or not.
     public: (images, labels) that everyone holds, the attacker too, or None.
     previous: variables of the model that clients were sent before this one, or None.
-    gallery: images of the same kind, none of them private, among which an original is to be found; or None.
   """
 
   client: Client
@@ -34,9 +36,9 @@ class Scenario(NamedTuple):
   images: np.ndarray
   labels: np.ndarray
   settings: dict
+  gallery: data.Candidates
   public: tuple | None = None
   previous: dict | None = None
-  gallery: np.ndarray | None = None
 
   def trained(self, variables: Mapping, previous: Mapping | None = None) -> 'Scenario':
     """Returns the same with other weights of the model, and those that clients were sent before.
@@ -88,8 +90,9 @@ def scenario(
     public: (images, labels) that everyone holds, apart from the private ones: what GradDefense measures its risk on,
       and what an attacker may start from.
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
-    gallery: floats [G, H, W, C] in [0, 1], G of 99 or better 1,000: real images of the same kind, none of them private;
-      an original is to be found among them. By default all other images that are given here.
+    gallery: real images of the same kind, among which an original is to be found, private ones among them or not:
+      floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them, or `gradleak.data.Candidates`, which may have several
+      kinds. By default the first 2,000 images that are given here. Public images count, too.
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
@@ -109,7 +112,9 @@ def scenario(
   public = _checked_public(public, image_shape, num_classes)
   if previous is not None:
     _check_previous(model, previous, image_shape)
-  gallery = _checked_gallery(gallery, image_shape)
+  first = data.Candidates(images[:_LOOKED_AT], labels[:_LOOKED_AT])
+  given = first if gallery is None else _checked_gallery(gallery, image_shape, num_classes)
+  found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
   described = {
     'dataset': errors.check_text('dataset', dataset),
@@ -119,8 +124,9 @@ def scenario(
     'image_shape': list(image_shape),
     **recorded,
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
-    **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous, gallery=gallery),
+    **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous, gallery=found.images),
     **({'precision': 'float64'} if double else {}),
+    'gallery': composition,
   }
   return Scenario(
     client,
@@ -128,9 +134,9 @@ def scenario(
     images.astype(np.float64 if double else np.float32),
     labels.astype(np.int32),
     described,
+    found,
     public,
     None if previous is None else dict(previous),
-    gallery,
   )
 
 
@@ -193,18 +199,68 @@ def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) 
   return images.astype(np.float32), labels.astype(np.int32)
 
 
-def _checked_gallery(gallery: Any, image_shape: tuple) -> np.ndarray | None:
-  """Returns the gallery as float32."""
-  if gallery is None:
-    return None
-  images = errors.host_array('gallery', gallery)
+def _candidates(given: data.Candidates, private: np.ndarray, public: tuple | None) -> tuple[data.Candidates, dict]:
+  """Returns the gallery, and what it is made of, plain JSON, see `report.headline.gallery`.
+
+  Of each kind it has as many different images as ranks are taken of, none of them flat.
+
+  Args:
+    given: the images that are given for it; a label of −1 is unknown.
+    private: the labels of the private images, which decide what kinds there are to be.
+    public: (images, labels) that everyone holds, or None; they count, too.
+  """
+  images, labels = given.images.astype(np.float32), given.labels.astype(np.int32)
+  seen: set[bytes] = set()
+  if public is not None:
+    images, labels = np.concatenate([images, public[0]]), np.concatenate([labels, public[1]])
+    seen = {image.tobytes() for image in public[0]}
+  wanted = np.unique(private)
+  kinds = [np.flatnonzero(labels == label) for label in wanted] if given.by_class else [np.arange(len(labels))]
+  kept = np.concatenate([kind[metrics.distinct(images[kind])] for kind in kinds])
+  flat = {one.tobytes() for kind in kinds for one in images[kind] if one.std(dtype=np.float64) <= metrics.LEVEL}
+  other = {one.tobytes(): label for one, label in zip(images, labels, strict=True) if label not in wanted}
+  composition = {
+    'by_class': given.by_class,
+    'images': _counted(given, labels[kept]),
+    'left_out': _counted(given, np.asarray(list(other.values()) if given.by_class else [], int)),
+    'flat': len(flat),
+    'public': sum(image.tobytes() in seen for image in images[kept]),
+  }
+  return given._replace(images=images[kept], labels=labels[kept]), composition
+
+
+def _counted(given: data.Candidates, labels: np.ndarray) -> dict[str, int]:
+  """Returns {name of the class: its images}, 'unlabelled' for those whose class is not known."""
+  found, counts = np.unique(labels, return_counts=True)
+  return {
+    'unlabelled' if label < 0 else given.named(int(label)): int(count)
+    for label, count in zip(found, counts, strict=True)
+  }
+
+
+def _checked_gallery(gallery: Any, image_shape: tuple, num_classes: int) -> data.Candidates:
+  """Returns the gallery; images that are given alone are of one kind, and their classes are not known."""
+  given = gallery
+  if not isinstance(gallery, data.Candidates):
+    images = errors.host_array('gallery', gallery)
+    given = data.Candidates(images, np.full(len(images) if images.ndim else 0, -1, np.int32))
+  images, labels = (
+    errors.host_array('gallery', given.images),
+    errors.host_array('the labels of the gallery', given.labels),
+  )
   if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.floating):
     raise errors.UsageError(
       f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {str(image_shape)[1:-1]}]'
     )
   if images.size and not (images.min() >= 0 and images.max() <= 1):
     raise errors.UsageError(f'the gallery has pixels in [{images.min():g}, {images.max():g}], expected [0, 1]')
-  return images.astype(np.float32)
+  if given is gallery:
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+      raise errors.UsageError(
+        f'the labels of the gallery are {labels.dtype} of shape {labels.shape}, expected {len(images)} integers'
+      )
+    data.check_classes(labels, num_classes)
+  return given._replace(images=images, labels=labels)
 
 
 def fingerprint(tree: Tree) -> str:

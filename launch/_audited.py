@@ -104,9 +104,9 @@ def _options(given: types.SimpleNamespace) -> dict[str, Any]:
 
 
 @functools.cache
-def _gallery(name: str, split: str, after: int, **options: Any) -> Any:
+def _gallery(name: str, split: str, **options: Any) -> Any:
   """Returns the candidates of `gl.data.gallery`, read once for all models and seeds of a sweep."""
-  return gl.data.gallery(name, split, after=after, **options)
+  return gl.data.gallery(name, split, **options)
 
 
 def scenario(
@@ -129,7 +129,7 @@ def scenario(
     dataset=dataset.name,
     client=_settings.made(gl.ClientSettings, given.client),
     public=public,
-    gallery=_gallery(given.dataset.value, given.split.value, len(dataset.images), **_options(given)),
+    gallery=_gallery(given.dataset.value, given.split.value, **_options(given)),
     notes={
       'split': dataset.split,
       **_weights.described(given),

@@ -39,12 +39,12 @@ def main(argv):
   for name, value in (('trials', _TRIALS.value), ('strengths', _STRENGTHS.value), ('steps', _STEPS.value)):
     errors.check_number(name, value, low=1, high=10**6, integer=True)
   data = gl.data.load(_DATASET.value, 'test', data_dir=_DATA_DIR.value, limit=_TRIALS.value)
-  gallery = gl.data.gallery(_DATASET.value, 'test', after=_TRIALS.value, data_dir=_DATA_DIR.value)
-  more = gl.data.gallery(_DATASET.value, 'train', after=1, data_dir=_DATA_DIR.value)
-  gallery = np.concatenate([gallery, more])[:1000]
+  gallery = gl.data.gallery(_DATASET.value, 'test', data_dir=_DATA_DIR.value)
   key = jax.random.key(0)
   model = gl.models.create('lenet', data.num_classes, init='explicit')
   scenario = gl.scenario(model, data.images, data.labels, key=key, dataset=data.name, gallery=gallery)
+  if gallery.by_class and len(np.unique(data.labels)) > 1:
+    raise errors.UsageError(f'{_TRIALS.value} images are of several kinds, each with a border of its own: take fewer')
   strengths = np.geomspace(1e-3, 0.3, _STRENGTHS.value)
   result = gl.audit(
     jax.random.key(1),
@@ -57,7 +57,7 @@ def main(argv):
     controls=32,
     progress=_PROGRESS.value,
   )
-  bar = gl.metrics.gallery(gallery, data.images).bar
+  bar = gl.metrics.gallery(scenario.gallery.images, data.images).bar
   output = pathlib.Path(_OUTPUT.value)
   storage.made_folder(output.parent)
   storage.write_atomically(output, report.border_picture(result, bar))

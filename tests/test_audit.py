@@ -173,8 +173,7 @@ def test_rows_do_not_depend_on_the_defenses_beside_them(result, linear):
 @pytest.mark.slow
 def test_rows_do_not_depend_on_the_trials_beside_them(result, linear):
   few = audit(linear, ['prune(rate=0.5)'], trials=3, controls=2)
-  # The control pool is another, and so are the candidates: the rest of the data.
-  judged = ('control_psnr', 'control_pearson', 'candidates', 'success', 'solved', 'verdict')
+  judged = ('control_psnr', 'control_pearson', 'success', 'solved', 'verdict')  # the control pool is another
   expected = by(result.rows, defense='prune(rate=0.5)')[:3]
   assert [without(row, *judged) for row in few.rows] == [without(row, *judged) for row in expected]
 
@@ -303,7 +302,8 @@ ROW = {
   'psnr': 30.0, 'pearson': 0.9, 'objective': 0.001, 'objective_at_truth': 1e-7, 'objective_start': 1.0,
   'diverged': False, 'revealed': 0, 'recognised': 1, 'identified': 1, 'candidates': 1000,
 }  # fmt: skip
-CONTROL = Threshold(psnr=10.0, revealed=0.0, recognised=0.0, identified=0.0, pearson=0.3)
+CONTROL = Threshold(psnr=10.0, revealed=0.0, recognised=0.0, identified=0.0, pearson=0.3, certain_psnr=20.0)
+FLAT = {'recognised': 0, 'identified': 0, 'pearson': math.nan, 'flat': 1, 'batch_size': 1, 'steps': 300}
 UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
 
 
@@ -344,6 +344,13 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ),
     ({}, dict.fromkeys(CONTROL._fields, math.nan), False, False, 'not solved'),  # no control run ended with a figure
     ({'objective_at_truth': math.nan}, {}, True, False, 'recognisable'),
+    # Of a flat image there is no correlation: the PSNR has to be beyond the stricter bound.
+    ({**FLAT, 'revealed': 1}, {}, True, True, 'exact'),
+    ({**FLAT}, {}, False, False, 'traces'),
+    ({**FLAT, 'psnr': 19.0}, {}, False, False, 'not solved'),
+    ({**FLAT, 'steps': 0}, {}, False, False, 'not solved'),  # of a closed form it may be the want of an answer
+    ({**FLAT, 'flat': 0}, {}, False, False, 'not solved'),  # a constant reconstruction of an image that varies
+    ({**FLAT, 'flat': 1, 'batch_size': 2}, {}, False, False, 'not solved'),
   ],
 )
 def test_judge(changes, control, success, solved, verdict):
@@ -351,6 +358,85 @@ def test_judge(changes, control, success, solved, verdict):
   assert (found['success'], found['verdict']) == (success, verdict)
   assert found['solved'] == solved or verdict in ('identifying', 'traces')
   assert found['control_psnr'] is CONTROL._replace(**control).psnr
+
+
+def test_blank_images_are_recovered_and_counted():
+  """Of four slices that hold one value each, and four images: the attack finds all, and all of them are exact."""
+  digits = gl.data.load('digits', limit=60)
+  images = digits.images.copy()
+  images[:4] = np.asarray([0.0, 0.2, 0.55, 0.9], np.float32).reshape(4, 1, 1, 1)
+  model = gl.models.create('mlp(widths=32)', 10)
+  scenario = gl.scenario(model, images, digits.labels, key=jax.random.key(0), dataset='slices')
+  assert scenario.settings['gallery']['flat'] == 4 and len(scenario.gallery.images) == 56
+  found = audit(scenario, attacks=['csdlg_fast(tv=0,steps=300)', 'fidel'], trials=8, controls=16)
+  searched, closed = (by(found.rows, attack=attack) for attack in found.threat_models)
+  assert [row['flat'] for row in searched] == [1] * 4 + [0] * 4
+  assert [row['pearson'] is None for row in searched] == [True] * 4 + [False] * 4
+  assert all(row['verdict'] == 'exact' and row['solved'] for row in searched[:3] + searched[4:])
+  # A closed form returns zeros for what it does not find, too: that an image is black cannot be told from them.
+  assert [row['verdict'] for row in closed] == ['not solved'] + ['exact'] * 7
+
+
+def test_faces_are_found_among_faces_however_many_are_attacked():
+  gallery = gl.data.gallery('faces')
+  model = gl.models.create('mlp(widths=8)', 2)
+  bars, public = set(), gl.data.load('faces', 'train', limit=100)
+  for number in (8, 16, 32):
+    faces = gl.data.load('faces', limit=number)
+    scenario = gl.scenario(
+      model, faces.images, faces.labels, num_classes=2, key=jax.random.key(0), gallery=gallery,
+      public=(public.images, public.labels),
+    )  # fmt: skip
+    assert scenario.settings['gallery'] == {
+      'by_class': True, 'images': {'face': 100}, 'left_out': {'non-face': 100}, 'flat': 0, 'public': 50,
+    }  # fmt: skip
+    (among,) = plan(KEY, scenario, [None], objects(['fidel']), number, gl.AuditSettings()).groups[0].gallery.values()
+    assert set(among.candidates(faces.images)) == {99}
+    bars.add(among.bar)
+  assert len(bars) == 1 and bars.pop() == pytest.approx(0.566, abs=2e-3)
+
+
+def test_each_image_is_found_among_those_of_its_kind():
+  faces = gl.data.load('faces')
+  both = np.r_[:2, 60:62]
+  scenario = gl.scenario(
+    gl.models.create('mlp(widths=8)', 2), faces.images[both], faces.labels[both], key=jax.random.key(0),
+    gallery=gl.data.gallery('faces'),
+  )  # fmt: skip
+  assert scenario.settings['gallery']['images'] == {'non-face': 97, 'face': 100}
+  assert scenario.settings['gallery']['flat'] == 3
+  rows = audit(scenario, attacks=['fidel'], controls=2).rows
+  assert [row['candidates'] for row in rows] == [99, 99, 96, 96]
+  (row,) = audit(scenario, attacks=['fidel'], controls=2, trials=1, batch_size=4).rows
+  assert row['candidates'] == 96
+
+
+def test_a_gallery_of_images_alone_is_of_one_kind_and_its_bar_is_its_own(linear):
+  digits = gl.data.load('digits')
+  bars = set()
+  for number in (8, 16, 32):
+    scenario = gl.scenario(
+      linear.client.model, digits.images[:number], digits.labels[:number], key=KEY, gallery=digits.images[200:400]
+    )
+    groups = plan(KEY, scenario, [None], objects([RECOVERY]), number, gl.AuditSettings()).groups
+    assert {len(among.places) for among in groups[0].gallery.values()} == {200}
+    bars |= {among.bar for among in groups[0].gallery.values()}
+    assert scenario.settings['gallery']['images'] == {'unlabelled': 200}
+  assert len(bars) == 1
+
+
+@pytest.mark.parametrize(
+  ('gallery', 'message'),
+  [
+    (np.zeros((3, 4, 4, 1), np.float32), r'the gallery is float32 of shape \(3, 4, 4, 1\), expected floats'),
+    (gl.data.Candidates(np.zeros((3, 8, 8, 1), np.float32), np.zeros(2, int)), 'labels of the gallery are int64'),
+    (gl.data.Candidates(np.zeros((3, 8, 8, 1), np.float32), np.full(3, 10)), 'has the label 10, expected in'),
+    (np.full((3, 8, 8, 1), 2.0, np.float32), r'the gallery has pixels in \[2, 2\]'),
+  ],
+)
+def test_galleries_that_do_not_fit(linear, gallery, message):
+  with pytest.raises(gl.UsageError, match=message):
+    gl.scenario(linear.client.model, linear.images, linear.labels, key=KEY, gallery=gallery)
 
 
 def test_the_threshold_of_a_pool():

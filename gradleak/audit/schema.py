@@ -26,6 +26,7 @@ class Column(NamedTuple):
 
 _NUMBER = (int, float)
 _DIVERGED = 'the trial diverged'
+_UNDEFINED = 'the trial diverged, or no pair varies in both images'
 _CONTROL = 'it is a control run, or not finite'
 _NO_LPIPS = 'its weights were not given, or the trial diverged'
 _NO_LABELS = 'the attack returns no labels'
@@ -61,18 +62,29 @@ COLUMNS = (
   Column('ms_ssim', _NUMBER, '[0, 1]', 'MS-SSIM, on as many of five scales as fit; mean over the batch.', _DIVERGED),
   Column('mse', _NUMBER, '', 'Mean squared error, images clipped to [0, 1]; mean over the batch.', _DIVERGED),
   Column('mse_unclipped', _NUMBER, '', 'The same without clipping.', _DIVERGED),
-  Column('pearson', _NUMBER, '[-1, 1]', 'Pearson correlation; mean over the batch.', _DIVERGED),
+  Column('pearson', _NUMBER, '[-1, 1]', 'Pearson correlation; mean over the pairs that have one.', _UNDEFINED),
   Column('psnr', _NUMBER, 'dB', 'PSNR of images clipped to [0, 1], peak 1; mean over the batch.', _DIVERGED),
   Column('psnr_unclipped', _NUMBER, 'dB', 'The same without clipping.', _DIVERGED),
   Column('ssim', _NUMBER, '[-1, 1]', 'SSIM, 11×11 Gaussian window; mean over the batch.', _DIVERGED),
-  Column('revealed', int, 'images', 'Images of the batch that are fully revealed (Pearson at least 0.98).'),
+  Column(
+    'revealed',
+    int,
+    'images',
+    'Images of the batch that are fully revealed: Pearson at least 0.98, or RMSE up to 1/255.',
+  ),
   Column('revealed_psnr', _NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
+  Column('flat', int, 'images', 'Images of the batch that deviate from their mean by an RMS of at most 1/255.'),
   Column('rank', int, '', 'Rank of the original among the candidates; of a batch the best.', _DIVERGED),
   Column('identified', int, 'images', 'Images of the batch at rank 1.'),
   Column('recognised', int, 'images', "Images at rank 1 with an SSIM of at least the gallery's bar."),
   Column('label_correct', _NUMBER, '[0, 1]', 'Fraction of the images whose label is right.', _NO_LABELS),
   Column('label_counts_correct', _NUMBER, '[0, 1]', 'Fraction of the labels that are right in any order.', _NO_LABELS),
-  Column('candidates', int, 'images', 'Others among which an original is to be found; chance is 1 in one more.'),
+  Column(
+    'candidates',
+    int,
+    'images',
+    'Others among which an original is to be found, the least of the batch; chance is 1 in one more.',
+  ),
   Column('fmse', _NUMBER, '', 'Feature MSE: of the logits of the model that was sent, without clipping.', _DIVERGED),
   Column('lpips', _NUMBER, '', 'LPIPS, 0 for equal images; mean over the batch.', _NO_LPIPS),
   Column('trained_psnr', _NUMBER, 'dB', 'PSNR to the images that the client trained on.', 'these are the private ones'),

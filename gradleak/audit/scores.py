@@ -15,7 +15,7 @@ from gradleak.audit import schema
 from gradleak.audit.lanes import Found, Lane
 from gradleak.audit.settings import Group
 from gradleak.audit.uploads import Uploads, share_sent
-from gradleak.audit.verdict import CONTROL, judge, threshold
+from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.defenses.defense import remarks
 from gradleak.engine import compiler
@@ -44,9 +44,15 @@ def scored(group: Group, sent: Uploads, found: Found) -> Part:
 
 
 def judged(parts: list[Part]) -> list[dict]:
-  """Returns the rows of one structure's parts, judged by the control runs of the same variant in all of them."""
-  variants = [variant for part in parts for variant, *_ in keys_of(part)]
+  """Returns the rows of one structure's parts, judged by the control runs of the same variant in all of them.
+
+  Flat images are judged by the controls of flat ones, all others by the others: any guess is nearer to a flat image.
+  """
   rows = [row for part, _ in parts for row in part]
+  variants = [
+    (variant, is_flat(row))
+    for (variant, *_), row in zip((key for part in parts for key in keys_of(part)), rows, strict=True)
+  ]
   pools = {
     v: [row for row, of in zip(rows, variants, strict=True) if of == v and row['control']] for v in set(variants)
   }
@@ -91,6 +97,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
       reconstructions.labels[i],
       labels,
       signed=found.table.signed,
+      blank=found.table.num_steps > 0,
       among=group.gallery,
     )
     for i in lanes
@@ -114,7 +121,6 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': granted.labels,
     **figures,
-    'candidates': group.gallery.size,
     **_by_networks(group, reconstructions.images[chosen], truth, permutation),
     'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
     'objective': float(reconstructions.objective[chosen]),

@@ -103,7 +103,7 @@ class Group:
   defenses: tuple[Labelled, ...]
   num_trials: int
   settings: AuditSettings
-  candidates: Callable[[], metrics.Gallery]
+  candidates: Callable[[], dict[int, metrics.Gallery]]
   lpips: metrics.LpipsWeights | None = None
   only: Mapping[str, frozenset[int]] | None = None
 
@@ -124,8 +124,8 @@ class Group:
     return images.reshape(self.num_trials, size, *images.shape[1:])
 
   @property
-  def gallery(self) -> metrics.Gallery:
-    """Among what the private images are to be found, computed once for all groups."""
+  def gallery(self) -> dict[int, metrics.Gallery]:
+    """Label -> among what a private image of it is to be found, computed once for all groups."""
     return self.candidates()
 
   @property
@@ -315,11 +315,15 @@ def _only(
   return {label: frozenset(int(trial) for trial in trials) for label, trials in only.items()}
 
 
-def _gallery(scenario: Scenario, private: int) -> metrics.Gallery:
-  """Returns the gallery: that of the scenario, or its images that are not attacked; and the public ones."""
-  others = scenario.images[private:] if scenario.gallery is None else scenario.gallery
-  public = [] if scenario.public is None else [scenario.public[0]]
-  return metrics.gallery(np.concatenate([others, *public]), scenario.images[:private])
+def _gallery(scenario: Scenario, private: int) -> dict[int, metrics.Gallery]:
+  """Returns label -> the gallery of the private images of that label: one for all of one kind."""
+  given, images, labels = scenario.gallery, scenario.images[:private], scenario.labels[:private]
+  if not given.by_class:
+    return dict.fromkeys(np.unique(labels).tolist(), metrics.gallery(given.images, images))
+  return {
+    label: metrics.gallery(given.images[given.labels == label], images[labels == label])
+    for label in np.unique(labels).tolist()
+  }
 
 
 def listed(entries: Any) -> list | Mapping:

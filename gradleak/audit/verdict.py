@@ -1,7 +1,7 @@
 """What the figures of one run amount to, in four steps, or why they amount to nothing."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,8 @@ LEVELS = ('exact', 'recognisable', 'identifying', 'traces')
 NOTHING = 'nothing seen'
 VERDICTS = (*LEVELS, 'not solved', 'diverged', NOTHING)  # the worst first
 RECOVERED = LEVELS[:2]  # there is a picture
-MIN_CANDIDATES = 99  # with fewer, one original in a hundred is found by chance
+MIN_CANDIDATES = 99  # with fewer, more than one original in a hundred is found by chance
+CHANCE = 741  # runs on noise, one of which is beyond three standard deviations
 
 
 class Threshold(NamedTuple):
@@ -22,6 +23,7 @@ class Threshold(NamedTuple):
   Attributes:
     psnr, revealed, recognised, identified: the 95th percentile of these columns.
     pearson: three standard deviations above the mean, of Fisher's z; more for a small pool (Student's bound).
+    certain_psnr: the same bound of the PSNR, for images that have no correlation.
   """
 
   psnr: float
@@ -29,38 +31,43 @@ class Threshold(NamedTuple):
   recognised: float
   identified: float
   pearson: float
+  certain_psnr: float
 
 
-_PERCENTILES = Threshold._fields[:-1]  # columns of which a percentile counts
+_PERCENTILES = ('psnr', 'revealed', 'recognised', 'identified')  # columns of which a percentile counts
 
 
 def threshold(controls: list[dict]) -> Threshold:
   """Returns the `Threshold` of the control runs of one attack; NaN, which nothing exceeds, without any."""
-  pearson = _exceeded([row['pearson'] for row in controls if math.isfinite(row['pearson'])])
+  finite = {name: [row[name] for row in controls if math.isfinite(row[name])] for name in ('pearson', 'psnr')}
   return Threshold(
-    **{n: metrics.percentile_threshold([row[n] for row in controls]) for n in _PERCENTILES}, pearson=pearson
+    **{n: metrics.percentile_threshold([row[n] for row in controls]) for n in _PERCENTILES},
+    pearson=float(np.tanh(_exceeded(np.arctanh(np.clip(finite['pearson'], -0.999999, 0.999999))))),
+    certain_psnr=_exceeded(finite['psnr']),
   )
 
 
-def _exceeded(correlations: list[float]) -> float:
-  """Returns the bound of one more run like these that chance exceeds in one of 741 cases; NaN for fewer than two."""
+def _exceeded(values: Any) -> float:
+  """Returns the bound of one more run like these that chance exceeds in 1 of `CHANCE` cases; NaN for fewer than two."""
   from scipy import stats
 
-  n = len(correlations)
+  n, values = len(values), np.sort(values)  # the same bits in any order
   if n < 2:
     return math.nan
-  z = np.arctanh(np.clip(np.sort(correlations), -0.999999, 0.999999))  # the same bits in any order
-  return float(np.tanh(z.mean() + stats.t.ppf(stats.norm.cdf(3), n - 1) * z.std(ddof=1) * math.sqrt(1 + 1 / n)))
+  return float(values.mean() + stats.t.ppf(stats.norm.cdf(3), n - 1) * values.std(ddof=1) * math.sqrt(1 + 1 / n))
 
 
 def judge(row: dict, beyond: Threshold) -> dict:
   """Returns a row's `control_psnr`, `control_pearson`, `success`, `solved` and `verdict`.
 
   The four steps; of a batch, each asks for more images than the 95th percentile of the control shows, none as a rule:
-    exact: an image correlates with what the attack returned by at least 0.98;
+    exact: an image correlates with what the attack returned by at least 0.98, or its root mean squared error is at
+      most one level of 8 bits;
     recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's bar;
     identifying: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the control;
     traces: PSNR and correlation are beyond the control.
+  Flat images have no correlation to speak of: where all of a batch are, and the attack searches, the PSNR has to be
+  beyond the bound that the correlation is held to elsewhere. What a closed form has no answer for looks flat, too.
   The first two show a picture: the trial is a success. Closed forms give some images of a batch exactly and nothing of
   the rest, so one image decides.
 
@@ -68,7 +75,10 @@ def judge(row: dict, beyond: Threshold) -> dict:
   defense's merit then, else it is 'not solved'), or, for a success, when 99.9 % of the descent from the start to the
   truth is done; less means that the leak is at least this.
   """
-  correlated = row['pearson'] > beyond.pearson
+  if is_flat(row):
+    correlated = row['steps'] > 0 and row['psnr'] > beyond.certain_psnr
+  else:
+    correlated = row['pearson'] > beyond.pearson
   reached = (
     row['revealed'] > beyond.revealed,
     row['recognised'] > beyond.recognised,
@@ -85,6 +95,11 @@ def judge(row: dict, beyond: Threshold) -> dict:
   verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'not solved')
   control = {'control_psnr': beyond.psnr, 'control_pearson': beyond.pearson}
   return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
+
+
+def is_flat(row: dict) -> bool:
+  """Returns whether all images of a batch are flat, see docs/ROWS.md."""
+  return row.get('flat') == row.get('batch_size', 1)  # rows of earlier versions do not say
 
 
 def false_alarms(controls: list[dict]) -> list[dict]:
@@ -109,6 +124,34 @@ def false_alarms(controls: list[dict]) -> list[dict]:
       judged = judge(given, beyond)
       found.append({**row, 'verdict': judged['verdict'], 'success': judged['success']})
   return found
+
+
+class Alarms(NamedTuple):
+  """How often noise comes to a step, counted as the verdict on a defense is: the worst of all attackers of an upload.
+
+  Attributes:
+    reached: level -> the uploads of noise that any attacker brings there or further.
+    n: uploads of noise.
+    attackers: that each of them met: an attack, or a counter-measure that changes the attack.
+  """
+
+  reached: dict[str, int]
+  n: int
+  attackers: int
+
+
+def united(controls: list[dict]) -> Alarms:
+  """Returns the `Alarms` of control runs, which are combined number by number: all attackers meet the same noise.
+
+  Args:
+    controls: control runs of several attackers, rows; see `false_alarms`.
+  """
+  by_number: dict[int, list[str]] = {}
+  for row in false_alarms(controls):
+    by_number.setdefault(row['trial'], []).append(row['verdict'])
+  found = [worst(set(verdicts)) for verdicts in by_number.values()]
+  reached = {level: sum(each in LEVELS[: i + 1] for each in found) for i, level in enumerate(LEVELS)}
+  return Alarms(reached, len(found), max(map(len, by_number.values()), default=0))
 
 
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:

@@ -93,25 +93,56 @@ def load(
   return Dataset(name, split, pixels, labels, source.class_names)
 
 
-def gallery(name: str, split: str = 'test', *, after: int, most: int = 1000, **options: Any) -> np.ndarray:
-  """Returns images of a split that follow the private ones: candidates for `gradleak.scenario(gallery=…)`.
+class Candidates(NamedTuple):
+  """Images among which private ones are to be found; the private ones may be among them.
+
+  Attributes:
+    images: float32 [G, H, W, C] in [0, 1].
+    labels: int32 [G].
+    by_class: whether each class is a kind of its own: then the candidates of an image are those of its class.
+    class_names: a name for each label.
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+  by_class: bool = False
+  class_names: tuple[str, ...] = ()
+
+  def named(self, label: int) -> str:
+    """Returns the name of a class, its number where it has none."""
+    return self.class_names[label] if label < len(self.class_names) else str(label)
+
+
+def gallery(
+  name: str, split: str = 'test', *, most: int = 1001, by_class: bool | None = None, **options: Any
+) -> Candidates:
+  """Returns the candidates for `gradleak.scenario(gallery=…)`: the first images of a split, private ones among them.
+
+  They are the same whichever of them are attacked. Those of the embedded data go on with the other split: of each face
+  there are 99 other faces, which is all that there are.
 
   Args:
     name, split: as `load` takes them.
-    after: the number of private images, the first ones of the split.
-    most: the number of images to return, or as many as there are.
+    most: the number of images to return, or as many as there are. Of more than 1,001 of one kind the others are unused.
+    by_class: whether each class is a kind of its own; None for what is known of the data: of `faces` it is.
     **options: of `load`: data_dir, image_size, channels.
-
-  Returns:
-    float32 [G, H, W, C] in [0, 1].
 
   Raises:
     UsageError: as `load` does.
   """
-  after = int(errors.check_number('after', after, low=1, integer=True))
-  most = int(errors.check_number('most', most, low=0, integer=True))
-  size = _open(name, split, options.get('data_dir')).size
-  return load(name, split, limit=max(1, min(size, after + most)), **options).images[after:]
+  most = int(errors.check_number('most', most, low=1, integer=True))
+  if by_class is not None:
+    errors.check_instance('by_class', by_class, bool, 'True or False')
+  splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED else [split]
+  parts: list[Dataset] = []
+  for one in splits:
+    missing = most - sum(len(part.images) for part in parts)
+    if missing:
+      size = _open(name, one, options.get('data_dir')).size
+      parts.append(load(name, one, limit=max(1, min(size, missing)), **options))
+  known = _open(name, split, options.get('data_dir')).by_class if by_class is None else by_class
+  images, labels = (np.concatenate([getattr(part, each) for part in parts]) for each in ('images', 'labels'))
+  return Candidates(images, labels, known, parts[0].class_names)
 
 
 def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:

@@ -13,7 +13,8 @@ _DIGITS_TEST_SIZE = 500
 def faces(split: str) -> images.Source:
   """Returns the `Source` of scikit-image's subset of Labeled Faces in the Wild: grey crops, 25×25, face or not.
 
-  `test` holds 50 faces followed by 50 non-faces, `train` the other 50 faces followed by the other 50 non-faces.
+  `test` holds 50 faces followed by 50 non-faces, `train` the other 50 faces followed by the other 50 non-faces. The two
+  classes are different kinds of images.
 
   Source: scikit-image's `lfw_subset`, made from Huang et al., "Labeled Faces in the Wild", 2007.
 
@@ -25,7 +26,7 @@ def faces(split: str) -> images.Source:
   pixels = skimage.data.lfw_subset()  # 100 faces, then 100 non-faces
   start = {'test': 0, 'train': 50}[_check_split(split, 'faces')]
   index = np.r_[start : start + 50, 100 + start : 150 + start]
-  return _source(pixels[index], (index < 100).astype(np.int32), ('non-face', 'face'))
+  return _source(pixels[index], (index < 100).astype(np.int32), ('non-face', 'face'), by_class=True)
 
 
 def digits(split: str) -> images.Source:
@@ -50,9 +51,11 @@ def _check_split(split: str, name: str) -> str:
   return split
 
 
-def _source(pixels: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> images.Source:
+def _source(
+  pixels: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...], by_class: bool = False
+) -> images.Source:
   def examples(count: int) -> Iterator[tuple[np.ndarray, int, str]]:
     for index in range(count):
       yield pixels[index][..., np.newaxis], int(labels[index]), f'image {index}'
 
-  return images.Source(class_names, len(pixels), examples)
+  return images.Source(class_names, len(pixels), examples, by_class)

@@ -21,11 +21,13 @@ class Source(NamedTuple):
     size: the number of images.
     examples: `examples(n)` yields the first n images as (image [H, W, C] as stored, label, name in messages), and
       decodes only these.
+    by_class: whether its classes are different kinds of images, such as faces and what is no face.
   """
 
   class_names: tuple[str, ...]
   size: int
   examples: Callable[[int], Iterator[tuple[np.ndarray, int, str]]]
+  by_class: bool = False
 
 
 def convert(image: np.ndarray, where: str, image_size: int | None = None, channels: int | None = None) -> np.ndarray:

@@ -7,7 +7,7 @@ network, and `fmse`, which takes a network. The other functions, except `fully_r
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,20 +15,22 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.metrics.assignment import match
-from gradleak.metrics.identification import Gallery, gallery, ranks
+from gradleak.metrics.identification import Gallery, distinct, gallery, ranks
 from gradleak.metrics.labels import LabelScores, label_scores
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
-from gradleak.metrics.revealed import FULLY, fully_revealed
+from gradleak.metrics.revealed import FULLY, LEVEL, fully_revealed
 from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.structural import ms_ssim, ssim
 
 __all__ = [
+  'LEVEL',
   'MAX_PSNR',
   'REGISTRY',
   'Gallery',
   'LabelScores',
   'LpipsWeights',
+  'distinct',
   'evaluate',
   'fmse',
   'fully_revealed',
@@ -68,7 +70,8 @@ def evaluate(
   labels: Any,
   *,
   signed: bool = True,
-  among: Gallery | None = None,
+  blank: bool = True,
+  among: Gallery | Mapping[int, Gallery] | None = None,
 ) -> dict[str, Any]:
   """Returns the metrics of one reconstructed batch, after matching it one-to-one with the private one (`match`).
 
@@ -80,17 +83,21 @@ def evaluate(
     labels_hat: int [K], the attack's labels of its reconstructions, −1 for unknown; [0] if the attack gives no labels.
     labels: int [N], the labels of `truth`.
     signed: whether an image must have the right sign to count as revealed, see `fully_revealed`.
-    among: the `Gallery` that an original is to be found in.
+    blank: whether a reconstruction of zeros is an answer, see `fully_revealed`.
+    among: the `Gallery` that an original is to be found in, or one per label.
 
   Returns:
-    A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any of them diverged.
-    'revealed': the number of the N images that any reconstruction reveals fully (`fully_revealed`); 'revealed_psnr':
-    the mean PSNR of the fully revealed pairs, NaN if there are none.
+    A dict of Python values. Each metric of `REGISTRY`: its mean over the min(K, N) pairs, NaN if any of them diverged;
+    'pearson' over the pairs that have a correlation, NaN if none has. 'revealed': the number of the N images that any
+    reconstruction reveals fully, by correlation or up to a root mean squared error of one level of 8 bits
+    (`fully_revealed`); 'revealed_psnr': the mean PSNR of the fully revealed pairs, NaN if there are none. 'flat': the
+    number of the N images whose pixels deviate from their mean by no more than that: correlation says nothing of them.
     'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
     share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
     reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'identified' and
-    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's bar.
+    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's bar;
+    'candidates', the least number of others that an image of a pair is to be found among.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -107,19 +114,21 @@ def evaluate(
   labels = _checked_labels('labels', labels, len(truth))
 
   matched = permutation >= 0
-  values = jax.device_get(_all_metrics(reconstructions[permutation[matched]], truth[matched]))
-  fully = values['pearson'] >= FULLY
-  seen = (
-    {} if among is None else _identified(reconstructions[permutation[matched]], truth[matched], values['ssim'], among)
-  )
+  pairs = reconstructions[permutation[matched]], truth[matched]
+  values = jax.device_get(_all_metrics(*pairs))
+  shown = blank | pairs[0].any(axis=(1, 2, 3))
+  fully = (values['pearson'] >= FULLY) | (values['mse_unclipped'] <= LEVEL**2) & shown
+  seen = {} if among is None else _identified(*pairs, labels[matched], values['ssim'], among)
   correct = counts_correct = math.nan
   if labelled:
     correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
     counts_correct = label_scores(labels_hat, labels).instances
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
-    'revealed': int(_revealed(reconstructions, truth, signed)),
+    'pearson': _mean_correlation(values['pearson'], values['mse']),
+    'revealed': int(_revealed(reconstructions, truth, signed, blank)),
     'revealed_psnr': float(np.mean(values['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
+    'flat': int(np.sum(np.std(truth, axis=(1, 2, 3), dtype=np.float64) <= LEVEL)),
     **seen,
     'label_correct': correct,
     'label_counts_correct': counts_correct,
@@ -127,20 +136,36 @@ def evaluate(
   }
 
 
-def _identified(images: np.ndarray, truth: np.ndarray, similarity: np.ndarray, among: Gallery) -> dict[str, int]:
-  """Returns 'rank', 'identified' and 'recognised' of pairs, see `evaluate`."""
-  found = ranks(images, truth, among)
+def _mean_correlation(correlations: np.ndarray, errors_of_pairs: np.ndarray) -> float:
+  """Returns the mean of the correlations that are defined; NaN for none, and where a pair has a non-finite pixel."""
+  known = correlations[~np.isnan(correlations)]
+  return float(np.mean(known, dtype=np.float64)) if known.size and np.isfinite(errors_of_pairs).all() else math.nan
+
+
+def _identified(
+  images: np.ndarray,
+  truth: np.ndarray,
+  labels: np.ndarray,
+  similarity: np.ndarray,
+  among: Gallery | Mapping[int, Gallery],
+) -> dict[str, int]:
+  """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
+  found, bar, candidates = np.empty(len(images), int), np.empty(len(images)), np.empty(len(images), int)
+  for label in np.unique(labels):
+    of, kind = labels == label, among if isinstance(among, Gallery) else among[int(label)]
+    found[of], bar[of], candidates[of] = ranks(images[of], truth[of], kind), kind.bar, kind.candidates(truth[of])
   first = found == 1
   return {
     'rank': int(found.min()),
     'identified': int(first.sum()),
-    'recognised': int((first & (similarity >= among.bar)).sum()),
+    'recognised': int((first & (similarity >= bar)).sum()),
+    'candidates': int(candidates.min()),
   }
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _revealed(reconstructions: jax.Array, truth: jax.Array, signed: bool) -> jax.Array:
-  return fully_revealed(reconstructions, truth, signed=signed).count
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _revealed(reconstructions: jax.Array, truth: jax.Array, signed: bool, blank: bool) -> jax.Array:
+  return fully_revealed(reconstructions, truth, signed=signed, within=LEVEL, blank=blank).count
 
 
 @jax.jit

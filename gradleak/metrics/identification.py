@@ -1,15 +1,17 @@
 """Is a reconstruction matched to its original among real candidates, and is it a picture of it?
 
-The candidates are the original and the images of a gallery: real ones of the same kind, none of them private. They are
-compared by the Mahalanobis cosine, as in face recognition with eigenfaces (Beveridge, Bolme, Draper, Teixeira: The CSU
-Face Identification Evaluation System, Machine Vision and Applications 2005): the cosine after whitening, so that what
-all images of the kind share, such as the layout of a face, does not decide. Of an attacker without information the
+The candidates are the original and the images of a gallery: real ones of the same kind. A gallery may hold the private
+images, too: of each, all others are candidates, and gallery and bar do not depend on which of them are attacked. They
+are compared by the Mahalanobis cosine, as in face recognition with eigenfaces (Beveridge, Bolme, Draper, Teixeira: The
+CSU Face Identification Evaluation System, Machine Vision and Applications 2005): the cosine after whitening, so that
+what all images of the kind share, such as the layout of a face, does not decide. Of an attacker without information the
 original has rank 1 in one of G + 1 cases, whatever its prior, where originals and gallery are drawn alike: the chance
 level. The bar of SSIM, from which on a reconstruction counts as a picture of its original, is calibrated on the gallery
 alone, without human judgement (`calibrated`).
 """
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ import numpy as np
 from gradleak import errors
 from gradleak.engine import compiler
 from gradleak.metrics import structural
+from gradleak.metrics.revealed import LEVEL
 
 MOST = 1000  # candidates beside the original
 LARGEST = 64  # pixels on a side that are compared
@@ -33,16 +36,16 @@ class Gallery(NamedTuple):
   """Real images of the kind of the private ones, and what is compared with them.
 
   Attributes:
-    size: G, the number of images.
     bar: the least SSIM of a picture.
+    places: what an image in it is known by -> its place among those of the gallery, P in all.
     mean: of all images that whitening is fitted to, gallery and private ones alike, [D].
     fitted: these, less their mean, [M, D]; those of the gallery are the first.
     inverse: (r + Z·Zᵀ)⁻¹ of these, [M, M], for a ridge r.
-    norms: of the gallery's images after whitening, [G].
+    norms: of the gallery's images after whitening, [P].
   """
 
-  size: int
   bar: float
+  places: dict[bytes, int]
   mean: np.ndarray
   fitted: np.ndarray
   inverse: np.ndarray
@@ -56,20 +59,35 @@ class Gallery(NamedTuple):
     made = rows - (rows @ self.fitted.T) @ self.inverse @ self.fitted
     return made, np.sqrt(np.maximum(np.sum(made * rows, axis=1), 1e-24))
 
-  @property
-  def chance(self) -> float:
-    """The probability of rank 1 without information."""
-    return 1 / (self.size + 1)
+  def candidates(self, images: Any) -> np.ndarray:
+    """Returns how many others each original is to be found among, int [N], at most `MOST`; images: [N, H, W, C]."""
+    among = np.asarray([_known_by(image) in self.places for image in np.asarray(images, np.float32)], int)
+    return np.minimum(MOST, len(self.places) - among)
+
+
+def distinct(images: np.ndarray) -> list[int]:
+  """Returns the places of the first `MOST` + 1 different images [N, H, W, C] that are not flat.
+
+  Of an image that deviates from its mean by at most one level of 8 bits there is no correlation to speak of, and any
+  two of them are alike.
+  """
+  first: dict[bytes, int] = {}
+  for place, image in enumerate(images):
+    if len(first) > MOST:
+      break
+    if image.std(dtype=np.float64) > LEVEL:
+      first.setdefault(_known_by(image), place)
+  return list(first.values())
 
 
 def gallery(images: Any, private: Any) -> Gallery:
-  """Returns the `Gallery` of the first `MOST` images that are not private ones.
+  """Returns the `Gallery` of the first `MOST` + 1 of the images, see `distinct`: `MOST` beside each private one.
 
   Whitening is fitted to the private images, too: fitted to the others alone, it would tell them apart.
 
   Args:
-    images: float [M, H, W, C] in [0, 1]; M may be 0.
-    private: float [N, H, W, C]; they calibrate the bar where there are fewer than two others.
+    images: float [M, H, W, C] in [0, 1], private ones among them or not; M may be 0.
+    private: float [N, H, W, C]; they calibrate the bar where there are fewer than two images.
 
   Raises:
     UsageError: for images of another shape.
@@ -78,15 +96,16 @@ def gallery(images: Any, private: Any) -> Gallery:
   images = errors.host_array('gallery', images).astype(np.float32)
   if images.shape[1:] != private.shape[1:]:
     raise errors.UsageError(f'the gallery has the shape {images.shape}, expected [G, {str(private.shape[1:])[1:-1]}]')
-  hidden = {image.tobytes() for image in private}
-  kept = images[np.asarray([i for i, image in enumerate(images) if image.tobytes() not in hidden][:MOST], int)]
-  rows = _units(np.concatenate([kept, private]))
+  kept = images[np.asarray(distinct(images), int)]
+  places = {_known_by(image): place for place, image in enumerate(kept)}
+  others = [image for image in private if _known_by(image) not in places]
+  rows = _units(np.concatenate([kept, np.asarray(others, np.float32).reshape(-1, *private.shape[1:])]))
   mean = rows.mean(axis=0)
   rows = rows - mean
   products = rows @ rows.T
   ridge = RIDGE * max(float(np.trace(products)) / min(rows.shape), 1e-12)
   inverse = np.linalg.inv(products + ridge * np.eye(len(rows)))
-  made = Gallery(len(kept), calibrated(kept if len(kept) > 1 else private), mean, rows, inverse, np.zeros(0))
+  made = Gallery(calibrated(kept if len(kept) > 1 else private), places, mean, rows, inverse, np.zeros(0))
   return made._replace(norms=made.whitened(rows[: len(kept)])[1])
 
 
@@ -123,20 +142,27 @@ def ranks(reconstructions: Any, truth: Any, among: Gallery) -> np.ndarray:
 
   Args:
     reconstructions, truth: float [N, H, W, C], in pairs.
-    among: the `Gallery`, G images.
+    among: the `Gallery`; G images of it are the candidates of an original (`Gallery.candidates`), never itself.
 
   Returns:
     int [N], 1 for the most similar candidate, at most G + 1; a candidate that is as similar as the original is ahead
-    of it, and so are all of them where a pixel is not finite, or all are equal.
+    of it, and so are all of them where a pixel is not finite, or all pixels of the one or the other are equal.
   """
-  units, others = _units(reconstructions), among.fitted[: among.size]
-  found, originals = units - among.mean, _units(truth) - among.mean
-  if not among.size:
-    return np.ones(len(found), int)
+  others, candidates = among.fitted[: len(among.places)], among.candidates(truth)
+  seen, given = _units(reconstructions), _units(truth)
+  found, originals = seen - among.mean, given - among.mean
   whitened, _ = among.whitened(found)
   own = np.sum(whitened * originals, axis=1) / among.whitened(originals)[1]
-  ahead = np.sum(whitened @ others.T / among.norms >= own[:, np.newaxis], axis=1)
-  return np.where(units.any(axis=1), 1 + ahead, 1 + among.size)
+  ahead = whitened @ others.T / among.norms >= own[:, np.newaxis]
+  for row, (image, count) in enumerate(zip(np.asarray(truth, np.float32), candidates, strict=True)):
+    place = among.places.get(_known_by(image))
+    ahead[row, slice(count, None) if place is None else place] = False
+  return np.where(seen.any(axis=1) & given.any(axis=1), 1 + ahead.sum(axis=1), 1 + candidates)
+
+
+def _known_by(image: np.ndarray) -> bytes:
+  """Returns what tells a float32 image from all that differ in a pixel."""
+  return hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest()
 
 
 def _units(images: Any) -> np.ndarray:

@@ -61,9 +61,10 @@ def pearson(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   """Returns the Pearson correlation over all pixels and channels, without clipping; scale and offset have no effect.
 
   It is signed: an inverted image has a negative value (if an attack cannot determine the sign, as Fidel without the
-  bias gradient, use the absolute value). Fidel counts a sample as fully revealed from 0.98. A constant image has 0.
+  bias gradient, use the absolute value). Fidel counts a sample as fully revealed from 0.98. The correlation with a
+  constant image, whose variance is 0, is not defined: NaN.
 
-  Arguments, NaNs and errors are those of `mse`; returns float32 [N] in [−1, 1].
+  Arguments, other NaNs and errors are those of `mse`; returns float32 [N] in [−1, 1].
   """
   units = [_centred_unit(images) for images in float_pair(reconstructions, truth)]
   return jnp.clip(jnp.sum(units[0] * units[1], axis=(1, 2, 3)), -1.0, 1.0)
@@ -107,7 +108,7 @@ def _decibels(mean_square: jax.Array) -> jax.Array:
 
 
 def _centred_unit(images: jax.Array) -> jax.Array:
-  """Returns each image minus its mean, scaled to norm 1; zeros for a constant image, NaNs for a NaN one."""
+  """Returns each image minus its mean, scaled to norm 1; NaNs for a constant image, which has no such scale."""
   low = images.min(axis=(1, 2, 3), keepdims=True)
   spread = images.max(axis=(1, 2, 3), keepdims=True) - low
   # Scaled to [0, 1] first: a constant image becomes exactly zero (minus its rounded mean, it would be a small constant
@@ -115,4 +116,4 @@ def _centred_unit(images: jax.Array) -> jax.Array:
   images = (images - low) / jnp.where(spread == 0, 1.0, spread)
   images = images - images.mean(axis=(1, 2, 3), keepdims=True)
   norm = jnp.sqrt(jnp.sum(jnp.square(images), axis=(1, 2, 3), keepdims=True))
-  return images / jnp.where(norm == 0, 1.0, norm)
+  return images / jnp.where(norm == 0, jnp.nan, norm)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradleak import errors
 
 FULLY = 0.98  # the least Pearson correlation of what Fidel calls a fully revealed sample
+LEVEL = 1 / 255  # of 8 bits: the root mean squared error, in units of the pixels' range, up to which an image is exact
 
 
 class Revealed(NamedTuple):
@@ -17,8 +18,9 @@ class Revealed(NamedTuple):
   Attributes:
     count: number of samples revealed, an int32 scalar.
     samples: bool [N], whether each is revealed.
-    correlation: float32 [N], the largest over all reconstructions.
-    neuron: int32 [N], the first reconstruction with that correlation.
+    correlation: float32 [N], the largest over all reconstructions; NaN where none is defined.
+    neuron: int32 [N], the first reconstruction with that correlation; of an image that is revealed by `within` alone,
+      the nearest one.
   """
 
   count: jax.Array
@@ -28,13 +30,20 @@ class Revealed(NamedTuple):
 
 
 def fully_revealed(
-  reconstructions: jax.Array, truth: jax.Array, *, threshold: float = FULLY, signed: bool = True
+  reconstructions: jax.Array,
+  truth: jax.Array,
+  *,
+  threshold: float = FULLY,
+  signed: bool = True,
+  within: float | None = None,
+  blank: bool = True,
 ) -> Revealed:
   """Returns which private samples correlate with at least one reconstruction, to at least `threshold`.
 
   Scale and offset have no effect, as in `metrics.pearson`. Constant images, such as a dead neuron's zeros, and images
-  with a non-finite pixel have correlation 0. Pure; works under `jit` and `vmap`; needs memory for a copy of both
-  arguments and for M × N correlations.
+  with a non-finite pixel have no correlation. Where the variance of a sample vanishes, correlation says nothing of it,
+  and `within` decides. Pure; works under `jit` and `vmap`; needs memory for a copy of both arguments and for M × N
+  correlations.
 
   Args:
     reconstructions: float [M, ...], in any order, on any scale.
@@ -42,6 +51,9 @@ def fully_revealed(
     threshold: in [0, 1].
     signed: False uses the absolute correlation, for attacks that cannot determine the sign (Fidel without the bias
       gradient).
+    within: the root mean squared error up to which a sample is revealed, too, whatever its correlation: `LEVEL` for
+      pixels in [0, 1]. None leaves it to the correlation, for data on other scales.
+    blank: whether a reconstruction of zeros counts there. Closed forms return zeros for want of an answer.
 
   Returns:
     A `Revealed`.
@@ -58,13 +70,34 @@ def fully_revealed(
     raise errors.UsageError(
       f'reconstructions have shape {shapes[0]}, the truth {shapes[1]}; expected [M, …] and [N, …] of as many pixels'
     )
-  rows, images = (_centred_unit(x.reshape(len(x), -1)) for x in (reconstructions, truth))
+  flat = [x.reshape(len(x), -1) for x in (reconstructions, truth)]
+  rows, images = map(_centred_unit, flat)
+  answers = flat[0].any(axis=1) | blank
   # One matrix product, without an array of pairs of images. A GPU's default, TF32, is too inaccurate at the threshold.
   correlations = jnp.clip(jnp.matmul(rows, images.T, precision=jax.lax.Precision.HIGHEST), -1.0, 1.0)
   correlations = correlations if signed else jnp.abs(correlations)
-  best = correlations.max(axis=0)
+  varies = [x.any(axis=1) for x in (rows, images)]
+  correlations = jnp.where(varies[0][:, None] & varies[1][None, :], correlations, -jnp.inf)
+  best, neuron = correlations.max(axis=0), correlations.argmax(axis=0)
   samples = best >= jnp.asarray(threshold, best.dtype)
-  return Revealed(jnp.sum(samples, dtype=jnp.int32), samples, best, correlations.argmax(axis=0).astype(jnp.int32))
+  if within is not None:
+    errors.check_number('within', within, low=0, finite=True)
+    error = _mean_squares(*flat)
+    error = jnp.where(jnp.isnan(error) | ~answers[:, None], jnp.inf, error)
+    near = error.min(axis=0) <= jnp.float32(within**2)
+    samples, neuron = samples | near, jnp.where(near & ~samples, error.argmin(axis=0), neuron)
+  correlation = jnp.where(jnp.isneginf(best), jnp.nan, best)
+  return Revealed(jnp.sum(samples, dtype=jnp.int32), samples, correlation, neuron.astype(jnp.int32))
+
+
+def _mean_squares(rows: jax.Array, images: jax.Array) -> jax.Array:
+  """Returns float32 [M, N], the mean squared difference of each row and image; NaN where a pixel is not finite."""
+  rows, images = rows.astype(jnp.float32), images.astype(jnp.float32)
+  # Minus one half, pixels in [0, 1] lose fewer digits when |r − x|² is expanded.
+  rows, images = rows - 0.5, images - 0.5
+  products = jnp.matmul(rows, images.T, precision=jax.lax.Precision.HIGHEST)
+  squares = jnp.sum(jnp.square(rows), axis=1)[:, None] + jnp.sum(jnp.square(images), axis=1)[None, :]
+  return jnp.maximum(squares - 2 * products, 0.0) / rows.shape[1]
 
 
 def _centred_unit(rows: jax.Array) -> jax.Array:

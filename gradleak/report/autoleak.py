@@ -9,7 +9,7 @@ from gradleak.autoleak import AutoLeak
 from gradleak.autoleak.bounds import RELATION
 from gradleak.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.metrics import statistics
-from gradleak.report import headline, page, pictures, tables
+from gradleak.report import findings, headline, page, pictures, tables
 from gradleak.report.formatting import aligned, percent_range, upwards
 
 ENOUGH = 400  # images of a published rate
@@ -48,7 +48,8 @@ def render_autoleak(found: AutoLeak) -> str:
       witnesses=WITNESSES,
       controls=CONTROLS,
       flags=found.flags,
-      gallery=headline.gallery(found.rows),
+      gallery=headline.gallery(found.rows, found.config),
+      noise_said=findings.alarms([row for row in found.controls if row['honest']], worst),
       versions=first.versions,
       duration=page.duration(found.seconds),
     )
@@ -78,7 +79,8 @@ def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
 def alarms(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
   """Returns how often noise comes to each step: the `levels` of the control runs, one dict, or none without any.
 
-  Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`).
+  Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`). As of an upload, the
+  worst counts of all attackers that met the same noise.
 
   Args:
     found: an AutoLeak.

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, false_alarms
+from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
+from gradleak.metrics import statistics
 from gradleak.report import privacy
-from gradleak.report.formatting import listed, number, percent_range
+from gradleak.report.formatting import listed, number, percent_range, significant
 
 MIN_CONTROLS = 64
 _FAILED = ('not_solved', 'diverged')
@@ -67,17 +68,37 @@ def unsuited(summaries: Sequence[Summary], config: Config) -> list[str]:
   return [f'Knowing the defense changes nothing for {"; ".join(places)}: no counter-measure suits the attack.']
 
 
-def alarms(controls: list[dict[str, Any]]) -> str:
-  """Returns a sentence: how many control runs would be called a leak if they were uploads; '' without any."""
+def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> str:
+  """Returns how often noise would be called a leak, in sentences; '' without control runs.
+
+  The verdict on a defense is that of the worst of its attackers, and so is that on each upload of noise.
+
+  Args:
+    controls: the rows of the control runs.
+    worst: from `tables.worst_case`.
+  """
   if not controls:
     return ''
-  verdicts = [row['verdict'] for row in false_alarms(controls)]
-  found = {level: verdicts.count(level) for level in LEVELS if level in verdicts}
-  came = ' and '.join(f'{count} come{"s" if count == 1 else ""} to {level}' for level, count in found.items())
-  start = f'Of {len(verdicts)} control runs, each judged by the others of its attack as if it were an upload, '
-  if not came:
-    return f'{start}none comes to any step.'
-  return f'{start}{came}: {"a false alarm" if sum(found.values()) == 1 else "false alarms"}.'
+  noise = united(controls)
+  _, low, high = statistics.proportion_interval(noise.reached[LEVELS[-1]], noise.n)
+  chance = percent_range({'success_low': low, 'success_high': high})
+  by = f'the worst of {noise.attackers} attackers, as a defense is' if noise.attackers > 1 else 'one attacker'
+  further = [0, *noise.reached.values()]  # of each level or further
+  found = {level: noise.reached[level] - before for level, before in zip(LEVELS, further, strict=False)}
+  came = [f'{count} come{"s" if count == 1 else ""} to {level}' for level, count in found.items() if count]
+  end = f': {"a false alarm" if further[-1] == 1 else "false alarms"}' if came else ''
+  said = (
+    f'Of {noise.n} uploads of noise, each judged by the others and by {by}, '
+    f'{listed(came) if came else "none comes to any step"}{end} (95 % interval {chance}).'
+  )
+  most = max((entry['attackers'] for entry in worst), default=0)
+  if most <= noise.attackers:
+    return said
+  return (
+    f'{said} A defense was met by up to {most} attackers, of whom some share a control. One in {CHANCE} runs on noise '
+    f'is beyond the threshold of traces, so the worst of {most} attackers comes there by chance in at most '
+    f'{significant(100 * most / CHANCE)} % of uploads.'
+  )
 
 
 def remarks(methods: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from gradleak import metrics
 from gradleak.audit.result import AuditResult
 from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
 from gradleak.metrics import statistics
-from gradleak.report import pictures, tables
+from gradleak.report import pictures, tables, wording
 from gradleak.report.formatting import listed
 
 # Verdict -> what it says of an image, in plain words.
@@ -119,7 +119,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
   return {
     'defense': entry['defense'],
     'verdict': verdict,
-    'meaning': _meaning(verdict, gallery(rows)),
+    'meaning': _meaning(verdict, gallery(rows, {})),
     'count': count,
     'n': n,
     'success_low': low,
@@ -137,13 +137,24 @@ def _meaning(verdict: str, among: Mapping[str, Any]) -> str:
   return MEANINGS[verdict]
 
 
-def gallery(rows: Sequence[dict]) -> dict[str, Any]:
-  """Returns 'size', the number of candidates, 'chance', in per cent, and whether it is 'enough'.
+def gallery(rows: Sequence[dict], config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns 'size', the least number of candidates, 'chance', in per cent, 'enough', and what it is made of, 'said'.
 
-  The chance is that of an upload, of which one image is found at least: of each of its images one in the candidates.
+  The chance is that of one attacker of an upload, of which one image is found at least: of each of its images one in
+  the candidates.
+
+  Args:
+    rows: of an audit.
+    config: its settings.
   """
-  count, images = (rows[0]['candidates'], rows[0].get('batch_size', 1)) if rows else (0, 1)
-  return {'size': count, 'chance': 100 * (1 - (count / (count + 1)) ** images), 'enough': count >= MIN_CANDIDATES}
+  count = min((row['candidates'] for row in rows), default=0)
+  images = rows[0].get('batch_size', 1) if rows else 1
+  return {
+    'size': count,
+    'chance': 100 * (1 - (count / (count + 1)) ** images),
+    'enough': count >= MIN_CANDIDATES,
+    'said': wording.gallery(config),
+  }
 
 
 def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:

@@ -60,7 +60,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     f'weights drawn by init={task["init"]}' if task['init'] else '',
     f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload',
     f'{task["rounds_before"]} round{"" if task["rounds_before"] == 1 else "s"} of training before',
-    *(f'{name}={_plainly(value)}' for name, value in task['more'].items()),
+    *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if name != 'gallery'),
   ]
   ordered = sorted(entries, key=_order)
   sides = {side: [_worst(entry, side) for entry in ordered if entry[side]] for side in ('honest', 'malicious')}
@@ -72,7 +72,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     'changed': headline.recovering(sides['malicious']),
     'lines': [{**entry, 'place': place, **_shown(entry)} for place, entry in enumerate(ordered)],
     'malicious': any(entry['malicious'] for entry in entries),
-    'gallery': headline.gallery([min(entries, key=lambda entry: entry['candidates'])]),
+    'gallery': headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more']),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'alarms': any('noise' in entry['honest'] for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),

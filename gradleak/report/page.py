@@ -95,7 +95,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'headline': headline.sentence(worst, result.config),
     'lines': headline.lines(result.rows, worst, functools.partial(headline.pair, result)),
     'meanings': headline.MEANINGS,
-    'gallery': headline.gallery(result.rows),
+    'gallery': headline.gallery(result.rows, result.config),
     'findings': findings.sentences(summaries, worst, result.config, result.methods),
     'cautions': [
       *findings.cautions(summaries, worst, result.controls, result.methods),
@@ -121,7 +121,7 @@ def _context(result: AuditResult) -> dict[str, Any]:
     'privacy': findings.guarantees(result.methods),
     'citations': wording.citations(result.methods),
     'min_controls': findings.MIN_CONTROLS,
-    'alarms': findings.alarms(result.controls),
+    'alarms': findings.alarms(result.controls, worst),
     'versions': result.versions,
     'duration': duration(result.seconds),
   }

@@ -11,7 +11,7 @@ from gradleak import errors
 from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
 from gradleak.metrics import statistics
-from gradleak.report import findings
+from gradleak.report import findings, wording
 from gradleak.report.formatting import listed, number, percent_range, plus_minus, wrap
 
 # Metrics whose means are summarised, and the range that each lies in by definition.
@@ -78,7 +78,8 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
     `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover one, the strongest
     first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
-    trials that any attacker brings there or further; `runs`, how many of them are `searches` (closed forms are none),
+    trials that any attacker brings there or further; `attackers`, the number of attacks and counter-measures, of which
+    that is the worst; `runs`, how many of them are `searches` (closed forms are none),
     and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
     over runs.
   """
@@ -132,8 +133,10 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
     *findings.outdone(worst),
     *findings.unsuited(summaries, result.config),
     findings.caution(worst),
+    findings.alarms(result.controls, worst),
+    wording.gallery(result.config),
   ]
-  closing = [' '.join(found), *_legend(pairs, result.counters), *findings.guarantees(result.methods)]
+  closing = [' '.join(filter(None, found)), *_legend(pairs, result.counters), *findings.guarantees(result.methods)]
   wrapped = [line for text in closing for line in textwrap.wrap(text.replace('`', ''), width)]
   return '\n'.join([*table, '', *wrapped]) + '\n'
 
@@ -278,7 +281,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'oracle_psnr': _mean(rows, 'oracle_psnr'),
     'control_psnr': _mean(rows, 'control_psnr'),
     'rank': _mean(rows, 'rank'),
-    'candidates': first.get('candidates'),
+    'candidates': min((row['candidates'] for row in rows if row.get('candidates') is not None), default=None),
     'label_correct': _mean(rows, 'label_correct'),
     'change': _mean(rows, 'change'),
     'sent': _mean(rows, 'sent'),
@@ -311,6 +314,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     **_fraction(recovered, len(trials)),
     'verdict': worst({row['verdict'] for row in rows}),
     'reached': {level: _reached(rows, level) for level in LEVELS},
+    'attackers': len(by_case(rows)),
     'runs': runs,
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
     'unaware': _recovered(unaware) if unaware else None,

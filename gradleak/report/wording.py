@@ -16,8 +16,30 @@ _LABELS = {
 def settings(config: Mapping[str, Any]) -> list[str]:
   """Returns the settings of an audit as sentences; missing ones are left out."""
   parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config), _knowledge(config)]
-  parts.append(_lpips(config))
+  parts += [_lpips(config), gallery(config)]
   return [part for part in parts if part]
+
+
+def gallery(config: Mapping[str, Any]) -> str:
+  """Returns what images an original is to be found among, in sentences; '' where a result does not say."""
+  made = config.get('gallery')
+  if not made:
+    return ''
+  total, classes = sum(made['images'].values()), [name for name in made['images'] if name != 'unlabelled']
+  flat = f' {made["flat"]:,} flat ones are left out.' if made['flat'] else ''
+  own = f'{flat} An image is never its own candidate.'
+  public = f' {made["public"]:,} of them are public.' if made['public'] else ''
+  if made['by_class']:
+    left = listed([f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'])
+    kinds = listed([f'{count:,} images of class {name}' for name, count in made['images'].items()])
+    return f'Each class is a kind of its own: the gallery has {kinds}; left out: {left}.{public}{own}'
+  if len(classes) < len(made['images']):
+    return f'The gallery has {total:,} images, taken for one kind.{public}{own}'
+  least = min(made['images'].values())
+  return (
+    f'The classes are taken for one kind: the gallery has {total:,} images of {len(classes)} '
+    f'class{"" if len(classes) == 1 else "es"}, at least {least:,} of each.{public}{own}'
+  )
 
 
 def citations(methods: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,20 @@ def test_faces_are_the_first_and_the_other_halves():
   assert test.num_classes == 2
 
 
+def test_the_gallery_of_faces_is_all_of_them_and_each_class_a_kind_of_its_own():
+  for split in ('test', 'train'):
+    found = data.gallery('faces', split)
+    assert found.by_class and found.images.shape == (200, 25, 25, 1) and found.labels.sum() == 100
+    assert {image.tobytes() for image in found.images} == {
+      image.tobytes() for each in ('test', 'train') for image in data.load('faces', each).images
+    }
+  assert found.named(1) == 'face'
+  digits = data.gallery('digits')
+  assert not digits.by_class and len(digits.images) == 1001 and len(np.unique(digits.labels)) == 10
+  assert data.gallery('digits', most=7, by_class=True).by_class
+  np.testing.assert_array_equal(data.gallery('digits', most=7).images, data.load('digits', limit=7).images)
+
+
 def test_digits_splits_are_disjoint_and_complete():
   original = sklearn.datasets.load_digits()
   train, test = data.load('digits', 'train'), data.load('digits')

@@ -39,7 +39,8 @@ def test_images_one_pixel_wide_or_high_have_finite_metrics(shape):
   truth, other = np.random.default_rng(0).uniform(0, 1, (2, 4, *shape)).astype(np.float32)
   for reconstructions in (truth, other, np.zeros_like(truth)):
     row = metrics.evaluate(reconstructions, truth, LABELS, LABELS)
-    assert all(np.isfinite(row[name]) for name in metrics.REGISTRY), row
+    varies = [bool(np.ptp(images, axis=(1, 2, 3)).any()) for images in (reconstructions, truth)]
+    assert all(np.isfinite(row[name]) == (name != 'pearson' or all(varies)) for name in metrics.REGISTRY), row
   assert metrics.evaluate(truth, truth, LABELS, LABELS)['ssim'] == pytest.approx(1, abs=1e-6)
 
 
@@ -109,11 +110,44 @@ def test_a_row_is_plain_python():
     *metrics.REGISTRY,
     'revealed',
     'revealed_psnr',
+    'flat',
     'label_correct',
     'label_counts_correct',
     'permutation',
   }
-  assert {type(value) for key, value in row.items() if key not in ('permutation', 'revealed')} == {float}
+  assert {type(value) for key, value in row.items() if key not in ('permutation', 'revealed', 'flat')} == {float}
+
+
+def test_flat_images_are_exact_by_their_error_and_have_no_correlation():
+  """A blank medical slice has no variance; one with noise of a quarter of a level has none to speak of."""
+  noise = np.random.default_rng(0).normal(size=(4, 12, 12, 1)).astype(np.float32)
+  blank = np.full((4, 12, 12, 1), 0.3, np.float32)
+  other = np.random.default_rng(1).normal(size=noise.shape).astype(np.float32)
+  for truth in (blank, blank + np.float32(0.25 / 255) * other):
+    found = metrics.evaluate(truth + np.float32(1e-4) * noise, truth, LABELS, LABELS)  # 80 dB
+    assert (found['revealed'], found['flat']) == (4, 4) and found['revealed_psnr'] > 69
+    assert metrics.evaluate(truth + np.float32(0.01) * noise, truth, LABELS, LABELS)['revealed'] == 0  # 40 dB
+  assert np.isnan(metrics.evaluate(blank + noise, blank, LABELS, LABELS)['pearson'])
+
+
+def test_correlation_is_the_mean_of_the_pairs_that_have_one():
+  truth = batch()
+  shown = truth + np.float32(0.2) * batch(1)
+  whole = metrics.evaluate(shown, truth, LABELS, LABELS)
+  truth[3] = 0.3
+  row = metrics.evaluate(shown, truth, LABELS, LABELS)
+  alone = metrics.evaluate(shown[:3], truth[:3], LABELS[:3], LABELS[:3])
+  assert row['flat'] == 1 and whole['flat'] == 0
+  assert row['pearson'] == pytest.approx(alone['pearson']) and row['pearson'] > 0.9
+
+
+def test_a_closed_form_that_returns_zeros_has_not_found_a_black_image():
+  truth = np.stack([np.zeros((12, 12, 1), np.float32), np.full((12, 12, 1), 0.4, np.float32)])
+  of = {'labels_hat': LABELS[:2], 'labels': LABELS[:2]}
+  assert metrics.evaluate(truth, truth, **of)['revealed'] == 2
+  assert metrics.evaluate(truth, truth, blank=False, **of)['revealed'] == 1  # a grey one is found
+  left = metrics.evaluate(truth[:1], truth[:1], [3], [3], blank=False)
+  assert left['revealed'] == 0 and np.isnan(left['revealed_psnr'])
 
 
 def test_compiles_once_per_shape():

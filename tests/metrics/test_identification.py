@@ -34,11 +34,13 @@ def test_ranks_are_those_of_the_mahalanobis_cosine(digits, among):
   rng = np.random.default_rng(0)
   truth = digits[:40]
   found = truth + 0.6 * rng.normal(size=truth.shape)
-  flat = digits[np.r_[40 : 40 + among.size, :40]].reshape(-1, 64).astype(float)
+  size = len(among.places)
+  flat = digits[np.r_[40 : 40 + size, :40]].reshape(-1, 64).astype(float)
   centred = flat - flat.mean(axis=1, keepdims=True)
   units = centred / np.linalg.norm(centred, axis=1, keepdims=True)
   ridge = 0.1 * np.sum((units - units.mean(axis=0)) ** 2) / 64
-  a, b, c = (whitened(x.reshape(-1, 64).astype(float), flat, ridge) for x in (found, truth, flat[: among.size]))
+  candidates = flat[:1000]  # beside one that is not among them
+  a, b, c = (whitened(x.reshape(-1, 64).astype(float), flat, ridge) for x in (found, truth, candidates))
   expected = 1 + np.sum(a @ c.T >= np.sum(a * b, axis=1)[:, np.newaxis], axis=1)
   ranks = metrics.ranks(found, truth, among)
   np.testing.assert_array_equal(ranks, expected)
@@ -71,14 +73,42 @@ def test_null_gradients_find_no_more_than_chance(digits):
   hits = sum(
     np.sum(metrics.ranks(images[:, 0], np.roll(digits[64:192], shift, axis=0)[:64], among) == 1) for shift in range(20)
   )
-  assert among.size == 1000 and among.chance == 1 / 1001
-  assert hits <= stats.binom.ppf(0.999, 64 * 20, among.chance)
+  assert set(among.candidates(digits[64:192])) == {1000}
+  assert hits <= stats.binom.ppf(0.999, 64 * 20, 1 / 1001)
 
 
-def test_private_images_are_no_candidates(digits):
-  among = metrics.gallery(digits[:60], digits[:40])
-  assert among.size == 20 and among.chance == 1 / 21
-  assert metrics.gallery(digits, digits[:40]).size == 1000
+def test_an_image_is_never_its_own_candidate(digits):
+  among = metrics.gallery(np.concatenate([digits[:60], digits[:10]]), digits[:40])  # ten are there twice
+  assert set(among.candidates(digits[:60])) == {59} and set(among.candidates(digits[60:70])) == {60}
+  assert set(metrics.ranks(digits[:60], digits[:60], among)) == {1}
+  assert metrics.ranks(digits[1:2], digits[:1], among) > 1  # another private one is a candidate
+  whole = metrics.gallery(digits, digits[:40])
+  assert set(whole.candidates(digits[:40])) == {1000} == set(whole.candidates(digits[-40:]))
+
+
+def test_without_information_one_of_all_candidates_is_first(digits):
+  """Whatever is shown, it is nearest to one of them: of 60 originals in turn exactly one has rank 1."""
+  among = metrics.gallery(digits[:60], digits[:60])
+  noise = np.random.default_rng(0).uniform(size=(20, 8, 8, 1)).astype(np.float32)
+  firsts = [np.sum(metrics.ranks(np.repeat(one[None], 60, axis=0), digits[:60], among) == 1) for one in noise]
+  assert firsts == [1] * 20
+
+
+def test_bar_and_candidates_do_not_depend_on_how_many_are_attacked(digits):
+  galleries = [metrics.gallery(digits[:200], digits[:attacked]) for attacked in (8, 16, 32)]
+  assert len({one.bar for one in galleries}) == 1
+  found = digits[:8] + 0.5 * np.random.default_rng(0).normal(size=digits[:8].shape)
+  for one in galleries:
+    np.testing.assert_array_equal(metrics.ranks(found, digits[:8], one), metrics.ranks(found, digits[:8], galleries[0]))
+
+
+def test_flat_images_are_no_candidates_and_have_no_rank(digits):
+  blank = np.full((50, 8, 8, 1), 0.1, np.float32)
+  blank += np.float32(0.5 / 255) * np.random.default_rng(0).uniform(size=blank.shape).astype(np.float32)
+  among, alone = (metrics.gallery(images, digits[:4]) for images in (np.concatenate([blank, digits[:60]]), digits[:60]))
+  assert among.bar == alone.bar and len(among.places) == 60  # any two blank ones have an SSIM of 1
+  constant = np.full((1, 8, 8, 1), 0.2, np.float32)
+  assert metrics.ranks(digits[:1], constant, among) == 61
 
 
 def test_the_bar_is_that_of_thumbnails_or_of_other_images():

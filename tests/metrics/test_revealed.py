@@ -69,9 +69,22 @@ def test_constant_and_non_finite_images_reveal_nothing(mixtures, bad):
   if np.isfinite(bad):
     spoilt[:] = bad
   found = fully_revealed(spoilt, truth, threshold=1e-6)
-  assert int(found.count) == 0 and not np.any(np.asarray(found.correlation))
+  assert int(found.count) == 0 and np.isnan(found.correlation).all()
   whole = fully_revealed(np.concatenate([spoilt, reconstructions]), truth)
   np.testing.assert_allclose(whole.correlation, fully_revealed(reconstructions, truth).correlation)
+
+
+def test_what_has_no_correlation_is_revealed_by_its_error():
+  truth = np.stack([np.zeros((5, 5, 1)), np.full((5, 5, 1), 0.7), np.random.default_rng(0).uniform(size=(5, 5, 1))])
+  truth = truth.astype(np.float32)
+  noise = np.random.default_rng(1).normal(scale=1e-3, size=truth.shape).astype(np.float32)
+  shown = np.concatenate([np.full_like(truth[:1], np.inf), truth[::-1] + noise])
+  assert revealed.fully_revealed(shown, truth).samples.tolist() == [False, False, True]
+  found = revealed.fully_revealed(shown, truth, within=revealed.LEVEL)
+  assert found.samples.tolist() == [True, True, True] and found.neuron.tolist() == [3, 2, 1]
+  assert np.isnan(found.correlation).tolist() == [True, True, False]
+  left = revealed.fully_revealed(truth, truth, within=revealed.LEVEL, blank=False)
+  assert left.samples.tolist() == [False, True, True]
 
 
 @pytest.mark.slow

@@ -286,19 +286,41 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
     'candidates': 99, 'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
   }  # fmt: skip
   runs = [{**run, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)} for i in range(32)]
-  start = 'Of 32 control runs, each judged by the others of its attack as if it were an upload, '
-  assert findings.alarms(runs) == f'{start}none comes to any step.'
+  start = 'Of 32 uploads of noise, each judged by the others and by one attacker, '
+  assert findings.alarms(runs) == f'{start}none comes to any step (95 % interval 0–11 %).'
   found = [{**runs[0], 'identified': 1, 'pearson': 0.9}, {**runs[1], 'psnr': 14.0, 'pearson': 0.9}, *runs[2:]]
-  assert findings.alarms(found[:1] + runs[1:]) == f'{start}1 comes to identifying: a false alarm.'
-  assert findings.alarms(found) == f'{start}1 comes to identifying and 1 comes to traces: false alarms.'
-  other = [{**one, 'control_psnr': 20.0, 'trial': one['trial']} for one in found[:1]]
-  assert findings.alarms(runs + other).startswith('Of 33 control runs') and 'none' in findings.alarms(runs + other)
+  assert (
+    findings.alarms(found[:1] + runs[1:]) == f'{start}1 comes to identifying: a false alarm (95 % interval 0–17 %).'
+  )
+  both = '1 comes to identifying and 1 comes to traces: false alarms (95 % interval 0–21 %).'
+  assert findings.alarms(found) == f'{start}{both}'
   assert findings.alarms([]) == ''
   # One that is beyond the others, and not beyond a bound that it raises itself.
   few = [{**run, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
   few.append({**run, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
   assert verdict.threshold(few).pearson > 0.36
-  assert findings.alarms(few).endswith('1 comes to traces: a false alarm.')
+  assert '1 comes to traces: a false alarm (' in findings.alarms(few)
+
+
+def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is():
+  run = {
+    'control_psnr': 9.8, 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0, 'identified': 0, 'candidates': 99,
+    'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
+  }  # fmt: skip
+  runs = [
+    {**run, 'attack': name, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)}
+    for name in ('dlg', 'csdlg', 'dga')
+    for i in range(32)
+  ]
+  for place in (3, 32 + 7, 64 + 11):  # each attacker is mistaken once, of another upload of noise
+    runs[place] |= {'psnr': 14.0, 'pearson': 0.9}
+  assert verdict.united(runs).reached == {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
+  assert 'Of 32 uploads of noise, each judged by the others and by the worst of 3 attackers' in findings.alarms(runs)
+  assert '3 come to traces: false alarms (95 % interval 1–26 %).' in findings.alarms(runs)
+  runs[32 + 3] |= {'psnr': 14.0, 'pearson': 0.9}  # two mistakes about one upload are one false alarm
+  assert verdict.united(runs).reached['traces'] == 3
+  many = findings.alarms(runs, [{'attackers': 9}])
+  assert 'met by up to 9 attackers' in many and 'in at most 1.2 % of uploads' in many
 
 
 def test_a_threshold_does_not_depend_on_the_order_of_its_runs():

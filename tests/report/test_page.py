@@ -485,5 +485,7 @@ def test_one_sentence(worst, said):
 
 
 def test_the_chance_to_be_found_is_of_the_whole_upload():
-  assert headline.gallery([{'candidates': 99}])['chance'] == pytest.approx(1)
-  assert headline.gallery([{'candidates': 99, 'batch_size': 32}])['chance'] == pytest.approx(100 * (1 - 0.99**32))
+  assert headline.gallery([{'candidates': 99}], {})['chance'] == pytest.approx(1)
+  whole = headline.gallery([{'candidates': 99, 'batch_size': 32}], {})
+  assert whole['chance'] == pytest.approx(100 * (1 - 0.99**32))
+  assert headline.gallery([{'candidates': 120}, {'candidates': 80}], {})['size'] == 80

@@ -32,6 +32,17 @@ def test_what_is_not_set_is_not_said():
   assert wording.settings({}) == []
 
 
+def test_a_gallery_in_words():
+  made = {'by_class': True, 'images': {'face': 100}, 'left_out': {'non-face': 100}, 'flat': 0, 'public': 50}
+  text = wording.gallery({'gallery': made})
+  assert '100 images of class face; left out: 100 of class non-face. 50 of them are public.' in text
+  made = {'by_class': False, 'images': {'0': 501, '1': 500}, 'left_out': {}, 'flat': 7, 'public': 0}
+  text = wording.gallery({'gallery': made})
+  assert '1,001 images of 2 classes, at least 500 of each. 7 flat ones are left out.' in text and 'public' not in text
+  assert '1,001 images, taken for one kind' in wording.gallery({'gallery': {**made, 'images': {'unlabelled': 1001}}})
+  assert text in wording.settings({'gallery': made}) and wording.gallery({}) == ''
+
+
 def test_citations_name_what_was_used_once():
   found = wording.citations(
     methods(
