@@ -11,7 +11,7 @@ import optax
 from gradleak import data, errors, metrics, settings
 from gradleak.federated import Client, ClientSettings
 from gradleak.models import Model
-from gradleak.models.model import check_apply, check_model, check_variables
+from gradleak.models.model import check_apply, check_mode, check_model, check_variables, initial
 from gradleak.trees import Tree
 
 _LOOKED_AT = 2000  # of the images that are given, for a gallery of at most 1,001
@@ -116,6 +116,7 @@ def scenario(
   given = first if gallery is None else _checked_gallery(gallery, image_shape, num_classes)
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
+  check_mode(model, variables, image_shape, client.batch_norm)
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),
@@ -151,7 +152,7 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
   if variables is None:
     if key is None:
       raise errors.UsageError("give the model's variables=…, or a key=… to initialise them")
-    variables = model.init(errors.check_key('key', key, traced=False), image_shape)
+    variables = initial(model, errors.check_key('key', key, traced=False), image_shape)
   else:
     check_variables(model, variables, image_shape)
   if jax.config.jax_enable_x64:

@@ -17,7 +17,7 @@ from gradleak import data, errors, trees
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
 from gradleak.models.counted import counted, heeds
-from gradleak.models.model import check_model, check_variables, has_init, per_example_loss
+from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
 from gradleak.strictness import lenient
 from gradleak.trees import Tree
 
@@ -177,13 +177,15 @@ class Client:
       state: the upload chain's state after this client's last participation; None at its first.
 
     Raises:
-      UsageError: if the arguments do not fit the model or each other, a shared gradient would take several steps, or
-        the statistics of a BatchNorm that is not Flax Linen's would include zeros as padding.
+      UsageError: if the arguments do not fit the model or each other, a shared gradient would take several steps, the
+        network does not follow `batch_norm`, or the statistics of a BatchNorm that is not Flax Linen's would include
+        zeros as padding.
     """
     key = None if key is None else errors.check_key('key', key)
     images, labels = self._samples(images, labels)
     if has_init(self.model, images.shape[1:]):  # a model made by hand may have none
       check_variables(self.model, variables, images.shape[1:])
+    check_mode(self.model, variables, images.shape[1:], self.batch_norm)
     if self.cohort > 1:
       return self._together(key, variables, images, labels, weights, state)
     images, labels = self.transformed(key, images, labels)

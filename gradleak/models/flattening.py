@@ -1,9 +1,9 @@
 """The order in which dense layers take their inputs, here and in PyTorch, read from the traced network.
 
-PyTorch has an image as [N, C, H, W] and flattens channels first; here it is [N, H, W, C]. Each value of the network is
-followed from where it is computed to the weights that it meets: through reshaping, transposing, concatenating and
-everything that acts on entries alone. Convolutions, pooling and products make new values. A map with its channels at a
-known axis has one order in PyTorch. What is neither such a map nor the same array in both is not settled.
+PyTorch has an image as [N, C, H, W] and flattens channels first; here it is [N, H, W, C]. Each array of the network is
+followed from the operation that computes it to the weights that it meets. Reshaping, transposing, concatenating and
+operations on single entries move or keep entries; convolutions, pooling and products make a new array. A map with its
+channels at a known axis has one order in PyTorch. What is neither such a map nor the same array in both is not settled.
 """
 
 import bisect
@@ -28,7 +28,7 @@ _ELEMENTWISE = frozenset(
   digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max
   min mul name ne neg nextafter not optimization_barrier or pow reduce_precision rem round rsqrt select_n sign sin sinh
   sqrt square stop_gradient sub tan tanh xor
-  """.split()
+  """.split()  # noqa: SIM905
 )
 
 
@@ -63,7 +63,7 @@ class _Source(NamedTuple):
 
 
 class _Parameter(NamedTuple):
-  """A vector or matrix among the variables, and where its axes stand in the value at hand; None for a new axis."""
+  """A vector or matrix among the variables, and which of its axes each axis of a value is; None for a new one."""
 
   path: tuple[str, ...]
   axes: tuple[int | None, ...]
@@ -131,7 +131,8 @@ class _Walk:
     if name == 'scan':
       return self._scan(equation, values)
     if name == 'cond':
-      return [self._closed(branch, values[1:]) for branch in options['branches']][0]
+      branches = [self._closed(branch, values[1:]) for branch in options['branches']]
+      return branches[0]
     if inner is not None and name != 'while':
       return self._closed(inner, values)
     if all(value is None for value in values):
@@ -310,7 +311,7 @@ class _Walk:
     if isinstance(array, _Source):  # one axis of an array as it was computed is of channels, of rows or of columns
       return None, array.problem
     labels = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])[0]
-    owners = np.searchsorted([source.start for source in self.sources], labels, side='right') - 1
+    owners: Any = np.searchsorted([source.start for source in self.sources], labels, side='right') - 1
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1), len(labels)]
     mixed = len(np.unique(owners)) < len(edges) - 1
     places = np.arange(len(labels))

@@ -1,7 +1,8 @@
 """The model that attacks and defenses use: a NamedTuple of pure functions, and how to make one of a user's network."""
 
+import dataclasses
 import functools
-import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from gradleak import errors
-from gradleak.models import counted, repeated
+from gradleak.models import counted, modes, repeated
 from gradleak.trees import Layer, Tree
 
 ImageShape = tuple[int, ...]
@@ -266,11 +267,73 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
   except errors.UsageError:
     raise
   except Exception as error:  # whatever a user's network raises
-    reason = textwrap.shorten(f'{type(error).__name__}: {error}', 200, placeholder=' …')
     raise errors.UsageError(
-      f'the model {model.name!r} fails on a batch of shape {images.shape} ({reason}); a function of one image must be '
-      'mapped over the batch by jax.vmap'
+      f'the model {model.name!r} fails on a batch of shape {images.shape} ({_reason(error)}); a function of one image '
+      'must be mapped over the batch by jax.vmap'
     ) from error
+
+
+def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], batch_norm: str) -> None:
+  """Checks, by tracing, that a network with BatchNorm can be run in this mode, and in the other one.
+
+  Args:
+    model: a `Model`.
+    variables: its variables; only their shapes are read, and nothing is checked without 'batch_stats'.
+    image_shape: (H, W, C).
+    batch_norm: 'train' or 'eval', the mode of the client.
+
+  Raises:
+    UsageError: if both modes compute the same, or if training leaves all running statistics as they are. A network that
+      always uses its running statistics passes for 'eval'.
+  """
+  if not variables.get('batch_stats'):
+    return
+  leaves, structure = jax.tree.flatten(dict(variables))
+  shapes = tuple((tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
+  same, updated = _modes(model, structure, shapes, check_image_shape(image_shape))
+  how = (
+    f'let its call take an argument that says whether it trains ({", ".join(modes.NAMES)}), and hand it to BatchNorm'
+  )
+  if batch_norm == 'train' and not updated:
+    raise errors.UsageError(
+      f"batch_norm is 'train', and BatchNorm of the model {model.name!r} uses its running statistics in training, too: "
+      f"{how}; or set batch_norm='eval'"
+    )
+  if same and updated:
+    raise errors.UsageError(
+      f'BatchNorm of the model {model.name!r} uses the statistics of the batch in training and in evaluation: {how}'
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _modes(model: Model, structure: Any, shapes: tuple, image_shape: ImageShape) -> tuple[bool, bool]:
+  """Returns (whether training and evaluation compute the same, whether training changes any of the batch_stats)."""
+  variables = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*one) for one in shapes])
+  images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))
+
+  def traced(train: bool) -> Any:
+    return jax.make_jaxpr(lambda variables, images: model.apply(variables, images, train, None))(variables, images)
+
+  train, evaluation = traced(True).jaxpr, traced(False).jaxpr
+  texts = {re.sub('0x[0-9a-f]+', '', str(one)) for one in (train, evaluation)}  # without addresses of functions
+  given = {id(variable) for variable in train.invars}
+  return len(texts) == 1, any(id(variable) not in given for variable in train.outvars[1:])
+
+
+def initial(model: Model, key: jax.Array, image_shape: ImageShape) -> Tree:
+  """Returns the initial variables; raises `UsageError` where a user's network fails to make them."""
+  try:
+    return model.init(key, image_shape)
+  except errors.UsageError:
+    raise
+  except Exception as error:  # whatever a user's network raises
+    raise errors.UsageError(
+      f'the model {model.name!r} cannot be initialised for images of shape {image_shape}: {_reason(error)}'
+    ) from error
+
+
+def _reason(error: Exception) -> str:
+  return textwrap.shorten(f'{type(error).__name__}: {error}', 200, placeholder=' …')
 
 
 def _what(value: Any) -> str:
@@ -290,7 +353,9 @@ def from_flax(
   """Returns the `Model` of a Flax Linen module.
 
   Args:
-    module: a Linen module called as `module(images)` or `module(images, train=…)`.
+    module: a Linen module called as `module(images)`. An argument of the call, or else a flag of the constructor,
+      that is named `train`, `training`, `is_training`, `deterministic` or `use_running_average` follows `train` of
+      `Model.apply`, the last two as its opposite.
     name: how results call it; the class name by default.
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
 
@@ -298,7 +363,8 @@ def from_flax(
   dimensions starts a layer, and those with vectors only (norms) belong to the layer before.
 
   Raises:
-    UsageError: if it is not an instance of a Linen module, or only one of `mean` and `std` is given.
+    UsageError: if it is not an instance of a Linen module, if its call requires another argument, or if only one of
+      `mean` and `std` is given.
   """
   _check_linen(module)
   if (mean is None) != (std is None):
@@ -306,12 +372,14 @@ def from_flax(
   if mean is not None:
     mean, std = (errors.host_array(what, values) for what, values in (('mean', mean), ('std', std)))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
-  call, normalise = _linen_caller(module, mean, std)
+  in_mode = _linen_modes(module)
+  call, normalise = _linen_caller(in_mode, mean, std)
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:
     key, image_shape = errors.check_key('key', key), check_image_shape(image_shape)
     images = jnp.zeros((1, *image_shape), jnp.float32)
-    return dict(module.init(key, normalise(images), **({'train': False} if _takes_train(module) else {})))
+    made, options = in_mode(False)
+    return dict(made.init(key, normalise(images), **options))
 
   def apply(
     variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
@@ -352,12 +420,23 @@ def from_flax(
   return Model(name, init, apply, features, layers, normalisation=Normalisation(*channels) if channels else None)
 
 
-def _takes_train(module: nn.Module) -> bool:
-  return 'train' in inspect.signature(module.__call__).parameters
+def _linen_modes(module: nn.Module) -> Callable[[bool], tuple[nn.Module, dict[str, bool]]]:
+  """Returns a function: train -> (the module with its flags set, the arguments of its call)."""
+  taken = modes.arguments(module.__call__, 1, f'the call of {type(module).__name__}')
+  fields = [field.name for field in dataclasses.fields(module) if field.init and field.name in modes.NAMES]
+  flags = [name for name in fields if name not in taken and isinstance(getattr(module, name), bool | None)]
+
+  def in_mode(train: bool) -> tuple[nn.Module, dict[str, bool]]:
+    made = module.clone(**modes.values(flags, train)) if flags else module
+    return made, modes.values(taken, train)
+
+  return in_mode
 
 
 def _linen_caller(
-  module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None
+  in_mode: Callable[[bool], tuple[nn.Module, dict[str, bool]]],
+  mean: Sequence[float] | None,
+  std: Sequence[float] | None,
 ) -> tuple[Callable[..., tuple[jax.Array, Tree]], Callable[[jax.Array], jax.Array]]:
   """Returns two functions: one that applies the module, and the normalisation of images by `mean` and `std`.
 
@@ -385,7 +464,7 @@ def _linen_caller(
         watch(context.module, args)
       return next_function(*args, **counted.options(context.module, context.method_name, args, kwargs))
 
-    options = {'train': train} if _takes_train(module) else {}
+    module, options = in_mode(train)
     key = None if key is None else errors.check_key('key', key)
     rngs = {} if key is None else {'dropout': key}
     with nn.intercept_methods(intercept):
@@ -436,13 +515,15 @@ def from_functions(
 
   Args:
     init: (key, image_shape) -> params, any pytree of arrays.
-    apply: (params, images) -> logits [N, classes].
+    apply: (params, images) -> logits [N, classes]. It may take one of the arguments that `from_flax` passes, such as
+      `train`.
     name: how results call it.
     features: optional, (params, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.trees.Layer` in forward order.
 
   Raises:
-    UsageError: for anything but two functions; when `init` is called, for leaves that are not arrays.
+    UsageError: for anything but two functions of these arguments; when `init` is called, for leaves that are not
+      arrays.
   """
   for role, function in (('init', init), ('apply', apply)):
     if not _is_function(function):
@@ -450,6 +531,9 @@ def from_functions(
         f'from_functions takes two functions, init(key, image_shape) and apply(params, images), and {role} is '
         f'{errors.shown(function)}; wrap Flax modules by from_flax or from_nnx; {_EQUINOX}'
       )
+
+  modes.arguments(init, 2, 'init of from_functions')
+  taken = modes.arguments(apply, 2, 'apply of from_functions')
 
   def init_variables(key: jax.Array, image_shape: ImageShape) -> Tree:
     params = init(errors.check_key('key', key), check_image_shape(image_shape))
@@ -465,8 +549,8 @@ def from_functions(
   def apply_variables(
     variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
-    del train, key
-    return apply(variables['params'], images), {}
+    del key
+    return apply(variables['params'], images, **modes.values(taken, train)), {}
 
   features_of = None if features is None else lambda variables, images: features(variables['params'], images)
   layers_of = None if layers is None else lambda image_shape: tuple(layers)

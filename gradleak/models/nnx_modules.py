@@ -1,12 +1,13 @@
 """Flax NNX modules as models."""
 
-import inspect
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from gradleak import errors
+from gradleak.models import modes
 from gradleak.models.model import Model
 from gradleak.trees import Layer, Tree, get, path_names
 
@@ -25,14 +26,15 @@ def from_nnx(
   the image shape.
 
   Args:
-    module: a module called as `module(images)` or `module(images, train=…)`. Its submodules' attributes
-      `use_running_average` and `deterministic` follow `train` and `key` of `Model.apply`.
+    module: a module called as `module(images)`. Arguments of the call and attributes of its submodules that are named
+      as in `from_flax` follow `train` of `Model.apply`; the attribute `deterministic` follows `key`, without which
+      dropout does nothing.
     name: how results call it; the class name by default.
     features: optional, (module, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.trees.Layer` in forward order.
 
   Raises:
-    UsageError: if it is not an instance of `nnx.Module`.
+    UsageError: if it is not an instance of `nnx.Module`, or its call requires another argument.
   """
   from flax import nnx
 
@@ -42,7 +44,7 @@ def from_nnx(
       'from_functions for anything else'
     )
   graph, *initial = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngKey, ...)
-  takes_train = 'train' in inspect.signature(module.__call__).parameters
+  taken = modes.arguments(module.__call__, 1, f'the call of {type(module).__name__}')
 
   def init(key: jax.Array, image_shape: tuple[int, ...]) -> Tree:
     del key, image_shape
@@ -57,18 +59,28 @@ def from_nnx(
     params, stats = _from_dict(params, variables['params']), _from_dict(stats, variables.get('batch_stats', {}))
     copy = nnx.merge(graph, params, stats, keys, others)
     copy.set_attributes(use_running_average=not train, deterministic=key is None, raise_if_not_found=False)
+    for name in modes.TRAINING:  # a module has methods that are named like this, too
+      copy.set_attributes(functools.partial(_has_flag, name), raise_if_not_found=False, **{name: train})
+    if key is None:  # dropout may be handed an argument of the call
+      copy.set_attributes(nnx.Dropout, raise_if_not_found=False, rate=0.0)
     return copy
 
   def apply(
     variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
     copy = merged(variables, train, key)
-    logits = copy(images, **({'train': train} if takes_train else {}))
+    logits = copy(images, **modes.values(taken, train))
     return logits, _to_dict(nnx.state(copy, nnx.BatchStat))
 
   features_of = None if features is None else lambda variables, images: features(merged(variables, False, None), images)
   layers_of = None if layers is None else lambda image_shape: tuple(layers)
   return Model(name or type(module).__name__.lower(), init, apply, features_of, layers_of)
+
+
+def _has_flag(name: str, path: tuple, module: Any) -> bool:
+  """Returns whether an object has a flag of this name."""
+  del path
+  return isinstance(getattr(module, '__dict__', {}).get(name), bool)
 
 
 def _names(path: tuple) -> tuple[str, ...]:

@@ -292,7 +292,9 @@ def test_statistics_pass_from_one_local_step_to_the_next(samples):
 
   def apply(variables, images, train, key):
     count = variables['batch_stats']['count']
-    return count * jnp.broadcast_to(variables['params']['w'], (images.shape[0], CLASSES)), {'count': count + 1}
+    return count * jnp.broadcast_to(variables['params']['w'], (images.shape[0], CLASSES)), {
+      'count': count + (1 if train else 0)
+    }
 
   variables = {'params': {'w': jnp.zeros((1, CLASSES))}, 'batch_stats': {'count': jnp.ones(())}}
   train = {'loss': lambda logits, labels: logits.sum(-1), 'share': 'delta', 'optimizer': optax.sgd(0.5), 'epochs': 3}
