@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from gradleak import data, errors, metrics, settings
-from gradleak.federated import Client, ClientSettings
+from gradleak.federated import Client, ClientSettings, heads
 from gradleak.models import Model
 from gradleak.models.model import check_apply, check_mode, check_model, check_variables, initial
 from gradleak.trees import Tree
@@ -96,8 +96,9 @@ def scenario(
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
-    UsageError: for images or labels that do not fit, a model that does not take them, variables of another model, or a
-      setting that a client does not have.
+    UsageError: for images or labels that do not fit; for a model that does not take them, does not follow `batch_norm`,
+      has one logit, or returns probabilities to a loss on logits; for variables of another model, or that are not
+      finite; and for a setting that a client does not have.
   """
   check_model(model)
   data.validate(images, labels, num_classes)
@@ -105,6 +106,8 @@ def scenario(
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   variables = _checked_variables(model, variables, key, image_shape)
   returned = num_logits(model, variables, image_shape)
+  if returned == 1:
+    raise heads.one_logit(model.name)
   num_classes = num_classes or returned
   if returned != num_classes:
     raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
@@ -117,6 +120,8 @@ def scenario(
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
   check_mode(model, variables, image_shape, client.batch_norm)
+  if heads.takes_logits(client.loss):
+    heads.check_head(model, variables, image_shape)
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),

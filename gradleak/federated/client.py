@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak import data, errors, trees
+from gradleak.federated import heads
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
 from gradleak.models.counted import counted, heeds
@@ -100,6 +101,8 @@ class Client:
     for name in ('optimizer', 'step', 'upload'):
       errors.check_instance(name, getattr(self, name), optax.GradientTransformation, 'an optax transformation')
     errors.check_function('loss', self.loss, 2)
+    if self.num_classes == 1 and heads.takes_logits(self.loss):
+      raise heads.one_logit(self.model.name)
     if self.transform is not None:
       errors.check_function('transform', self.transform, 3)
     errors.check_choice('share', self.share, ('gradient', 'delta'))
@@ -261,6 +264,11 @@ class Client:
       raise errors.UsageError(
         f'labels are {labels.dtype} of shape {labels.shape}, expected {count} integers, or probabilities: floats of '
         f'shape {(count, classes)}'
+      )
+    if classes == 1:
+      raise errors.UsageError(
+        'labels are integers, and the client has one class, for which all are 0: give probabilities, floats of shape '
+        f'{(count, 1)}'
       )
     if not isinstance(labels, jax.core.Tracer):
       data.check_classes(labels, classes)
