@@ -34,6 +34,9 @@ SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
   'adam': lambda rate, momentum: optax.adam(rate, eps=1e-3),  # τ of Reddi et al. 2021
 }
 WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
+TRAININGS = (
+  'trainings.json'  # in the work directory, when all are finished: label of the defense -> folder of its training
+)
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -300,7 +303,7 @@ def _run(
   on_audit: Callable | None,
 ) -> Frontier:
   """Trains under each defense, then audits all of them before the first round."""
-  trained, leakage, audits = {}, [], {}
+  trained, folders, leakage, audits = {}, {}, [], {}
 
   def attacked(scenario_: Scenario, defenses: dict, where: pathlib.Path) -> AuditResult:
     result = audit(
@@ -321,12 +324,14 @@ def _run(
   for number, one in enumerate(placed):
     if len(placed) > 1 and task.progress != 'none':
       print(f'{one.label}, {number + 1} of {len(placed)}', file=sys.stderr, flush=True)
-    place_ = folder / folder_name(number, one.label)
+    folders[one.label] = folder_name(number, one.label)
+    place_ = folder / folders[one.label]
     after = _after_rounds(task, one, place_, attacked) if before is not None else None
     trained[one.label] = _train(task, one, place_, after)
     for leak in _remembered(place_):
       leakage.append(leak._replace(defense=one.label))
       audits[f'{one.label}, after round {leak.round}'] = f'{place_.name}/audit-{leak.round:05}'
+  write_atomically(folder / TRAININGS, json.dumps(folders) + '\n')
   rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in placed}}
   if before is not None:
     result = attacked(before, _defenses(placed), folder / 'audit')
@@ -384,7 +389,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  return np.flatnonzero(~simulation.tested(task.client.model, variables, *task.test)[0]).tolist()
+  return np.flatnonzero(simulation.classified(task.client.model, variables, *task.test)[0] != task.test[1]).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

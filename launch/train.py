@@ -101,7 +101,7 @@ def main(argv):
     on_audit=report.write,
   )
   report.write(found, _WORKDIR.value)
-  print(report.frontier_table(report.entries(found.trained, found.rows)))
+  print(report.frontier_table(report.entries(found.trained, found.rows, found.config['num_classes']), found.config))
   print(f'report: {os.path.join(_WORKDIR.value, "training.html")}')
 
 

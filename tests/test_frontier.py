@@ -1,6 +1,7 @@
 """The frontier as one call: what is trained, what is attacked, and what is found again."""
 
 import functools
+import json
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
+from gradleak.autoleak import costs
 from gradleak.defenses import chain, compensation, graddefense, topk
 from gradleak.federated import training
 from tests.attackers import divide
@@ -59,12 +61,15 @@ def found(call):
     return call[0]()
 
 
-def test_each_defense_is_trained_and_attacked(found):
+def test_each_defense_is_trained_and_attacked(found, digits):
   labels = list(found.trained)
   assert labels[:2] == ['none', 'topk(ratio=0.1)'] and 'compensation(' in labels[2]
   for one in found.trained.values():
     assert [row['round'] for row in one.rows] == [1, 2] and 0 <= one.rows[-1]['accuracy'] <= 1
-    assert len(one.wrong) == round((1 - one.rows[-1]['accuracy']) * one.rows[-1]['tested'])
+    last = one.rows[-1]
+    assert len(one.wrong) == round((1 - last['accuracy']) * last['tested'])
+    assert (last['tested'], last['majority_share']) == (20, np.bincount(digits[1][40:]).max() / 20)
+    assert 1 <= last['predicted_classes'] <= 10
   assert found.trained['none'].seconds_defense is None and found.trained['topk(ratio=0.1)'].seconds_defense is not None
   assert {row['defense'] for row in found.rows} == set(labels)
   assert [(leak.defense, leak.round) for leak in found.leakage] == [(one, at) for at in (0, 2) for one in labels]
@@ -99,6 +104,14 @@ def test_the_page_and_a_second_call(found, call):
   assert again.rows == found.rows
   assert [one.wrong for one in again.trained.values()] == [one.wrong for one in found.trained.values()]
   assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]
+
+
+def test_costs_are_read_of_trainings_that_had_attacks(found, call):
+  """The folder of the audit is no training; what was trained stands in a list."""
+  folder = call[1]
+  assert list(json.loads((folder / 'trainings.json').read_text('utf-8'))) == list(found.trained)
+  assert (folder / 'audit' / 'config.json').exists()
+  assert costs.task_of(folder) == {'model': 'linear', 'dataset': 'custom', 'init': None, 'weights': None}
 
 
 @pytest.mark.parametrize(

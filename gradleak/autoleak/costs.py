@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gradleak import errors
+from gradleak.federated.chance import at_chance
 from gradleak.federated.training import UNSETTLED, gained, unsettled
-from gradleak.frontier import WRONG
+from gradleak.frontier import TRAININGS, WRONG
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
-_OF_A_DEFENSE = ('defense', 'defense_text')
+_OF_A_DEFENSE = ('defense', 'defense_text', 'epsilon')
 
 
 class _Ended(NamedTuple):
@@ -21,15 +22,31 @@ class _Ended(NamedTuple):
   wrong: list | None
   unsettled: float
 
+  @property
+  def at_chance(self) -> str:
+    """See `gradleak.federated.chance.at_chance`."""
+    return at_chance(self.last, self.config.get('num_classes'))
 
-Cost = tuple[float, str] | tuple[float, str, tuple[float, float]]
+
+class Cost(NamedTuple):
+  """What a defense costs.
+
+  Attributes:
+    points: of test accuracy, in percentage points.
+    source: where this figure is from.
+    interval: (low, high), its 95 % interval, or None. It is by the test samples alone, and compares the models sample
+      by sample where both trainings hold what they classify wrongly.
+    at_chance: why the model under the defense is at chance, '' where it is not or that is not known.
+  """
+
+  points: float
+  source: str
+  interval: tuple[float, float] | None = None
+  at_chance: str = ''
 
 
 def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
-  """Returns defense -> (percentage points of test accuracy that it costs, how this was measured), of launch/train.py.
-
-  The 95 % interval of the points is a third element where the number of test samples is known; it is by these alone,
-  and compares the models sample by sample where both trainings hold what they classify wrongly.
+  """Returns defense -> the `Cost` of test accuracy that launch/train.py measured.
 
   A defense that makes the model more accurate has a negative cost. The figure is of one seed.
 
@@ -38,10 +55,13 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
     task: of the entries that get the costs: they are of the same model, dataset, and init or file of weights.
 
   Raises:
-    UsageError: if the folder holds no such training, it is not finished, or of another task.
+    UsageError: if the folder holds no such training, it is not finished, or of another task, or if the undefended model
+      is at chance: there is nothing that a defense could cost.
   """
   found = _trainings(workdir)
   bare = found['none']
+  if why := bare.at_chance:
+    raise errors.UsageError(f'the undefended model in {workdir} is at chance ({why}): no cost can be stated')
   for part in SAME:
     if bare.config.get(part) != task.get(part):
       raise errors.UsageError(
@@ -61,15 +81,19 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
   points = round(100 * (reached - last['accuracy']), 2)
   source = (
     f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test samples'
-    f'{_early(one.config, last)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
+    f'{_early(one.config, last)}{_lost(one)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
   )
   lost = gained(bare.last, bare.wrong, last, one.wrong)
   if lost is None:
-    return points, source
+    return Cost(points, source, None, one.at_chance)
   low, high = (round(100 * bound, 2) for bound in (lost.low, lost.high))
   by = 'test samples that one of the two models alone classifies wrongly' if lost.pairs else 'number of test samples'
   chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
-  return points, source + chance, (low, high)
+  return Cost(points, source + chance, (low, high), one.at_chance)
+
+
+def _lost(one: _Ended) -> str:
+  return f', which is chance ({one.at_chance})' if one.at_chance else ''
 
 
 def _still(bare: _Ended, one: _Ended) -> str:
@@ -90,21 +114,38 @@ def _trainings(workdir: Any) -> dict[str, _Ended]:
   """Returns {defense: its training} of a folder, with 'none' among them; raises `UsageError` as `of_training` does."""
   folder = errors.check_path('costs', workdir)
   found: dict[str, _Ended] = {}
-  for path in sorted(folder.glob('*/config.json')):
+  for label, name in _folders(folder).items():
+    place = folder / name
     try:
-      config = json.loads(path.read_text('utf-8'))
-      rows = [json.loads(line) for line in (path.parent / 'rounds.jsonl').read_text('utf-8').splitlines()]
+      config = json.loads((place / 'config.json').read_text('utf-8'))
+      rows = [json.loads(line) for line in (place / 'rounds.jsonl').read_text('utf-8').splitlines()]
       last = rows[-1]
-      ended = _Ended(config, last, _wrong(path.parent / WRONG), unsettled(rows))
-      done, label = last['round'] == config['rounds'] or _spent(config, path.parent), config['defense']
+      ended = _Ended(config, last, _wrong(place / WRONG), unsettled(rows))
+      done, same = last['round'] == config['rounds'] or _spent(config, place), config['defense'] == label
     except (OSError, ValueError, LookupError, TypeError) as error:
-      raise errors.UsageError(f'{path.parent} is not of launch/train.py, or damaged ({error})') from error
+      raise errors.UsageError(f'{place} is not of launch/train.py, or damaged ({error})') from error
+    if not same:
+      raise errors.UsageError(f'{place} holds the training under {config["defense"]}, expected that under {label}')
     if not done or last.get('accuracy') is None:
-      raise errors.UsageError(f'the training in {path.parent} is not finished: give its command again')
+      raise errors.UsageError(f'the training in {place} is not finished: give its command again')
     found[label] = ended
   if 'none' not in found:
     raise errors.UsageError(f'{folder} holds no training without a defense: give launch/train.py none, too')
   return found
+
+
+def _folders(workdir: pathlib.Path) -> dict[str, str]:
+  """Returns {defense: the folder of its training} of a finished launch/train.py; its other folders are audits."""
+  path = workdir / TRAININGS
+  try:
+    folders = errors.check_instance('its content', json.loads(path.read_text('utf-8')), dict, '{defense: folder}')
+    return {label: errors.check_text(f'the folder of {label}', name) for label, name in folders.items()}
+  except FileNotFoundError:
+    raise errors.UsageError(
+      f'there is no {path}: give the command of launch/train.py again, which writes it when its trainings are finished'
+    ) from None
+  except (OSError, ValueError) as error:
+    raise errors.UsageError(f'{path} is damaged ({error}): give the command of launch/train.py again') from error
 
 
 def _wrong(path: pathlib.Path) -> list[int] | None:

@@ -71,7 +71,7 @@ FORM = {
   'malicious': _Maybe(_SIDE),
   'flags': [str],
   'bound': _Maybe(float),
-  'cost': _Maybe({'points': float, 'source': str, 'interval': _Optional([float])}),
+  'cost': _Maybe({'points': float, 'source': str, 'interval': _Optional([float]), 'at_chance': _Optional(str)}),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
   'example': {'private': str, 'seen': str, 'by': str, 'trial': int},

@@ -51,7 +51,7 @@ def load(workdir: Any) -> AutoLeak:
 
 
 def entries(
-  found: AutoLeak, settings: Mapping[str, Any] | None = None, costs: Mapping[str, Cost] | None = None
+  found: AutoLeak, settings: Mapping[str, Any] | None = None, costs: Mapping[str, Cost | tuple] | None = None
 ) -> list[dict[str, Any]]:
   """Returns the entries of a run, one per defense, plain JSON; `gradleak.autoleak.entry.FORM` has the fields.
 
@@ -59,8 +59,8 @@ def entries(
     found: what `gradleak.autoleak` returns.
     settings: flags of launch/autoleak.py that repeat the run, see `gradleak.autoleak.entry.SETTINGS`; None for a run
       that this program cannot repeat.
-    costs: defense -> (accuracy that it costs, in percentage points, where this figure is from), and its interval (low,
-      high) as a third element where there is one; others are unknown.
+    costs: defense -> its `Cost`, or (accuracy that it costs, in percentage points, where this figure is from), and its
+      interval (low, high) as a third element where there is one; others are unknown.
 
   Raises:
     UsageError: for anything else, and for costs of a defense that was not run.
@@ -149,6 +149,9 @@ def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
 
 
 def _cost(label: str, given: Any) -> dict[str, Any]:
+  at_chance = ''
+  if isinstance(given, Cost):
+    at_chance, given = given.at_chance, given[: 3 if given.interval else 2]
   if not isinstance(given, tuple | list) or len(given) not in (2, 3):
     raise errors.UsageError(
       f'the cost of {label} is {errors.shown(given)}, expected (percentage points, where the figure is from) and, '
@@ -161,7 +164,7 @@ def _cost(label: str, given: Any) -> dict[str, Any]:
     found['interval'] = list(
       errors.check_instance(f'the interval of the cost of {label}', one, (tuple, list), '(low, high)')
     )
-  return found
+  return found | ({'at_chance': at_chance} if at_chance else {})
 
 
 def digest(rows: Sequence[dict]) -> str:

@@ -409,15 +409,15 @@ def bytes_sent(uploads: Upload) -> np.ndarray:
 def accuracy(
   model: Model, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
 ) -> tuple[float, float]:
-  """Returns (accuracy, mean cross-entropy) of a model on samples; arguments and errors are those of `tested`."""
-  correct, loss = tested(model, variables, images, labels, batch_size)
-  return int(correct.sum()) / len(correct), loss
+  """Returns (accuracy, mean cross-entropy) of a model on samples; arguments and errors are those of `classified`."""
+  predicted, loss = classified(model, variables, images, labels, batch_size)
+  return int(np.sum(predicted == labels)) / len(predicted), loss
 
 
-def tested(
+def classified(
   model: Model, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
 ) -> tuple[np.ndarray, float]:
-  """Returns (which samples a model classifies correctly, bool [N]; mean cross-entropy).
+  """Returns (the class that a model predicts for each sample, int [N]; the mean cross-entropy with their labels).
 
   BatchNorm uses its running statistics.
 
@@ -433,13 +433,13 @@ def tested(
   images, labels = data.pair('the samples', (images, labels))
   check_variables(check_model(model), variables, images.shape[1:])
   batch_size = int(errors.check_number('batch_size', batch_size, low=1, high=10**6, integer=True))
-  correct, loss, score = [], 0.0, _score(model)
+  predicted, loss, score = [], 0.0, _score(model)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)
     found = score(variables, images[some], np.asarray(labels[some], np.int32))
-    correct.append(np.asarray(found[0]))
+    predicted.append(np.asarray(found[0]))
     loss += float(found[1])
-  return np.concatenate(correct), loss / len(images)
+  return np.concatenate(predicted), loss / len(images)
 
 
 @reusable(32)
@@ -448,7 +448,7 @@ def _score(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
   def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits, _ = model.apply(variables, images, False, None)
     check_logits(model, logits, (len(images), *getattr(logits, 'shape', ())[1:2]))
-    hits = jnp.argmax(logits, axis=-1) == labels
-    return hits, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))
+    predicted = jnp.argmax(logits, axis=-1)
+    return predicted, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))
 
   return score

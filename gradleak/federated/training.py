@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from gradleak import data, errors
-from gradleak.federated import simulation
+from gradleak.federated import chance, simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
 from gradleak.metrics import statistics
@@ -42,8 +42,8 @@ def train(
   A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
   together), 'bytes_up' and 'bytes_down' (of all of them together, BatchNorm's statistics included), 'bytes_statistics'
   (of 'bytes_up', those of the statistics), 'update_norm', and at evaluated rounds 'accuracy' and 'loss' on the test
-  samples, of which there are 'tested'; with `privacy` also 'epsilon', of all rounds so far, None if it is infinite,
-  and 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
+  samples, and what `chance.facts` says of them; with `privacy` also 'epsilon', of all rounds so far, None if it is
+  infinite, and 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
@@ -90,8 +90,7 @@ def train(
     row, seconds = _row(federation, state, done, privacy), time.monotonic() - started
     last = finished(state)
     if test is not None and (state.number % evaluate_every == 0 or last):
-      row['accuracy'], row['loss'] = simulation.accuracy(federation.client.model, state.variables, *test)
-      row['tested'] = len(test[1])
+      row |= _measured(federation, state, *test)
     rows.append(row)
     if on_round is not None:
       on_round(row, state, seconds)
@@ -118,6 +117,12 @@ def _overdrawn(
   if privacy is None or budget is None:
     return False
   return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())).value > budget
+
+
+def _measured(federation: Federation, state: State, images: np.ndarray, labels: np.ndarray) -> dict:
+  """Returns what is measured of a model on test samples."""
+  predicted, loss = simulation.classified(federation.client.model, state.variables, images, labels)
+  return {'accuracy': int(np.sum(predicted == labels)) / len(labels), 'loss': loss, **chance.facts(labels, predicted)}
 
 
 def _row(federation: Federation, state: State, done: Round, privacy: Ledger | None) -> dict:

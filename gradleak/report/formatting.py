@@ -42,9 +42,9 @@ def percent_range(summary: Mapping[str, Any]) -> str:
   return f'{math.floor(low)}–{math.ceil(high)} %'
 
 
-def listed(parts: Sequence[str]) -> str:
-  """Returns 'a, b and c'."""
-  return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} and {parts[-1]}'
+def listed(parts: Sequence[str], last: str = 'and') -> str:
+  """Returns 'a, b and c', with another word for 'and' if `last` says so."""
+  return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} {last} {parts[-1]}'
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:

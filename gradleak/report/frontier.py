@@ -12,16 +12,17 @@ import numpy as np
 
 from gradleak import errors
 from gradleak.defenses.differential_privacy import Epsilon
-from gradleak.federated import training
+from gradleak.federated import chance, training
 from gradleak.frontier import Trained
+from gradleak.report import chance as at_chance
 from gradleak.report import figures, tables
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import aligned, number, upwards
 from gradleak.report.privacy import NO_PROTECTION
 
 COLUMNS = (
-  'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'points', 'points_low', 'points_high', 'loss',
-  'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon',
+  'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points',
+  'points_low', 'points_high', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon',
   *(f'epsilon_{field.name}' for field in dataclasses.fields(Epsilon)[1:]),
 )  # fmt: skip
 _DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
@@ -37,22 +38,27 @@ _AROUND = (  # places of a name beside its point: right, left, above, below, and
 )  # fmt: skip
 
 
-def entries(trained: Mapping[str, Trained], rows: Iterable[tables.Row] = ()) -> list[Entry]:
+def entries(
+  trained: Mapping[str, Trained], rows: Iterable[tables.Row] = (), num_classes: int | None = None
+) -> list[Entry]:
   """Returns one dict per defense, with `COLUMNS` as keys; None for what is not known.
 
   Args:
-    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them; 'points' is what the
-      accuracy is above that of 'none', in percentage points, with its 95 % interval by the test samples, see
-      `federated.training.gained`; 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is
-      counted; 'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
+    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them. 'majority_share' is
+      that of the commonest class among the test samples. 'at_chance' says why the model is at chance, '' where it is
+      not or that is not known (`federated.chance.at_chance`). 'points' is what the accuracy is above that of 'none', in
+      percentage points, with its 95 % interval by the test samples, see `federated.training.gained`; None where 'none'
+      is at chance. 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is counted;
+      'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
+    num_classes: for trainings of earlier versions, whose rows do not hold the share of the commonest class.
   """
   worst = worst_case_of(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
     errors.check_instance('a training', one, Trained, 'a gradleak.frontier.Trained')
   base = trained.get('none')
   return [
-    _entry(defense, one, worst.get(defense, {}), None if defense == 'none' else base)
+    _entry(defense, one, worst.get(defense, {}), None if defense == 'none' else base, num_classes)
     for defense, one in trained.items()
   ]
 
@@ -86,9 +92,12 @@ def last_measured(trained: Trained) -> Mapping[str, Any]:
   return next((row for row in reversed(trained.rows) if 'accuracy' in row), {})
 
 
-def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None) -> Entry:
+def _entry(
+  defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, num_classes: int | None
+) -> Entry:
   rounds, measured = trained.rows, last_measured(trained)
-  gained = None if base is None else training.gained(measured, trained.wrong, last_measured(base), base.wrong)
+  comparable = base is not None and not chance.at_chance(last_measured(base), num_classes)
+  gained = training.gained(measured, trained.wrong, last_measured(base), base.wrong) if comparable else None
   points, low, high = (None,) * 3 if gained is None else (100 * x for x in (gained.share, gained.low, gained.high))
   answered = sum(row['clients'] for row in rounds)
   spent = trained.epsilon
@@ -97,6 +106,8 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Train
     'defense': defense,
     **{key: worst.get(key) for key in ('psnr', 'ssim', 'recovered', 'n', 'by')},
     'accuracy': measured.get('accuracy'),
+    'majority_share': measured.get('majority_share'),
+    'at_chance': chance.at_chance(measured, num_classes),
     'points': points,
     'points_low': low,
     'points_high': high,
@@ -120,11 +131,15 @@ def frontier_csv(found: Iterable[Entry]) -> str:
   return text.getvalue()
 
 
-def frontier_table(found: Iterable[Entry]) -> str:
+def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
   """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
 
-  'points' are those of accuracy beside 'none', with their 95 % interval. Where uploads were attacked, a line below says
-  of which clients.
+  'points' are those of accuracy beside 'none', with their 95 % interval. Lines below name the models at chance, and
+  say of which clients uploads were attacked.
+
+  Args:
+    found: `entries`.
+    config: the settings of the training, for why a model may be at chance.
   """
   found = _check(found)
   base = undefended(found)
@@ -132,7 +147,7 @@ def frontier_table(found: Iterable[Entry]) -> str:
   lines = [
     (
       one['defense'],
-      percent(one['accuracy']),
+      percent(one['accuracy']) + (', chance' if one['at_chance'] else ''),
       beside(one, base) or '–',
       kib(one['bytes_up']),
       number(one['seconds'], 2),
@@ -144,7 +159,8 @@ def frontier_table(found: Iterable[Entry]) -> str:
     )
     for one in found
   ]
-  below = ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
+  below = [sentence.replace('`', '') for sentence in at_chance.sentences(found, config or {})]
+  below += ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
   return '\n'.join([*aligned([head, *lines]), *below])
 
 
@@ -159,8 +175,11 @@ def percent(fraction: float | None) -> str:
 
 
 def points(one: Entry, base: Entry | None) -> float | None:
-  """Returns the points of accuracy that a defense adds, from the rounded figures; None where one is not known."""
-  if base is None or base is one or None in (one['accuracy'], base['accuracy']):
+  """Returns the points of accuracy that a defense adds, from the rounded figures.
+
+  None where one is not known, or the undefended model is at chance.
+  """
+  if base is None or base is one or base['at_chance'] or None in (one['accuracy'], base['accuracy']):
     return None
   return round(round(100 * one['accuracy'], 1) - round(100 * base['accuracy'], 1), 1)
 
@@ -211,8 +230,8 @@ def protects(one: Entry) -> str:
 
 
 def best(found: Iterable[Entry]) -> list[Entry]:
-  """Returns the Pareto-optimal `entries` (low PSNR, high accuracy), by descending accuracy."""
-  measured = _measured(found)
+  """Returns the Pareto-optimal `entries` (low PSNR, high accuracy), by descending accuracy; none at chance."""
+  measured = [one for one in _measured(found) if not one.get('at_chance')]
 
   def dominated(one: Entry) -> bool:
     return any(
@@ -228,8 +247,8 @@ def best(found: Iterable[Entry]) -> list[Entry]:
 def frontier(found: Iterable[Entry]) -> bytes | None:
   """Returns a PNG: accuracy against the PSNR of the strongest attacker (dB), a point per defense; None without any.
 
-  Up and left is better. Under filled points images are recovered, under hollow ones none; a line joins the
-  Pareto-optimal points. A name stands beside its point where there is room, else a number.
+  Up and left is better. Under filled points images are recovered, under hollow ones none; crosses are models at chance.
+  A line joins the Pareto-optimal points. A name stands beside its point where there is room, else a number.
   """
   measured = _measured(found)
   if not measured:
@@ -238,10 +257,14 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     axes = figure.add_axes((0, 0, 1, 1))
     _place(figure, axes, _BELOW)
     line = best(found)
-    axes.plot(*zip(*map(_point, line), strict=True), color=SOFT, linewidth=1, alpha=0.5, zorder=1)
+    if line:
+      axes.plot(*zip(*map(_point, line), strict=True), color=SOFT, linewidth=1, alpha=0.5, zorder=1)
     for one in measured:
       face = _COLOUR if one['recovered'] else 'white'
-      axes.scatter(*_point(one), s=30, facecolors=face, edgecolors=_COLOUR, linewidths=1.3, zorder=2)
+      if one.get('at_chance'):
+        axes.scatter(*_point(one), s=30, marker='x', color=SOFT, linewidths=1.3, zorder=2)
+      else:
+        axes.scatter(*_point(one), s=30, facecolors=face, edgecolors=_COLOUR, linewidths=1.3, zorder=2)
     axes.margins(0.1, 0.14)
     low, high = axes.get_ylim()
     if high - low < _LEAST_SPAN:  # less is chance, and its ticks have many digits
@@ -250,7 +273,8 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
     lined = ' · line: best trade-offs' if len({_point(one) for one in line}) > 1 else ''
-    axes.set_title(f'filled: images recovered · hollow: none{lined}', fontsize=8, color=SOFT)
+    lost = ' · ×: a model at chance' if any(one.get('at_chance') for one in measured) else ''
+    axes.set_title(f'filled: images recovered · hollow: none{lost}{lined}', fontsize=8, color=SOFT)
     numbered = _name(figure, axes, measured)
     below = _BELOW + _LINE * (len(numbered) + 0.5 * bool(numbered))
     figure.set_size_inches(_WIDTH, _TALL + below + _ABOVE)

@@ -51,7 +51,7 @@ def write_training(
     audits: text -> the relative link to the page of an audit.
     methods: facts about the methods, see `AuditResult.methods`.
   """
-  found = entries(trained, audit_rows)
+  found = entries(trained, audit_rows, config.get('num_classes'))
   errors.check_json('config', config)
   folder = storage.made_folder(folder)
   pictures = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
@@ -146,7 +146,7 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
     return {
       **one,
       'accuracy': percent(one['accuracy']),
-      'beside': beside(one, base),
+      'beside': 'at chance' if one['at_chance'] else beside(one, base),
       'up': kib(sent),
       'fraction_up': per_cent(sent / before) if before and sent is not None else '',
       'down': kib(one['bytes_down']),

@@ -7,6 +7,7 @@ from typing import Any
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.frontier import Trained
 from gradleak.metrics.statistics import proportion_interval
+from gradleak.report import chance
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import Entry, between, epsilon, percent, points, protects, undefended
 from gradleak.report.privacy import NO_PROTECTION
@@ -125,11 +126,13 @@ def _of_training(found: Sequence[Entry], config: Config, trained: Mapping[str, T
   """Returns the cautions on the figures of the training."""
   base = undefended(found)
   classes = config.get('num_classes')
-  notes = []
-  if base and classes and base['accuracy'] is not None and base['accuracy'] < min(2 / classes, 1 / classes + 0.1):
+  notes = chance.sentences(found, config)
+  share = (base or {}).get('majority_share') or (1 / classes if classes else None)
+  reached = base and base['accuracy']
+  if base and share and reached is not None and not base['at_chance'] and reached < min(2 * share, share + 0.1):
     notes.append(
-      f'Without a defense the model is hardly better than guessing among {classes} classes: this does not show what '
-      'the defenses cost in accuracy.'
+      f'Without a defense the model is hardly better than always predicting one class ({percent(share)}): this does '
+      'not show what the defenses cost in accuracy.'
     )
   swings = {defense: unsettled(one.rows) for defense, one in trained.items()}
   most = max(swings, key=lambda defense: swings[defense])
@@ -182,7 +185,8 @@ def _undefended(base: Entry | None, worst: Worst, config: Config, size: int) -> 
   elif base['accuracy'] is None:
     trained = f'{without} the model was trained for {_rounds(base)}, but not measured on test samples'
   else:
-    trained = f'{without} the model reaches a test accuracy of {percent(base["accuracy"])} after {_rounds(base)}'
+    reached = f'a test accuracy of {percent(base["accuracy"])}{_lost(base)}'
+    trained = f'{without} the model reaches {reached}{"," * bool(_lost(base))} after {_rounds(base)}'
   if not worst:
     return f'{trained}. Nothing was attacked, so this page does not show what an attacker learns.'
   if attacked is None:
@@ -269,11 +273,11 @@ def _cost(one: Entry, base: Entry | None, config: Config) -> str:
   if one['accuracy'] is None:
     parts.append('its accuracy was not measured')
   elif (added := points(one, base)) is None:
-    parts.append(f'the model reaches {percent(one["accuracy"])}')
+    parts.append(f'the model reaches {percent(one["accuracy"])}{_lost(one)}')
   else:
     beside = f'{abs(added):.1f} points {"less" if added < 0 else "more"} than' if added else 'as much as'
     interval = '' if one['points'] is None else f' (95 % interval {between(one)} points)'
-    parts.append(f'the model reaches {percent(one["accuracy"])}, {beside} without a defense{interval}')
+    parts.append(f'the model reaches {percent(one["accuracy"])}{_lost(one)}, {beside} without a defense{interval}')
   sent = _bytes(one, base)
   if sent is not None:
     parts.append(f'clients send {sent}')
@@ -283,6 +287,10 @@ def _cost(one: Entry, base: Entry | None, config: Config) -> str:
     of = f' at δ = {one["epsilon_delta"]:g} ({protects(one)})'
     parts.append(f'ε is {epsilon(one["epsilon"])}{of}{nothing}' if bounded else 'no ε is bounded')
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])}, and {parts[-1]}'
+
+
+def _lost(one: Entry) -> str:
+  return ', which is chance' if one['at_chance'] else ''
 
 
 def _bytes(one: Entry, base: Entry | None) -> str | None:

@@ -17,12 +17,18 @@ CONFIG = {
 def trained(tmp_path):
   """(defense, accuracy, **settings) -> the folder with this training, too."""
 
-  def add(defense, accuracy, done=2, **settings):
-    folder = tmp_path / f'{len(list(tmp_path.iterdir())):02d}'
+  def add(defense, accuracy, done=2, measured=None, wrong=None, **settings):
+    path = tmp_path / 'trainings.json'
+    folders = json.loads(path.read_text()) if path.exists() else {}
+    folders[defense] = f'{len(folders):02d}'
+    path.write_text(json.dumps(folders))
+    folder = tmp_path / folders[defense]
     folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense} | settings))
-    rows = [{'round': 1}, {'round': done, 'accuracy': accuracy}]
+    rows = [{'round': 1}, {'round': done, 'accuracy': accuracy, **(measured or {})}]
     (folder / 'rounds.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
+    if wrong is not None:
+      (folder / 'wrong.json').write_text(json.dumps([*wrong]))
     return tmp_path
 
   return add
@@ -32,42 +38,89 @@ def test_points_below_the_undefended_accuracy(trained):
   trained('none', 0.913)
   trained('prune(rate=0.9)', 0.888)
   found = costs.of_training(trained('outpost', 0.92), TASK)
-  assert {label: points for label, (points, _) in found.items()} == {'prune(rate=0.9)': 2.5, 'outpost': -0.7}
-  assert found['prune(rate=0.9)'][1] == (
+  assert {label: cost.points for label, cost in found.items()} == {'prune(rate=0.9)': 2.5, 'outpost': -0.7}
+  assert found['prune(rate=0.9)'].source == (
     'one training of 2 rounds, 3 of 9 clients each (iid), which share the delta after 4 local epochs, all under '
     'the defense, seed 0: 88.8 % of the test samples, undefended 91.3 %'
   )
 
 
-def test_the_number_of_test_samples_bounds_the_figure(tmp_path):
+def test_the_number_of_test_samples_bounds_the_figure(trained):
   for defense, accuracy in (('none', 0.8), ('outpost', 0.6)):
-    folder = tmp_path / defense
-    folder.mkdir()
-    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense}))
-    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
-  points, source, interval = costs.of_training(tmp_path, TASK)['outpost']
-  assert points == 20 and interval == pytest.approx((16.0, 23.9), abs=0.05)
+    folder = trained(defense, accuracy, measured={'tested': 1000})
+  points, source, interval, at_chance = costs.of_training(folder, TASK)['outpost']
+  assert points == 20 and at_chance == '' and interval == pytest.approx((16.0, 23.9), abs=0.05)
   assert ': 60.0 % of the 1,000 test samples, undefended 80.0 % (' in source
   assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
 
 
-def test_models_are_compared_sample_by_sample(tmp_path):
+def test_models_are_compared_sample_by_sample(trained):
   for defense, accuracy, wrong in (('none', 0.8, range(200)), ('outpost', 0.79, range(5, 215))):
-    folder = tmp_path / defense
-    folder.mkdir()
-    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense}))
-    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
-    (folder / 'wrong.json').write_text(json.dumps([*wrong]))
-  points, source, interval = costs.of_training(tmp_path, TASK)['outpost']
+    folder = trained(defense, accuracy, measured={'tested': 1000}, wrong=wrong)
+  points, source, interval, _ = costs.of_training(folder, TASK)['outpost']
   assert points == 1 and interval == pytest.approx((0.1, 1.89), abs=0.01)
   assert source.endswith(
     '(difference +0.1 to +1.9 points, by the test samples that one of the two models alone classifies wrongly)'
   )
-  (folder / 'wrong.json').write_text(json.dumps([*range(5)]))  # of another model: the accuracy says 210
-  assert costs.of_training(tmp_path, TASK)['outpost'][1].endswith('by the number of test samples)')
-  (folder / 'wrong.json').write_text('[')
-  with pytest.raises(UsageError, match=r'outpost is not of launch/train\.py, or damaged'):
-    costs.of_training(tmp_path, TASK)
+  (folder / '01' / 'wrong.json').write_text(json.dumps([*range(5)]))  # of another model: the accuracy says 210
+  assert costs.of_training(folder, TASK)['outpost'].source.endswith('by the number of test samples)')
+  (folder / '01' / 'wrong.json').write_text('[')
+  with pytest.raises(UsageError, match=r'01 is not of launch/train\.py, or damaged'):
+    costs.of_training(folder, TASK)
+
+
+LOST = {'tested': 10_000, 'majority_share': 0.1, 'predicted_classes': 1}
+
+
+def test_an_undefended_model_at_chance_has_no_costs(trained):
+  trained('none', 0.102, measured=LOST | {'predicted_classes': 4})
+  folder = trained('outpost', 0.8, measured=LOST | {'predicted_classes': 10})
+  words = (
+    r'is at chance \(its accuracy of 10\.2 % \(95 % interval 9\.6 to 10\.8 %\) is not above .*\): no cost can be stated'
+  )
+  with pytest.raises(UsageError, match=words):
+    costs.of_training(folder, TASK)
+
+
+def test_two_models_at_chance_that_know_no_shares_have_no_costs(trained):
+  """Trainings of earlier versions: rows without the share of the commonest class."""
+  trained('none', 0.102, measured={'tested': 10_000}, num_classes=10)
+  folder = trained('outpost', 0.102, measured={'tested': 10_000}, num_classes=10)
+  with pytest.raises(UsageError, match=r'at chance .* of always predicting one of 10 classes'):
+    costs.of_training(folder, TASK)
+
+
+def test_a_defense_that_ends_at_chance_is_named(trained):
+  trained('none', 0.9, measured=LOST | {'predicted_classes': 10})
+  trained('outpost', 0.85, measured=LOST | {'predicted_classes': 10})
+  found = costs.of_training(trained('concealment', 0.1, measured=LOST), TASK)
+  assert found['outpost'].at_chance == '' and 'chance' not in found['outpost'].source
+  assert found['concealment'].points == 80
+  assert found['concealment'].at_chance == 'it predicts one class for all 10,000 test samples'
+  assert ': 10.0 % of the 10,000 test samples, which is chance (it predicts one class' in found['concealment'].source
+
+
+def test_the_folder_of_an_audit_is_no_training(trained):
+  trained('none', 0.9)
+  folder = trained('outpost', 0.8)
+  (folder / 'audit').mkdir()
+  (folder / 'audit' / 'config.json').write_text(json.dumps({'trials': 4, 'defenses': ['none', 'outpost']}))
+  assert costs.of_training(folder, TASK)['outpost'].points == 10
+
+
+def test_what_is_trained_stands_in_the_list_of_trainings(trained):
+  trained('none', 0.9)
+  folder = trained('outpost', 0.8)
+  (folder / 'trainings.json').write_text(json.dumps({'none': '00', 'topk': '01'}))
+  with pytest.raises(UsageError, match='01 holds the training under outpost, expected that under topk'):
+    costs.of_training(folder, TASK)
+  for damaged in ('{', '[]', '{"none": 3}'):
+    (folder / 'trainings.json').write_text(damaged)
+    with pytest.raises(UsageError, match=r'trainings\.json is damaged'):
+      costs.of_training(folder, TASK)
+  (folder / 'trainings.json').unlink()
+  with pytest.raises(UsageError, match=r'there is no .*trainings\.json: give the command of launch/train\.py again'):
+    costs.of_training(folder, TASK)
 
 
 def test_a_training_that_had_not_settled_says_so(trained):
@@ -75,8 +128,8 @@ def test_a_training_that_had_not_settled_says_so(trained):
   folder = trained('outpost', 0.8)
   rows = [{'round': 1, 'accuracy': 0.5}, {'round': 2, 'accuracy': 0.8}]
   (folder / '01' / 'rounds.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-  ((_, source),) = costs.of_training(folder, TASK).values()
-  assert source.endswith(
+  (cost,) = costs.of_training(folder, TASK).values()
+  assert cost.source.endswith(
     'undefended 90.0 %, not settled: up to 30.0 points between two measurements in the last quarter of the training'
   )
 
@@ -87,8 +140,9 @@ def test_an_epsilon_budget_may_end_a_training(trained):
   with pytest.raises(UsageError, match='not finished'):
     costs.of_training(folder, TASK)
   (folder / '01' / 'split.json').write_text('{}')
-  ((points, source),) = costs.of_training(folder, TASK).values()
-  assert points == 10 and '80.0 % of the test samples after 1 rounds, when its ε budget was spent, undefended' in source
+  (cost,) = costs.of_training(folder, TASK).values()
+  words = '80.0 % of the test samples after 1 rounds, when its ε budget was spent, undefended'
+  assert cost.points == 10 and words in cost.source
 
 
 def test_weights_of_a_file(trained):
@@ -96,8 +150,8 @@ def test_weights_of_a_file(trained):
   task = {'model': 'mlp', 'dataset': 'digits', 'weights': 'mine.npz'}
   for defense, accuracy in (('none', 0.9), ('outpost', 0.8)):
     folder = trained(defense, accuracy, weights='mine.npz', init=None)
-  ((points, source),) = costs.of_training(folder, task).values()
-  assert points == 10 and source.startswith('one training of 2 rounds from the weights of mine.npz, 3 of 9')
+  (cost,) = costs.of_training(folder, task).values()
+  assert cost.points == 10 and cost.source.startswith('one training of 2 rounds from the weights of mine.npz, 3 of 9')
   with pytest.raises(UsageError, match=r'have weights mine\.npz, the entries None'):
     costs.of_training(folder, TASK | {'init': None})
 

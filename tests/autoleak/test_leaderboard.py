@@ -9,6 +9,7 @@ from scipy import stats
 from gradleak import UsageError
 from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import leaderboard
+from gradleak.autoleak.costs import Cost
 from tests.leaderboards import COMMAND, changed, found
 
 PRUNE = 'prune(rate=0.9)'
@@ -62,6 +63,14 @@ def test_what_nobody_gave_is_null(made, run):
 def test_the_settings_repeat_the_defense_alone(made):
   assert made[PRUNE]['settings'] == {**COMMAND, 'defenses': PRUNE}
   assert made[PRUNE]['places'] == ['upload']
+
+
+def test_a_cost_at_chance_says_so(run):
+  why = 'it predicts one class for all 10,000 test samples'
+  cost = Cost(80.0, 'x', (79.0, 81.0), why)
+  made = {entry['defense']: entry for entry in leaderboard.entries(run, COMMAND, {PRUNE: cost})}
+  assert made[PRUNE]['cost'] == {'points': 80.0, 'source': 'x', 'interval': [79.0, 81.0], 'at_chance': why}
+  assert leaderboard.priced(made[PRUNE], Cost(1.0, 'y'))['cost'] == {'points': 1.0, 'source': 'y'}
 
 
 def test_costs_are_checked(run):

@@ -86,6 +86,7 @@ def test_costs_of_a_training_are_written_into_the_files_of_its_task(board, tmp_p
     config |= {'model': task['model'], 'dataset': task['dataset'], 'init': task['init'], 'defense': defense}
     (folder / 'config.json').write_text(json.dumps(config))
     (folder / 'rounds.jsonl').write_text(json.dumps({'round': 2, 'accuracy': accuracy, 'tested': 1000}))
+  (trained / 'trainings.json').write_text(json.dumps({'none': 'none', 'prune(rate=0.9)': 'prune(rate=0.9)'}))
   before = leaderboard.read(board)
   done = programs.start('leaderboard', f'--costs={trained}', f'--folder={board}')
   after = leaderboard.read(board)

@@ -8,6 +8,7 @@ import pytest
 from gradleak import UsageError, report
 from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import leaderboard
+from gradleak.autoleak.costs import Cost
 from gradleak.report.leaderboard import render_leaderboard
 from tests.leaderboards import COMMAND, found
 from tests.report.parsing import Page
@@ -85,6 +86,13 @@ def test_what_is_not_known_is_said_to_be(page):
   assert (
     'what the cost is from Cost: Table <2>.' in text and 'Flag: gradient masked: the objective never moved.' in text
   )
+
+
+def test_a_defense_that_ends_at_chance_is_named():
+  costs = {'prune(rate=0.9)': Cost(80.0, 'x', (79.0, 81.0), 'it predicts one class'), 'laplace(scale=0.1)': (2.0, 'y')}
+  page = Page(render_leaderboard(board(found(), costs=costs)))
+  assert cells(page, 'prune(rate=0.9)')[3] == '80.079.0 to 81.0at chance'
+  assert 'chance' not in cells(page, 'laplace(scale=0.1)')[3]
 
 
 def test_a_cost_stands_above_its_interval():

@@ -12,6 +12,7 @@ from gradleak import report
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.frontier import Frontier, Leak, Trained
 from gradleak.report import tables
+from gradleak.report.frontier import best
 from gradleak.report.partition import summary
 from gradleak.report.training import along
 from gradleak.report.training_findings import cautions, opening
@@ -202,7 +203,11 @@ def test_cautions():
   _, notes = said(pair, LEAK)
   assert 'No upload was attacked under `topk`.' in notes
   _, notes = said({'none': trained(0.19)}, attacked('none', *(True,) * 30))
-  assert 'hardly better than guessing among 10 classes' in notes and 'Only' not in notes and 'trained once' not in notes
+  assert (
+    'hardly better than always predicting one class (10.0 %)' in notes
+    and 'Only' not in notes
+    and 'trained once' not in notes
+  )
   for accuracy, better in ((0.59, False), (0.95, True)):  # of two classes
     assert ('hardly better' in said({'none': trained(accuracy)}, (), num_classes=2)[1]) != better
 
@@ -251,6 +256,69 @@ def test_points_beside_none_have_the_interval_of_pairs_where_the_samples_are_kno
     assert (topk['points_low'], topk['points_high']) == pytest.approx(bounds, abs=0.06)
   assert '−10.0 (−15.9 to −3.7)' in report.frontier_table([none, topk])
   assert '10.0 points less than without a defense (95 % interval −15.9 to −3.7 points)' in said(pair, ())[0]
+
+
+MEASURED = {'tested': 10_000, 'majority_share': 0.1, 'predicted_classes': 10}
+
+
+def test_an_undefended_model_at_chance_states_no_cost():
+  """The terminal said "topk +76.1 (75.3 to 77.0)" of an undefended model that knows one class."""
+  trainings = {'none': trained(0.1, **MEASURED | {'predicted_classes': 1}), 'topk': trained(0.861, **MEASURED)}
+  found = report.entries(trainings)
+  none, topk = csv.DictReader(report.frontier_csv(found).splitlines())
+  assert none['at_chance'] == 'it predicts one class for all 10,000 test samples' and topk['at_chance'] == ''
+  assert topk['points'] == topk['points_low'] == topk['points_high'] == '' and topk['majority_share'] == '0.1'
+  table = report.frontier_table(found, CONFIG)
+  text, notes = said(trainings)
+  assert '76.1' not in table + text + notes
+  assert table.splitlines()[2].split()[:5] == ['none', '10.0', '%,', 'chance', '–']
+  for words in (table, notes.replace('`', '')):
+    assert 'The undefended model is at chance: no cost can be stated. It predicts one class for all 10,000' in words
+    assert 'The cause may be the learning rate (0.1 with momentum 0.9, which moves as far as 1 without)' in words
+    assert 'or the number of rounds (40).' in words
+  assert 'reaches a test accuracy of 10.0 %, which is chance, after 40 rounds' in text
+  assert 'Under `topk` the model reaches 86.1 %, and clients send as many bytes.' in text
+
+
+@pytest.mark.parametrize(
+  ('config', 'cause'),
+  [
+    ({'init': 'default', 'momentum': 0.0}, 'the learning rate (0.1), the initial weights (init=default) or'),
+    ({'share': 'gradient', 'server_learning_rate': 0.5}, 'be the rate of the server (0.5) or the number'),
+    ({'learning_rate': 0.03}, '(0.03 with momentum 0.9, which moves as far as 0.3 without)'),
+  ],
+)
+def test_why_a_model_may_be_at_chance_is_of_its_own_settings(config, cause):
+  lost = {'none': trained(0.102, **MEASURED), 'topk': trained(0.5, **MEASURED)}
+  assert cause in said(lost, **config)[1]
+  lost['none'].rows[-1]['loss'] = math.nan
+  assert 'Its training diverged' in said(lost, **config)[1] and 'The cause' not in said(lost, **config)[1]
+
+
+def test_a_defense_at_chance_is_named_and_is_no_trade_off():
+  trainings = {'none': trained(0.9, **MEASURED), 'noise': trained(0.1, **MEASURED), 'topk': trained(0.8, **MEASURED)}
+  rows = [*LEAK, *attacked('noise', *NOBODY, psnr=(30.0, 2.0)), *attacked('topk', *NOBODY)]
+  found = report.entries(trainings, rows)
+  assert [one['defense'] for one in best(found)] == ['none', 'topk']
+  table = report.frontier_table(found)
+  assert (
+    'The model under noise is at chance: its accuracy of 10.0 %' in table
+    and '10.0 %, chance' in table
+    and '−80.0' in table
+  )
+  assert 'The undefended model' not in table and 'cause' not in table
+  text, notes = said({name: trainings[name] for name in ('none', 'noise')})
+  assert 'Under `noise` the model reaches 10.0 %, which is chance, 80.0 points less than without' in text
+  assert 'The model under `noise` is at chance: ' in notes
+  marked, plain = report.frontier(found), report.frontier([{**one, 'at_chance': ''} for one in found])
+  assert marked.startswith(b'\x89PNG') and marked != plain
+  assert report.frontier([one for one in found if one['at_chance']])  # of which there is no line
+
+
+def test_the_commonest_class_is_what_hardly_better_is_judged_by():
+  for share, hardly in ((0.1, False), (0.7, True)):
+    notes = said({'none': trained(0.75, **MEASURED | {'majority_share': share})})[1]
+    assert ('hardly better than always predicting one class (70.0 %)' in notes) == hardly
 
 
 def test_names_that_have_no_room_get_numbers():

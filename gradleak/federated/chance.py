@@ -1,0 +1,51 @@
+"""Whether a trained classifier is at chance: no better than one that predicts the same class for every sample."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gradleak.metrics import statistics
+
+
+def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+  """Returns what chance is judged by, plain JSON: columns of a measured round.
+
+  Args:
+    labels: of the test samples, int [N].
+    predicted: the class that the model predicts for each of them, int [N].
+
+  Returns:
+    'tested' (N), 'majority_share' (of the commonest class among the samples, in [0, 1]) and 'predicted_classes' (the
+    number of classes that are predicted for any sample).
+  """
+  return {
+    'tested': len(labels),
+    'majority_share': float(np.bincount(labels).max() / len(labels)),
+    'predicted_classes': len(np.unique(predicted)),
+  }
+
+
+def at_chance(row: Mapping[str, Any], num_classes: int | None = None) -> str:
+  """Returns why a model is at chance, in words; '' where it is not, or where the row does not say.
+
+  A model is at chance that predicts one class for all test samples, or whose accuracy is not significantly above the
+  share of the commonest class, by the lower end of its 95 % interval (`statistics.wilson_interval`).
+
+  Args:
+    row: a measured round of `training.train`.
+    num_classes: 1 / num_classes stands in for the share of the commonest class, which is no less, in rows without it.
+  """
+  if row.get('predicted_classes') == 1:
+    return f'it predicts one class for all {row["tested"]:,} test samples'
+  share = row.get('majority_share', 1 / num_classes if num_classes else None)
+  if share is None or row.get('accuracy') is None or not row.get('tested'):
+    return ''
+  accuracy, low, high = statistics.wilson_interval(round(row['accuracy'] * row['tested']), row['tested'])
+  if low > share:
+    return ''
+  what = 'the commonest class' if 'majority_share' in row else f'one of {num_classes} classes'
+  return (
+    f'its accuracy of {100 * accuracy:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f} %) is not above the '
+    f'{100 * share:.1f} % of always predicting {what}'
+  )
