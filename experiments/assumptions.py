@@ -58,7 +58,7 @@ def _aggregation():
 def _deltas():
   """The delta of E = 2, n = 4, B = 2, simulated and taken for a gradient."""
   clients = {
-    'SGD 0.1': {'learning_rate': 0.1},
+    'SGD 0.1': {},
     'momentum 0.9, 0.03': {'learning_rate': 0.03, 'momentum': 0.9},
     'Adam 1e-3': {'optimizer': 'adam', 'learning_rate': 1e-3},
   }

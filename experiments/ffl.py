@@ -28,7 +28,8 @@ CHOICES = (
 LENET = 'LeNet with four convolutions is not of the paper; its sigmoids need the “explicit” weights to learn.'
 DP_NOISE = (
   'ε = 8 over 2,000 rounds of a tenth of the clients needs noise multipliers of 2.72, 2.97 and 3.20 at δ = 1e-4, 1e-5 '
-  f'and 1e-6 (relation “{utility.RELATION}” client, Poisson sampling, by Rényi accounting). '
+  'and 1e-6 (by Rényi accounting). '
+  f'Its relation is “{utility.RELATION}” client, under Poisson sampling. '
   'This noise is far larger than an upload, and the accuracies that the paper prints '
   'are impossible with it; another line has a thousandth of the noise. The clipping norm is not stated: 1 here.'
 )

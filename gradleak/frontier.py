@@ -266,7 +266,7 @@ def frontier(
   parts = _parts(key, train[1], clients)
   identity = {
     **dataclasses.asdict(given),
-    **dataclasses.asdict(local),
+    **local.plain(),
     'model': model.name,
     'dataset': 'custom',
     'clients': len(parts),

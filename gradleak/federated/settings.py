@@ -35,7 +35,9 @@ class ClientSettings:
   local_batch_size: int | None = setting(
     None, 'Batch size of local training; all samples by default.', **_CLIENT, low=1, integer=True
   )
-  learning_rate: float = setting(0.1, 'Learning rate of local training.', **_CLIENT, low=1e-12, finite=True)
+  learning_rate: float | None = setting(
+    None, 'Learning rate of local training; 0.1 · (1 − momentum) by default.', **_CLIENT, low=1e-12, finite=True
+  )
   optimizer: str = setting('sgd', 'Optimizer of local training: sgd or adam.', **_CLIENT, choices=('sgd', 'adam'))
   momentum: float = setting(
     0.0, "Momentum of local training by sgd; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
@@ -91,9 +93,25 @@ class ClientSettings:
             f'{name} is {getattr(self, name)!r}, and a client that shares its gradient takes one step without it: set '
             "share='delta'"
           )
+    if self.learning_rate is None and self.momentum == 1:
+      raise errors.UsageError('momentum is 1, for which the learning rate has no default: give learning_rate')
     if self.optimizer == 'adam' and self.momentum:
       raise errors.UsageError(f'momentum is {self.momentum!r}, and adam has its own: leave it at 0')
     return _client(self, model, num_classes)
+
+  @property
+  def rate(self) -> float:
+    """The learning rate of local training, given or by default.
+
+    With momentum m a gradient moves the weights 1 / (1 − m) times as far in all: the default keeps this distance.
+    """
+    if self.learning_rate is not None:
+      return self.learning_rate
+    return float(f'{0.1 * (1 - self.momentum):.12g}')  # 0.01 and not 0.009999999999999998
+
+  def plain(self) -> dict[str, Any]:
+    """Returns all settings as plain JSON, with the learning rate that is trained with."""
+    return {**dataclasses.asdict(self), 'learning_rate': self.rate}
 
   def recorded(self) -> dict[str, Any]:
     """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
@@ -103,7 +121,7 @@ class ClientSettings:
       name: getattr(self, name) for name in (*_OPTIONAL, *_OF_ANY) if getattr(self, name) != getattr(defaults, name)
     }
     kept = {'loss', 'share'} | (local if self.share == 'delta' else set())
-    return {**{name: value for name, value in dataclasses.asdict(self).items() if name in kept}, **optional}
+    return {**{name: value for name, value in self.plain().items() if name in kept}, **optional}
 
 
 @functools.lru_cache(maxsize=256)
@@ -143,5 +161,5 @@ def _adam(given: ClientSettings) -> optax.GradientTransformation:
 def _rate(given: ClientSettings) -> float | optax.Schedule:
   """Returns the learning rate, or its schedule over the local steps."""
   if given.rate_decay == 1:
-    return given.learning_rate
-  return lambda count: jnp.float32(given.learning_rate) * jnp.float32(given.rate_decay) ** count.astype(jnp.float32)
+    return given.rate
+  return lambda count: jnp.float32(given.rate) * jnp.float32(given.rate_decay) ** count.astype(jnp.float32)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradleak.federated import ClientSettings
 from gradleak.report.formatting import listed
 
 
@@ -31,12 +32,21 @@ def _cause(base: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return 'Its training diverged, as its loss is not finite: choose a smaller learning rate.'
   causes, rate = [], config.get('learning_rate')
   if rate is not None and config.get('share') == 'delta':
-    momentum = config.get('momentum') or 0.0
-    far = f' with momentum {momentum:g}, which moves as far as {rate / (1 - momentum):.3g} without' if momentum else ''
-    causes.append(f'the learning rate ({rate:g}{far})' if 0 <= momentum < 1 else f'the momentum ({momentum:g})')
+    causes.append(f'the learning rate ({rate:g}{_momentum(rate, config.get("momentum") or 0.0)})')
   if config.get('server_learning_rate') is not None:
     causes.append(f'the rate of the server ({config["server_learning_rate"]:g})')
   if config.get('init'):
     causes.append(f'the initial weights (init={config["init"]})')
   causes.append(f'the number of rounds ({base["rounds"]})')
   return f'The cause may be {listed(causes, "or")}.'
+
+
+def _momentum(rate: float, momentum: float) -> str:
+  """Returns how far momentum moves the weights at a rate, and its default."""
+  if not momentum:
+    return ''
+  if momentum == 1:
+    return ' with momentum 1, which never stops'
+  usual = ClientSettings(momentum=momentum).rate
+  default = f'; its default is {usual:.3g}' if rate > usual else ''
+  return f' with momentum {momentum:g}, which moves as far as {rate / (1 - momentum):.3g} without{default}'

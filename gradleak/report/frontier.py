@@ -96,8 +96,9 @@ def _entry(
   defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, num_classes: int | None
 ) -> Entry:
   rounds, measured = trained.rows, last_measured(trained)
-  comparable = base is not None and not chance.at_chance(last_measured(base), num_classes)
-  gained = training.gained(measured, trained.wrong, last_measured(base), base.wrong) if comparable else None
+  gained = None
+  if base is not None and not chance.at_chance(last_measured(base), num_classes):
+    gained = training.gained(measured, trained.wrong, last_measured(base), base.wrong)
   points, low, high = (None,) * 3 if gained is None else (100 * x for x in (gained.share, gained.low, gained.high))
   answered = sum(row['clients'] for row in rounds)
   spent = trained.epsilon

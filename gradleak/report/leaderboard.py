@@ -75,6 +75,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     'gallery': headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more']),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'alarms': any('noise' in entry['honest'] for entry in entries),
+    'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),
   }
 

@@ -72,7 +72,7 @@ def write_training(
       cautions=training_findings.cautions(found, worst, config=config, trained=trained),
       pictures={name: _shown(png) for name, png in {**pictures, 'partition': partition}.items() if png is not None},
       lines=_lines(found, worst),
-      small=_small_print(trained, worst),
+      small=_small_print(found, worst),
       attacked=bool(worst),
       audits=audits or {},
       settings=training_findings.settings(config),
@@ -146,7 +146,7 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
     return {
       **one,
       'accuracy': percent(one['accuracy']),
-      'beside': 'at chance' if one['at_chance'] else beside(one, base),
+      'beside': beside(one, base),
       'up': kib(sent),
       'fraction_up': per_cent(sent / before) if before and sent is not None else '',
       'down': kib(one['bytes_down']),
@@ -159,14 +159,14 @@ def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
   return [line(one) for one in found]
 
 
-def _small_print(trained: Mapping[str, Trained], worst: Worst) -> str:
+def _small_print(found: Sequence[Entry], worst: Worst) -> str:
   """Returns what stands in small print in the table, in words; empty for nothing."""
-  beside = (
-    'points of accuracy, with their 95 % interval by the test samples, and the fraction of the bytes, relative to '
-    'training without a defense'
-  )
+  base = undefended(found)
+  lost = 'points of accuracy, with their 95 % interval by the test samples, relative to training without a defense'
+  sent = 'the fraction of the bytes that are sent without a defense'
   interval = 'the exact 95 % interval of the fraction recovered'
-  known = ((beside, 'none' in trained and len(trained) > 1), (interval, worst))
+  several = base is not None and len(found) > 1
+  known = ((lost, several and base and not base['at_chance']), (sent, several), (interval, worst))
   return listed([words for words, there in known if there] or [''])
 
 

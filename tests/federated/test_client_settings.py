@@ -69,6 +69,23 @@ def test_an_attacker_can_differentiate_through_adam(linear):
   assert np.isfinite(jax.jit(jax.grad(size))(jnp.asarray(images))).all()
 
 
+@pytest.mark.parametrize(('momentum', 'rate'), [(0.0, 0.1), (0.5, 0.05), (0.9, 0.01)])
+def test_a_gradient_moves_the_weights_as_far_with_momentum_as_without(linear, momentum, rate):
+  """By default; 0.1 with momentum 0.9 left LeNet at chance."""
+  given = {**LOCAL, 'momentum': momentum, 'learning_rate': None}
+  assert ClientSettings(**given).rate == rate and ClientSettings(**given).recorded()['learning_rate'] == (
+    ClientSettings(**given).rate
+  )
+  tried = [
+    client_of(linear, **{**given, **changes}).local_update(None, linear.variables, linear.images, linear.labels).update
+    for changes in ({}, {'learning_rate': rate}, {'learning_rate': 0.3})
+  ]
+  default, same, other = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(update)]) for update in tried)
+  np.testing.assert_array_equal(default, same)
+  assert np.abs(default - other).max() > 1e-3
+  assert dataclasses.replace(ClientSettings(momentum=0.9), momentum=0.0).rate == 0.1
+
+
 def test_they_are_recorded_where_they_are_used(linear):
   assert ClientSettings(**LOCAL, optimizer='adam', max_norm=1.0).recorded()['max_norm'] == 1
   assert {'optimizer', 'max_norm'}.isdisjoint(ClientSettings(**LOCAL).recorded())
@@ -82,6 +99,7 @@ def test_they_are_recorded_where_they_are_used(linear):
     ({**LOCAL, 'optimizer': 'adam', 'momentum': 0.9}, 'adam has its own'),
     ({**LOCAL, 'optimizer': 'adem'}, "did you mean 'adam'"),
     ({**LOCAL, 'max_norm': 0.0}, 'max_norm is 0.0'),
+    ({**LOCAL, 'momentum': 1.0, 'learning_rate': None}, 'momentum is 1, for which the learning rate has no default'),
   ],
 )
 def test_what_cannot_be_used_is_refused(linear, given, message):

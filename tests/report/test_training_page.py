@@ -274,7 +274,10 @@ def test_an_undefended_model_at_chance_states_no_cost():
   assert table.splitlines()[2].split()[:5] == ['none', '10.0', '%,', 'chance', '–']
   for words in (table, notes.replace('`', '')):
     assert 'The undefended model is at chance: no cost can be stated. It predicts one class for all 10,000' in words
-    assert 'The cause may be the learning rate (0.1 with momentum 0.9, which moves as far as 1 without)' in words
+    assert (
+      'The cause may be the learning rate (0.1 with momentum 0.9, which moves as far as 1 without; its default is 0.01)'
+      in words
+    )
     assert 'or the number of rounds (40).' in words
   assert 'reaches a test accuracy of 10.0 %, which is chance, after 40 rounds' in text
   assert 'Under `topk` the model reaches 86.1 %, and clients send as many bytes.' in text
@@ -285,7 +288,8 @@ def test_an_undefended_model_at_chance_states_no_cost():
   [
     ({'init': 'default', 'momentum': 0.0}, 'the learning rate (0.1), the initial weights (init=default) or'),
     ({'share': 'gradient', 'server_learning_rate': 0.5}, 'be the rate of the server (0.5) or the number'),
-    ({'learning_rate': 0.03}, '(0.03 with momentum 0.9, which moves as far as 0.3 without)'),
+    ({'learning_rate': 0.01}, '(0.01 with momentum 0.9, which moves as far as 0.1 without)'),
+    ({'momentum': 1.0}, '(0.1 with momentum 1, which never stops)'),
   ],
 )
 def test_why_a_model_may_be_at_chance_is_of_its_own_settings(config, cause):
