@@ -36,8 +36,8 @@ class AuditResult:
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
       sentences; None for a model that it cannot read.
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
-      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms', 'missing_bound' and
-      'remark'.
+      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms' (fields of
+      `defenses.Mechanism`, without a neighbouring relation: an ε of them names its own), 'missing_bound' and 'remark'.
     versions: of gradleak, JAX and Python, and the hardware.
     seconds: wall time.
     resumed: whether all of it was found on disk.

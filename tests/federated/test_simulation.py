@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, defenses, errors, trees
+from gradleak import Client, defenses, errors, progress, trees
 from gradleak.federated import accounting, simulation, training
 
 KEY = jax.random.key(5)
@@ -260,10 +260,12 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
   state, rows = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
   assert state.number == len(rows) == 4
   assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r).value for r in range(1, 5)]
+  assert {(row['epsilon_relation'], row['epsilon_unit']) for row in rows} == {('replace one', 'client')}
+  assert progress._status(rows[0]) == f'ε {rows[0]["epsilon"]:.3g} (replace one, per client)'
   assert [('accuracy' in row) for row in rows] == [False, False, True, True]
   _, again = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
   assert again == rows
-  with pytest.raises(errors.UsageError, match='the first round alone costs ε = '):
+  with pytest.raises(errors.UsageError, match=r'the first round alone costs ε = \d\.\d+ \(replace one, per client, '):
     training.train(KEY, federation, variables, 9, budget=ledger.epsilon(1, 1).value / 2, **given)
   with pytest.raises(errors.UsageError, match='needs a defense whose ε is known'):
     training.train(KEY, federation, variables, 9, budget=1.0)

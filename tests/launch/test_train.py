@@ -44,6 +44,9 @@ def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
     [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(tmp_path.glob('new/*/rounds.jsonl'))
   ]
   assert len(rows[0]) == 9 and 'epsilon' not in rows[0][-1]
+  none, private = (json.loads(path.read_text()) for path in sorted(tmp_path.glob('new/*/config.json')))
+  assert 'epsilon' not in none and private['epsilon']['relation'] == 'replace one'
+  assert 'replace one, per client, all uploads' in done.out
   spent = [row['epsilon'] for row in rows[1]]
   assert spent == [epsilon(9, 'replace one', steps=r) for r in range(1, len(spent) + 1)]
   assert spent[-1] <= 2 < epsilon(9, 'replace one', steps=len(spent) + 1) and len(spent) < 9

@@ -54,6 +54,7 @@ def test_figures_follow_from_the_entries(page):
     '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4 (39–100 %)', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
+  assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
 
 
 def test_false_alarms_stand_where_they_are_known(source, entries):
