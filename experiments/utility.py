@@ -19,6 +19,7 @@ from gradleak.defenses import Context, Defense
 from gradleak.defenses.compensation import compensation
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import Client, simulation, training
+from gradleak.federated.chance import at_chance
 from gradleak.federated.client import NO_DEFENSE
 from gradleak.frontier import Trained
 from gradleak.metrics.statistics import difference_interval, wilson_interval
@@ -34,6 +35,7 @@ METRICS = (
   'parameters', 'share_sent', 'total_parameters', 'epsilon',
 )  # fmt: skip
 
+CHANCE = ('majority_share', 'predicted_classes')  # columns of measured rounds that `federated.chance` judges by
 # Metric -> keys of a row: the number of samples that were classified correctly, and of all samples.
 SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
 
@@ -270,16 +272,19 @@ class Trainings(Scaled):
       whole = duration(row['round_seconds'] * self.protocol.rounds / 60)
       remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
       return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
-    remark = 'diverged' if row['diverged'] else ''
+    remark = 'diverged' if row['diverged'] else 'at chance' if _lost(row) else ''
+    compared_to = None if undefended is row else undefended
     if cell.metric in SCORES:
       correct, n = (row[name] for name in SCORES[cell.metric])
       share, low, high = (100 * value for value in wilson_interval(correct, n))
-      if undefended not in (None, row):
-        others = (undefended[name] for name in SCORES[cell.metric])
-        remark = compared(correct, n, *others) + (f', {remark}' if remark else '')
+      if compared_to is not None:
+        others = (compared_to[name] for name in SCORES[cell.metric])
+        against = 'no conclusion: none is at chance' if _lost(compared_to) else compared(correct, n, *others)
+        remark = against + (f', {remark}' if remark else '')
       return Outcome(share, low, high, n, None, int(row['diverged']), remark)
     if cell.metric == 'accuracy_share':
-      value = 100 * row['correct'] / undefended['correct'] if undefended['correct'] else None
+      known = undefended['correct'] and not _lost(undefended)
+      value = 100 * row['correct'] / undefended['correct'] if known else None
     else:
       value = row.get(cell.metric)
     return Outcome(value, None, None, row['tested'], None, int(row['diverged']), remark)
@@ -296,6 +301,11 @@ class Trainings(Scaled):
     added = sum(_added(method) for label, method in self.defenses.items() if label not in self.extrapolated)
     trained = len(self.defenses) - len(self.extrapolated)
     return trained * (passed * cost / 60_000 + 0.2) + added * defended * cost / 60_000
+
+
+def _lost(row: Mapping) -> str:
+  """Returns why the model of a row is at chance, '' where it is not or the row is of an earlier version."""
+  return at_chance({**row, 'accuracy': row['correct'] / row['tested']})
 
 
 def _added(method: Method) -> float:
@@ -436,6 +446,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   sent = sum(row['bytes_up'] - row.get('bytes_statistics', 0) for row in rounds) / answered / 4
   row = {
     'correct': round(last['accuracy'] * run.tested),
+    **{name: last[name] for name in CHANCE if name in last},
     'tested': run.tested,
     'loss': last['loss'],
     'diverged': None in (last['loss'], last['update_norm']),

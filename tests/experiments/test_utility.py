@@ -117,6 +117,26 @@ def test_the_difference_is_to_the_undefended_model():
   assert RUN.outcome(Cell('', '', 'accuracy', '', 'none'), lost).remark == 'diverged'
 
 
+def test_an_undefended_model_at_chance_draws_no_conclusion():
+  known = {'majority_share': 0.1, 'predicted_classes': 10}
+  rows = [
+    row(105, defense='none', **known),
+    row(500, defense='DP', **known),
+    row(90, defense='half of the layers', **known),
+  ]
+  found = {r['defense']: RUN.outcome(Cell('', '', 'accuracy', '', r['defense']), rows).remark for r in rows}
+  assert found == {
+    'none': 'at chance',
+    'DP': 'no conclusion: none is at chance',
+    'half of the layers': 'no conclusion: none is at chance, at chance',
+  }
+  assert RUN.outcome(Cell('', '', 'accuracy_share', '', 'DP'), rows).mean is None
+  rows[0] |= {'correct': 800}
+  assert RUN.outcome(Cell('', '', 'accuracy', '', 'half of the layers'), rows).remark.endswith(
+    'beyond noise, at chance'
+  )
+
+
 @pytest.mark.parametrize(('delta', 'published'), [(1e-4, 2.72), (1e-5, 2.97), (1e-6, 3.20)])
 def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
   noise = utility.noise_for(8.0, delta, 2000, 0.1)
