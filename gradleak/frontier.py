@@ -141,6 +141,7 @@ class Task:
     client: the undefended `Client`.
     variables: the initial model's.
     train, test, public: (images, labels); `public` may be None.
+    gallery: among which the originals are to be found, as `scenario` takes it.
     partition: an array of sample numbers for each client.
     settings, local: the `FrontierSettings` and `ClientSettings`.
     config: what identifies the run, plain JSON.
@@ -153,6 +154,7 @@ class Task:
   train: Samples
   test: Samples
   public: Samples | None
+  gallery: Any
   partition: list[np.ndarray]
   settings: FrontierSettings
   local: ClientSettings
@@ -198,6 +200,7 @@ class Task:
       client=dataclasses.replace(self.local, local_batch_size=None),
       public=self.public,
       previous=previous,
+      gallery=self.gallery,
     )
 
   @property
@@ -218,6 +221,7 @@ def frontier(
   variables: Mapping | None = None,
   client: ClientSettings | None = None,
   public: Samples | None = None,
+  gallery: Any = None,
   settings: FrontierSettings | None = None,
   config: Mapping | None = None,
   workdir: Any = 'results/frontier',
@@ -240,6 +244,7 @@ def frontier(
     variables: the initial model's; initialised from `key` by default.
     client: `ClientSettings`; by default FedAvg (share='delta') with batches of 10.
     public: (images, labels) that everyone holds, for defenses that need any.
+    gallery: among which the originals are to be found, as `scenario` takes it; by default the training samples.
     settings: `FrontierSettings`.
     config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
     workdir: a folder for rounds, audits and checkpoints; a run that was stopped goes on from there.
@@ -275,7 +280,8 @@ def frontier(
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
   }
-  task = Task(key, made, variables, train, test, public, parts, given, local, identity, group_size, progress)
+  gallery = data.Candidates(*train) if gallery is None else gallery
+  task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
   context = Context(made, variables, shape, public)
   placed = [Labelled(label, place(defense, context)) for label, defense in named_defenses(defenses)]
   if given.budget is not None and not any(task.ledger(one.method) for one in placed):

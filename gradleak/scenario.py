@@ -14,7 +14,7 @@ from gradleak.models import Model
 from gradleak.models.model import check_apply, check_mode, check_model, check_variables, initial
 from gradleak.trees import Tree
 
-_LOOKED_AT = 2000  # of the images that are given, for a gallery of at most 1,001
+_LOOKED_AT = 4000  # of the images that are given, for a gallery of at most 1,001 of a kind
 
 
 class Scenario(NamedTuple):
@@ -92,7 +92,7 @@ def scenario(
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
     gallery: real images of the same kind, among which an original is to be found, private ones among them or not:
       floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them, or `gradleak.data.Candidates`, which may have several
-      kinds. By default the first 2,000 images that are given here. Public images count, too.
+      kinds. By default the images that are given here. The first 4,000 count, and public ones.
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
@@ -115,8 +115,8 @@ def scenario(
   public = _checked_public(public, image_shape, num_classes)
   if previous is not None:
     _check_previous(model, previous, image_shape)
-  first = data.Candidates(images[:_LOOKED_AT], labels[:_LOOKED_AT])
-  given = first if gallery is None else _checked_gallery(gallery, image_shape, num_classes)
+  own = data.Candidates(images, labels) if gallery is None else gallery
+  given = _checked_gallery(own, image_shape, num_classes)
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
   check_mode(model, variables, image_shape, client.batch_norm)
@@ -266,7 +266,7 @@ def _checked_gallery(gallery: Any, image_shape: tuple, num_classes: int) -> data
         f'the labels of the gallery are {labels.dtype} of shape {labels.shape}, expected {len(images)} integers'
       )
     data.check_classes(labels, num_classes)
-  return given._replace(images=images, labels=labels)
+  return given._replace(images=images[:_LOOKED_AT], labels=labels[:_LOOKED_AT])
 
 
 def fingerprint(tree: Tree) -> str:

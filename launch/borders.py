@@ -1,7 +1,7 @@
 r"""Draws what lies just above and just below the border of each verdict, from real attacks.
 
-    python launch/borders.py --output=docs/borders_faces.png
-    python launch/borders.py --dataset=cifar10 --data_dir=data --output=docs/borders_cifar10.png
+    python launch/borders.py --output=results/borders_faces.png
+    python launch/borders.py --dataset=cifar10 --data_dir=data --output=results/borders_cifar10.png
 
 Uploads bear Gaussian noise of many strengths, so that reconstructions of every quality arise.
 """

@@ -70,6 +70,7 @@ def main(argv):
     defense=defense,
     public=public,
     num_classes=private.num_classes,
+    gallery=gl.data.gallery(_DATASET.value, _SPLIT.value, **options),
     settings=given,
     config={'dataset': private.name, 'split': private.split, 'init': _INIT.value, 'seed': _SEED.value},
     workdir=_WORKDIR.value,

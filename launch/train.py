@@ -87,6 +87,7 @@ def main(argv):
     variables=variables,
     client=local,
     public=(samples.images[kept:], samples.labels[kept:]) if _PUBLIC.value else None,
+    gallery=gl.data.gallery(_DATASET.value, 'train', data_dir=_DATA_DIR.value) if attacks else None,
     settings=settings,
     config={
       'dataset': samples.name,

@@ -9,7 +9,7 @@ from gradleak.autoleak import AutoLeak
 from gradleak.autoleak.bounds import RELATION
 from gradleak.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.metrics import statistics
-from gradleak.report import findings, headline, page, pictures, tables
+from gradleak.report import findings, headline, page, pictures, tables, wording
 from gradleak.report.formatting import aligned, percent_range, upwards
 
 ENOUGH = 400  # images of a published rate
@@ -103,6 +103,9 @@ def autoleak_table(found: AutoLeak) -> str:
       ]
       parts.append('\n'.join(aligned([list(line) for line in lines])))
   said = [f'{label}: {flag}.' for label, flags in found.flags.items() for flag in flags]
+  worst = tables.worst_case([row for row in found.rows if row['honest']])
+  noise = findings.alarms([row for row in found.controls if row['honest']], worst)
+  said += filter(None, [noise, wording.gallery(found.config)])
   return '\n\n'.join([*parts, *(['\n'.join(said)] if said else [])]) + '\n'
 
 

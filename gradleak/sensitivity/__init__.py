@@ -65,6 +65,7 @@ class _Task:
   variables: Mapping
   given: bool
   num_classes: int
+  gallery: Any
   settings: SensitivitySettings
   config: dict
   folder: Any
@@ -84,6 +85,7 @@ def sensitivity(
   variables: Mapping | None = None,
   public: Samples | None = None,
   num_classes: int | None = None,
+  gallery: Any = None,
   chosen: Sequence[Assumption] | None = None,
   settings: SensitivitySettings | None = None,
   config: Mapping | None = None,
@@ -109,6 +111,7 @@ def sensitivity(
       `key`, then trained on the public images.
     public: (images, labels) apart from the private ones, to train on; a quarter of them measures the accuracy.
     num_classes: number of classes; by default as many as the model returns.
+    gallery: among which the originals are to be found, as `scenario` takes it; by default the images that are given.
     chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.
     settings: `SensitivitySettings`.
     config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
@@ -126,7 +129,19 @@ def sensitivity(
   method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
   hidden = as_defense(defense)
   task = _task(
-    key, model, (images, labels), public, variables, num_classes, given, local, config, workdir, group_size, progress
+    key,
+    model,
+    (images, labels),
+    public,
+    variables,
+    num_classes,
+    gallery,
+    given,
+    local,
+    config,
+    workdir,
+    group_size,
+    progress,
   )
   if chosen is None:
     chosen = assumptions(
@@ -176,6 +191,7 @@ def _task(
   public: Any,
   variables: Mapping | None,
   num_classes: int | None,
+  gallery: Any,
   given: SensitivitySettings,
   local: ClientSettings,
   config: Any,
@@ -215,8 +231,21 @@ def _task(
   }
   folder = errors.check_path('workdir', workdir)
   chosen = images[:needed], labels[:needed]
+  gallery = data.Candidates(images, labels) if gallery is None else gallery
   return _Task(
-    key, model, chosen, public, weights, variables is not None, classes, given, identity, folder, group_size, progress
+    key,
+    model,
+    chosen,
+    public,
+    weights,
+    variables is not None,
+    classes,
+    gallery,
+    given,
+    identity,
+    folder,
+    group_size,
+    progress,
   )
 
 
@@ -290,6 +319,7 @@ def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
     dataset=task.config['dataset'],
     client=one.client,
     public=task.public,
+    gallery=task.gallery,
     notes={'init': _origin(one.wide), 'trained': one.trained},
   )
 
