@@ -93,6 +93,9 @@ def test_means_of_nothing_and_intervals_of_one_value_are_none():
   assert summary['psnr'] is summary['psnr_low'] is summary['oracle_psnr'] is None
   (summary,) = summarise([row()])
   assert (summary['psnr'], summary['psnr_low'], summary['psnr_high']) == (10.0, None, None)
+  (summary,) = summarise([row(psnr=100.0, ssim=0.9 + trial / 100, trial=trial) for trial in range(4)])
+  assert (summary['psnr'], summary['psnr_low'], summary['psnr_high']) == (100.0, None, None)  # a cap has no spread
+  assert summary['ssim_low'] is not None
 
 
 @pytest.mark.parametrize(
