@@ -13,6 +13,12 @@ from gradleak.report import headline, page, pictures
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import percent_range, upwards
 
+# Of entries that do not say what their gallery holds.
+EARLIER = (
+  'These entries are of an earlier version. It took all classes for one kind, also faces and images of none, and its '
+  'bar of SSIM depended on the number of attacked images: a new run may judge differently.'
+)
+
 
 def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns the leaderboard as one HTML page that loads nothing; its script sorts the tables, nothing else.
@@ -39,6 +45,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
       levels=LEVELS,
       enough=ENOUGH,
       relation=RELATION,
+      earlier=EARLIER,
       defenses=len({entry['text'] for entry in entries.values()} - {'none'}),
     )
   )

@@ -226,8 +226,8 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
 def _mean_interval(by_image: Iterable[Sequence[Row]], key: str) -> dict[str, float | None]:
   """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
 
-  The bounds are None where they cannot be computed, for fewer than `statistics.MIN_RUNS` images, and for equal values, of
-  which no spread is known: 100 dB is the most that is given.
+  The bounds are None where they cannot be computed, for fewer than `statistics.MIN_RUNS` images, and for equal values:
+  of these no spread is known, as of several at 100 dB, the most that is given.
   """
   values = [value for group in by_image if (value := _mean(group, key)) is not None]
   if not values:

@@ -57,6 +57,20 @@ def test_figures_follow_from_the_entries(page):
   assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
 
 
+def test_a_task_says_what_its_gallery_holds_or_that_it_is_of_an_earlier_version(source, entries):
+  assert report.leaderboard.EARLIER in source
+  made = {'by_class': True, 'images': {'face': 100}, 'left_out': {'non-face': 100}, 'flat': 0, 'public': 50}
+  told = {
+    name: {**entry, 'task': {**entry['task'], 'more': {**entry['task']['more'], 'gallery': made}}}
+    for name, entry in entries.items()
+  }
+  text = render_leaderboard(told)
+  assert '100 images of class face; left out: 100 of class non-face.' in text and report.leaderboard.EARLIER not in text
+  assert len(Page(render_leaderboard({**entries, **{f'{name} ': one for name, one in told.items()}})).rows) > len(
+    Page(text).rows
+  )  # another gallery is another task
+
+
 def test_false_alarms_stand_where_they_are_known(source, entries):
   assert 'alarms' not in source
   steps = [{'level': level, 'count': count} for level, count in zip(LEVELS, (0, 0, 1, 2), strict=True)]
