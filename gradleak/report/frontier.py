@@ -135,8 +135,8 @@ def frontier_csv(found: Iterable[Entry]) -> str:
 def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
   """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
 
-  'points' are those of accuracy beside 'none', with their 95 % interval. Lines below name the models at chance, and
-  say of which clients uploads were attacked.
+  'points' are those of accuracy beside 'none', with their 95 % interval. Lines below name the models at chance, say
+  what each ε is relative to, and of which clients uploads were attacked.
 
   Args:
     found: `entries`.
@@ -153,7 +153,7 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
       kib(one['bytes_up']),
       number(one['seconds'], 2),
       milliseconds(one['seconds_defense'], ' ms'),
-      ', '.join(filter(None, (epsilon(one['epsilon']), protects(one)))),
+      epsilon(one['epsilon']) + (f' ({one["epsilon_relation"]})' if one['epsilon_relation'] else ''),
       number(one['psnr']),
       '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
       one['by'] or '–',
@@ -161,6 +161,7 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
     for one in found
   ]
   below = [sentence.replace('`', '') for sentence in at_chance.sentences(found, config or {})]
+  below += dict.fromkeys(f'ε: {_spent(one).said}.' for one in found if one['epsilon'] is not None)
   below += ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
   return '\n'.join([*aligned([head, *lines]), *below])
 
@@ -221,6 +222,11 @@ def epsilon(value: float | None) -> str:
   if value > NO_PROTECTION:
     return f'> {NO_PROTECTION}'
   return upwards(value) if value > 0 else '0'
+
+
+def _spent(one: Entry) -> Epsilon:
+  """Returns an entry's ε with what it is relative to."""
+  return Epsilon(*(one[name] for name in COLUMNS if name.startswith('epsilon')))
 
 
 def protects(one: Entry) -> str:

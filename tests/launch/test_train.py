@@ -46,7 +46,7 @@ def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
   assert len(rows[0]) == 9 and 'epsilon' not in rows[0][-1]
   none, private = (json.loads(path.read_text()) for path in sorted(tmp_path.glob('new/*/config.json')))
   assert 'epsilon' not in none and private['epsilon']['relation'] == 'replace one'
-  assert 'replace one, per client, all uploads' in done.out
+  assert 'ε: replace one, per client, all uploads' in done.out
   spent = [row['epsilon'] for row in rows[1]]
   assert spent == [epsilon(9, 'replace one', steps=r) for r in range(1, len(spent) + 1)]
   assert spent[-1] <= 2 < epsilon(9, 'replace one', steps=len(spent) + 1) and len(spent) < 9

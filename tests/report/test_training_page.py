@@ -242,7 +242,8 @@ def test_entries_and_their_csv():
   assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [
     'none', '88.0 %', '–', '0.5', '0.25', '12.3 ms', '–', '30.0', '4 of 4', 'dlg',
   ]  # fmt: skip
-  assert '∞' in lines[1] and '0.50, replace one, per client, all uploads' in lines[2]
+  assert '∞ (replace one)' in lines[1] and '0.50 (replace one)' in lines[2]
+  assert lines[4] == 'ε: replace one, per client, all uploads, no sampling, δ = 1e-05, RDP.'
   assert dp['epsilon_relation'] == 'replace one' and dp['epsilon_unit'] == 'client' and dp['epsilon_delta'] == '1e-05'
   assert dp['epsilon_sampling'] == 'none' and none['epsilon_relation'] == gone['epsilon_relation'] == ''
 
