@@ -29,8 +29,8 @@ def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
 def at_chance(row: Mapping[str, Any], num_classes: int | None = None) -> str:
   """Returns why a model is at chance, in words; '' where it is not, or where the row does not say.
 
-  A model is at chance that predicts one class for all test samples, or whose accuracy is not significantly above the
-  share of the commonest class, by the lower end of its 95 % interval (`statistics.wilson_interval`).
+  A model is at chance that predicts one class for all test samples. So is one whose accuracy is not significantly above
+  the share of the commonest class, by the lower end of its 95 % interval (`statistics.wilson_interval`).
 
   Args:
     row: a measured round of `training.train`.
