@@ -141,7 +141,7 @@ class Task:
     client: the undefended `Client`.
     variables: the initial model's.
     train, test, public: (images, labels); `public` may be None.
-    gallery: among which the originals are to be found, as `scenario` takes it.
+    gallery: as `scenario` takes it, or None for the training samples.
     partition: an array of sample numbers for each client.
     settings, local: the `FrontierSettings` and `ClientSettings`.
     config: what identifies the run, plain JSON.
@@ -200,13 +200,17 @@ class Task:
       client=dataclasses.replace(self.local, local_batch_size=None),
       public=self.public,
       previous=previous,
-      gallery=self.gallery,
+      gallery=data.Candidates(*self.train) if self.gallery is None else self.gallery,
     )
 
   @property
   def audit_settings(self) -> AuditSettings:
     """The settings of every audit."""
     return AuditSettings(steps=self.settings.steps, controls=self.settings.controls)
+
+
+def _initial(key: jax.Array, model: Any, shape: tuple[int, ...]) -> Mapping:
+  return jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
 
 
 def frontier(
@@ -260,8 +264,7 @@ def frontier(
   key = errors.check_key('key', key, traced=False)
   train = data.pair('train', train)
   shape = train[0].shape[1:]
-  if variables is None:
-    variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+  variables = _initial(key, model, shape) if variables is None else variables
   check_variables(model, variables, shape)
   check_apply(model, variables, shape)
   made = local.client(model, num_logits(model, variables, shape))
@@ -280,7 +283,6 @@ def frontier(
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
   }
-  gallery = data.Candidates(*train) if gallery is None else gallery
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
   context = Context(made, variables, shape, public)
   placed = [Labelled(label, place(defense, context)) for label, defense in named_defenses(defenses)]

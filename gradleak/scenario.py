@@ -91,8 +91,8 @@ def scenario(
       and what an attacker may start from.
     previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
     gallery: real images of the same kind, among which an original is to be found, private ones among them or not:
-      floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them, or `gradleak.data.Candidates`, which may have several
-      kinds. By default the images that are given here. The first 4,000 count, and public ones.
+      floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them; or (images, labels); or `gradleak.data.Candidates`,
+      which may have several kinds. By default the images that are given here. The first 4,000 count, and public ones.
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
@@ -115,8 +115,7 @@ def scenario(
   public = _checked_public(public, image_shape, num_classes)
   if previous is not None:
     _check_previous(model, previous, image_shape)
-  own = data.Candidates(images, labels) if gallery is None else gallery
-  given = _checked_gallery(own, image_shape, num_classes)
+  given = _checked_gallery((images, labels) if gallery is None else gallery, image_shape, num_classes)
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
   check_mode(model, variables, image_shape, client.batch_norm)
@@ -246,27 +245,25 @@ def _counted(given: data.Candidates, labels: np.ndarray) -> dict[str, int]:
 
 def _checked_gallery(gallery: Any, image_shape: tuple, num_classes: int) -> data.Candidates:
   """Returns the gallery; images that are given alone are of one kind, and their classes are not known."""
-  given = gallery
-  if not isinstance(gallery, data.Candidates):
-    images = errors.host_array('gallery', gallery)
-    given = data.Candidates(images, np.full(len(images) if images.ndim else 0, -1, np.int32))
-  images, labels = (
-    errors.host_array('gallery', given.images),
-    errors.host_array('the labels of the gallery', given.labels),
-  )
+  given = data.Candidates(*gallery) if type(gallery) is tuple and len(gallery) == 2 else gallery
+  labelled = isinstance(given, data.Candidates)
+  images = errors.host_array('gallery', given.images if labelled else given)
+  labels = np.full(images.shape[:1], -1)
+  if labelled:
+    labels = errors.host_array('the labels of the gallery', given.labels)
   if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.floating):
     raise errors.UsageError(
       f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {str(image_shape)[1:-1]}]'
     )
   if images.size and not (images.min() >= 0 and images.max() <= 1):
     raise errors.UsageError(f'the gallery has pixels in [{images.min():g}, {images.max():g}], expected [0, 1]')
-  if given is gallery:
+  if labelled:
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
       raise errors.UsageError(
         f'the labels of the gallery are {labels.dtype} of shape {labels.shape}, expected {len(images)} integers'
       )
     data.check_classes(labels, num_classes)
-  return given._replace(images=images[:_LOOKED_AT], labels=labels[:_LOOKED_AT])
+  return data.Candidates(images[:_LOOKED_AT], labels[:_LOOKED_AT], *(given[2:] if labelled else ()))
 
 
 def fingerprint(tree: Tree) -> str:

@@ -40,7 +40,8 @@ def borders(result: AuditResult, bar: float) -> list[Border]:
     raise errors.UsageError(f'batch_size is {result.config["batch_size"]}: the borders are shown of single images')
   at = {level: lambda row, level=level: row['verdict'] == level for level in LEVELS}
   return [
-    Border('exact: correlation of at least 0.98', lambda row: row['pearson'], at['exact'],
+    Border('exact: correlation of at least 0.98', lambda row: row['pearson'],
+           lambda row: at['exact'](row) and row['pearson'] is not None,  # a flat image is exact by its error
            lambda row: row['verdict'] in ('recognisable', 'identifying'), lambda value: abs(value - 0.98),
            lambda value: number(value, 3)),
     Border(f'recognisable: rank 1 and an SSIM of at least {number(bar, 2)}', lambda row: row['ssim'],

@@ -65,12 +65,12 @@ class _Task:
   variables: Mapping
   given: bool
   num_classes: int
-  gallery: Any
   settings: SensitivitySettings
   config: dict
   folder: Any
   group_size: int | None
   progress: str
+  gallery: Any = None
 
 
 def sensitivity(
@@ -129,20 +129,9 @@ def sensitivity(
   method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
   hidden = as_defense(defense)
   task = _task(
-    key,
-    model,
-    (images, labels),
-    public,
-    variables,
-    num_classes,
-    gallery,
-    given,
-    local,
-    config,
-    workdir,
-    group_size,
-    progress,
+    key, model, (images, labels), public, variables, num_classes, given, local, config, workdir, group_size, progress
   )
+  task = dataclasses.replace(task, gallery=data.Candidates(images, labels) if gallery is None else gallery)
   if chosen is None:
     chosen = assumptions(
       local,
@@ -191,7 +180,6 @@ def _task(
   public: Any,
   variables: Mapping | None,
   num_classes: int | None,
-  gallery: Any,
   given: SensitivitySettings,
   local: ClientSettings,
   config: Any,
@@ -231,21 +219,8 @@ def _task(
   }
   folder = errors.check_path('workdir', workdir)
   chosen = images[:needed], labels[:needed]
-  gallery = data.Candidates(images, labels) if gallery is None else gallery
   return _Task(
-    key,
-    model,
-    chosen,
-    public,
-    weights,
-    variables is not None,
-    classes,
-    gallery,
-    given,
-    identity,
-    folder,
-    group_size,
-    progress,
+    key, model, chosen, public, weights, variables is not None, classes, given, identity, folder, group_size, progress
   )
 
 
