@@ -56,6 +56,8 @@ def entries(
   worst = worst_case_of(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
     errors.check_instance('a training', one, Trained, 'a gradleak.frontier.Trained')
+  if num_classes is not None:
+    errors.check_number('num_classes', num_classes, low=1, integer=True)
   base = trained.get('none')
   return [
     _entry(defense, one, worst.get(defense, {}), None if defense == 'none' else base, num_classes)
@@ -160,7 +162,8 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
     )
     for one in found
   ]
-  below = [sentence.replace('`', '') for sentence in at_chance.sentences(found, config or {})]
+  given = errors.check_json('config', {} if config is None else config)
+  below = [sentence.replace('`', '') for sentence in at_chance.sentences(found, given)]
   below += dict.fromkeys(f'ε: {_spent(one).said}.' for one in found if one['epsilon'] is not None)
   below += ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
   return '\n'.join([*aligned([head, *lines]), *below])

@@ -51,8 +51,8 @@ def write_training(
     audits: text -> the relative link to the page of an audit.
     methods: facts about the methods, see `AuditResult.methods`.
   """
-  found = entries(trained, audit_rows, config.get('num_classes'))
   errors.check_json('config', config)
+  found = entries(trained, audit_rows, config.get('num_classes'))
   folder = storage.made_folder(folder)
   pictures = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
   for name, png in pictures.items():
