@@ -11,7 +11,7 @@ import optax
 from gradleak import data, errors, metrics, settings
 from gradleak.federated import Client, ClientSettings, heads
 from gradleak.models import Model
-from gradleak.models.model import check_apply, check_mode, check_model, check_variables, initial
+from gradleak.models.model import check_apply, check_mode, check_model, check_parameters, check_variables, initial
 from gradleak.trees import Tree
 
 _LOOKED_AT = 4000  # of the images that are given, for a gallery of at most 1,001 of a kind
@@ -162,6 +162,7 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
   if jax.config.jax_enable_x64:
     variables = optax.tree.cast(variables, np.float64)
   check_apply(model, variables, image_shape)
+  check_parameters(model, variables)
   return variables
 
 

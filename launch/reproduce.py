@@ -181,8 +181,8 @@ def _seconds(text):
   from gradleak import errors
 
   units = {'h': 3600, 'min': 60, 'm': 60, 's': 1}
-  part = r'\s*(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*'
-  if not re.fullmatch(f'({part})+', text):
+  part = r'(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*'
+  if not re.fullmatch(f'({part})+', text.strip()):
     raise errors.UsageError(f'budget is {errors.shown(text)}, expected a time such as 90min or 2h')
   return sum(float(number) * units[unit] for number, unit in re.findall(part, text))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -308,7 +308,7 @@ def _only(
     return None
   for label, trials in errors.check_instance('only', only, Mapping, 'a mapping of labels to trials').items():
     errors.check_choice('defense', label, labels)
-    for trial in trials:
+    for trial in errors.check_instance(f'the trials of {label} in only', trials, Collection, 'a list of trials'):
       errors.check_number('a trial in only', trial, low=0, high=num_trials - 1, integer=True)
   if not any(len(trials) for trials in only.values()):
     raise errors.UsageError('only names no trial: there is nothing to attack')

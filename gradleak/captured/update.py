@@ -1,5 +1,6 @@
 """An update that a user brings: read from a file, and checked against the parameters that it should fit."""
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ def read_update(
       where the order of a tensor in PyTorch is not settled.
   """
   check_model(model)
+  errors.check_instance('partial', partial, bool, 'True or False')
   if not isinstance(variables, Mapping) or 'params' not in variables:
     raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
   return _fitted(path, 'update', model, dict(variables), image_shape, names, partial, flattened)['params']
@@ -167,6 +169,7 @@ def _fitted(
   flattened: str,
 ) -> dict[str, Tree]:
   """Returns the variables with the values in a file, or of an update the parameters alone; `what` is 'update' or so."""
+  names = _checked_names(names)
   errors.check_choice('order: flattened', flattened, FLATTENED)
   wanted = {'params': variables['params']} if what == 'update' else variables
   try:
@@ -174,7 +177,7 @@ def _fitted(
   except errors.UsageError as error:
     raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
-  entries = _renamed(entries, names or {}, statistics=len(wanted) > 1)
+  entries = _renamed(entries, names, statistics=len(wanted) > 1)
   if torch_weights.has_published_names(wanted['params']):
     entries = torch_weights.common_names(entries)
   ours = {'.'.join(place): place for place in paths}
@@ -196,6 +199,16 @@ def _fitted(
     for name, place in known.items()
   ]
   return jax.tree.unflatten(jax.tree.structure(wanted), [jnp.asarray(leaf) for leaf in leaves])
+
+
+def _checked_names(names: Any) -> Mapping[str, str]:
+  """Returns the names of modules; raises `UsageError` for anything but a mapping of texts to texts."""
+  if names is None:
+    return {}
+  expected = 'a mapping {module in the file: module of the model}'
+  for one in itertools.chain(*errors.check_instance('names', names, Mapping, expected).items()):
+    errors.check_instance('a module in names', one, str, 'a text')
+  return names
 
 
 def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistics: bool) -> dict[str, np.ndarray]:

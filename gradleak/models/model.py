@@ -99,6 +99,12 @@ def wrapped(
   )
 
 
+def check_parameters(model: Model, variables: Tree) -> None:
+  """Raises `UsageError` for variables without parameters: a client would send nothing."""
+  if not jax.tree.leaves(variables['params']):
+    raise errors.UsageError(f'the model {model.name!r} has no parameters: a client of it would send nothing')
+
+
 def per_example_loss(
   model: Model,
   loss: Callable[[jax.Array, jax.Array], jax.Array],

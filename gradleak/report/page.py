@@ -277,4 +277,5 @@ def _breakable(text: str) -> Any:
 
 
 def _break(escaped: str) -> str:
-  return re.sub(r'([+,|/]|\w{8,}\()(?=\S)', r'\1<wbr>', escaped)
+  # A word is looked at from its beginning alone: from each of its letters on, a long one would take quadratic time.
+  return re.sub(r'([+,|/]|(?<!\w)\w{8,}\()(?=\S)', r'\1<wbr>', escaped)
