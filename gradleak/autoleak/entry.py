@@ -1,5 +1,6 @@
 """The form of a leaderboard's entry: its fields, its name, and what is checked of one that someone else wrote."""
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -24,6 +25,10 @@ SETTINGS = (
 )
 _WORDS = {dict: 'an object', list: 'a list', str: 'a text', int: 'an integer', float: 'a number'}
 _PICTURE = re.compile(r'data:image/png;base64,[A-Za-z0-9+/]+={0,2}')
+_MOST = 2**53  # of a number: what is larger is no count and no figure
+_LONGEST = 2000  # characters of a text
+_LONGEST_PICTURE = 10**6
+_DEEPEST = 4  # objects within each other, of what has no form of its own
 _CLOSE = 1e-9  # of an interval that is written to one that is computed
 
 
@@ -39,13 +44,23 @@ class _Optional(NamedTuple):
   form: Any
 
 
+class _Within(NamedTuple):
+  """Numbers of a type in an interval; without one they are what float64 holds exactly."""
+
+  form: type
+  low: float = -_MOST
+  high: float = _MOST
+
+
+_COUNT = _Within(int, 0)
+_POINTS = _Within(float, -100, 100)
 _SIDE = {
   'verdict': str,
-  'count': int,
-  'n': int,
+  'count': _COUNT,
+  'n': _COUNT,
   'by': [str],
-  'steps': [{'level': str, 'count': int, 'low': float, 'high': float}],
-  'noise': _Optional({'n': int, 'steps': [{'level': str, 'count': int}]}),  # false alarms: of control runs
+  'steps': [{'level': str, 'count': _COUNT, 'low': _Within(float, 0, 1), 'high': _Within(float, 0, 1)}],
+  'noise': _Optional({'n': _COUNT, 'steps': [{'level': str, 'count': _COUNT}]}),  # false alarms: of control runs
 }
 # Field -> its form: a type, an object with exactly these fields, or a list of one form.
 FORM = {
@@ -59,22 +74,22 @@ FORM = {
     'dataset': str,
     'split': _Maybe(str),
     'init': _Maybe(str),
-    'batch_size': int,
-    'rounds_before': int,
+    'batch_size': _Within(int, 1),
+    'rounds_before': _COUNT,
     'more': dict,
   },
-  'seed': _Maybe(int),
-  'trials': int,
-  'candidates': int,
+  'seed': _Maybe(_COUNT),
+  'trials': _Within(int, 1),
+  'candidates': _COUNT,
   'versions': dict.fromkeys(('autoleak', 'gradleak', 'jax', 'device'), str),
   'honest': _SIDE,
   'malicious': _Maybe(_SIDE),
   'flags': [str],
-  'bound': _Maybe(float),
-  'cost': _Maybe({'points': float, 'source': str, 'interval': _Optional([float]), 'at_chance': _Optional(str)}),
+  'bound': _Maybe(_Within(float, 0, 1)),
+  'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
-  'example': {'private': str, 'seen': str, 'by': str, 'trial': int},
+  'example': {'private': str, 'seen': str, 'by': str, 'trial': _COUNT},
   'settings': _Maybe(dict),
 }
 
@@ -113,10 +128,21 @@ def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
     return '' if value is None else _misfit(value, form.form, path)
   if isinstance(form, _Optional):
     return _misfit(value, form.form, path)
-  kind = form if isinstance(form, type) else type(form)
-  fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-  if not fits or isinstance(value, bool) or (kind is float and not math.isfinite(value)):
+  if form in (int, float):
+    return _misfit(value, _Within(form), path)
+  if isinstance(form, _Within):
+    fits = isinstance(value, int if form.form is int else int | float) and not isinstance(value, bool)
+    if fits and form.low <= value <= form.high:
+      return ''
+    within = f' in [{form.low}, {form.high}]' if (form.low, form.high) != (-_MOST, _MOST) else ''
+    return f'{path} is {errors.shown(value)}, expected {_WORDS[form.form]}{within}'
+  kind: Any = form if isinstance(form, type) else type(form)
+  if not isinstance(value, kind):
     return f'{path} is {errors.shown(value)}, expected {_WORDS[kind]}'
+  if kind is str:
+    return _unreadable(value, path)
+  if form is dict:
+    return _unplain(value, path, _DEEPEST)
   if isinstance(form, list):
     return next(filter(None, (_misfit(one, form[0], f'an item of {path}') for one in value)), '')
   if isinstance(form, dict):
@@ -128,6 +154,29 @@ def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
   return ''
 
 
+def _unreadable(text: str, path: str) -> str:
+  """Returns why a text cannot stand on a page, in words; '' if it can."""
+  most = _LONGEST_PICTURE if text.startswith('data:') else _LONGEST
+  if len(text) <= most and (not text or text.replace('\xa0', ' ').isprintable()):  # lone surrogates are not printable
+    return ''
+  return f'{path} is {errors.shown(text)}, expected printable text of at most {most} characters'
+
+
+def _unplain(value: Any, path: str, deep: int) -> str:
+  """Returns the first place where a value is no number, text, truth value or null in lists and objects, in words."""
+  if value is None or isinstance(value, bool):
+    return ''
+  if isinstance(value, str):
+    return _unreadable(value, path)
+  if isinstance(value, int | float):
+    return _misfit(value, float, path)
+  if not deep or not isinstance(value, list | dict):
+    return f'{path} is {errors.shown(value)}, expected plain values'
+  named = value.items() if isinstance(value, dict) else ((f'an item of {path}', one) for one in value)
+  said = (_unreadable(name, f'a name in {path}') or _unplain(one, name, deep - 1) for name, one in named)
+  return next(filter(None, said), '')
+
+
 def _contradiction(entry: dict[str, Any]) -> str:
   """Returns what of an entry of the right form cannot be, in words; '' for nothing."""
   version = entry['versions']['autoleak']
@@ -137,13 +186,15 @@ def _contradiction(entry: dict[str, Any]) -> str:
   for side in ('honest', 'malicious'):
     if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
       return f'{side}: {wrong}'
+  if not entry['defense'] or not entry['text']:
+    return 'its defense has no name'
   if not re.fullmatch('[0-9a-f]{64}', entry['rows_sha256']):
     return f'rows_sha256 is {errors.shown(entry["rows_sha256"])}, expected 64 hexadecimal digits'
   for picture in ('private', 'seen'):
-    if not _PICTURE.fullmatch(entry['example'][picture]):
+    if not _is_picture(entry['example'][picture]):
       return f'the picture {picture} is {errors.shown(entry["example"][picture])}, expected a PNG data URI'
-  if entry['bound'] is not None and not 0 <= entry['bound'] <= 1:
-    return f'bound is {entry["bound"]}, expected a probability'
+  if entry['example']['trial'] >= entry['trials']:
+    return f'its example is of trial {entry["example"]["trial"]}, and there are {entry["trials"]}'
   cost = entry['cost'] or {}
   if 'interval' in cost and not _around(cost['interval'], cost['points']):
     return f'the interval of the cost is {errors.shown(cost["interval"])}, expected [low, high] around {cost["points"]}'
@@ -154,6 +205,15 @@ def _contradiction(entry: dict[str, Any]) -> str:
   if settings and settings.get('defenses') != entry['text']:
     return f'its settings repeat {errors.shown(settings.get("defenses"))}, and its defense is {entry["text"]}'
   return ''
+
+
+def _is_picture(text: str) -> bool:
+  if not _PICTURE.fullmatch(text):
+    return False
+  try:
+    return base64.b64decode(text.partition(',')[2], validate=True).startswith(b'\x89PNG\r\n\x1a\n')
+  except ValueError:
+    return False
 
 
 def _around(interval: list[float], points: float) -> bool:
