@@ -26,6 +26,7 @@ from gradleak.audit import verdict as verdicts
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import simulation
+from gradleak.locks import alone
 from gradleak.metrics import statistics
 from gradleak.models import torch_weights
 from gradleak.scenario import fingerprint
@@ -573,13 +574,15 @@ def kept(
     train: returns (variables, those before, what was reached), as the function of that name.
   """
   digest = hashlib.sha256(json.dumps(plain(dict(config)), sort_keys=True).encode()).hexdigest()[:8]
-  store = Workdir(os.path.join(folder, f'trained-{digest}'), config, {})
-  found = store.load_part('network')
-  if found is None:
-    *both, reached = train()
-    arrays = {f'{number:04}': np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(both))}
-    store.save_part('network', [reached], arrays)
-    return *both, reached
+  place = os.path.join(folder, f'trained-{digest}')
+  with alone(place):
+    store = Workdir(place, config, {})
+    found = store.load_part('network')
+    if found is None:
+      *both, reached = train()
+      arrays = {f'{number:04}': np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(both))}
+      store.save_part('network', [reached], arrays)
+      return *both, reached
   (reached,), arrays = found
   leaves = [arrays[name] for name in sorted(arrays)]
   half = structure.num_leaves

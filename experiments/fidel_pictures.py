@@ -15,7 +15,7 @@ from experiments.experiment import Cell, Experiment, Outcome
 from experiments.fidel import Data, Victim
 from experiments.measured import say
 from experiments.panels import Panel, sheet, stretched
-from gradleak import trees
+from gradleak import locks, trees
 from gradleak.attacks import decoder, dense
 from gradleak.metrics import pearson, revealed
 from gradleak.storage import write_atomically
@@ -59,13 +59,14 @@ class Pictures(fidel.Attacked):
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Attacks, or reads the result from the folder, and draws it; returns a row per label."""
-    store = self.store(workdir, data, seed)
-    part = store.load_part('pictures')
-    if part is None:
-      rows, panels = self._attack(data, jax.random.key(seed), progress)
-      kept = [(panel.title, panel.captions) for panel in panels]
-      part = [rows, kept], {f'{index:02}': np.asarray(panel.images) for index, panel in enumerate(panels)}
-      store.save_part('pictures', *part)
+    with locks.alone(workdir):
+      store = self.store(workdir, data, seed)
+      part = store.load_part('pictures')
+      if part is None:
+        rows, panels = self._attack(data, jax.random.key(seed), progress)
+        kept = [(panel.title, panel.captions) for panel in panels]
+        part = [rows, kept], {f'{index:02}': np.asarray(panel.images) for index, panel in enumerate(panels)}
+        store.save_part('pictures', *part)
     (rows, kept), arrays = part
     panels = [Panel(title, arrays[f'{index:02}'], captions) for index, (title, captions) in enumerate(kept)]
     write_atomically(os.path.join(workdir, self.page), sheet(panels))

@@ -16,6 +16,7 @@ import gradleak as gl
 from experiments.experiment import Cell, Scaled
 from experiments.panels import Panel, sheet
 from gradleak import trees
+from gradleak.locks import alone
 from gradleak.models import Model
 from gradleak.progress import reporter
 from gradleak.scenario import fingerprint
@@ -68,16 +69,17 @@ class Measured(Scaled):
 
   def execute(self, data: Any, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Measures each part, or reads it from the folder, and draws them; returns a row per label."""
-    store = self.store(workdir, data, seed)
     rows, kept = [], {}
-    for index, (label, measure) in enumerate(self.parts(data, seed, progress)):
-      part = store.load_part(folder_name(index, label))
-      if part is None:
-        part = measure()
-        store.save_part(folder_name(index, label), *part)
-        say(progress, self.said(label, part[0]))
-      rows += part[0]
-      kept[label] = part[1]
+    with alone(workdir):
+      store = self.store(workdir, data, seed)
+      for index, (label, measure) in enumerate(self.parts(data, seed, progress)):
+        part = store.load_part(folder_name(index, label))
+        if part is None:
+          part = measure()
+          store.save_part(folder_name(index, label), *part)
+          say(progress, self.said(label, part[0]))
+        rows += part[0]
+        kept[label] = part[1]
     write_atomically(os.path.join(workdir, self.page), self.picture(rows))
     panels = self.panels(kept)
     if panels:

@@ -23,7 +23,7 @@ from experiments import comparison
 from experiments.experiment import Experiment, Outcome, gains
 from gradleak import errors
 from gradleak.audit import versions
-from gradleak.storage import made_folder, plain, write_atomically
+from gradleak.storage import SEAL, digest, made_folder, plain, read_json, write_atomically
 
 FORMAT = 1
 FIGURES = 6  # significant figures of a stored number
@@ -113,10 +113,14 @@ def read(folder: Any, scale: str) -> dict[str, Stored]:
   found = {}
   for path in sorted(pathlib.Path(folder, scale).glob('*.json')):
     try:
-      content = json.loads(path.read_text('utf-8'))
+      content = read_json(path, 'delete it and run the table again', dict)
+      if content.pop(SEAL, None) not in (None, digest(content)):  # those of earlier versions have none
+        raise ValueError('its content is not that of its digest')
       if content.pop('format') != FORMAT:
         raise ValueError('another format')
       one = Stored(**content)
+    except errors.UsageError:
+      raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
       raise errors.UsageError(f'{path} is damaged ({error}): delete it and run the table again') from error
     found[one.experiment] = one
@@ -228,7 +232,8 @@ def _rounded(value):
 
 def _text(stored: Stored) -> str:
   """Returns the file: an entry per line, and a row per line."""
-  content = {'format': FORMAT, **stored._asdict()}
+  content = json.loads(json.dumps({'format': FORMAT, **stored._asdict()}))  # as it will be read
+  content[SEAL] = digest(content)
   rows = content.pop('rows')
   lines = [f'{json.dumps(name)}: {json.dumps(value)}' for name, value in content.items()]
   runs = [

@@ -22,11 +22,21 @@ from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import Client, ClientSettings, accounting, simulation, training
 from gradleak.models import Model, check_apply, check_variables
-from gradleak.models.model import check_model
+from gradleak.models.model import check_model, check_parameters
 from gradleak.progress import rounds as reporter
 from gradleak.scenario import Scenario, fingerprint, num_logits, scenario
 from gradleak.settings import setting
-from gradleak.storage import computed_once, folder_name, json_lines, write_atomically
+from gradleak.storage import (
+  check_sealed,
+  computed_once,
+  damaged,
+  description,
+  folder_name,
+  json_lines,
+  read_json_lines,
+  seal,
+  write_atomically,
+)
 
 Samples = tuple[np.ndarray, np.ndarray]
 SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
@@ -34,6 +44,8 @@ SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
   'adam': lambda rate, momentum: optax.adam(rate, eps=1e-3),  # τ of Reddi et al. 2021
 }
 WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
+LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
+RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = (
   'trainings.json'  # in the work directory, when all are finished: label of the defense -> folder of its training
 )
@@ -267,6 +279,7 @@ def frontier(
   variables = _initial(key, model, shape) if variables is None else variables
   check_variables(model, variables, shape)
   check_apply(model, variables, shape)
+  check_parameters(model, variables)
   made = local.client(model, num_logits(model, variables, shape))
   data.check_classes(train[1], made.num_classes)
   test = data.pair('test', test, made.num_classes, shape)
@@ -357,6 +370,7 @@ def _defenses(placed: list[Labelled]) -> dict:
 
 def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | None) -> Trained:
   """Trains under one defense, or goes on from its folder."""
+  check_sealed(folder / RESULT, 'restore it, or remove the folder to train anew', renewed=(WRONG,))
   federation, ledger, given = task.federation(one.method), task.ledger(one.method), task.settings
   report_round = reporter(task.progress, given.rounds)
 
@@ -385,7 +399,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     on_round=on_round,
   )
   bare = not one.method.defense.members and not given.server_noise
-  return Trained(
+  trained = Trained(
     rows,
     training.seconds_of_a_round(folder),
     None if bare else _added(task, federation, folder),
@@ -393,6 +407,10 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     epsilon=ledger.epsilon(len(rows), int(state.participations.max())) if ledger else None,
     wrong=computed_once(folder / WRONG, lambda: _wrong(task, state.variables)),
   )
+  if not (folder / RESULT).exists():
+    kept = [folder / name for name in ('rounds.jsonl', WRONG, LEAKAGE)]
+    seal(folder / RESULT, {}, {path.name: description(path.read_bytes()) for path in kept if path.exists()})
+  return trained
 
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
@@ -429,18 +447,20 @@ def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Cal
 
 def _remembered(folder: pathlib.Path) -> list[Leak]:
   """Returns what attacks after rounds found, one `Leak` per round."""
-  path = folder / 'leakage.jsonl'
-  if not path.exists():
+  path, advice = folder / LEAKAGE, 'restore it, or remove the folder to train anew'
+  try:
+    return [Leak(**entry) for entry in read_json_lines(path, advice)]
+  except FileNotFoundError:
     return []
-  with open(path, encoding='utf-8') as file:
-    return [Leak(**json.loads(line)) for line in file]
+  except TypeError as error:
+    raise damaged(path, error, advice) from error
 
 
 def _remember(folder: pathlib.Path, leak: Leak) -> None:
   """Keeps what the attack after a round found; a round that is done again after a resume replaces itself."""
   others = [other for other in _remembered(folder) if other.round != leak.round]
   entries = sorted([*others, leak], key=lambda entry: entry.round)
-  write_atomically(folder / 'leakage.jsonl', json_lines([entry._asdict() for entry in entries]))
+  write_atomically(folder / LEAKAGE, json_lines([entry._asdict() for entry in entries]))
 
 
 def _settings(

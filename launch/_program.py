@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +19,10 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 _WIDTH = 100
+_UNWRITABLE = (
+  *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+  *(errno.EISDIR, errno.ENOTDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP),  # paths that are no files
+)
 _HELP, _FULL = {'--help', '-help', '-h', '-?', '--helpshort'}, {'--helpfull', '-helpfull'}
 
 
@@ -32,6 +37,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
     signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
     raise KeyboardInterrupt
 
+  warnings.formatwarning = _on_one_line
   for number in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
       signal.signal(number, stop)
@@ -91,6 +97,12 @@ def say(text: str) -> None:
   """Writes a line to standard error at once, such as 'reading faces …'; nothing with --progress=none."""
   if 'progress' not in flags.FLAGS or flags.FLAGS['progress'].value != 'none':
     print(text, file=sys.stderr, flush=True)
+
+
+def _on_one_line(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+  """Returns a warning as programs print it: no user has a use for the place in our code."""
+  del place, line
+  return f'{category.__name__.lower()}: {" ".join(str(message).split())}\n'
 
 
 def _parse(argv: Sequence[str], main: Callable) -> list[str]:
@@ -164,7 +176,7 @@ def _refuse_known(error: BaseException) -> None:
   if _failed(error, errno.ENOSPC, errno.EDQUOT):
     _refuse(f'no space left in {where}; no file is damaged: free some space and give the same command again', status=1)
   named = getattr(error, 'filename', None) is not None or not isinstance(error, OSError)
-  if named and _failed(error, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+  if named and _failed(error, *_UNWRITABLE):
     reason = getattr(error, 'strerror', None) or error
     _refuse(f'cannot write {where} ({reason}): mend this and give the same command again', status=1)
 

@@ -10,9 +10,7 @@ accuracy that their defenses cost in a finished launch/train.py. The last runs a
 by launch/autoleak.py, and says what differs; its status is 1 where counts, settings or data do.
 """
 
-import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -73,12 +71,22 @@ def _add():
 
 def _costs(found):
   """Returns defense -> (percentage points, source) of --costs; of trainings, of the defenses in `found` alone."""
-  from gradleak.autoleak import costs
-
   if not os.path.isdir(_COSTS.value):
     return _read(_COSTS.value, 'expected a JSON file for --costs')
-  known = costs.of_training(_COSTS.value, found.config)
+  known = _of_training(found.config)
   return {label: known[label] for label in found.config['defenses'] if label in known}
+
+
+def _of_training(task):
+  """Returns what the trainings of --costs say; says where they have no digests to be compared with."""
+  from gradleak.autoleak import costs
+
+  found = costs.of_training(_COSTS.value, task)
+  if not costs.verified(_COSTS.value):
+    _program.say(
+      f'the trainings in {_COSTS.value} are of an earlier version, without digests, and are taken as they are'
+    )
+  return found
 
 
 def _price():
@@ -95,7 +103,7 @@ def _price():
   same = list(filter(trained, leaderboard.read(_FOLDER.value).values()))
   if not same:
     raise errors.UsageError(f'no file of {_FOLDER.value} is of the task that was trained in {_COSTS.value}')
-  found = costs.of_training(_COSTS.value, task)
+  found = _of_training(task)
   for entry in same:
     if entry['defense'] in found:
       priced = leaderboard.priced(entry, found[entry['defense']])
@@ -105,14 +113,12 @@ def _price():
 def _read(path, otherwise):
   """Returns the object in a JSON file."""
   from gradleak import errors
+  from gradleak.storage import read_json
 
   try:
-    content = json.loads(pathlib.Path(path).read_text('utf-8'))
-    return errors.check_instance('its content', content, dict, 'an object')
-  except FileNotFoundError:
+    return read_json(path, otherwise, dict)
+  except (FileNotFoundError, NotADirectoryError):
     raise errors.UsageError(f'there is no {path}: {otherwise}') from None
-  except (OSError, ValueError) as error:
-    raise errors.UsageError(f'{path} is damaged ({error}): {otherwise}') from error
 
 
 def _check():

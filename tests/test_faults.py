@@ -186,7 +186,7 @@ def test_a_training_names_the_file_and_goes_on_as_if_nothing_had_been(train, tmp
   with monkeypatch.context() as patch:
     if name == 'timing.jsonl':
       opens = failing(number, lambda path, *_: str(path).endswith(name), open)
-      patch.setattr(training, 'open', opens, raising=False)
+      patch.setattr(storage, 'open', opens, raising=False)
     else:
       patch.setattr(os, 'replace', failing(number, lambda _, path: path.name == name, os.replace))
     with pytest.raises((OSError, errors.UsageError), match=os.strerror(number)) as caught:
@@ -194,6 +194,24 @@ def test_a_training_names_the_file_and_goes_on_as_if_nothing_had_been(train, tmp
   assert name in str(caught.value) or 'work' in str(caught.value)
   assert train(tmp_path / 'work') == whole
   assert (tmp_path / 'work' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda lines: lines[1:], r'does not hold the rounds 1 to 3'),
+    (lambda lines: [lines[0], *lines], r'does not hold the rounds 1 to 3'),
+    (lambda lines: [], r'does not hold the rounds 1 to 3'),
+    (lambda lines: [*lines[:2], b'{"round": '], r'rounds\.jsonl is damaged'),
+    (lambda lines: [b'[]\n', *lines], 'a line is'),
+  ],
+)
+def test_a_training_does_not_go_on_from_rounds_that_were_lost(train, tmp_path, change, words):
+  train(tmp_path / 'work')
+  path = tmp_path / 'work' / 'rounds.jsonl'
+  path.write_bytes(b''.join(change(path.read_bytes().splitlines(keepends=True))))
+  with pytest.raises(errors.UsageError, match=words):
+    train(tmp_path / 'work')
 
 
 @pytest.mark.slow  # an audit that cannot write its files is tested above

@@ -114,6 +114,24 @@ def test_costs_are_read_of_trainings_that_had_attacks(found, call):
   assert costs.task_of(folder) == {'model': 'linear', 'dataset': 'custom', 'init': None, 'weights': None}
 
 
+def test_rounds_that_were_lost_or_edited_are_refused(found, call):
+  make, folder = call
+  path = folder / '00-none' / 'rounds.jsonl'
+  lines = path.read_text().splitlines(keepends=True)
+  try:
+    for changed in (lines[:-1], [*lines[:-1], lines[-1].replace('"loss": ', '"loss": 1')]):
+      assert changed != lines
+      path.write_text(''.join(changed))
+      with pytest.raises(
+        gl.UsageError, match=r'00-none/rounds\.jsonl is damaged \(.*\); restore it, or remove the folder'
+      ):
+        make()
+      with pytest.raises(gl.UsageError, match=r'00-none/rounds\.jsonl is damaged'):
+        costs.of_training(folder, {})
+  finally:
+    path.write_text(''.join(lines))
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [

@@ -34,6 +34,7 @@ def model(apply=logits):
 
 
 MODEL = model()
+EMPTY = gl.models.from_functions(lambda key, shape: {}, lambda params, x: jnp.zeros((len(x), 10)), 'empty')
 CLIENT = gl.Client(MODEL, 10)
 NOISE = gl.defenses.gaussian(stddev=0.1)
 
@@ -290,6 +291,11 @@ def _defended(defense):
   return audit(defenses=defense, given=scenario(model=mlp, variables=_mlp(), public=(IMAGES, LABELS)))
 
 
+def _captured(**options):
+  options = {'image_shape': SHAPE, 'labels': [0], 'attacks': [gl.attacks.csdlg(steps=1)], **options}
+  return gl.attack(KEY, MODEL, VARIABLES, {'w': np.ones((64, 10), np.float32)}, **options)
+
+
 def test_shares_are_refused_before_the_plan_is_said():
   said = []
   for options in ({'process': (5, 2)}, {'process': (0, 3)}, {'shards': 9}, {'shards': 0}, {'group_size': 0}):
@@ -383,6 +389,21 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: audit(counters='masked'), 'counters is'),
     (lambda: audit(progress=3), 'progress'),
     (lambda: audit(workdir=3), 'the work directory is 3'),
+    (lambda: audit(split='all'), "split is 'all', expected True or False"),
+    (lambda: audit(only={'none': 3}), 'the trials of none in only is 3'),
+    (lambda: gl.autoleak(KEY, None, None, 1), 'scenario is None, expected a gradleak.Scenario'),
+    (lambda: gl.autoleak(KEY, scenario(), None, 1.5), 'trials is 1.5, expected an integer'),
+    (lambda: gl.autoleak(KEY, scenario(), None, 1, batch_size='2'), "batch_size is '2'"),
+    (lambda: gl.autoleak(KEY, scenario(), None, 1, progress=3), 'progress mode 3'),
+    (lambda: _captured(progress=3), 'progress mode 3'),
+    (lambda: _captured(progress=b'bar'), "progress mode b'bar'"),
+    (lambda: gl.read_update('/proc/self/status', MODEL, VARIABLES, names=3), 'names is 3, expected a mapping'),
+    (lambda: gl.read_update('/proc/self/status', MODEL, VARIABLES, names={'a': 3}), 'a module in names is 3'),
+    (lambda: gl.read_update('/proc/self/status', MODEL, VARIABLES, partial=3), 'partial is 3, expected True or False'),
+    (lambda: gl.read_weights('/proc/self/status', MODEL, SHAPE, names=[3]), 'names is [3], expected a mapping'),
+    (lambda: scenario(model=EMPTY), "'empty' has no parameters: a client of it would send nothing"),
+    (lambda: frontier(model=EMPTY), "'empty' has no parameters"),
+    (lambda: gl.attack(KEY, EMPTY, {'params': {}}, {}, image_shape=SHAPE), "'empty' has no parameters"),
     (lambda: audit(workdir='a' * 5000), 'the work directory is'),
     (lambda: gl.defenses.chain(NOISE, 3), 'a member of the chain is 3'),
     (lambda: gl.defenses.own(optax.identity(), 'step', clips=3), 'the trait clips is 3'),

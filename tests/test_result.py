@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import report
+from gradleak import report, storage
 from gradleak.audit import schema
 from tests.report.parsing import Page
 
@@ -183,7 +183,9 @@ def test_a_page_is_written_from_a_path(finished, folder, tmp_path):
 @pytest.mark.parametrize('name', ['config.json', *FILES])
 def test_an_unfinished_audit_is_refused(folder, name):
   (folder / name).unlink()
-  with pytest.raises(gl.UsageError, match=r'holds no finished audit of this version: run the audit with workdir='):
+  unfinished = r'holds no finished audit of this version: run the audit with workdir='
+  lost = rf'{name} cannot be read \(No such file or directory\); run the audit with this workdir again'
+  with pytest.raises(gl.UsageError, match=unfinished if name in ('config.json', 'result.json') else lost):
     gl.load(folder)
   with pytest.raises(gl.UsageError, match='holds no finished audit'):
     gl.load(folder / 'nowhere')
@@ -193,9 +195,63 @@ def test_an_unfinished_audit_is_refused(folder, name):
 @pytest.mark.parametrize('content', [b'{"half', b'\xff\xfe', b'[1]\n'])
 def test_a_damaged_file_is_refused(folder, name, content):
   (folder / name).write_bytes(content)
-  with pytest.raises(gl.UsageError, match='damaged' if name != 'result.json' else 'no finished audit') as refused:
+  with pytest.raises(gl.UsageError, match=f'{name} is damaged') as refused:
     gl.load(folder)
   assert '\n' not in str(refused.value)
+
+
+CHANGES = {
+  'dropped': lambda lines: lines[:-1],
+  'repeated': lambda lines: [*lines, lines[0]],
+  'emptied': lambda lines: [],
+  'edited': lambda lines: [lines[0].replace('"trial": 0', '"trial": 1'), *lines[1:]],
+  'exchanged': lambda lines: lines[::-1],
+}
+
+
+@pytest.mark.parametrize('name', ['rows.jsonl', 'controls.jsonl'])
+@pytest.mark.parametrize('how', CHANGES)
+def test_rows_that_are_not_those_that_were_written_are_refused_and_written_anew(finished, folder, linear, name, how):
+  whole = (folder / name).read_text().splitlines(keepends=True)
+  lines = CHANGES[how](whole)
+  assert lines != whole
+  (folder / name).write_text(''.join(lines))
+  differing = f'it has {len(lines)} lines, and {len(whole)} were written' if len(lines) != len(whole) else 'its SHA-256'
+  with pytest.raises(gl.UsageError, match=rf'{name} is damaged \({differing}.*\); run the audit with this workdir'):
+    gl.load(folder)
+  if how == 'dropped':
+    with pytest.warns(storage.Caution, match=rf'{name} is damaged .*; it is written anew'):
+      assert audit(linear, workdir=folder).resumed
+    assert (folder / name).read_text() == ''.join(whole) and gl.load(folder).rows == finished[0].rows
+
+
+def test_facts_that_were_edited_are_refused(folder):
+  text = (folder / 'result.json').read_text()
+  (folder / 'result.json').write_text(text.replace('"seconds": ', '"seconds": 1'))
+  with pytest.raises(gl.UsageError, match='its content is not that of its digest'):
+    gl.load(folder)
+
+
+def test_a_result_of_an_earlier_version_is_written_anew(finished, folder, linear):
+  facts = json.loads((folder / 'result.json').read_text())
+  (folder / 'result.json').write_text(
+    json.dumps({name: facts[name] for name in facts if name in ('config', 'methods')})
+  )
+  with pytest.raises(gl.UsageError, match='of an earlier version, without digests of its files; run the audit with'):
+    gl.load(folder)
+  with pytest.warns(storage.Caution, match='of an earlier version'):
+    audit(linear, workdir=folder)
+  assert gl.load(folder).rows == finished[0].rows
+
+
+def test_a_part_that_lost_rows_is_not_resumed_from(folder, linear):
+  part = next((folder / 'parts').iterdir())
+  with np.load(part) as archive:
+    arrays = {name: archive[name] for name in archive.files}
+  rows = json.loads(arrays['rows'].item())
+  np.savez_compressed(part, **{**arrays, 'rows': json.dumps(rows[1:])})
+  with pytest.raises(gl.UsageError, match=rf'{part.name} is damaged \(its arrays are not those of its digest\)'):
+    audit(linear, workdir=folder)
 
 
 def test_what_was_damaged_is_written_anew(finished, folder, linear):
@@ -208,7 +264,11 @@ def test_what_was_damaged_is_written_anew(finished, folder, linear):
 
 def test_rows_of_another_version_are_refused(folder):
   rows = [json.loads(line) for line in (folder / 'rows.jsonl').read_text().splitlines()]
-  (folder / 'rows.jsonl').write_text(''.join(json.dumps({**row, 'older': 1}) + '\n' for row in rows))
+  content = storage.json_lines([{**row, 'older': 1} for row in rows])
+  (folder / 'rows.jsonl').write_text(content)
+  facts = json.loads((folder / 'result.json').read_text())
+  known = {name: facts[name] for name in facts if not name.startswith('_')}
+  storage.seal(folder / 'result.json', known, {**facts['files'], 'rows.jsonl': storage.description(content)})
   with pytest.raises(gl.UsageError, match=r'older.* rows of another version of gradleak need a new work directory'):
     gl.load(folder)
 
@@ -222,8 +282,7 @@ class Killed(BaseException):
 )
 def test_a_kill_while_the_files_are_written_leaves_nothing_to_load(linear, folder, monkeypatch, last):
   """A defense is added to a finished audit, and the run is killed before one of the files is written."""
-  module = sys.modules['gradleak.audit']
-  write = module.write_atomically
+  write = storage.write_atomically
 
   def killed(path, content):
     if path.name == last:
@@ -232,7 +291,8 @@ def test_a_kill_while_the_files_are_written_leaves_nothing_to_load(linear, folde
 
   defenses = {**DEFENSES, 'pruned': gl.defenses.prune(rate=0.5)}
   with monkeypatch.context() as patched, pytest.raises(Killed):
-    patched.setattr(module, 'write_atomically', killed)
+    for module in (storage, sys.modules['gradleak.audit']):
+      patched.setattr(module, 'write_atomically', killed)
     audit(linear, defenses, workdir=folder)
   with pytest.raises(gl.UsageError, match='holds no finished audit'):
     gl.load(folder)

@@ -265,6 +265,107 @@ def test_checkpoints(tmp_path):
   assert store.load_checkpoint('01-dlg') is None
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_a_checkpoint_that_is_not_as_it_was_written_is_not_gone_on_from(tmp_path, seed):
+  """Orbax reads flipped bytes of an array as other numbers."""
+  store, draw = open_workdir(tmp_path / 'new'), np.random.default_rng(seed)
+  leaves = [draw.normal(size=(40, 30)).astype(np.float32), np.arange(7)]
+  store.save_checkpoint('00-csdlg', 40, leaves)
+  largest = max((tmp_path / 'new' / 'checkpoints').rglob('d/*'), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2 + draw.integers(100)] ^= 1 << draw.integers(8)
+  largest.write_bytes(content)
+  with pytest.warns(
+    storage.Caution, match=r'00-csdlg-00000040 is damaged: what came after the one before is done again'
+  ):
+    assert store.load_checkpoint('00-csdlg') is None
+
+
+@pytest.mark.parametrize('part', ['state/_METADATA', 'state/manifest.ocdbt'])
+def test_a_checkpoint_without_a_file_is_named(tmp_path, part):
+  store = open_workdir(tmp_path / 'new')
+  store.save_checkpoint('00-csdlg', 40, [np.arange(7)])
+  (tmp_path / 'new' / 'checkpoints' / '00-csdlg-00000040' / part).unlink()
+  with pytest.warns(storage.Caution, match='00-csdlg-00000040 is damaged'):
+    assert store.load_checkpoint('00-csdlg') is None
+
+
+ARRAYS = {'images': np.linspace(0, 1, 60, dtype=np.float32).reshape(3, 20), 'names': np.array(['a', 'ü'])}
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_flipped_bytes_of_arrays_are_one_error_whatever_they_hit(tmp_path, seed):
+  """The zip, its compression, NumPy's header or the values: each module raises errors of its own."""
+  draw, whole = np.random.default_rng(seed), storage.packed(ARRAYS)
+  path, refused = tmp_path / 'a.npz', 0
+  for _ in range(60):
+    content = bytearray(whole)
+    content[draw.integers(len(content))] ^= draw.integers(1, 256)
+    path.write_bytes(content[: draw.integers(len(content)) if draw.random() < 0.1 else None])
+    try:
+      found = storage.unpacked(path, 'restore it')
+      assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items())  # it hit a date in the zip
+    except errors.UsageError as error:
+      refused += 1
+      assert str(error).startswith(f'{path} is damaged (') and str(error).endswith('); restore it')
+    except storage.Caution:  # it hit the name of the digest
+      refused += 1
+  assert refused > 40
+
+
+def test_arrays_without_a_digest_are_taken_with_a_caution(tmp_path):
+  np.savez(tmp_path / 'old.npz', **ARRAYS)
+  with pytest.warns(storage.Caution, match=r'old\.npz is of an earlier version, without a digest'):
+    assert set(storage.unpacked(tmp_path / 'old.npz', '')) == set(ARRAYS)
+  with pytest.raises(FileNotFoundError):
+    storage.unpacked(tmp_path / 'none.npz', '')
+
+
+def test_a_sealed_result_names_what_differs(tmp_path):
+  content = {'rows.jsonl': '{"a": 1}\n{"a": 2}\n', 'x.npz': storage.packed(ARRAYS)}
+  for name, one in content.items():
+    storage.write_atomically(tmp_path / name, one)
+  path = tmp_path / 'result.json'
+  storage.seal(
+    path, {'seconds': 1.5, 'odd': math.nan, 3: (1, 2)}, {n: storage.description(c) for n, c in content.items()}
+  )
+  assert storage.sealed(path, '')['3'] == [1, 2] and storage.check_sealed(path, '')
+  assert not storage.check_sealed(tmp_path / 'none.json', '')
+  for name, change, words in (
+    ('rows.jsonl', b'{"a": 1}\n', r'rows.jsonl is damaged \(it has 1 lines, and 2 were written\); restore it'),
+    ('rows.jsonl', b'{"a": 1}\n{"a": 3}\n', r'rows.jsonl is damaged \(its SHA-256 is not that of what was written\)'),
+    ('rows.jsonl', None, r'rows.jsonl cannot be read \(No such file or directory\); restore it'),
+    ('x.npz', b'', r'x.npz is damaged \(its SHA-256'),
+    ('result.json', path.read_bytes().replace(b'1.5', b'2.5'), r'result.json is damaged \(its content is not'),
+    ('result.json', b'[]', 'result.json is damaged'),
+    ('result.json', b'{"seconds": 1.5}', 'of an earlier version, without digests of its files; restore it'),
+  ):
+    kept = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    if change is not None:
+      (tmp_path / name).write_bytes(change)
+    with pytest.raises(errors.UsageError, match=words):
+      storage.sealed(path, 'restore it')
+    (tmp_path / name).write_bytes(kept)
+
+
+def test_times_that_were_cut_off_are_left_out(tmp_path):
+  assert storage.read_times(tmp_path / 'none.jsonl') == []
+  storage.append_time(tmp_path / 'timing.jsonl', part='a', seconds=1.5)
+  with open(tmp_path / 'timing.jsonl', 'ab') as file:
+    file.write(b'{"part": "b", "sec\n[]\n\xff\n{"part": "c"}\n')
+  storage.append_time(tmp_path / 'timing.jsonl', part='d', seconds=2.5)
+  assert [entry['seconds'] for entry in storage.read_times(tmp_path / 'timing.jsonl')] == [1.5, 2.5]
+
+
+@pytest.mark.parametrize('content', ['{"group_size": 0}', '{"group_size": "many"}', '{"group_size": true}'])
+def test_speed_settings_are_counts(tmp_path, content):
+  open_workdir(tmp_path / 'new')
+  (tmp_path / 'new' / 'speed.json').write_text(content)
+  with pytest.raises(errors.UsageError, match=r'speed\.json is damaged \(group_size is'):
+    open_workdir(tmp_path / 'new')
+
+
 def cheap(store):
   """Makes the next checkpoint due."""
   store._checkpoint_cost = 0.0

@@ -8,13 +8,12 @@ directory, the progress bar and the share of the work.
 
 import dataclasses
 import functools
-import io
 import json
 import pathlib
 import platform
 import re
 import time
-import zipfile
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,9 +35,26 @@ from gradleak.audit.views import Views, views
 from gradleak.engine import driver, memory
 from gradleak.engine.ahead import Ahead
 from gradleak.engine.parts import told
+from gradleak.locks import alone
 from gradleak.progress import computing, end, note, reporter
 from gradleak.scenario import Scenario
-from gradleak.storage import Workdir, json_lines, naming, plain, write_atomically
+from gradleak.storage import (
+  Caution,
+  Workdir,
+  append_time,
+  damaged,
+  description,
+  json_lines,
+  packed,
+  plain,
+  read_json,
+  read_json_lines,
+  read_times,
+  seal,
+  sealed,
+  unpacked,
+  write_atomically,
+)
 
 __all__ = [
   'AuditResult',
@@ -55,7 +71,7 @@ __all__ = [
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
 EXTENDS = ('only',)  # likewise
-RENDERED = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
+RESULT = 'result.json'  # seals what stands beside it
 FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
 AHEAD = 2  # structures that are compiled while one runs
 
@@ -120,25 +136,26 @@ def audit(
   show = progress if progress is None or callable(progress) else reporter(progress)
   shards = shards or process[1]
   speed = {'group_size': size, 'shards': shards}
-  store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS, EXTENDS)
-  if store is not None:
-    size, shards = store.speed['group_size'], store.speed.get('shards', 1)
-  memory.release_programs()
-  worker = _Worker(store, size, fit, split, show)
-  try:
-    parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
-  finally:
-    worker.ahead.close()
-    end(show)
-  found = []
-  for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
-    of_structure = [parts.get(name) or worker.load(name) for name in names if name]
-    if not all(of_structure):
-      return None
-    found.append([part for several in of_structure for part in several])
-  outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
-  if store is not None and store.writes and not (outcome.resumed and _facts(store.path)):
-    _write(store, outcome)
+  with alone(workdir if not split or jax.process_index() == 0 else None, process):
+    store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS, EXTENDS)
+    if store is not None:
+      size, shards = store.speed['group_size'], store.speed.get('shards', 1)
+    memory.release_programs()
+    worker = _Worker(store, size, fit, split, show)
+    try:
+      parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+    finally:
+      worker.ahead.close()
+      end(show)
+    found = []
+    for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
+      of_structure = [parts.get(name) or worker.load(name) for name in names if name]
+      if not all(of_structure):
+        return None
+      found.append([part for several in of_structure for part in several])
+    outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
+    if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
+      _write(store, outcome)
   return outcome
 
 
@@ -365,7 +382,7 @@ def check_process(process: tuple[int, int], shards: int | None, num_trials: int,
 
 
 def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir: Any) -> None:
-  if not split:
+  if not errors.check_instance('split', split, bool, 'True or False'):
     if jax.process_count() > 1 and workdir is not None:
       raise errors.UsageError(
         'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
@@ -381,17 +398,14 @@ def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir
 
 
 def _log_time(store: Workdir, name: str, seconds: float) -> None:
-  """Appends to timing.jsonl: times and versions stand apart from rows, which are the same whenever they are made."""
-  path = store.path / 'timing.jsonl'
-  with naming(path), open(path, 'a', encoding='utf-8') as file:
-    file.write(json_lines([{'part': name, 'seconds': seconds, **versions()}]))
+  """Keeps how long a part took, and with what it was made."""
+  append_time(store.path / 'timing.jsonl', part=name, seconds=seconds, **versions())
 
 
 def _logged_time(store: Workdir) -> float:
   """Returns the seconds behind all parts of a work directory; of a part that was run twice the last ones."""
-  path = store.path / 'timing.jsonl'
-  lines = path.read_text('utf-8').splitlines() if path.exists() else []
-  return sum({entry['part']: entry['seconds'] for entry in map(json.loads, lines)}.values())
+  entries = read_times(store.path / 'timing.jsonl')
+  return sum({entry.get('part'): entry['seconds'] for entry in entries}.values())
 
 
 def _write(store: Workdir, outcome: AuditResult) -> None:
@@ -403,28 +417,41 @@ def _write(store: Workdir, outcome: AuditResult) -> None:
     for name, array in zip(('steps', 'objective'), steps_and_objective, strict=True)
   }
   reconstructions = {json.dumps(case, ensure_ascii=False): images for case, images in outcome.reconstructions.items()}
-  write_atomically(store.path / 'rows.jsonl', json_lines(outcome.rows))
-  write_atomically(store.path / 'controls.jsonl', json_lines(outcome.controls))
-  write_atomically(store.path / 'reconstructions.npz', _archive({'truth': outcome.truth, **reconstructions}))
-  write_atomically(store.path / 'curves.npz', _archive(curves))
+  contents: dict[str, str | bytes] = {
+    'rows.jsonl': json_lines(outcome.rows),
+    'controls.jsonl': json_lines(outcome.controls),
+    'reconstructions.npz': packed({'truth': outcome.truth, **reconstructions}),
+    'curves.npz': packed(curves),
+  }
+  for name, content in contents.items():
+    write_atomically(store.path / name, content)
   found = {'config': plain(outcome.config), **plain(facts, finite=False)}
-  write_atomically(store.path / 'result.json', json.dumps(found, indent=2))
+  seal(store.path / RESULT, found, {name: description(content) for name, content in contents.items()})
 
 
-def _archive(arrays: dict[str, np.ndarray]) -> bytes:
-  buffer = io.BytesIO()
-  np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-  return buffer.getvalue()
+def _stands(folder: pathlib.Path, advice: str) -> dict[str, Any] | None:
+  """Returns the facts of a result that is whole and of the settings in config.json; None if it is unfinished.
 
-
-def _facts(folder: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the content of result.json; None if a file is missing, or it is not of the settings in config.json."""
-  if not all((folder / name).exists() for name in (*RENDERED, 'config.json')):
-    return None
+  A `Caution` says where a file is not as it was written.
+  """
   try:
-    config, found = (json.loads((folder / name).read_text('utf-8')) for name in ('config.json', 'result.json'))
-    return found if found['config'] == config else None
-  except (ValueError, KeyError, TypeError):  # it is written anew
+    return _facts(folder, advice)
+  except errors.UsageError as error:
+    warnings.warn(str(error), Caution, stacklevel=3)
+    return None
+
+
+def _facts(folder: pathlib.Path, advice: str) -> dict[str, Any] | None:
+  """Returns the content of result.json; None if a file is missing, or it is not of the settings in config.json.
+
+  Raises:
+    UsageError: if a file is not as it was written; names it, what differs, and the advice.
+  """
+  try:
+    config = read_json(folder / 'config.json', 'choose another folder', dict)
+    known = read_json(folder / RESULT, advice, dict)
+    return sealed(folder / RESULT, advice) if known.get('config') == config else None
+  except (FileNotFoundError, NotADirectoryError):
     return None
 
 
@@ -438,9 +465,10 @@ def load(workdir: Any) -> AuditResult:
     UsageError: if the folder holds no finished audit of this version, or a damaged file.
   """
   folder = errors.check_path('workdir', workdir)
-  found = _facts(folder)
+  anew = 'run the audit with this workdir again, which writes it anew from its parts, or restore it'
+  found = _facts(folder, anew)
   if found is None:
-    inside = sorted(place.parent for place in folder.glob('*/result.json'))
+    inside = sorted(place.parent for place in folder.glob('*/curves.npz'))
     raise errors.UsageError(
       f'{workdir} holds no finished audit of this version: '
       + (
@@ -451,10 +479,9 @@ def load(workdir: Any) -> AuditResult:
     )
   try:
     rows, controls = (
-      [schema.check(json.loads(line)) for line in (folder / name).read_text('utf-8').splitlines()]
-      for name in ('rows.jsonl', 'controls.jsonl')
+      [schema.check(row) for row in read_json_lines(folder / name, anew)] for name in ('rows.jsonl', 'controls.jsonl')
     )
-    images, curves = (_arrays(folder / name) for name in ('reconstructions.npz', 'curves.npz'))
+    images, curves = (_named(unpacked(folder / name, anew)) for name in ('reconstructions.npz', 'curves.npz'))
     cases = dict.fromkeys(case[:-1] for case in curves)
     return AuditResult(
       config=found['config'],
@@ -466,13 +493,12 @@ def load(workdir: Any) -> AuditResult:
       **{name: found[name] for name in FACTS},
       resumed=True,
     )
-  except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-    raise errors.UsageError(
-      f'a file in {workdir} is damaged ({error}): remove its result.json and run the audit with this workdir again'
-    ) from error
+  except errors.UsageError:
+    raise
+  except (OSError, KeyError, TypeError, ValueError) as error:
+    raise damaged(f'a file in {workdir}', error, anew) from error
 
 
-def _arrays(path: pathlib.Path) -> dict[tuple[str, ...], np.ndarray]:
-  """Returns {name: array} of an archive whose names are JSON lists, and 'truth'."""
-  with np.load(path, allow_pickle=False) as archive:
-    return {('truth',) if name == 'truth' else tuple(json.loads(name)): archive[name] for name in archive.files}
+def _named(arrays: dict[str, np.ndarray]) -> dict[tuple[str, ...], np.ndarray]:
+  """Returns {name: array} of arrays whose names are JSON lists, and 'truth'."""
+  return {('truth',) if name == 'truth' else tuple(json.loads(name)): array for name, array in arrays.items()}

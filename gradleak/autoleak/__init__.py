@@ -6,7 +6,6 @@ that is reconstructed exactly under a defense is not attacked again under it.
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +24,9 @@ from gradleak.defenses import Mechanism
 from gradleak.defenses.defense import Defense
 from gradleak.progress import end, note, reporter
 from gradleak.scenario import Scenario
-from gradleak.storage import json_lines, made_folder, plain, write_atomically
+from gradleak.storage import description, json_lines, made_folder, plain, seal, write_atomically
+
+RESULT = 'autoleak.json'  # seals what stands beside it
 
 __all__ = ['STAGES', 'VERSION', 'AutoLeak', 'Stage', 'autoleak']
 
@@ -124,6 +125,9 @@ def autoleak(
   """
   for name, value in (('staged', staged), ('malicious', malicious)):
     errors.check_instance(name, value, bool, 'True or False')
+  errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
+  for name, number in (('trials', num_trials), ('batch_size', batch_size)):
+    errors.check_number(name, number, low=1, high=10**6, integer=True)
   chosen = named_defenses(defenses)
   if not any(one.label == 'none' for one in chosen):
     chosen = [*named_defenses([None]), *chosen]
@@ -249,9 +253,12 @@ class _Run:
       seconds,
     )
     if self.folder is not None:
-      write_atomically(self.folder / 'rows.jsonl', json_lines(plain(rows)))
+      contents = {name: json_lines(plain(each)) for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls))}
+      for name, content in contents.items():
+        write_atomically(self.folder / name, content)
       told = {name: getattr(made, name) for name in ('config', 'stages', 'flags', 'bounds', 'seconds')}
-      write_atomically(self.folder / 'autoleak.json', json.dumps(plain(told, finite=False), indent=2))
+      files = {name: description(content) for name, content in contents.items()}
+      seal(self.folder / RESULT, plain(told, finite=False), files)
     return made
 
   def _flags(self, rows: list[dict], controls: list[dict]) -> dict[str, list[str]]:

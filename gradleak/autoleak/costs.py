@@ -1,6 +1,5 @@
 """What a defense costs: the accuracy of a finished training under it, beside that of the same training without one."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,9 +7,11 @@ from typing import Any, NamedTuple
 from gradleak import errors
 from gradleak.federated.chance import at_chance
 from gradleak.federated.training import UNSETTLED, gained, unsettled
-from gradleak.frontier import TRAININGS, WRONG
+from gradleak.frontier import RESULT, TRAININGS, WRONG
+from gradleak.storage import check_sealed, read_json, read_json_lines
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
+_AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
 _OF_A_DEFENSE = ('defense', 'defense_text', 'epsilon')
 
 
@@ -104,6 +105,12 @@ def _still(bare: _Ended, one: _Ended) -> str:
   return f', not settled: up to {most:.1f} points between two measurements in the last quarter of the training'
 
 
+def verified(workdir: Any) -> bool:
+  """Returns whether all trainings in a folder have digests; those of earlier versions have none."""
+  folder = errors.check_path('costs', workdir)
+  return all((folder / name / RESULT).exists() for name in _folders(folder).values())
+
+
 def task_of(workdir: Any) -> dict[str, Any]:
   """Returns the task of the trainings in a folder, with `SAME` as keys; raises `UsageError` as `of_training` does."""
   config = _trainings(workdir)['none'].config
@@ -116,9 +123,10 @@ def _trainings(workdir: Any) -> dict[str, _Ended]:
   found: dict[str, _Ended] = {}
   for label, name in _folders(folder).items():
     place = folder / name
+    check_sealed(place / RESULT, _AGAIN)
     try:
-      config = json.loads((place / 'config.json').read_text('utf-8'))
-      rows = [json.loads(line) for line in (place / 'rounds.jsonl').read_text('utf-8').splitlines()]
+      config = read_json(place / 'config.json', _AGAIN, dict)
+      rows = read_json_lines(place / 'rounds.jsonl', _AGAIN)
       last = rows[-1]
       ended = _Ended(config, last, _wrong(place / WRONG), unsettled(rows))
       done, same = last['round'] == config['rounds'] or _spent(config, place), config['defense'] == label
@@ -138,22 +146,20 @@ def _folders(workdir: pathlib.Path) -> dict[str, str]:
   """Returns {defense: the folder of its training} of a finished launch/train.py; its other folders are audits."""
   path = workdir / TRAININGS
   try:
-    folders = errors.check_instance('its content', json.loads(path.read_text('utf-8')), dict, '{defense: folder}')
+    folders = read_json(path, _AGAIN, dict)
     return {label: errors.check_text(f'the folder of {label}', name) for label, name in folders.items()}
   except FileNotFoundError:
     raise errors.UsageError(
       f'there is no {path}: give the command of launch/train.py again, which writes it when its trainings are finished'
     ) from None
-  except (OSError, ValueError) as error:
-    raise errors.UsageError(f'{path} is damaged ({error}): give the command of launch/train.py again') from error
 
 
 def _wrong(path: pathlib.Path) -> list[int] | None:
   """Returns the numbers in a file of `gradleak.frontier.WRONG`, None if there is none; raises what JSON raises."""
   if not path.exists():
     return None
-  numbers = json.loads(path.read_text('utf-8'))
-  if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+  numbers = read_json(path, _AGAIN, list)
+  if not all(isinstance(number, int) for number in numbers):
     raise ValueError(f'{path.name} holds no list of numbers')
   return numbers
 

@@ -12,10 +12,10 @@ from typing import Any
 from gradleak import errors
 from gradleak.audit import load as load_audit
 from gradleak.audit.verdict import LEVELS
-from gradleak.autoleak import AutoLeak, folder_of, gathered
+from gradleak.autoleak import RESULT, AutoLeak, folder_of, gathered
 from gradleak.autoleak.costs import Cost
 from gradleak.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
-from gradleak.storage import made_folder, plain, write_atomically
+from gradleak.storage import damaged, description, json_lines, made_folder, plain, read_json, sealed, write_atomically
 
 BITS = 'the rows are not the same bits'
 TRAINED = 'the weights, which are trained before, are not the same bits'
@@ -33,21 +33,24 @@ def load(workdir: Any) -> AutoLeak:
     UsageError: if the folder holds none of this version, or a damaged file.
   """
   folder = errors.check_path('workdir', workdir)
-  path = folder / 'autoleak.json'
+  path = folder / RESULT
   if not path.is_file():
     raise errors.UsageError(f'{folder} holds no finished AutoLeak: run launch/autoleak.py with this workdir')
+  again = 'run launch/autoleak.py with this workdir again, which computes what is missing, or restore it'
   try:
-    told = json.loads(path.read_text('utf-8'))
+    told = sealed(path, again)
+    files = told.pop('files')
     run = [stage for stage in told['stages'] if stage['attacks'] and stage['targets']]
     audits = {stage['stage']: load_audit(folder / folder_of(stage['stage'])) for stage in run}
     rows, controls, facts = gathered(audits, {stage['stage']: stage['honest'] for stage in run})
+    for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls)):
+      if description(json_lines(plain(each))) != files[name]:
+        raise damaged(folder / name, 'the stages hold others', again)
     return AutoLeak(rows=rows, controls=controls, audits=audits, defenses=facts, **told)
   except errors.UsageError:
     raise
-  except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-    raise errors.UsageError(
-      f'{path} is damaged ({error}): run launch/autoleak.py with this workdir again, which computes what is missing'
-    ) from error
+  except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    raise damaged(path, error, again) from error
 
 
 def entries(
@@ -210,10 +213,7 @@ def read(folder: Any) -> dict[str, dict[str, Any]]:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    entry = json.loads(path.read_text('utf-8'))
-  except (OSError, ValueError, RecursionError) as error:
-    raise errors.UsageError(f'{path} is damaged ({error})') from error
+  entry = read_json(path, 'restore it, or remove it', dict)
   if path.stem != name(checked(entry, str(path))):
     raise errors.UsageError(f'{path} holds the entry {name(entry)}: the file needs this name')
   return entry

@@ -6,7 +6,6 @@ control, attacked on the same entries with the same weights.
 """
 
 import dataclasses
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,12 +25,13 @@ from gradleak.captured.update import checked, derived_image_shape, read_update, 
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.federated import Client, ClientSettings
+from gradleak.locks import alone
 from gradleak.models import Model
 from gradleak.models.model import check_image_shape
 from gradleak.progress import end, reporter
 from gradleak.scenario import Scenario, fingerprint, scenario
 from gradleak.settings import setting
-from gradleak.storage import Workdir, plain, write_atomically
+from gradleak.storage import Workdir, description, packed, plain, seal, write_atomically
 from gradleak.trees import Tree
 
 __all__ = [
@@ -124,6 +124,7 @@ def attack(
   key = errors.check_key('key', key)
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
+  show = progress if progress is None or callable(progress) else reporter(progress)
   chosen, trained = _settings(given, client, fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
@@ -135,17 +136,17 @@ def attack(
   modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
   groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
   config = _config(key, stand_in, update, groups, chosen, labels, protected)
-  show = reporter(progress) if isinstance(progress, str) else progress
-  store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
-  try:
-    found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
-  finally:
-    end(show)
   warned = hints(update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members))
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
-  outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
-  if store is not None:
-    _write(store, outcome)
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
+    try:
+      found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
+    finally:
+      end(show)
+    outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
+    if store is not None:
+      _write(store, outcome)
   return outcome
 
 
@@ -282,10 +283,8 @@ def _config(
 
 def _write(store: Workdir, outcome: Captured) -> None:
   """Writes the pictures of all attackers and their figures; each file whole or not at all."""
-  buffer = io.BytesIO()
-  pictures = {json.dumps([one.attack, one.counter]): one.images for one in outcome.inversions}
-  np.savez_compressed(buffer, **pictures)  # type: ignore[arg-type]
-  write_atomically(store.path / 'reconstructions.npz', buffer.getvalue())
+  pictures = packed({json.dumps([one.attack, one.counter]): one.images for one in outcome.inversions})
+  write_atomically(store.path / 'reconstructions.npz', pictures)
   figures = [
     {
       **{field.name: getattr(one, field.name) for field in dataclasses.fields(one) if 'images' not in field.name},
@@ -295,4 +294,4 @@ def _write(store: Workdir, outcome: Captured) -> None:
   ]
   listed = [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in one.items()} for one in figures]
   found = {'inversions': listed, 'warnings': outcome.warnings, 'config': outcome.config, 'versions': outcome.versions}
-  write_atomically(store.path / 'result.json', json.dumps(plain(found), indent=2, ensure_ascii=False))
+  seal(store.path / 'result.json', plain(found), {'reconstructions.npz': description(pictures)})

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -17,8 +16,9 @@ from gradleak import data, errors
 from gradleak.federated import chance, simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
+from gradleak.locks import alone
 from gradleak.metrics import statistics
-from gradleak.storage import Workdir, json_lines, naming, write_atomically
+from gradleak.storage import Workdir, append_time, damaged, json_lines, read_json_lines, read_times, write_atomically
 
 UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 
@@ -78,25 +78,37 @@ def train(
     raise errors.UsageError(
       f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {budget}'
     )
-  store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
-  if store is not None and (found := store.load_checkpoint('training')):
-    state = _unpacked(federation, state, *found)
-    lines = (store.path / 'rounds.jsonl').read_text('utf-8').splitlines()
-    rows = [json.loads(line) for line in lines[: state.number]]
-  last = finished(state)
-  while not last:
-    started = time.monotonic()
-    state, done = simulation.run_round(federation, state, key)
-    row, seconds = _row(federation, state, done, privacy), time.monotonic() - started
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
+    if store is not None and (found := store.load_checkpoint('training')):
+      state = _unpacked(federation, state, *found)
+      rows = _rows(store.path / 'rounds.jsonl', state.number)
     last = finished(state)
-    if test is not None and (state.number % evaluate_every == 0 or last):
-      row |= _measured(federation, state, *test)
-    rows.append(row)
-    if on_round is not None:
-      on_round(row, state, seconds)
-    if store is not None:  # after `on_round`: of a kill in it, the round is done again, and so is what it does
-      _save(store, rows, state, seconds, due=last)
+    while not last:
+      started = time.monotonic()
+      state, done = simulation.run_round(federation, state, key)
+      row, seconds = _row(federation, state, done, privacy), time.monotonic() - started
+      last = finished(state)
+      if test is not None and (state.number % evaluate_every == 0 or last):
+        row |= _measured(federation, state, *test)
+      rows.append(row)
+      if on_round is not None:
+        on_round(row, state, seconds)
+      if store is not None:  # after `on_round`: of a kill in it, the round is done again, and so is what it does
+        _save(store, rows, state, seconds, due=last)
   return state, rows
+
+
+def _rows(path: pathlib.Path, number: int) -> list[dict]:
+  """Returns the rows of the first rounds; raises `UsageError` if one is missing."""
+  advice = 'restore it, or remove the folder to train anew'
+  try:
+    rows = read_json_lines(path, advice)[:number]
+  except FileNotFoundError:
+    raise damaged(path, 'it is missing', advice) from None
+  if [row.get('round') for row in rows] != [*range(1, number + 1)]:
+    raise damaged(path, f'it does not hold the rounds 1 to {number}', advice)
+  return rows
 
 
 def _check(rounds: int, evaluate_every: int, budget: float | None, privacy: Ledger | None) -> None:
@@ -145,9 +157,8 @@ def _row(federation: Federation, state: State, done: Round, privacy: Ledger | No
 
 def seconds_of_a_round(workdir: str | os.PathLike) -> float:
   """Returns the median seconds of a round in a work directory, without the first, which compiles."""
-  lines = (pathlib.Path(workdir) / 'timing.jsonl').read_text('utf-8').splitlines()
-  seconds = [json.loads(line)['seconds'] for line in lines]
-  return float(np.median(seconds[1:] or seconds))
+  seconds = [entry['seconds'] for entry in read_times(pathlib.Path(workdir) / 'timing.jsonl')]
+  return float(np.median(seconds[1:] or seconds or math.nan))
 
 
 def seconds_split(
@@ -235,9 +246,7 @@ def _save(store: Workdir, rows: list[dict], state: State, seconds: float, due: b
     write_atomically(store.path / 'rounds.jsonl', json_lines(rows))
     return _packed(state)
 
-  path = store.path / 'timing.jsonl'
-  with naming(path), open(path, 'a', encoding='utf-8') as file:
-    file.write(json_lines([{'round': state.number, 'seconds': seconds}]))
+  append_time(store.path / 'timing.jsonl', round=state.number, seconds=seconds)
   store.save_checkpoint('training', state.number, packed, due=due)
 
 

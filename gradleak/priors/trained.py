@@ -2,12 +2,12 @@
 
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
+from gradleak import errors, storage
 from gradleak.models import torch_weights
+from gradleak.models.model import check_image_shape
 from gradleak.priors import denoiser, gan
 from gradleak.priors.base import Change, unchanged
 from gradleak.storage import plain, write_atomically
@@ -105,9 +106,8 @@ def save(path: str | os.PathLike, module: Module, weights: Tree, images: np.ndar
     'weights/' + '/'.join(path_names(path)): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(weights)
   }
-  buffer = io.BytesIO()
-  np.savez_compressed(buffer, about=json.dumps(plain({**known, **about})), seen=np.sort(fingerprints(images)), **arrays)  # type: ignore[arg-type]
-  write_atomically(path, buffer.getvalue())
+  told = {'about': json.dumps(plain({**known, **about})), 'seen': np.sort(fingerprints(images))}
+  write_atomically(path, storage.packed({**told, **arrays}))
 
 
 @functools.cache
@@ -148,16 +148,19 @@ def load(path: str | os.PathLike, kind: str = 'generator') -> Prior:
 def _load(path: str, stamp: int) -> Prior:
   """Returns the `Prior`; the same object for the same file, so that attacks with it compile once."""
   del stamp
-  try:
-    with np.load(path, allow_pickle=False) as archive:
-      arrays = {name: archive[name] for name in archive.files}
-  except Exception as error:
-    raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
+  advice = 'restore it, or train the prior again'
+  with open(path, 'rb') as file:
+    is_archive = file.read(2) == b'PK'
+  arrays = storage.read_arrays(path, advice) if is_archive else {}
   if 'about' not in arrays:
-    return _dense(path, torch_weights.read(path))
+    try:
+      return _dense(torch_weights.read(path))
+    except errors.UsageError as error:
+      raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
+  arrays = storage.check_digest(path, arrays, advice)
   try:
     about = json.loads(arrays['about'].item())
-    module = KINDS[about['kind']][0](tuple(about['image_shape']), about['width'])
+    module = KINDS[about['kind']][0](check_image_shape(about['image_shape']), _width(about['width']))
     latent = _latent(module)
     given = [jnp.zeros((1, latent))] if latent else [jnp.zeros((1, *module.image_shape)), jnp.ones(1)]
     shapes = jax.eval_shape(module.init, jax.random.key(0), *given)['params']
@@ -166,23 +169,41 @@ def _load(path: str, stamp: int) -> Prior:
     if any(leaf.shape != shape.shape for leaf, (_, shape) in zip(leaves, places, strict=True)):
       raise errors.UsageError('weights have the wrong shapes')
     seen = arrays['seen'].astype(np.uint64)
-  except (KeyError, TypeError, ValueError) as error:
+    _check_finite(arrays)
+  except Exception as error:  # whatever a damaged description makes of a network
     raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
   weights = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
   return Prior(making(module), latent, weights, module.image_shape, about, seen)
 
 
-def _dense(path: str, arrays: dict[str, np.ndarray]) -> Prior:
-  """Returns the `Prior` of dense layers whose names are numbers."""
-  numbers = sorted({int(name.partition('.')[0]) for name in arrays if name.partition('.')[0].isdigit()})
+def _width(given: Any) -> int:
+  return errors.check_number('its width', given, low=1, high=4096, integer=True)
+
+
+def _check_finite(arrays: dict[str, np.ndarray]) -> None:
+  """Raises `UsageError` for weights that are no finite floats."""
+  for name, array in arrays.items():
+    if name.endswith(('bias', 'kernel', 'weight', 'scale')) and not (
+      jnp.issubdtype(array.dtype, jnp.floating) and np.isfinite(array.astype(np.float64)).all()
+    ):
+      raise errors.UsageError(f'{name} holds what is no finite float')
+
+
+def _dense(arrays: dict[str, np.ndarray]) -> Prior:
+  """Returns the `Prior` of dense layers whose names are numbers; raises `UsageError` for anything else."""
+  numbers = sorted({int(name.partition('.')[0]) for name in arrays if re.fullmatch(r'[0-9]{1,9}\..*', name)})
   try:
     layers = [(arrays[f'{number}.weight'], arrays[f'{number}.bias']) for number in numbers]
-    side = math.isqrt(len(layers[-1][1]))
-    fits = all(one[0].shape[0] == two[0].shape[1] for one, two in itertools.pairwise(layers))
-  except (KeyError, IndexError) as error:
-    raise errors.UsageError(f'{path} is no file of weights of a prior (no {error})') from error
-  if not fits or side**2 != len(layers[-1][1]):
-    raise errors.UsageError(f'{path} is no generator of grey, square images by dense layers')
+  except KeyError as error:
+    raise errors.UsageError(f'there is no {error}') from error
+  dense = bool(layers) and all(
+    weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1] for weight, bias in layers
+  )
+  fits = dense and all(one[0].shape[0] == two[0].shape[1] for one, two in itertools.pairwise(layers))
+  side = math.isqrt(len(layers[-1][0])) if fits else 0
+  if not fits or side**2 != len(layers[-1][0]):
+    raise errors.UsageError('it is no generator of grey, square images by dense layers')
+  _check_finite(arrays)
   return Prior(_dense_images, layers[0][0].shape[1], layers, (side, side, 1), {}, None)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors
+from gradleak.locks import alone
 from gradleak.priors import denoiser, gan
 from gradleak.storage import Workdir
 
@@ -54,12 +55,6 @@ def train(
   state, done, public = training.init(jax.random.fold_in(key, 0)), 0, jnp.asarray(images)
   pixels = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()[:16]
   own = {'key': jax.random.key_data(key).tolist(), 'module': repr(training.module), 'images': pixels}
-  store = None if workdir is None else Workdir(workdir, {**own, **(config or {})}, {})
-  if store is not None and (found := store.load_checkpoint('prior')):
-    done, leaves = found
-    if done > steps:
-      raise errors.UsageError(f'{workdir} holds a training of {done} steps, more than {steps}: choose a new folder')
-    state = jax.tree.unflatten(jax.tree.structure(state), list(map(jnp.asarray, leaves)))
 
   @jax.jit
   def several(state: Any, first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -69,11 +64,19 @@ def train(
     state, losses = jax.lax.scan(one, state, first + jnp.arange(AT_ONCE, dtype=jnp.int32))
     return state, jax.tree.map(lambda x: x[-1], losses)
 
-  while done < steps:
-    state, losses = several(state, jnp.int32(done))
-    done += AT_ONCE
-    if store is not None:
-      store.save_checkpoint('prior', done, state, due=done == steps)
-    if on_steps is not None:
-      on_steps(done, {name: float(loss) for name, loss in losses.items()})
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, {**own, **(config or {})}, {})
+    if store is not None and (found := store.load_checkpoint('prior')):
+      done, leaves = found
+      if done > steps:
+        raise errors.UsageError(f'{workdir} holds a training of {done} steps, more than {steps}: choose a new folder')
+      state = jax.tree.unflatten(jax.tree.structure(state), list(map(jnp.asarray, leaves)))
+
+    while done < steps:
+      state, losses = several(state, jnp.int32(done))
+      done += AT_ONCE
+      if store is not None:
+        store.save_checkpoint('prior', done, state, due=done == steps)
+      if on_steps is not None:
+        on_steps(done, {name: float(loss) for name, loss in losses.items()})
   return state

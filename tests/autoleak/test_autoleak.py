@@ -2,6 +2,8 @@ import dataclasses
 import importlib
 import json
 import math
+import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -9,9 +11,9 @@ import pytest
 from scipy import stats
 
 import gradleak as gl
-from gradleak import report
+from gradleak import report, storage
 from gradleak.audit.verdict import VERDICTS
-from gradleak.autoleak import bounds, ensemble
+from gradleak.autoleak import bounds, ensemble, leaderboard
 from gradleak.defenses import Mechanism
 from gradleak.metrics import statistics
 from tests.report.parsing import Page
@@ -159,6 +161,33 @@ def test_a_finished_run_is_found(both):
   stored = json.loads((folder / 'autoleak.json').read_text())
   assert stored['flags'] == found.flags and stored['config']['version'] == 'AutoLeak-1'
   assert len((folder / 'rows.jsonl').read_text().splitlines()) == len(found.rows)
+
+
+@pytest.mark.parametrize('place', ['.', 'closed_forms', 'matching', 'averaged_rounds', 'malicious_server'])
+@pytest.mark.parametrize('name', ['rows.jsonl', 'controls.jsonl'])
+def test_rows_that_were_lost_on_the_way_are_refused(both, tmp_path, place, name):
+  folder = pathlib.Path(shutil.copytree(both[3], tmp_path / 'run'))
+  path = folder / place / name
+  lines = path.read_text().splitlines(keepends=True)
+  for changed in (lines[: len(lines) // 2], [*lines, lines[-1]], [], [lines[-1], *lines[1:]]):
+    path.write_text(''.join(changed))
+    with pytest.raises(gl.UsageError, match=rf'{name} is damaged \(.*\); run .* again'):
+      leaderboard.load(folder)
+  path.write_text(''.join(lines))
+  assert leaderboard.load(folder).rows == both[0].rows
+
+
+def test_stages_of_another_run_are_refused(both, tmp_path):
+  """Each is whole by itself."""
+  folder = pathlib.Path(shutil.copytree(both[3], tmp_path / 'run'))
+  path = folder / 'matching' / 'result.json'
+  content = ''.join((folder / 'matching' / 'rows.jsonl').read_text().splitlines(keepends=True)[1:])
+  (folder / 'matching' / 'rows.jsonl').write_text(content)
+  facts = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith('_')}
+  storage.seal(path, facts, {**facts['files'], 'rows.jsonl': storage.description(content)})
+  gl.load(folder / 'matching')
+  with pytest.raises(gl.UsageError, match=r'rows\.jsonl is damaged \(the stages hold others\); run launch/autoleak'):
+    leaderboard.load(folder)
 
 
 @pytest.mark.slow

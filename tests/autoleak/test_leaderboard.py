@@ -1,15 +1,20 @@
 """Entries of a leaderboard follow from the rows, survive the disk, and are refused where they cannot be true."""
 
 import dataclasses
+import functools
 import json
+import math
+import operator
+import random
 
 import pytest
 from scipy import stats
 
-from gradleak import UsageError
+from gradleak import UsageError, storage
 from gradleak.audit.verdict import LEVELS
 from gradleak.autoleak import leaderboard
 from gradleak.autoleak.costs import Cost
+from gradleak.report import write_leaderboard
 from tests.leaderboards import COMMAND, changed, found
 
 PRUNE = 'prune(rate=0.9)'
@@ -161,7 +166,63 @@ def test_what_cannot_be_true_is_refused(made, tmp_path, change, words):
   assert str(path) in str(error.value) and words in str(error.value)
 
 
-@pytest.mark.parametrize('content', [b'', b'{"format": 1', b'[1]', b'\xff\xfe'])
+WRONG = [
+  10**400, -(10**400), 2**63, -1, 1e308, math.nan, math.inf, [], {}, [[]], [None], None, True, '', 'x',
+  '\ud800', '\0', '\u202e', 'a' * 10**5, {'\ud800': 1}, ['\ud800'], {'a': {'a': {'a': {'a': {'a': {}}}}}}, '<blink>',
+]  # fmt: skip
+
+
+def places(value, path=()):
+  """Returns the path of each value within plain JSON."""
+  inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+  return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+def test_a_file_that_someone_else_wrote_is_refused_or_shown(made, tmp_path):
+  """Each value in turn is replaced by what it cannot be, or by what is strange."""
+  draw, whole = random.Random(0), json.dumps(made[PRUNE])
+  read = 0
+  for place in places(made[PRUNE])[1:]:
+    for value in draw.sample(WRONG, 6):
+      entry = json.loads(whole)
+      *outer, last = place
+      functools.reduce(operator.getitem, outer, entry)[last] = value
+      named = entry if isinstance(entry['defense'], str) else made[PRUNE]
+      path = tmp_path / f'{leaderboard.name(named)}.json'
+      path.write_text(json.dumps(entry), 'utf-8')
+      try:
+        leaderboard.read(tmp_path)
+        write_leaderboard(tmp_path, tmp_path / 'page.html')
+        assert '<blink>' not in (tmp_path / 'page.html').read_text('utf-8')
+        read += 1
+      except UsageError as error:
+        assert path.name in str(error)
+      path.unlink()
+  assert read > 20  # of what may be any text, and any plain value
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda e: e.update(seed=10**400), 'seed is 10000'),
+    (lambda e: e.update(candidates=-1), 'candidates is -1, expected an integer in [0, '),
+    (lambda e: e['cost'].update(points=1e308), 'points is 1e+308, expected a number in [-100, 100]'),
+    (lambda e: e['cost'].update(points=10**400), 'expected a number in [-100, 100]'),
+    (lambda e: e['honest'].update(steps=[]), 'its steps are []'),
+    (lambda e: e['honest'].update(count=-1), 'count is -1'),
+    (lambda e: e['task']['more'].update(note='\ud800'), 'expected printable text'),
+    (lambda e: e['task'].update(model='\ud800'), 'expected printable text'),
+    (lambda e: e['flags'].append('a' * 10**6), 'of at most 2000 characters'),
+    (lambda e: e['settings'].update(seed=math.nan), 'seed is nan, expected a number'),
+    (lambda e: e['example'].update(trial=4), 'its example is of trial 4, and there are 4'),
+    (lambda e: e['example'].update(seen='data:image/png;base64,AAAA'), 'the picture seen'),
+  ],
+)
+def test_numbers_texts_and_pictures_are_what_they_can_be(made, tmp_path, change, words):
+  test_what_cannot_be_true_is_refused(made, tmp_path, change, words)
+
+
+@pytest.mark.parametrize('content', [b'', b'{"format": 1', b'[1]', b'\xff\xfe', b'[' * 10**5])
 def test_a_damaged_file_is_named(tmp_path, content):
   (tmp_path / 'damaged.json').write_bytes(content)
   with pytest.raises(UsageError, match=r'damaged\.json'):
@@ -174,6 +235,9 @@ def test_folders_that_are_none(tmp_path):
   with pytest.raises(UsageError, match='holds no finished AutoLeak'):
     leaderboard.load(tmp_path)
   (tmp_path / 'autoleak.json').write_text('{"stages": [{}]}')
+  with pytest.raises(UsageError, match='of an earlier version, without digests of its files; run launch/autoleak'):
+    leaderboard.load(tmp_path)
+  storage.seal(tmp_path / 'autoleak.json', {'stages': [{}]}, {})
   with pytest.raises(UsageError, match='is damaged'):
     leaderboard.load(tmp_path)
 

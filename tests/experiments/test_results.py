@@ -18,7 +18,7 @@ from experiments import experiment as machinery
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
 from experiments.notes import Note
-from gradleak import errors
+from gradleak import errors, storage
 from gradleak.storage import plain
 
 ROOT = pathlib.Path(launch.__file__).parent.parent
@@ -122,6 +122,14 @@ def test_a_note_explains_the_column_and_the_metrics_that_it_names():
 def test_damaged_results_are_named(stored):
   *_, folder = stored
   path = folder / 'mini' / 'toy_1.json'
+  whole = json.loads(path.read_text())
+  for name, rows in whole['rows'].items():
+    path.write_text(json.dumps({**whole, 'rows': {**whole['rows'], name: rows[1:]}}))
+    with pytest.raises(errors.UsageError, match=r'toy_1\.json is damaged \(its content is not that of its digest\)'):
+      results.read(folder, 'mini')
+  path.write_text(json.dumps({name: value for name, value in whole.items() if name != storage.SEAL}))
+  assert results.read(folder, 'mini')['toy_1'].rows == whole['rows']  # of an earlier version
+  path.write_text(json.dumps(whole))
   for text in ('{', '[]', '{}', json.dumps({**json.loads(path.read_text()), 'format': 0})):
     path.write_text(text)
     with pytest.raises(errors.UsageError, match=r'toy_1\.json is damaged'):

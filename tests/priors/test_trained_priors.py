@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak import storage
 from gradleak.errors import UsageError
 from gradleak.priors import denoiser, gan, trained, training
 
@@ -164,7 +165,7 @@ def test_damaged_files_are_refused(learned, tmp_path):
   with pytest.raises(UsageError, match='is no file of weights of a prior'):
     trained.load(path)
   with np.load(learned[2]) as archive:
-    arrays = {name: archive[name] for name in archive.files}
+    arrays = {name: archive[name] for name in archive.files if not name.startswith('_')}
   name = next(name for name in arrays if name.startswith('weights/'))
   for number, changed in enumerate(
     [
@@ -176,9 +177,95 @@ def test_damaged_files_are_refused(learned, tmp_path):
     ]
   ):
     path = tmp_path / f'{number}.npz'
-    np.savez(path, **changed)
+    path.write_bytes(storage.packed(changed))
     with pytest.raises(UsageError, match='is no '):
       trained.load(path)
+
+
+@pytest.mark.parametrize(
+  'about',
+  [
+    {'width': 0},
+    {'width': -3},
+    {'width': 1.5},
+    {'width': 10**400},
+    {'width': True},
+    {'image_shape': [0, 8, 1]},
+    {'image_shape': [8, 8]},
+    {'image_shape': 8},
+    {'kind': 'singer'},
+    {'kind': []},
+    None,
+    [],
+    3,
+  ],
+)
+def test_descriptions_of_no_network_are_refused(learned, tmp_path, about):
+  with np.load(learned[2]) as archive:
+    arrays = {name: archive[name] for name in archive.files if not name.startswith('_')}
+  known = json.loads(arrays['about'].item())
+  changed = {**known, **about} if isinstance(about, dict) else about
+  (tmp_path / 'prior.npz').write_bytes(storage.packed({**arrays, 'about': json.dumps(changed)}))
+  with pytest.raises(UsageError, match='is no file of weights of a prior') as caught:
+    trained.load(tmp_path / 'prior.npz')
+  assert '\n' not in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_and_json_without_end_are_refused(learned, tmp_path):
+  with np.load(learned[2]) as archive:
+    arrays = {name: archive[name] for name in archive.files if not name.startswith('_')}
+  name = next(name for name in arrays if name.endswith('kernel'))
+  for changed in (
+    {name: np.full_like(arrays[name], np.nan)},
+    {name: arrays[name].astype(np.int32)},
+    {'about': '[' * 10**5},
+    {'about': np.zeros(3)},
+  ):
+    (tmp_path / 'prior.npz').write_bytes(storage.packed({**arrays, **changed}))
+    with pytest.raises(UsageError, match='is no file of weights of a prior'):
+      trained.load(tmp_path / 'prior.npz')
+
+
+def test_a_weight_that_was_changed_is_not_taken(learned, tmp_path):
+  with np.load(learned[2]) as archive:
+    arrays = {name: archive[name] for name in archive.files}
+  name = next(name for name in arrays if name.endswith('kernel'))
+  np.savez(tmp_path / 'prior.npz', **{**arrays, name: arrays[name] * 2})
+  with pytest.raises(UsageError, match='its arrays are not those of its digest'):
+    trained.load(tmp_path / 'prior.npz')
+
+
+@pytest.mark.parametrize(
+  ('weight', 'bias'),
+  [
+    (np.zeros(16), np.zeros(16)),
+    (np.zeros((16, 0)), np.zeros(16)),
+    (np.zeros((16, 3)), np.zeros(9)),
+    (np.zeros((16, 3)), np.zeros((16, 1))),
+    (np.full((16, 3), np.inf), np.zeros(16)),
+    (np.zeros((2, 2, 2)), np.zeros(2)),
+  ],
+)
+def test_dense_layers_that_are_none_are_refused(tmp_path, weight, bias):
+  np.savez(tmp_path / 'net.npz', **{'0.weight': weight.astype(np.float32), '0.bias': bias.astype(np.float32)})
+  with pytest.raises(UsageError, match='is no '):
+    trained.load(tmp_path / 'net.npz')
+
+
+def test_a_prior_may_be_a_safetensors_file(tmp_path):
+  """It is read as what it is: NumPy takes every file of another format for pickled objects."""
+  layer = {'0.weight': np.ones((4, 2), np.float32), '0.bias': np.zeros(4, np.float32)}
+  places, data = {}, b''
+  for name, array in layer.items():
+    places[name] = {'dtype': 'F32', 'shape': list(array.shape), 'data_offsets': [len(data), len(data) + array.nbytes]}
+    data += array.tobytes()
+  header = json.dumps(places).encode()
+  path = tmp_path / 'prior.safetensors'
+  path.write_bytes(len(header).to_bytes(8, 'little') + header + data)
+  assert trained.load(path).image_shape == (2, 2, 1)
+  path.write_bytes(len(header).to_bytes(8, 'little') + header)
+  with pytest.raises(UsageError, match='an array reaches beyond the file'):
+    trained.load(path)
 
 
 def test_dense_layers_of_pytorch(tmp_path):

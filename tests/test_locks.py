@@ -1,0 +1,113 @@
+"""Two processes on one work directory: the second is told, unless they share the work."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import gradleak as gl
+from gradleak import errors, locks
+from tests import programs
+
+HOLDS = """
+import sys, time
+from gradleak import locks
+with locks.alone(sys.argv[1], (int(sys.argv[2]), int(sys.argv[3]))):
+  print('held', flush=True)
+  time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+  """(process) -> a process of its own that holds the folder 'new', as a share of the work or alone."""
+  started = []
+
+  def start(rank=0, number=1):
+    command = [sys.executable, '-c', HOLDS, tmp_path / 'new', str(rank), str(number)]
+    started.append(subprocess.Popen(command, cwd=programs.ROOT, stdout=subprocess.PIPE, text=True))
+    assert started[-1].stdout.readline() == 'held\n'
+    return started[-1]
+
+  yield start
+  for process in started:
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_told_of_the_first_and_a_kill_frees_the_folder(held, tmp_path):
+  first = held()
+  told = rf'new is in use by process {first.pid} on \S+: wait for its end'
+  with pytest.raises(errors.UsageError, match=told), locks.alone(tmp_path / 'new'):
+    pass
+  with pytest.raises(errors.UsageError, match='is in use by process'), locks.alone(tmp_path / 'new', (0, 2)):
+    pass
+  os.kill(first.pid, signal.SIGKILL)
+  first.wait()
+  assert (tmp_path / 'new' / '.lock').exists()  # and it holds nobody up
+  with locks.alone(tmp_path / 'new'):
+    assert str(os.getpid()) in (tmp_path / 'new' / '.lock').read_text()
+  assert not list((tmp_path / 'new').iterdir())
+
+
+def test_processes_that_share_the_work_share_the_folder(held, tmp_path):
+  held(0, 2)
+  with locks.alone(tmp_path / 'new', (1, 2)):
+    pass
+  assert (tmp_path / 'new' / '.lock').exists()  # the other one holds it still
+  for process in ((0, 1), (0, 2)):  # one that does not know of it; and its own share, started twice
+    with pytest.raises(errors.UsageError, match='is in use by'), locks.alone(tmp_path / 'new', process):
+      pass
+
+
+def test_a_call_within_a_call_is_told_and_a_failed_one_lets_go(tmp_path):
+  told = pytest.raises(errors.UsageError, match=f'process {os.getpid()}')
+  with locks.alone(tmp_path / 'new'), told, locks.alone(tmp_path / 'new'):
+    pass
+  with pytest.raises(KeyboardInterrupt), locks.alone(tmp_path / 'new'):
+    raise KeyboardInterrupt
+  with locks.alone(tmp_path / 'new'), locks.alone(None):
+    pass
+
+
+def test_where_nothing_can_be_locked_nothing_is(tmp_path, monkeypatch):
+  with locks.alone('/proc/gradleak'):
+    pass
+
+  def unknown(file, kind):
+    raise OSError(95, 'Operation not supported')
+
+  monkeypatch.setattr(locks.fcntl, 'flock', unknown)
+  with locks.alone(tmp_path / 'new'), locks.alone(tmp_path / 'new'):
+    pass
+
+
+@pytest.mark.parametrize('program', ['audit', 'train_prior', 'train'])
+def test_programs_say_who_has_their_folder(held, tmp_path, program):
+  first = held()
+  flags = {
+    'audit': '--model=mlp(widths=2) --public=0 --trials=1 --steps=1 --controls=1 --knowledge=unaware --defenses=none',
+    'train_prior': '--steps=20 --limit=4 --width=1 --batch_size=2',
+    'train': '--model=mlp(widths=2) --limit=40 --public=0 --clients=2 --per_round=2 --rounds=1',
+  }[program]
+  common = '--dataset=digits', '--progress=none', '--compilation_cache=', f'--workdir={tmp_path}/new'
+  if program == 'train':  # each defense has its own folder
+    (tmp_path / 'new').rename(tmp_path / '00-none')
+    (tmp_path / 'all').mkdir()
+    (tmp_path / '00-none').rename(tmp_path / 'all' / '00-none')
+    common = *common[:3], f'--workdir={tmp_path}/all'
+  done = programs.start(program, *common, *flags.split())
+  assert done.status == 2 and f'is in use by process {first.pid} on ' in done.err
+  assert done.err.count('\n') == 1
+
+
+def test_a_captured_update_is_attacked_by_one_at_a_time(held, tmp_path):
+  held()
+  model = gl.models.mlp(10, widths=2)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  options = {'image_shape': (8, 8, 1), 'labels': [0], 'progress': 'none', 'workdir': tmp_path / 'new'}
+  with pytest.raises(errors.UsageError, match='is in use by process'):
+    gl.attack(jax.random.key(0), model, variables, variables['params'], attacks=[gl.attacks.csdlg(steps=1)], **options)
