@@ -159,9 +159,9 @@ class Clock:
     self._path = os.path.join(workdir, 'seconds.json')
     os.makedirs(workdir, exist_ok=True)
     try:
-      with open(self._path, encoding='utf-8') as file:
-        self._spent = json.load(file)
-    except (OSError, ValueError):
+      found = read_json(self._path, '', dict)
+      self._spent = {run: (float(seconds), bool(ended)) for run, (seconds, ended) in found.items()}
+    except (OSError, TypeError, ValueError):  # times alone: they start at 0
       self._spent = {}
 
   @property

@@ -150,6 +150,12 @@ def test_a_clock_counts_what_was_interrupted_and_nothing_twice(tmp_path):
   assert 0 < spent < whole == again.seconds and math.isfinite(whole)
 
 
+@pytest.mark.parametrize('content', ['[]', '{"run": 3}', '{"run": ["long", true]}', '{"run": null}', '[' * 10**5])
+def test_a_clock_that_is_damaged_starts_anew(tmp_path, content):
+  (tmp_path / 'seconds.json').write_text(content)
+  assert results.Clock(str(tmp_path)).seconds == 0
+
+
 @pytest.mark.parametrize('name', sorted(experiments.REGISTRY))
 @pytest.mark.parametrize('scale', ['mini', 'paper'])
 def test_settings_are_plain(name, scale):

@@ -70,6 +70,12 @@ def test_a_damaged_file_is_named_and_no_page_written(board, tmp_path):
   assert done.status == 2 and str(path) in done.err and not (tmp_path / 'page.html').exists()
 
 
+def test_a_page_that_is_a_folder_is_named(board, tmp_path):
+  done = programs.start('leaderboard', f'--page={tmp_path}', f'--folder={board}')
+  assert (done.status, done.err.count('\n')) == (1, 1)
+  assert done.err.startswith(f'error: cannot write {tmp_path} (Is a directory)')
+
+
 def test_the_page(board, tmp_path):
   done = programs.start('leaderboard', f'--page={tmp_path}/page.html', f'--folder={board}')
   assert (done.status, done.err) == (0, '')

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from gradleak import errors, progress
+from gradleak import errors, progress, storage
 from gradleak.engine.driver import Progress
 from launch import _program
 from tests import programs
@@ -191,6 +191,11 @@ def test_a_full_disk(error):
   status, printed = end(error)
   assert status == 1 and printed.count('\n') == 1
   assert printed.startswith('error: no space left in results/mine; ') and 'same command' in printed
+
+
+def test_a_caution_is_one_line():
+  said = _program._on_one_line(storage.Caution('a checkpoint\nis damaged'), storage.Caution, 'storage.py', 12)
+  assert said == 'caution: a checkpoint is damaged\n'
 
 
 def test_other_errors_keep_their_traceback():
