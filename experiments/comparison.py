@@ -1,14 +1,16 @@
 """Ours beside the paper's: the cells of a table, our figures for them, verdicts, and notes that are filled from both.
 
-No verdict and no figure is typed: words such as “agrees” are computed by `verdict`, and the text of a `Note` names the
-cells that its figures are read from.
+No verdict and no figure is typed: `verdict` computes words such as “agrees”, and the text of a `Note` names the cells
+that its figures are read from. What a whole table says of a cell is in `judgement`.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gradleak.attacks.labels import RULES
+from gradleak.metrics import statistics
 from gradleak.report.formatting import number, significant
 
 BEST = 'best'  # of all counter-measures, for each upload
@@ -24,9 +26,10 @@ class Cell(NamedTuple):
     run: a key of the experiment's `runs`.
     defense: a label of that run's defenses.
     paper: its number; several where it prints several (one per picture); None where it prints none.
-    spread: the number that the paper prints after ±.
+    spread: the number that the paper prints after ±, a standard deviation.
     counter: the counter-measure of an attacker who knows the defense, or `BEST`; None: the attacker is unaware of it.
     minus: the run whose trials those of `run` are compared with, one by one; its metric is a gain.
+    spread_n: number of images or trainings that the standard deviation is over; None where it is not known.
   """
 
   column: str
@@ -38,6 +41,7 @@ class Cell(NamedTuple):
   spread: float | None = None
   counter: str | None = None
   minus: str | None = None
+  spread_n: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -49,6 +53,10 @@ class Outcome(NamedTuple):
     recovered: how many trials were successes beyond the control; None in trainings.
     diverged: how many have no figure.
     remark: the last column of its line.
+    control: of audits, the PSNR that a run without the upload reaches, in dB; None elsewhere.
+    trainings: of trainings, how many seeds the figure is of; None elsewhere.
+    failed: whether the run shows nothing by itself: no trial was a success, or the model is at chance.
+    values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
   """
 
   mean: float | None
@@ -58,6 +66,10 @@ class Outcome(NamedTuple):
   recovered: int | None
   diverged: int
   remark: str = ''
+  control: float | None = None
+  trainings: int | None = None
+  failed: bool = False
+  values: Mapping[int, float] = {}
 
 
 LEVELS = ('instances', 'classes')  # of `gradleak.metrics.LabelScores`
@@ -105,37 +117,45 @@ HEADINGS = {
 
 DECADE = 10.0  # dB in PSNR, a factor elsewhere
 ROUNDED, EXACT = 0.005, 0.05  # share of the paper's figure by which ours may differ: beside an interval, without one
+NORMAL = 1.96  # standard errors on either side of a mean in its 95 % interval
+# Points of accuracy to either side that a single training leaves open: repeats of one declared training spread less.
+ONE_TRAINING = 5.0
+TIMED = ('overhead', 'round_seconds', 'train_seconds', 'defense_seconds')  # of another machine than the paper's
+ACCURACIES = ('accuracy', 'sensitive_accuracy', 'accuracy_share')
 # Metric -> the width of its range, where a figure has no order of magnitude.
 BOUNDED = {
   **dict.fromkeys(('ssim', 'oracle_ssim', 'last_ssim', 'lpips', 'cosine', 'alone'), 1.0),
-  **dict.fromkeys(('accuracy', 'sensitive_accuracy', 'accuracy_share', 'share_sent'), 100.0),
+  **dict.fromkeys((*ACCURACIES, 'share_sent'), 100.0),
 }
-VERDICTS = ('agrees', 'same order of magnitude', 'differs', 'undecided')
+VERDICTS = ('agrees', 'both fail', 'same order of magnitude', 'differs', 'undecided', 'no conclusion')
 
 
 def verdict(cell: Cell, found: Outcome) -> str:
   """Returns how our figure stands to the paper's, one of `VERDICTS`; '' where either prints none.
 
-  Our interval is the 95 % interval, the paper's its figure ± what it prints, or from the least to the largest of
-  several figures.
+  Our interval is the 95 % interval. The paper's is its mean ± 1.96 SD/√n where it prints a standard deviation SD over a
+  known number n. That of several figures is from the least to the largest; else its figure stands alone.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
+    So is an accuracy of fewer than three trainings that is within 5 points of the paper's.
   - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number; if neither has an
-    interval, the figures differ by at most 5 %.
+    interval, the figures differ by at most 5 %; never of seconds, which are of another machine.
   - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten;
     never of a bounded score (SSIM, LPIPS, cosine, accuracy, shares).
   - 'differs': all else.
   """
-  ours, papers = (_interval(cell, found, shown) for shown in ('ours', 'paper'))
+  ours, papers = interval(cell, found), paper_interval(cell)
   if ours is None or papers is None:
     return ''
   (low, high), (least, largest) = ours, papers
+  if single(cell, found):
+    return 'undecided' if low <= largest and least <= high else 'differs'
   printed = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,)
   if _wide(cell.metric, low, high):
     return 'undecided'
   slack = (EXACT if low == high and least == largest else ROUNDED) * max(map(abs, printed))
   slack = max(slack, 0.5 if all(isinstance(value, int) for value in printed) else 0.0)
-  if low <= largest + slack and least - slack <= high:
+  if cell.metric not in TIMED and low <= largest + slack and least - slack <= high:
     return 'agrees'
   middle = sum(printed) / len(printed)
   if 'psnr' in cell.metric:
@@ -144,6 +164,52 @@ def verdict(cell: Cell, found: Outcome) -> str:
     small, large = sorted((found.mean, middle))
     near = cell.metric not in BOUNDED and small > 0 and large <= DECADE * small
   return 'same order of magnitude' if near else 'differs'
+
+
+def single(cell: Cell, found: Outcome) -> bool:
+  """Returns whether a figure is an accuracy of so few trainings that it has no interval."""
+  return cell.metric in ACCURACIES and found.trainings is not None and found.trainings < statistics.MIN_RUNS
+
+
+def interval(cell: Cell, found: Outcome) -> tuple[float, float] | None:
+  """Returns the interval of our figure, None where there is none; of few trainings, what they leave open."""
+  if found.mean is None:
+    return None
+  if single(cell, found):
+    return found.mean - ONE_TRAINING, found.mean + ONE_TRAINING
+  return (found.mean, found.mean) if found.low is None else (found.low, found.high)
+
+
+def paper_interval(cell: Cell) -> tuple[float, float] | None:
+  """Returns the interval of the paper's figure, None where it prints none."""
+  if cell.paper is None:
+    return None
+  printed = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,)
+  known = cell.spread is not None and cell.spread_n is not None
+  half = NORMAL * cell.spread / math.sqrt(cell.spread_n) if known else 0.0
+  return min(printed) - half, max(printed) + half
+
+
+def difference(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[float, float] | None:
+  """Returns the 95 % interval of one of our figures less another, None where either has none.
+
+  Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends; a
+  figure that has no interval is taken to 5 %.
+  """
+  if one[1].mean is None or other[1].mean is None:
+    return None
+  common = sorted(one[1].values.keys() & other[1].values.keys())
+  if len(common) > 1 and not single(*one) and not single(*other):
+    _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common])
+    return low, high
+  (low, high), (least, largest) = _allowed(*one), _allowed(*other)
+  return low - largest, high - least
+
+
+def _allowed(cell: Cell, found: Outcome) -> tuple[float, float]:
+  low, high = interval(cell, found)  # type: ignore[misc]
+  slack = EXACT / 2 * abs(found.mean) if low == high else 0.0  # type: ignore[arg-type]
+  return low - slack, high + slack
 
 
 def _wide(metric: str, low: float, high: float) -> bool:
@@ -223,7 +289,7 @@ def _place(text: str, column: str) -> tuple[tuple[str, str, str], str]:
 
 def said(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str:
   """Returns the text of a note with the figures of a run, or that it does not hold for them."""
-  found = _by_place(cells, outcomes)
+  found = by_place(cells, outcomes)
 
   def figure(text: str) -> str:
     place, shown = _place(text, note.column)
@@ -240,7 +306,7 @@ def said(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str:
 
 def holds(note: Note, cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> bool:
   """Returns whether what a note presumes is so in a run."""
-  return not _failing(note, _by_place(cells, outcomes))
+  return not _failing(note, by_place(cells, outcomes))
 
 
 def explained(note: Note, cell: Cell) -> bool:
@@ -249,7 +315,8 @@ def explained(note: Note, cell: Cell) -> bool:
   return (cell.column, cell.metric) in named if named else note.column in ('', cell.column)
 
 
-def _by_place(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple, tuple[Cell, Outcome]]:
+def by_place(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple, tuple[Cell, Outcome]]:
+  """Returns (column, row, metric) -> a cell and its outcome."""
   return {(cell.column, cell.row, cell.metric): (cell, one) for cell, one in zip(cells, outcomes, strict=True)}
 
 
@@ -273,14 +340,7 @@ def _pair(one: str, other: str, column: str) -> list[tuple[tuple[str, str, str],
 
 def _interval(cell: Cell, found: Outcome, shown: str) -> tuple[float, float] | None:
   """Returns the interval of our figure or of the 'paper'’s, None where there is none."""
-  if shown == 'paper':
-    if cell.paper is None:
-      return None
-    printed, spread = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,), cell.spread or 0
-    return min(printed) - spread, max(printed) + spread
-  if found.mean is None:
-    return None
-  return (found.mean, found.mean) if found.low is None else (found.low, found.high)
+  return paper_interval(cell) if shown == 'paper' else interval(cell, found)
 
 
 def _related(relation: str, one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:

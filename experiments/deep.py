@@ -109,8 +109,8 @@ def _table_4(network, title):
     f'outpost_4_{network}',
     PAPER,
     f'Table IV: csDLG on {title}, BatchNorm in eval and in train mode, untrained and pretrained',
-    'Eval mode, as published attacks ran it, shows untrained networks’ images; train mode hides them; on pretrained '
-    'networks the modes are alike.',
+    'Eval mode, as published attacks ran it, shows more of untrained networks’ images than train mode; on pretrained '
+    'networks the modes are alike, to 2 dB.',
     runs,
     tuple(cells),
     METRICS,
@@ -164,7 +164,7 @@ def _figure_4():
     'outpost_figure_4',
     PAPER,
     'Figure 4: defenses against csDLG on a pretrained ResNet-18',
-    'DP hides most, GC least; GradDefense and OUTPOST lower the quality. Soteria does not fit ResNets there. The paper '
+    'DP hides most, GC least, GradDefense and OUTPOST between them. Soteria does not fit ResNets there. The paper '
     'prints pictures alone.',
     runs,
     tuple(cells),

@@ -77,7 +77,13 @@ class Training:
 
 
 class Scaled:
-  """What can be run at a scale; subclasses have `at_mini` and `at_smoke`."""
+  """What can be run at a scale; subclasses have `at_mini` and `at_smoke`.
+
+  Attributes:
+    apart: fields on which the rows of one method do not depend.
+  """
+
+  apart: ClassVar[tuple[str, ...]] = ('defenses', 'mini')
 
   def scaled(self, scale: str) -> Self:
     """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to check that it runs.
@@ -93,6 +99,11 @@ class Scaled:
     """Returns what the outcomes of these cells are computed from: here all rows."""
     del cells
     return rows
+
+  def follows(self, cell: Cell) -> bool:
+    """Returns whether a figure follows from the declaration, whatever is run: here none does."""
+    del cell
+    return False
 
   @property
   def pictured(self) -> str:
@@ -137,6 +148,7 @@ class Run(Scaled):
   changed: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   mini: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+  apart: ClassVar[tuple[str, ...]] = (*Scaled.apart, 'changed')  # what it changes is in the texts
   kind: ClassVar[str] = 'audit'
   shown: ClassVar[str] = 'report'
   page: ClassVar[str] = 'report.html'
@@ -351,13 +363,16 @@ class Run(Scaled):
     values = [row.get(cell.metric) for row in rows]
     mean, low, high = statistics.mean_interval([math.nan if value is None else value for value in values])
     finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
+    measured = {row['trial']: value for row, value in zip(rows, values, strict=True) if value is not None}
+    control = next((row['control_psnr'] for row in rows if row.get('control_psnr') is not None), None)
+    control = None if cell.metric.endswith('_normalised') else control  # it is in units of [0, 1]
     recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
     remark += f'; {rows[0]["network"]}' if 'network' in rows[0] else ''
     if cell.counter == BEST:
       chosen = collections.Counter(row['counter'] for row in rows).most_common()
       remark += '; by ' + ', '.join(f'{counter} ({count})' for counter, count in chosen)
-    return Outcome(*finite, len(rows), recovered, diverged, remark)
+    return Outcome(*finite, len(rows), recovered, diverged, remark, control, failed=not recovered, values=measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
     """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""

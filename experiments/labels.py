@@ -325,7 +325,8 @@ def _labels():
     'labels',
     'Not a table of a paper.',
     'Labels read from an update, by rule and batch size, CIFAR-10',
-    'Repeated labels, deltas of many steps and training make labels harder to read. Nothing of this is printed.',
+    'How well labels are read where they repeat, from deltas of many steps, and from trained models. Nothing of this '
+    'is printed.',
     dict(networks.values()),
     tuple(cells),
     'Lines are numbers of samples of a client. Labels read: Σ over classes of min(true count, count read), of the '

@@ -58,8 +58,8 @@ def _experiment(dataset, public, more=''):
     f'lti_{dataset}',
     PAPER,
     f'An inverse that is learned from {public:,} public images through each defense, LeNet, {dataset}',
-    'One network that is trained through a defense reads uploads under any; what it cannot read, it fills with the '
-    'mean of what it learned from. Nothing of this is printed.',
+    'A network that is trained through a defense reads more of uploads under it than one that is trained on undefended '
+    'uploads. Nothing of this is printed.',
     runs,
     tuple(cells),
     METRICS,

@@ -3,13 +3,16 @@
 Everything on them is computed from the stored rows (`results`) and from the declarations; nothing is typed.
 """
 
+import collections
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from experiments import comparison, results
+from experiments import claims, comparison, judgement, results
 from experiments.experiment import Experiment, Outcome, duration, minutes
-from experiments.table import VERDICT, markdown
+from experiments.judgement import Judged
+from experiments.table import UNCOUNTED, VERDICT, markdown, ordered
+from gradleak.report.formatting import number
 from gradleak.storage import made_folder, write_atomically
 
 # Page -> what begins the names of its tables; the rest stands on the page BESIDE.
@@ -46,16 +49,23 @@ def pages(
     scale: of the results.
     pictures: path from the pages to the folder of the stored pictures.
   """
-  found: dict[str, list[Outcome] | None] = {}
+  judged = judge(stored, registry, scale)
+  texts = {'index.md': _index(judged, stored, scale)}
+  for page, names in _grouped(registry).items():
+    tables = [judged[name] for name in names]
+    parts = [f'# {_title(page, tables)}', _counted(_sum(tables)), _order(tables), _claims(tables)]
+    parts += [_table(judged[name], stored.get(name), scale, pictures) for name in names]
+    texts[f'{page}.md'] = '\n\n'.join(part for part in parts if part) + '\n'
+  return texts
+
+
+def judge(stored: Mapping[str, results.Stored], registry: Mapping[str, Experiment], scale: str) -> dict[str, Judged]:
+  """Returns name -> `Judged` of all tables; those that were stored with other settings count as not run."""
+  found: dict[str, tuple[Experiment, list[Outcome] | None]] = {}
   for name, experiment in registry.items():
     usable = name in stored and results.current(stored[name], experiment)
-    found[name] = results.outcomes(stored[name], experiment) if usable else None
-  texts = {'index.md': _index(registry, found, stored, scale)}
-  for page, names in _grouped(registry).items():
-    parts = [f'# {_title(page, [registry[name] for name in names])}', _counted(_sum(registry, found, names))]
-    parts += [_table(registry[name], found[name], stored.get(name), scale, pictures) for name in names]
-    texts[f'{page}.md'] = '\n\n'.join(parts) + '\n'
-  return texts
+    found[name] = experiment, results.outcomes(stored[name], experiment) if usable else None
+  return judgement.judge(found, scale)
 
 
 def page_of(name: str) -> str:
@@ -72,47 +82,133 @@ def _grouped(registry: Iterable[str]) -> dict[str, list[str]]:
   return {page: names for page, names in grouped.items() if names}
 
 
-def _title(page: str, experiments: Sequence[Experiment]) -> str:
+def _title(page: str, tables: Sequence[Judged]) -> str:
   """Returns the paper of a page."""
-  return experiments[0].paper if page in PAPERS else 'Beside the five papers'
+  return tables[0].experiment.paper if page in PAPERS else 'Beside the five papers'
 
 
-def _sum(registry: Mapping[str, Experiment], found: Mapping, names: Iterable[str]) -> dict[str, int]:
-  each = [results.counts(registry[name], found[name]) for name in names]
-  return {verdict: sum(one[verdict] for one in each) for verdict in results.COUNTED}
+def _sum(tables: Iterable[Judged]) -> dict[str, int]:
+  each = [table.counts() for table in tables]
+  return {status: sum(one[status] for one in each) for status in judgement.COUNTED}
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-  """Returns the sentence that says how many of the printed figures have which verdict."""
-  listed = ', '.join(f'{verdict} {number}' for verdict, number in counts.items())
-  return f'{sum(counts.values())} printed figures, by verdict: {listed}.'
+  """Returns how many of the printed figures have which status."""
+  if not any(counts.values()):
+    return 'No figure of these tables is printed.'
+  return f'{sum(counts.values())} printed figures:\n\n{_grid(tuple(counts), [tuple(map(str, counts.values()))], 0)}'
 
 
-def _index(registry: Mapping[str, Experiment], found: Mapping, stored: Mapping[str, results.Stored], scale: str) -> str:
-  run = sum(one is not None for one in found.values())
+def _order(tables: Iterable[Judged]) -> str:
+  """Returns the sentences on the order of the methods of several tables."""
+  return ordered(judgement.total(map(judgement.order, tables)))
+
+
+def _held(table: Judged) -> str:
+  """Returns whether the claim of a table holds; '' where it makes none, or was not run."""
+  claim = claims.CLAIMS.get(table.experiment.name)
+  if not claim or table.outcomes is None:
+    return ''
+  return claims.whole(claims.judged(table.experiment, table.outcomes, table.scale, claim).values())
+
+
+def _claims(tables: Iterable[Judged]) -> str:
+  """Returns the sentence that says how many claims hold; '' where no table makes one."""
+  counts = collections.Counter(map(_held, tables))
+  holding, failing, open_ = (counts[word] for word in claims.SAID)
+  if not holding + failing + open_:
+    return ''
+  return f'Claims of tables that were run: {holding} hold, {failing} do not hold, {open_} are undecided.'
+
+
+def _grid(head: Sequence[str], lines: Iterable[Sequence[str]], texts: int = 1) -> str:
+  """Returns a table in Markdown; all but the first columns are aligned to the right."""
+  rule = ['---'] * texts + ['---:'] * (len(head) - texts)
+  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in (head, rule, *lines))
+
+
+def _agreeing(judged: Mapping[str, Judged]) -> str:
+  """Returns the figures that agree, each beside the paper's."""
+  lines = [
+    (
+      f'[{table.experiment.table}]({page_of(name)}.md#{name})',
+      f'{cell.column}: {cell.row}',
+      comparison.HEADINGS[cell.metric][0],
+      comparison.ours_text(cell.metric, found),
+      comparison.paper_text(cell),
+    )
+    for name, table in judged.items()
+    if table.outcomes is not None
+    for cell, found, status in zip(table.experiment.cells, table.outcomes, table.statuses, strict=True)
+    if status == comparison.VERDICTS[0]
+  ]
+  return _grid(('table', 'of', 'figure', 'ours', 'paper'), lines, 3) if lines else ''
+
+
+def _papers(judged: Mapping[str, Judged]) -> str:
+  """Returns a line per paper: the order of its methods, and its claims."""
+  lines = []
+  for page, names in _grouped(judged).items():
+    tables = [judged[name] for name in names]
+    found = judgement.total(map(judgement.order, tables))
+    held = collections.Counter(map(_held, tables))
+    tau = found.tau()
+    lines.append(
+      (
+        f'[{_title(page, tables).partition(":")[0]}]({page}.md)',
+        *(str(found.pairs[kind]) for kind in judgement.ORDERS),
+        '' if tau is None else number(tau, 2),
+        *(str(held[word]) for word in claims.SAID),
+      )
+    )
+  head = ('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID))
+  return _grid(head, lines)
+
+
+def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], scale: str) -> str:
+  run = sum(table.outcomes is not None for table in judged.values())
+  counts, found = _sum(judged.values()), judgement.total(map(judgement.order, judged.values()))
+  counting = sum(counts[status] for status in comparison.VERDICTS)
+  carried = ', '.join(f'{count} {kind}' for kind, count in found.carried.items())
   parts = [
     '# Results',
-    f'{run} of {len(registry)} declared tables are stored at scale {scale}.',
-    _counted(_sum(registry, found, registry)),
-    f'Not shown: figures of tables that were not run at this scale, and those where ours has no value. {VERDICT}',
+    f'{counts[comparison.VERDICTS[0]]} of {counting} figures that count agree with the paper’s. They are listed '
+    'first, then the order of the methods, which is what a reader wants of a table.',
+    _agreeing(judged),
+    '## Order of the methods, and claims',
+    ordered(found),
+    f'{sum(found.carried.values())} pairs carry an order: the undefended attack of their column works, and one of the '
+    f'two shows something. They are {carried}.',
+    'A pair is within noise where the 95 % interval of its difference, trial by trial, covers 0; a figure without an '
+    'interval is taken to 5 %. The undefended line stands apart.',
+    _claims(judged.values()),
+    _papers(judged),
+    '## All figures',
+    f'{run} of {len(judged)} declared tables are stored at scale {scale}.',
+    _counted(counts),
+    f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
+    'value.',
     f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing, the '
     'cheapest first; `python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
   ]
-  for page, names in _grouped(registry).items():
-    lines = [f'| table | {" | ".join(results.COUNTED)} | run |', '| --- |' + ' ---: |' * (len(results.COUNTED) + 1)]
+  for page, names in _grouped(judged).items():
+    head = ('table', 'claim', *comparison.VERDICTS, 'not counted', 'not shown', 'run')
+    lines = []
     for name in names:
-      experiment, outcomes = registry[name], found[name]
-      numbers = results.counts(experiment, outcomes).values()
-      ran = _state(experiment, outcomes, stored.get(name), scale)
-      link = f'[{experiment.table}]({page}.md#{name})'
-      lines.append(f'| {link} | {" | ".join(str(number or "") for number in numbers)} | {ran} |')
-    parts += [f'## [{_title(page, [registry[name] for name in names])}]({page}.md)', '\n'.join(lines)]
-  return '\n\n'.join(parts) + '\n'
+      table = judged[name]
+      numbers = table.counts()
+      shown = [numbers[status] for status in comparison.VERDICTS]
+      shown += [sum(numbers[status] for status in judgement.UNCOUNTED), numbers[judgement.NOT_SHOWN]]
+      link = f'[{table.experiment.table}]({page}.md#{name})'
+      lines.append((link, _held(table), *(str(one or '') for one in shown), _state(table, stored.get(name), scale)))
+    parts += [f'## [{_title(page, [judged[name] for name in names])}]({page}.md)', _grid(head, lines, 2)]
+  return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def _state(experiment: Experiment, outcomes: Sequence | None, stored: results.Stored | None, scale: str) -> str:
+def _state(table: Judged, stored: results.Stored | None, scale: str) -> str:
   """Returns how long a table took, or why there is none."""
-  if outcomes is not None and stored is not None:
+  experiment = table.experiment
+  if table.outcomes is not None and stored is not None:
     return duration(stored.seconds / 60)
   if stored is not None:
     return 'its settings have changed since'
@@ -120,31 +216,28 @@ def _state(experiment: Experiment, outcomes: Sequence | None, stored: results.St
   return f'not yet: about {duration(minutes(experiment, scale))}, with {", ".join(datasets)}'
 
 
-def _unexplained(experiment: Experiment, found: Sequence[Outcome], notes: Sequence[comparison.Note]) -> list[str]:
+def _unexplained(table: Judged, notes: Sequence[comparison.Note]) -> list[str]:
   """Returns 'column, metric' of the figures that differ from the paper's and that no note is about."""
   return list(
     dict.fromkeys(
       f'{cell.column}, {comparison.HEADINGS[cell.metric][0]}'
-      for cell, outcome in zip(experiment.cells, found, strict=True)
-      if comparison.verdict(cell, outcome) == 'differs' and not any(comparison.explained(note, cell) for note in notes)
+      for cell, status in zip(table.experiment.cells, table.statuses, strict=True)
+      if status == 'differs' and not any(comparison.explained(note, cell) for note in notes)
     )
   )
 
 
-def _table(
-  experiment: Experiment, found: Sequence[Outcome] | None, stored: results.Stored | None, scale: str, pictures: str
-) -> str:
+def _table(table: Judged, stored: results.Stored | None, scale: str, pictures: str) -> str:
   """Returns the part of a page that is about one table; its anchor is the table's name."""
+  experiment, found = table.experiment, table.outcomes
   again = f'`python launch/reproduce.py --experiment={experiment.name} --scale={scale} --data_dir=data`'
   anchor = f'({experiment.name})=\n'
   if found is None or stored is None:
-    state = _state(experiment, found, stored, scale)
-    return '\n\n'.join(
-      [f'{anchor}## {experiment.table}', experiment.shows, f'Not shown at scale {scale}: {state}. {again}']
-    )
-  parts = [anchor + markdown(experiment, scale, stored.seed, found, level=2).rstrip()]
+    state = f'Not shown at scale {scale}: {_state(table, stored, scale)}. {again}'
+    return '\n\n'.join([f'{anchor}## {experiment.table}', *claims.paragraphs(experiment, None, scale), state])
+  parts = [anchor + markdown(experiment, scale, stored.seed, found, level=2, known=table).rstrip()]
   notes = comparison.fitting(experiment.notes, scale, stored.seed, False)
-  unknown = _unexplained(experiment, found, [note for note in notes if comparison.holds(note, experiment.cells, found)])
+  unknown = _unexplained(table, [note for note in notes if comparison.holds(note, experiment.cells, found)])
   if unknown:
     parts.append(f'{UNKNOWN}: {"; ".join(unknown)}.')
   parts += [f'![{experiment.table}: picture {n + 1}]({pictures}/{name})' for n, name in enumerate(stored.pictures)]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from experiments import comparison
 from experiments.experiment import Experiment, Outcome, gains
 from gradleak import errors
 from gradleak.audit import versions
@@ -27,9 +26,7 @@ from gradleak.storage import SEAL, digest, made_folder, plain, read_json, write_
 
 FORMAT = 1
 FIGURES = 6  # significant figures of a stored number
-NOT_SHOWN = 'not shown'
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COUNTED = (*comparison.VERDICTS, NOT_SHOWN)
 PICTURES = 3  # of a table at most
 WIDTH = 720  # of a picture, in pixels
 
@@ -136,15 +133,6 @@ def outcomes(stored: Stored, experiment: Experiment) -> list[Outcome]:
   """Returns the `Outcome` of each cell, computed from the stored rows."""
   runs = {name: run.scaled(stored.scale) for name, run in experiment.runs.items()}
   return [runs[cell.run].outcome(cell, gains(cell, stored.rows)) for cell in experiment.cells]
-
-
-def counts(experiment: Experiment, found: Sequence[Outcome] | None) -> dict[str, int]:
-  """Returns verdict -> number of the paper's figures with it; without outcomes, all are 'not shown'."""
-  total = dict.fromkeys(COUNTED, 0)
-  for index, cell in enumerate(experiment.cells):
-    if cell.paper is not None:
-      total[(found is not None and comparison.verdict(cell, found[index])) or NOT_SHOWN] += 1
-  return total
 
 
 def done(stored: Stored | None, experiment: Experiment, seed: int) -> bool:

@@ -143,7 +143,7 @@ def _spear_exact():
     'spear_exact',
     PAPER,
     'SPEAR: exact inputs of small batches',
-    'Nothing of this is printed: low rank and ReLU’s zeros reveal a batch exactly, and little noise prevents it.',
+    'Low rank and ReLU’s zeros reveal a batch exactly, and little noise prevents it. Nothing of this is printed.',
     {'dense': run},
     cells,
     'The largest error of any entry of any input, in the best match of each; “–”: a batch was not separated.',

@@ -4,35 +4,45 @@ import csv
 import io
 from collections.abc import Sequence
 
-from experiments.comparison import HEADINGS, Outcome, ours_text, paper_text, remarks, verdict
+from experiments import claims, judgement
+from experiments.comparison import HEADINGS, Outcome, ours_text, paper_text, remarks
 from experiments.experiment import Experiment
-from gradleak.report.formatting import aligned
+from gradleak.report.formatting import aligned, number
 
 VERDICT = (
-  'Verdicts are computed: “agrees” where our 95 % interval and the paper’s figure, with its ±, meet (to its rounding, '
-  'or 5 % where neither has an interval); “same order of magnitude” within 10 dB of PSNR or a factor of ten; '
-  '“undecided” where our interval is wider than that; else “differs”.'
+  'Verdicts are computed from the rows. “Agrees”: our 95 % interval and the paper’s meet, to its rounding, or to 5 % '
+  'where neither has one. The paper’s ± is a standard deviation SD, its interval the mean ± 1.96 SD/√n. Where n is '
+  'not known, its figure stands without an interval. “Both fail”: neither shows anything of the image. “Same order of '
+  'magnitude”: within 10 dB of PSNR or a factor of ten; of seconds, nothing closer is said. “Undecided”: our interval '
+  'is wider than that, or an accuracy is of fewer than three seeds and within 5 points. “No conclusion”: the '
+  'undefended attack of the column fails here, or its model is at chance. Else “differs”.'
+)
+UNCOUNTED = (
+  'Two kinds do not count. “By construction”: the figure follows from the declaration. “Repeated”: the same run and '
+  'the same figure of the paper stand in an earlier table.'
 )
 UNCOMPARED = 'No verdicts: this scale has other data and another network than the paper.'
 
 
 def sections(
-  experiment: Experiment, outcomes: Sequence[Outcome], *, judged: bool = False
+  experiment: Experiment, outcomes: Sequence[Outcome], statuses: Sequence[str] = ()
 ) -> dict[str, list[list[str]]]:
   """Returns the table as {column: [heading line, line, …]}, each line a list of texts.
 
   Args:
     experiment: the `Experiment`.
     outcomes: one `Outcome` per cell, in their order.
-    judged: whether a verdict stands beside each figure that the paper prints, too.
+    statuses: of each cell, see `judgement`: one stands beside each figure that the paper prints. Empty: none does.
   """
-  found = {(cell.column, cell.row, cell.metric): pair for cell, *pair in zip(experiment.cells, outcomes, strict=True)}
-  cells = {(cell.column, cell.row, cell.metric): cell for cell in experiment.cells}
+  places = [(cell.column, cell.row, cell.metric) for cell in experiment.cells]
+  found = dict(zip(places, outcomes, strict=True))
+  said = dict(zip(places, statuses, strict=True)) if statuses else {}
+  cells = dict(zip(places, experiment.cells, strict=True))
   tables = {}
   for column in dict.fromkeys(cell.column for cell in experiment.cells):
     inside = [cell for cell in experiment.cells if cell.column == column]
     metrics = list(dict.fromkeys(cell.metric for cell in inside))
-    compared = {cell.metric for cell in inside if judged and cell.paper is not None}
+    compared = {cell.metric for cell in inside if statuses and cell.paper is not None}
     beside = ['paper'] if prints(experiment) else []
     heads = [[HEADINGS[metric][0], *beside, *(['verdict'] if metric in compared else [])] for metric in metrics]
     lines = [['', *(text for head in heads for text in head), experiment.runs[inside[0].run].remarks]]
@@ -40,9 +50,10 @@ def sections(
       line, shown = [row], None
       for metric, head in zip(metrics, heads, strict=True):
         cell = cells.get((column, row, metric))
-        one = cell and found[column, row, metric][0]
+        place = column, row, metric
+        one = cell and found[place]
         shown = shown or one
-        texts = [''] * 3 if cell is None else [ours_text(metric, one), paper_text(cell), verdict(cell, one)]
+        texts = [''] * 3 if cell is None else [ours_text(metric, one), paper_text(cell), said.get(place, '')]
         line += texts[: len(head)]
       lines.append([*line, shown.remark])
     # An empty column is left out.
@@ -66,26 +77,63 @@ def notes(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outc
   return remarks(experiment.notes, experiment.cells, outcomes, scale, seed, weights)
 
 
-def markdown(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome], level: int = 1) -> str:
+def judged(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> list[str]:
+  """Returns the status of each cell, as far as its table tells; none where the scale does not compare."""
+  return judgement.statuses(experiment, outcomes, scale) if compares(scale) else []
+
+
+def markdown(
+  experiment: Experiment,
+  scale: str,
+  seed: int,
+  outcomes: Sequence[Outcome],
+  level: int = 1,
+  known: judgement.Judged | None = None,
+) -> str:
   """Returns table.md: our figures and the paper's, what was changed, and where they differ.
 
   Args:
     experiment, scale, seed: what was run.
     outcomes: one `Outcome` per cell, in their order.
     level: of the first heading.
+    known: the table beside all others, which tells what is repeated; None judges it alone.
   """
   hashes = '#' * level
-  paper = f'{experiment.paper}\n\n' if level == 1 else ''  # else the page names it
-  parts = [f'{hashes} {experiment.table}', paper + experiment.shows, experiment.metrics]
+  alone = judgement.Judged(experiment, outcomes, judged(experiment, scale, outcomes), scale)
+  statuses = (known or alone).statuses
+  parts = [f'{hashes} {experiment.table}', *([experiment.paper] if level == 1 else [])]  # else the page names it
+  parts += said(experiment, scale, outcomes)
+  order = ordered(judgement.order(known or alone)) if compares(scale) else ''
+  parts += [order] if order else []
+  parts.append(experiment.metrics)
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   below = notes(experiment, scale, seed, outcomes)
-  for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():
+  for column, lines in sections(experiment, outcomes, statuses).items():
     text = ['| ' + ' | '.join(line) + ' |' for line in lines]
     text.insert(1, '|' + ' --- |' * len(lines[0]))
     parts += [f'{hashes}# {column}\n\n' + '\n'.join(text), *below.get(column, [])]
   parts += below.get('', [])
   parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
   return '\n\n'.join(parts) + '\n'
+
+
+def said(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> list[str]:
+  """Returns the paper's claim, and whether it holds here; a scale with other data tells nothing of it."""
+  return claims.paragraphs(experiment, outcomes if compares(scale) else None, scale)
+
+
+def ordered(found: judgement.Order) -> str:
+  """Returns the sentences on the order of a table's methods; '' where it has no two that are compared."""
+
+  def counted(pairs: dict[str, int]) -> str:
+    return ', '.join(f'{number} {kind}' for kind, number in pairs.items())
+
+  parts = [f'Pairs of methods, by order: {counted(found.pairs)}.'] if any(found.pairs.values()) else []
+  if found.taus:
+    parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
+  if any(found.undefended.values()):
+    parts.append(f'Pairs of a method and no defense: {counted(found.undefended)}.')
+  return ' '.join(parts)
 
 
 def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
@@ -100,8 +148,8 @@ def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
 
 def terminal(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
   """Returns the table for the terminal, aligned, each column with its notes."""
-  parts, below = [], notes(experiment, scale, seed, outcomes)
-  for column, lines in sections(experiment, outcomes, judged=compares(scale)).items():
+  parts, below = said(experiment, scale, outcomes), notes(experiment, scale, seed, outcomes)
+  for column, lines in sections(experiment, outcomes, judged(experiment, scale, outcomes)).items():
     parts += ['\n'.join([column, *aligned(lines)]), *below.get(column, [])]
   return '\n\n'.join([*parts, *below.get('', [])])
 
@@ -113,12 +161,13 @@ def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -
   writer = csv.writer(text)
   head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'counter')
   writer.writerow([*head, *names, 'paper', 'paper_spread', 'verdict'])
-  for cell, found in zip(experiment.cells, outcomes, strict=True):
+  statuses = judged(experiment, scale, outcomes) or [''] * len(outcomes)
+  for cell, found, status in zip(experiment.cells, outcomes, statuses, strict=True):
     defense = experiment.runs[cell.run].scaled(scale).texts()[cell.defense]
     paper = ';'.join(map(str, cell.paper)) if isinstance(cell.paper, tuple) else cell.paper
     writer.writerow(
       [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.counter]
       + [getattr(found, name) for name in names]
-      + [paper, cell.spread, verdict(cell, found) if compares(scale) else '']
+      + [paper, cell.spread, status]
     )
   return text.getvalue()

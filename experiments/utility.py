@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 import gradleak as gl
+from experiments.comparison import ACCURACIES, ONE_TRAINING
 from experiments.experiment import Cell, Outcome, Scaled, duration
 from gradleak import defenses, progress, specs
 from gradleak.data import Dataset, partition
@@ -22,7 +23,7 @@ from gradleak.federated import Client, simulation, training
 from gradleak.federated.chance import at_chance
 from gradleak.federated.client import NO_DEFENSE
 from gradleak.frontier import Trained
-from gradleak.metrics.statistics import difference_interval, wilson_interval
+from gradleak.metrics.statistics import MIN_RUNS, mean_interval
 from gradleak.report.training import curves as accuracy_curves
 from gradleak.scenario import fingerprint
 from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
@@ -38,6 +39,7 @@ METRICS = (
 CHANCE = ('majority_share', 'predicted_classes')  # columns of measured rounds that `federated.chance` judges by
 # Metric -> keys of a row: the number of samples that were classified correctly, and of all samples.
 SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
+CLASSES = {'cifar100': 100, 'emnist/balanced': 47, 'emnist/letters': 26}  # 10 elsewhere; of letters' 37, 26 occur
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +158,7 @@ class Trainings(Scaled):
     drop: the round in which the rate falls to a tenth, and its decay begins anew; 0: never.
     carried: momentum of the server, in place of what clients keep of theirs from round to round, see `carried`.
     timed: whether seconds of a round are measured.
+    seeds: number of trainings under each method, with consecutive seeds; fewer than three give no interval.
     extrapolated: labels under which training would take too long: one local step is timed instead.
     mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
     published: the published model, which this one replaces at a smaller scale; its parameters are counted.
@@ -175,19 +178,20 @@ class Trainings(Scaled):
   drop: int = 0
   carried: float = 0.0
   timed: bool = True
+  seeds: int = 1
   extrapolated: tuple[str, ...] = ()
   mini: Mapping = dataclasses.field(default_factory=dict)
   published: str = ''
 
+  apart: ClassVar[tuple[str, ...]] = (*Scaled.apart, 'timed', 'seeds', 'extrapolated', 'published')
   kind: ClassVar[str] = 'trainings'
   shown: ClassVar[str] = 'curves'
   page: ClassVar[str] = 'accuracy.png'
   remarks: ClassVar[str] = 'against none'
   intervals: ClassVar[str] = (
-    'Ours: accuracy of the last model on test samples ± half its 95 % Wilson interval. “Against none” is the '
-    'difference to the undefended model with its 95 % interval (Newcombe’s, of independent samples: wide, since both '
-    'are tested on the same ones). Both cover the choice of test samples alone: each method is trained once, from the '
-    'same seed. '
+    'Ours: accuracy of the last model on test samples, mean over seeds ± half its 95 % interval. Fewer than three '
+    'seeds have none, and leave 5 points to either side open. “Against none” is the difference to the undefended model '
+    'of the same seed. '
     'Seconds are medians of warm rounds with and without the defense in turn; the overhead of “none” is noise.'
   )
 
@@ -245,49 +249,75 @@ class Trainings(Scaled):
     return Data(private, tested, public)
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
-    """Trains under each method in a folder of its own, or resumes; writes the curves and returns a row per method."""
-    setting = prepare(self, data, seed)
+    """Trains under each method and seed in a folder of its own, or resumes; writes the curves of the first seed.
+
+    Returns:
+      A row per method and seed. Seconds are of the first seed.
+    """
     rows, trained_under = [], {}
-    for index, (label, method) in enumerate(self.defenses.items()):
-      folder = os.path.join(workdir, folder_name(index, label))
-      trained = federation(self, setting, method)  # one object, so that it is compiled once
-      if label in self.extrapolated:
-        row = {'extrapolated': True}
-      else:
-        trained_under[label], row = _trained(self, setting, data, method, trained, seed, folder, progress)
-      if self.timed:
-        seconds = functools.partial(_seconds, self, setting, trained, label in self.extrapolated)
-        row |= computed_once(os.path.join(folder, 'seconds.json'), seconds)
-      rows.append({'defense': label, 'text': str(method), **row})
+    for number in range(self.seeds):
+      setting, first = prepare(self, data, seed + number), number == 0
+      for index, (label, method) in enumerate(self.defenses.items()):
+        if label in self.extrapolated and not first:
+          continue
+        folder = os.path.join(workdir, folder_name(index, label) + ('' if first else f'-seed-{seed + number}'))
+        trained = federation(self, setting, method)  # one object, so that it is compiled once
+        if label in self.extrapolated:
+          row = {'extrapolated': True}
+        else:
+          curve, row = _trained(self, setting, data, method, trained, seed + number, folder, progress)
+          trained_under.setdefault(label, curve)
+        if self.timed and first:
+          seconds = functools.partial(_seconds, self, setting, trained, label in self.extrapolated)
+          row |= computed_once(os.path.join(folder, 'seconds.json'), seconds)
+        rows.append({'defense': label, 'text': str(method), 'seed': seed + number, **row})
     write_atomically(os.path.join(workdir, 'methods.jsonl'), json_lines(rows))
     write_atomically(os.path.join(workdir, self.page), accuracy_curves(trained_under))
     return rows
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
-    by_label = {row['defense']: row for row in rows}
-    row = by_label[cell.defense]
-    undefended = next((by_label[label] for label, method in self.defenses.items() if method == UNDEFENDED), None)
+    own = [row for row in rows if row['defense'] == cell.defense]
+    row, diverged = own[0], sum(bool(one.get('diverged')) for one in own)
     if row.get('extrapolated'):
       whole = duration(row['round_seconds'] * self.protocol.rounds / 60)
       remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
       return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
-    remark = 'diverged' if row['diverged'] else 'at chance' if _lost(row) else ''
-    compared_to = None if undefended is row else undefended
-    if cell.metric in SCORES:
-      correct, n = (row[name] for name in SCORES[cell.metric])
-      share, low, high = (100 * value for value in wilson_interval(correct, n))
-      if compared_to is not None:
-        others = (compared_to[name] for name in SCORES[cell.metric])
-        against = 'no conclusion: none is at chance' if _lost(compared_to) else compared(correct, n, *others)
-        remark = against + (f', {remark}' if remark else '')
-      return Outcome(share, low, high, n, None, int(row['diverged']), remark)
+    remark = 'diverged' if diverged else 'at chance' if any(map(self._at_chance, own)) else ''
+    if cell.metric not in ACCURACIES:
+      return Outcome(row.get(cell.metric), None, None, row['tested'], None, diverged, remark)
+    bare = [one for one in rows if self.defenses.get(one['defense']) == UNDEFENDED]
+    correct, tested = SCORES.get(cell.metric, SCORES['accuracy'])
+    values, undefended = (
+      {one.get('seed', 0): 100 * one[correct] / one[tested] for one in part} for part in (own, bare)
+    )
+    lost = any(map(self._at_chance, bare))
     if cell.metric == 'accuracy_share':
-      known = undefended['correct'] and not _lost(undefended)
-      value = 100 * row['correct'] / undefended['correct'] if known else None
-    else:
-      value = row.get(cell.metric)
-    return Outcome(value, None, None, row['tested'], None, int(row['diverged']), remark)
+      values = {} if lost else {seed: 100 * value / undefended[seed] for seed, value in values.items()}
+    elif bare and own != bare:
+      gained = [value - undefended[seed] for seed, value in values.items()]
+      against = 'no conclusion: none is at chance' if lost else compared(gained)
+      remark = against + (f', {remark}' if remark else '')
+    mean, low, high = mean_interval(list(values.values())) if values else (None, None, None)
+    if len(values) < MIN_RUNS:
+      low = high = None
+    given = {'trainings': len(values), 'failed': any(map(self._at_chance, own)), 'values': values}
+    return Outcome(mean, low, high, row[tested], None, diverged, remark, **given)
+
+  def _at_chance(self, row: Mapping) -> bool:
+    """Returns whether the model of a row is at chance; rows of earlier versions do not have the commonest class."""
+    return bool(at_chance({**row, 'accuracy': row['correct'] / row['tested']}, CLASSES.get(self.dataset, 10)))
+
+  def follows(self, cell: Cell) -> bool:
+    """Returns whether a figure follows from the declaration, whatever is trained.
+
+    The noise of client-level privacy is chosen for its ε. Parameters are counted on the declared model, and an
+    undefended client sends all of them.
+    """
+    whole = self.defenses[cell.defense] == UNDEFENDED
+    return cell.metric in ('epsilon', 'total_parameters') or (
+      whole and cell.metric in ('share_sent', 'accuracy_share', 'overhead', 'defense_seconds')
+    )
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
@@ -300,12 +330,7 @@ class Trainings(Scaled):
     defended = protocol.rounds * self.sensitive if self.sensitive else passed
     added = sum(_added(method) for label, method in self.defenses.items() if label not in self.extrapolated)
     trained = len(self.defenses) - len(self.extrapolated)
-    return trained * (passed * cost / 60_000 + 0.2) + added * defended * cost / 60_000
-
-
-def _lost(row: Mapping) -> str:
-  """Returns why the model of a row is at chance, '' where it is not or the row is of an earlier version."""
-  return at_chance({**row, 'accuracy': row['correct'] / row['tested']})
+    return self.seeds * (trained * (passed * cost / 60_000 + 0.2) + added * defended * cost / 60_000)
 
 
 def _added(method: Method) -> float:
@@ -417,14 +442,10 @@ def noise_for(budget: float, delta: float, rounds: int, sampling_rate: float) ->
   return high
 
 
-# Fields that a training of one method does not depend on.
-UNINVOLVED = ('defenses', 'timed', 'extrapolated', 'mini', 'published')
-
-
 def _trained(run, setting, data, method, trained, seed, folder, mode):
   """Returns (`Trained`, row) of a training in its folder."""
   protocol = run.protocol
-  config = {name: value for name, value in dataclasses.asdict(run).items() if name not in UNINVOLVED} | {
+  config = {name: value for name, value in dataclasses.asdict(run).items() if name not in run.apart} | {
     'method': str(method),
     'seed': seed,
     'data_fingerprint': fingerprint((data.samples.images, data.samples.labels)),
@@ -493,8 +514,15 @@ def _seconds(run, setting, whole, extrapolated):
   }
 
 
-def compared(correct: int, n: int, others: int, m: int) -> str:
-  """Returns the difference between two shares in words: in points, and whether it is beyond noise."""
-  points, low, high = (100 * x for x in difference_interval(correct, n, others, m))
+def compared(differences: Sequence[float]) -> str:
+  """Returns the mean of differences in accuracy in words: in points, and whether it is beyond noise.
+
+  Args:
+    differences: in points, of each seed; fewer than three are decided only beyond what two trainings leave open.
+  """
+  points, low, high = mean_interval(differences)
+  if len(differences) < MIN_RUNS:
+    known = 'beyond noise' if abs(points) > 2 * ONE_TRAINING else 'one training, undecided'
+    return f'{points:+.1f}, {known}'.replace('-', '−')
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')

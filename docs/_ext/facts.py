@@ -179,32 +179,33 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def _stored() -> tuple[tuple[Any, Any, tuple], ...]:
-  """Returns (stored results, experiment, outcomes of its cells) of all tables that are stored as they are declared."""
+def _stored() -> tuple[tuple[Any, Any], ...]:
+  """Returns (stored results, `judgement.Judged`) of all tables that are stored as they are declared."""
   import experiments
-  from experiments import results
+  from experiments import pages, results
 
   found = []
   for scale in SCALES:
-    for name, one in results.read(TABLES, scale).items():
-      experiment = experiments.REGISTRY.get(name)
-      if experiment is not None and results.current(one, experiment):
-        found.append((one, experiment, tuple(results.outcomes(one, experiment))))
+    stored = results.read(TABLES, scale)
+    for name, judged in pages.judge(stored, experiments.REGISTRY, scale).items():
+      if judged.outcomes is not None:
+        found.append((stored[name], judged))
   return tuple(found)
 
 
 def tables(name: str) -> list[Table]:
   """Returns the stored tables in which a method occurs: an attack, or a part of a defense."""
-  from experiments import comparison, pages, results
+  from experiments import judgement, pages
 
   found = []
-  for stored, experiment, outcomes in _stored():
-    counts, occurs = dict.fromkeys(results.COUNTED, 0), False
-    for cell, outcome in zip(experiment.cells, outcomes, strict=True):
+  for stored, judged in _stored():
+    experiment = judged.experiment
+    counts, occurs = dict.fromkeys(judgement.COUNTED, 0), False
+    for cell, status in zip(experiment.cells, judged.statuses, strict=True):
       if name in _methods(stored.settings[cell.run], cell.defense):
         occurs = True
-        if cell.paper is not None:
-          counts[comparison.verdict(cell, outcome) or results.NOT_SHOWN] += 1
+        if status:
+          counts[status] += 1
     if occurs:
       found.append(
         Table(
@@ -246,9 +247,9 @@ def costs(name: str) -> list[Cost]:
   from experiments import comparison
 
   found, listed = [], {table.name: table for table in tables(name)}
-  for stored, experiment, outcomes in _stored():
-    shown: dict[tuple, dict] = {}
-    for cell, outcome in zip(experiment.cells, outcomes, strict=True):
+  for stored, judged in _stored():
+    experiment, shown = judged.experiment, dict[tuple, dict]()
+    for cell, outcome in zip(experiment.cells, judged.outcomes, strict=True):
       if cell.metric in ('accuracy', 'overhead'):
         text = comparison.ours_text(cell.metric, outcome)
         shown.setdefault((cell.run, cell.defense), {})[cell.metric] = cell, text, outcome.remark

@@ -10,7 +10,7 @@ import types
 import pytest
 
 import gradleak as gl
-from experiments import comparison
+from experiments import comparison, judgement
 from gradleak import methods as named
 from gradleak.models.registry import WRAPPERS
 
@@ -64,15 +64,16 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
     comparison.Cell('MNIST', 'None', 'psnr', 'mnist', 'none', 40.0),
     comparison.Cell('MNIST', 'Ours', 'ssim', 'mnist', 'Ours'),
   ]
-  outcomes = [comparison.Outcome(mean, mean - 0.1, mean + 0.1, 64, 0, 0) for mean in (10.0, 10.0, 0.5)]
+  statuses = [judgement.COUNTED[0], judgement.COUNTED[-1], '']
   run = {'attack': 'dga(steps=3)', 'defenses': {'none': 'none', 'Ours': 'clip(norm=1)+graddefense(stddev=0.1)'}}
   stored = types.SimpleNamespace(settings={'mnist': run}, scale='mini', pictures=['graddefense_9-1.png'])
   experiment = types.SimpleNamespace(name='graddefense_9', paper='A, B: A Title. 2022.', table='Table IX', cells=cells)
-  monkeypatch.setattr(facts, '_stored', lambda: [(stored, experiment, outcomes)])
+  judged = types.SimpleNamespace(experiment=experiment, statuses=statuses)
+  monkeypatch.setattr(facts, '_stored', lambda: [(stored, judged)])
   counted = {name: [sum(table.counts.values()) for table in facts.tables(name)] for name in REGISTRIES}
   assert {name: found for name, found in counted.items() if found} == {'clip': [1], 'graddefense': [1], 'dga': [2]}
   (table,) = facts.tables('graddefense')
-  assert table.counts[comparison.verdict(cells[0], outcomes[0])] == 1
+  assert table.counts == {**dict.fromkeys(judgement.COUNTED, 0), statuses[0]: 1}
   assert (table.title, table.page) == ('A, B: Table IX', 'graddefense')
   shown = '\n'.join(extensions('methods')._tables('graddefense'))
   assert '| mini | 1 |' in shown and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
@@ -98,7 +99,8 @@ def test_page_of_a_defense_says_what_it_cost_in_trainings(extensions, monkeypatc
   run = {'dataset': 'mnist', 'defenses': {'none': {**ours, 'clients': 'none', 'q': None}, 'Ours': ours}}
   stored = types.SimpleNamespace(settings={'training': run}, scale='mini', pictures=[])
   experiment = types.SimpleNamespace(name='graddefense_9', paper='A, B: A Title. 2022.', table='Table IX', cells=cells)
-  monkeypatch.setattr(facts, '_stored', lambda: [(stored, experiment, outcomes)])
+  judged = types.SimpleNamespace(experiment=experiment, outcomes=outcomes, statuses=[''] * 4)
+  monkeypatch.setattr(facts, '_stored', lambda: [(stored, judged)])
   (cost,) = facts.costs('graddefense')
   assert cost[1:] == ('MNIST', ours['clients'], '84.50', '90.00', '-5.5 [-7.0, -4.0]', '31.00')
   assert not facts.costs('prune')

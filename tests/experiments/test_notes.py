@@ -15,16 +15,17 @@ from tests import programs
 NAMES = sorted({note.experiment for note in NOTES})
 
 
-def judged(metric, paper, mean, half=None, spread=None):
+def judged(metric, paper, mean, half=None, spread=None, spread_n=None, trainings=None):
   found = (mean, None, None) if half is None else (mean, mean - half, mean + half)
-  return verdict(Cell('', '', metric, '', '', paper, spread), Outcome(*found, 8, None, 0))
+  cell = Cell('', '', metric, '', '', paper, spread, spread_n=spread_n)
+  return verdict(cell, Outcome(*found, 8, None, 0, trainings=trainings))
 
 
 @pytest.mark.parametrize(
   ('metric', 'paper', 'mean', 'half', 'spread', 'expected'),
   [
     ('psnr', 20.0, 21.0, 1.0, None, 'agrees'),  # the intervals meet
-    ('psnr', 20.0, 23.0, 1.0, 2.0, 'agrees'),  # only with the paper's ±
+    ('psnr', 20.0, 23.0, 1.0, 2.0, 'same order of magnitude'),  # a ± over an unknown number is no interval
     ('psnr', 20.0, 23.0, 1.0, None, 'same order of magnitude'),
     ('psnr', 20.0, 31.0, 1.0, None, 'differs'),  # more than a factor of ten in MSE
     ('psnr', 22.2, 13.7, 8.8, None, 'undecided'),
@@ -32,12 +33,11 @@ def judged(metric, paper, mean, half=None, spread=None):
     ('ssim', 1.0, 0.9996, 0.0003, None, 'agrees'),  # rounded by the paper
     ('ssim', 0.17, 0.04, 0.01, 0.09, 'differs'),  # a bounded score has no order of magnitude
     ('accuracy', 87.2, 88.7, 0.8, None, 'differs'),
-    ('accuracy', 87.2, 88.7, 0.8, 1.0, 'agrees'),
     ('revealed', 20, 20.5, 0.3, None, 'agrees'),  # a whole number
     ('revealed', 20.0, 20.5, 0.3, None, 'same order of magnitude'),
     ('revealed', 20, 17.7, 0.4, None, 'same order of magnitude'),
-    ('overhead', 3.2, 3.3, None, None, 'agrees'),  # exact ones: to 5 %
-    ('overhead', 3.2, 2.3, None, None, 'same order of magnitude'),
+    ('queries', 3.2, 3.3, None, None, 'agrees'),  # exact ones: to 5 %
+    ('overhead', 3.2, 3.2, None, None, 'same order of magnitude'),  # of another machine
     ('overhead', 3.2, -1.0, None, None, 'differs'),
     ('mse_unclipped', 0.05, 0.2, 0.3, None, 'undecided'),
     ('mse_unclipped', 0.05, 2.0, 0.3, None, 'differs'),
@@ -48,6 +48,19 @@ def judged(metric, paper, mean, half=None, spread=None):
 def test_a_verdict_follows_from_the_cell(metric, paper, mean, half, spread, expected):
   assert judged(metric, paper, mean, half, spread) == expected
   assert expected in (*comparison.VERDICTS, '')
+
+
+@pytest.mark.parametrize(('n', 'expected'), [(None, 'differs'), (1, 'agrees'), (16, 'agrees'), (400, 'differs')])
+def test_the_papers_standard_deviation_is_over_a_known_number(n, expected):
+  # 1.96 · 0.4 / √n beside a gap of 0.19.
+  assert judged('ssim', 0.5, 0.7, 0.01, 0.4, n) == expected
+
+
+def test_a_single_training_decides_only_what_seeds_cannot_reverse():
+  for trainings in (1, 2):
+    found = [judged('accuracy', 88.14, mean, trainings=trainings) for mean in (88.55, 87.65, 84.0, 93.1, 93.2, 19.25)]
+    assert found == ['undecided'] * 4 + ['differs'] * 2
+  assert judged('accuracy', 88.14, 88.55, 0.5, trainings=3) == 'agrees'
 
 
 CELLS = (

@@ -13,7 +13,7 @@ from PIL import Image
 
 import experiments
 import launch
-from experiments import comparison, pages, results
+from experiments import comparison, judgement, pages, results
 from experiments import experiment as machinery
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
@@ -54,7 +54,7 @@ def test_figures_are_the_same_from_what_is_stored(stored):
   found, one, folder = stored
   expected = [TOY.runs[cell.run].outcome(cell, machinery.gains(cell, found)) for cell in CELLS]
   for ours, wanted in zip(results.outcomes(one, TOY), expected, strict=True):
-    assert ours[3:] == wanted[3:]
+    assert ours[3:-1] == wanted[3:-1] and ours.values == pytest.approx(wanted.values, rel=1e-5)
     np.testing.assert_allclose(ours[:3], wanted[:3], rtol=1e-5)
   assert 'unused' not in one.rows['run'][0] and len(one.rows['run']) == len(one.rows['other']) == 8
   assert (one.scale, one.seed, one.seconds, one.pictures) == ('mini', 3, 12.3, ['toy_1-1.png'])
@@ -83,13 +83,13 @@ def test_a_page_has_figures_verdicts_pictures_and_how_to_run_it_again(stored):
   page, index = found['beside.md'], found['index.md']
   assert '39.26' in page and '![Table 1: picture 1](there/toy_1-1.png)' in page
   assert '--experiment=toy_1' in page and 'trials 1 instead of 4' in page and 'Run in 12 s' in page
-  assert results.counts(TOY, results.outcomes(one, TOY)) == {
-    'agrees': 3, 'same order of magnitude': 0, 'differs': 0, 'undecided': 0, 'not shown': 0,
-  }  # fmt: skip
-  assert '3 printed figures, by verdict: agrees 3' in index
+  judged = pages.judge({'toy_1': one}, {'toy_1': TOY}, 'mini')['toy_1']
+  assert judged.counts() == {**dict.fromkeys(judgement.COUNTED, 0), 'agrees': 3}
+  assert '3 printed figures:' in index and '3 of 3 figures that count agree' in index
+  assert index.index('39.26') < index.index('## Order of the methods') < index.index('## All figures')
   assert '(beside.md#toy_1)' in index and '1 of 1 declared' in index
   empty = pages.pages({}, {'toy_1': TOY}, 'mini', 'there')
-  assert 'not shown 3' in empty['index.md'] and 'not yet' in empty['beside.md']
+  assert f'| {"0 | " * (len(judgement.COUNTED) - 1)}3 |' in empty['index.md'] and 'not yet' in empty['beside.md']
 
 
 def test_a_difference_without_a_note_that_holds_is_of_unknown_cause(stored):

@@ -69,7 +69,7 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   outcomes = [RUN.outcome(cell, rows) for cell in cells]
   (lines,) = table.sections(experiment, outcomes).values()
   assert lines[0] == ['', 'accuracy %', 'paper', 'round time, % over none', 'paper', 'against none']
-  assert lines[1][-1] == '' and 'noise' in lines[2][-1] and lines[4][1] == '–'
+  assert lines[1][-1] == '' and 'undecided' in lines[2][-1] and lines[4][1] == '–'
   assert lines[4][1:] == [
     '–',
     '–',
@@ -78,10 +78,10 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
     'not trained: seconds extrapolated from one local step, all rounds would take 4 d',
   ]
   text = table.markdown(experiment, 'paper', 0, outcomes)
-  assert 'Wilson interval' in text and '| none |' in text and 'trials' not in text
+  assert 'fewer than three seeds' in text and '| none |' in text and 'trials' not in text
   kept = list(csv.DictReader(io.StringIO(table.table_csv(experiment, 'paper', outcomes))))
   assert kept[4]['defense'] == 'none & client_dp(delta=1e-05) at the server' and kept[0]['n'] == '100'
-  assert float(kept[0]['low']) < float(kept[0]['mean']) < float(kept[0]['high']) and kept[0]['recovered'] == ''
+  assert float(kept[0]['mean']) >= 0 and kept[0]['low'] == kept[0]['high'] == kept[0]['recovered'] == ''
 
 
 @pytest.mark.slow
@@ -97,20 +97,22 @@ def test_one_client_defends_its_sensitive_samples(tmp_path):
   assert 50 < half['share_sent'] < 100 == none['share_sent']  # most clients send everything
   outcome = run.outcome(Cell('', '', 'sensitive_accuracy', '', 'half'), [none, half])
   assert outcome.n == 3 and outcome.mean == pytest.approx(100 * half['sensitive_correct'] / 3)
-  assert outcome.remark.endswith('within noise')
+  assert outcome.remark.endswith(', one training, undecided') and outcome.low is None
 
 
 def test_a_difference_in_words():
-  assert utility.compared(700, 1000, 650, 1000) == '+5.0 (+0.9 to +9.1), beyond noise'
-  assert utility.compared(640, 1000, 650, 1000).startswith('−1.0 (−5.2 to +3.2), within noise')
+  assert utility.compared([4.0, 5.0, 6.0]) == '+5.0 (+2.5 to +7.5), beyond noise'
+  assert utility.compared([-3.0, 0.0, 0.0]).startswith('−1.0 (−5.3 to +3.3), within noise')
+  assert utility.compared([-9.0]) == '−9.0, one training, undecided'
+  assert utility.compared([-11.0]) == '−11.0, beyond noise'
 
 
 def test_the_difference_is_to_the_undefended_model():
   rows = [row(900, defense='none'), row(500, defense='DP', epsilon=7.9), row(890, defense='half of the layers')]
   found = {r['defense']: RUN.outcome(Cell('', '', 'accuracy', '', r['defense']), rows) for r in rows}
-  assert found['none'].remark == '' and found['DP'].remark.endswith(', beyond noise')
-  assert found['half of the layers'].remark.endswith(', within noise')
-  assert found['DP'].mean == 50 and found['DP'].n == 1000 and found['DP'].low == pytest.approx(46.9, abs=0.05)
+  assert found['none'].remark == '' and found['DP'].remark == '−40.0, beyond noise'
+  assert found['half of the layers'].remark == '−1.0, one training, undecided'
+  assert found['DP'].mean == 50 and found['DP'].n == 1000 and found['DP'].low is None
   assert RUN.outcome(Cell('', '', 'accuracy_share', '', 'DP'), rows).mean == pytest.approx(100 * 5 / 9)
   assert RUN.outcome(Cell('', '', 'epsilon', '', 'DP'), rows).mean == 7.9
   lost = [{**rows[0], 'diverged': True}, *rows[1:]]
@@ -135,6 +137,49 @@ def test_an_undefended_model_at_chance_draws_no_conclusion():
   assert RUN.outcome(Cell('', '', 'accuracy', '', 'half of the layers'), rows).remark.endswith(
     'beyond noise, at chance'
   )
+
+
+def test_an_accuracy_has_an_interval_only_of_three_seeds():
+  def found(seeds, label='DP', metric='accuracy'):
+    rows = [row(900 + 10 * s, defense='none', seed=s) for s in range(seeds)]
+    rows += [row(850 + 10 * s, defense='DP', seed=s, parameters=2.0) for s in range(seeds)]
+    return RUN.outcome(Cell('', '', metric, '', label), rows)
+
+  for seeds in (1, 2):
+    assert (found(seeds).low, found(seeds).high, found(seeds).trainings) == (None, None, seeds)
+  three = found(3)
+  assert three.mean == pytest.approx(86) and three.high - three.low == pytest.approx(2 * 4.303 / 3**0.5, rel=1e-3)
+  assert three.values == {0: 85, 1: 86, 2: 87}
+  assert three.remark == '−5.0 (−5.0 to −5.0), beyond noise'  # seed by seed
+  assert found(3, metric='accuracy_share').values == pytest.approx({0: 8500 / 90, 1: 8600 / 91, 2: 8700 / 92})
+  assert found(3, metric='parameters').mean == 2
+
+
+def test_a_model_at_chance_has_failed():
+  cell = Cell('', '', 'accuracy', '', 'none')
+  for correct, classes, failed in ((115, 'digits', True), (150, 'digits', False), (19, 'cifar100', False)):
+    run = dataclasses.replace(RUN, dataset=classes)
+    assert run.outcome(cell, [row(correct, defense='none')]).failed == failed
+
+
+def test_what_follows_from_the_declaration_is_known():
+  followed = {
+    (label, metric) for label in METHODS for metric in utility.METRICS if RUN.follows(Cell('', '', metric, '', label))
+  }
+  assert ('DP', 'epsilon') in followed and ('half of the layers', 'total_parameters') in followed
+  assert ('none', 'share_sent') in followed and ('half of the layers', 'share_sent') not in followed
+  assert not {metric for _, metric in followed} & {'accuracy', 'sensitive_accuracy', 'round_seconds'}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('fast_compilation')
+def test_each_seed_is_trained_anew(tmp_path):
+  run = dataclasses.replace(RUN, defenses={'none': Method()}, extrapolated=(), timed=False, seeds=3)
+  rows = run.execute(run.load(None), 5, workdir=str(tmp_path / 'run'), progress='none')
+  assert [row['seed'] for row in rows] == [5, 6, 7] and len({row['loss'] for row in rows}) == 3
+  alone = dataclasses.replace(run, seeds=1).execute(run.load(None), 6, workdir=str(tmp_path / 'other'), progress='none')
+  assert alone == rows[1:2]
+  assert run.minutes() == pytest.approx(3 * dataclasses.replace(run, seeds=1).minutes())
 
 
 @pytest.mark.parametrize(('delta', 'published'), [(1e-4, 2.72), (1e-5, 2.97), (1e-6, 3.20)])

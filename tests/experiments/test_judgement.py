@@ -1,0 +1,229 @@
+"""What counts of a table, in which order its methods stand, and whether its claim holds: all follow from the rows."""
+
+import collections
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+import experiments
+import launch
+from experiments import claims, comparison, judgement, pages, results
+from experiments.claims import Ordered
+from experiments.comparison import Cell, Outcome
+from experiments.experiment import Experiment, Run
+
+TABLES = pathlib.Path(launch.__file__).parent.parent / 'results' / 'tables'
+RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)', 'DP': 'gaussian'}, 4)
+
+
+def toy(cells, run=RUN, name='toy_1'):
+  return Experiment(name, 'A paper.', 'Table 1', 'GC hides more than DP.', {'run': run}, tuple(cells), 'Means.')
+
+
+def line(row, psnr, ssim, **others):
+  return (Cell('digits', row, 'psnr', 'run', row, psnr, **others), Cell('digits', row, 'ssim', 'run', row, ssim))
+
+
+def outcome(*values, recovered=0, control=8.0):
+  mean = sum(values) / len(values)
+  half = (max(values) - min(values)) / 2
+  kept = dict(enumerate(values))
+  return Outcome(
+    mean, mean - half, mean + half, len(values), recovered, 0, '', control, failed=not recovered, values=kept
+  )
+
+
+CELLS = (*line('none', 30.0, 0.9), *line('GC', 9.0, 0.04), *line('DP', 15.0, 0.5))
+WORKS = (outcome(30, 31, 29, recovered=3), outcome(0.9, 0.91, 0.89, recovered=3))
+BLIND = (outcome(6, 7, 5), outcome(0.02, 0.03, 0.01))
+SEEN = (outcome(14, 15.5, 15, recovered=2), outcome(0.5, 0.52, 0.48, recovered=2))
+
+
+def test_two_reconstructions_that_show_nothing_agree_in_that_alone():
+  found = judgement.statuses(toy(CELLS), (*WORKS, *BLIND, *SEEN), 'paper')
+  assert found == ['agrees', 'agrees', 'both fail', 'both fail', 'agrees', 'agrees']
+  once = (*WORKS, *(one._replace(recovered=1) for one in BLIND), *SEEN)
+  assert judgement.statuses(toy(CELLS), once, 'paper')[2] == 'same order of magnitude'
+  shown = toy((*CELLS[:2], *line('GC', 9.0, 0.4), *CELLS[4:]))  # the paper's is seen, ours is not
+  assert judgement.statuses(shown, (*WORKS, *BLIND, *SEEN), 'paper')[2:4] == ['same order of magnitude', 'differs']
+
+
+def test_without_an_ssim_the_control_decides():
+  cells = [cell for cell in CELLS if cell.metric == 'psnr']
+  found = [WORKS[0], outcome(6, 7, 5, control=9.5), SEEN[0]]
+  assert judgement.statuses(toy(cells), found, 'paper')[1] == 'both fail'
+  found[1] = outcome(6, 7, 5, control=8.0)  # below the paper's 9.0
+  assert judgement.statuses(toy(cells), found, 'paper')[1] == 'same order of magnitude'
+
+
+def test_a_defense_is_not_judged_where_the_undefended_attack_fails():
+  failing = tuple(one._replace(recovered=0, failed=True) for one in WORKS)
+  found = judgement.statuses(toy(CELLS), (*failing, *BLIND, *SEEN), 'paper')
+  assert found[:2] == ['agrees', 'agrees'] and set(found[2:]) == {'no conclusion'}
+  elsewhere = [cell._replace(column='faces') if cell.row == 'none' else cell for cell in CELLS]
+  assert 'no conclusion' not in judgement.statuses(toy(elsewhere), (*failing, *BLIND, *SEEN), 'paper')
+
+
+def test_a_repeated_cell_counts_once():
+  outcomes = (*WORKS, *BLIND, *SEEN)
+  other = dataclasses.replace(RUN, trials=5)  # other settings, so that its rows are others
+  rerun = tuple(one._replace(mean=one.mean + 0.001) for one in outcomes)
+  moved = tuple(one._replace(mean=one.mean - 0.001) for one in outcomes)
+  tables = {
+    'one': (toy(CELLS), outcomes),
+    'again': (toy(CELLS), rerun),
+    'another': (toy(CELLS, other), moved),
+    'equal': (toy(CELLS, dataclasses.replace(RUN, trials=6)), outcomes),
+    'missing': (toy(CELLS), None),
+  }
+  found = judgement.judge(tables, 'paper')
+  assert 'repeated' not in found['one'].statuses and 'repeated' not in found['another'].statuses
+  assert set(found['again'].statuses) == set(found['equal'].statuses) == {'repeated'}
+  assert set(found['missing'].statuses) == {judgement.NOT_SHOWN}
+  assert sum(found['again'].counts().values()) == 6
+
+
+def order(outcomes, cells=CELLS):
+  experiment = toy(cells)
+  statuses = judgement.statuses(experiment, outcomes, 'paper')
+  return judgement.order(judgement.Judged(experiment, outcomes, statuses, 'paper'))
+
+
+def test_pairs_of_methods_are_in_the_papers_order_or_not():
+  cells = (*CELLS, *line('GC', 20.0, 0.6))
+  cells = (*cells[:6], *(cell._replace(row='GC, aware') for cell in cells[6:]))
+  high = (outcome(20, 22, 21, recovered=3), outcome(0.6, 0.61, 0.62, recovered=3))
+  found = order((*WORKS, *BLIND, *SEEN, *high), cells)
+  assert found.pairs == {'as in the paper': 6, 'opposite': 0, 'within noise': 0} and found.taus == [1, 1]
+  assert found.undefended == {'as in the paper': 6, 'opposite': 0, 'within noise': 0}
+  turned = order((*WORKS, *high, *SEEN, *BLIND), cells)
+  assert turned.pairs == {'as in the paper': 0, 'opposite': 6, 'within noise': 0} and turned.tau() == -1
+  assert judgement.total([found, turned]).pairs == {'as in the paper': 6, 'opposite': 6, 'within noise': 0}
+
+
+def test_a_pair_is_compared_trial_by_trial():
+  wide = (outcome(10, 20, 30, recovered=1), outcome(0.1, 0.5, 0.9, recovered=1))
+  above = (outcome(11, 21.2, 31.1, recovered=1), outcome(0.12, 0.53, 0.93, recovered=1))
+  assert order((*WORKS, *wide, *above)).pairs == {'as in the paper': 2, 'opposite': 0, 'within noise': 0}
+  apart = tuple(one._replace(values={}) for one in wide)
+  assert order((*WORKS, *apart, *above)).pairs['within noise'] == 2
+
+
+def test_a_pair_within_the_papers_noise_has_no_order():
+  cells = (*CELLS[:2], *line('GC', 9.0, 0.04, spread=9.0, spread_n=4), *line('DP', 15.0, 0.5, spread=9.0, spread_n=4))
+  assert order((*WORKS, *BLIND, *SEEN), cells).pairs == {'as in the paper': 1, 'opposite': 0, 'within noise': 1}
+
+
+def test_a_pair_that_both_fail_carries_no_order():
+  blind = tuple(one._replace(mean=one.mean + 1, values={k: v + 1 for k, v in one.values.items()}) for one in BLIND)
+  cells = (*CELLS[:2], *line('GC', 9.0, 0.04), *line('DP', 9.5, 0.05))
+  low = (blind[0], BLIND[1]._replace(mean=0.04, values={k: v + 0.02 for k, v in BLIND[1].values.items()}))
+  found = order((*WORKS, *BLIND, *low), cells)
+  assert sum(found.pairs.values()) == 2 and sum(found.carried.values()) == 0
+
+
+def claimed(monkeypatch, outcomes, *claim, experiment=None):
+  experiment = experiment or toy(CELLS)
+  monkeypatch.setitem(claims.CLAIMS, 'toy_1', claim or (Ordered('digits | GC | psnr', 'digits | DP | psnr'),))
+  return claims.paragraphs(experiment, outcomes, 'paper')
+
+
+def test_a_claim_follows_from_the_rows(monkeypatch):
+  said = claimed(monkeypatch, (*WORKS, *BLIND, *SEEN))
+  assert said[0] == 'The paper claims: GC hides more than DP.' and said[1].startswith('Here: holds. ')
+  turned = claimed(monkeypatch, (*WORKS, *SEEN, *BLIND))
+  assert turned[1].startswith('Here: does not hold. ')
+  assert turned[1].endswith('digits, PSNR dB: GC (14.83 ± 0.75) is not below DP (6.00 ± 1.00).')
+  level = claimed(monkeypatch, (*WORKS, *SEEN, *SEEN))
+  assert level[1].startswith('Here: undecided. ')
+  failing = tuple(one._replace(recovered=0, failed=True) for one in WORKS)
+  assert claimed(monkeypatch, (*failing, *BLIND, *SEEN))[1].startswith('Here: undecided. ')
+  lost = (BLIND[0]._replace(mean=None), BLIND[1])
+  assert claimed(monkeypatch, (*WORKS, *lost, *SEEN))[1].startswith('Here: undecided. ')
+  assert 'not compared' in claimed(monkeypatch, None)[1]
+  ours = dataclasses.replace(toy(CELLS), paper=f'{claims.OURS}.')
+  assert claimed(monkeypatch, None, experiment=ours)[0].startswith('Claim: ')
+
+
+@pytest.mark.parametrize(
+  ('claim', 'said'),
+  [
+    (Ordered('digits | GC | ssim', '0.1'), 'holds'),
+    (Ordered('0.1', 'digits | GC | ssim'), 'does not hold'),
+    (Ordered('digits | DP | psnr', 'digits | GC | psnr', 12.0), 'holds'),
+    (Ordered('digits | DP | psnr', 'digits | GC | psnr', 3.0), 'does not hold'),
+    (Ordered('digits | DP | psnr', 'digits | GC | psnr', 9.0), 'undecided'),
+    (Ordered('digits | GC | psnr', 'digits | DP | psnr', 3.0), 'holds'),
+    (Ordered('digits | GC | psnr', 'digits | DP | psnr', 3.0, alike=True), 'does not hold'),
+    (Ordered('digits | GC | psnr', 'digits | DP | psnr', 13.0, alike=True), 'holds'),
+  ],
+)
+def test_a_comparison_has_a_margin_or_a_bound(claim, said):
+  assert list(claims.judged(toy(CELLS), (*WORKS, *BLIND, *SEEN), 'paper', [claim]).values()) == [said]
+
+
+def test_the_sentence_of_a_stored_table_changes_with_its_rows():
+  stored = results.read(TABLES, 'mini')['dcs2_1']
+  experiment = experiments.get('dcs2_1')
+  texts = experiment.runs['mnist'].scaled('mini').texts()
+  swapped = {texts['DCS²']: texts['Soteria'], texts['Soteria']: texts['DCS²']}
+  rows = {
+    name: [{**row, 'defense': swapped.get(row['defense'], row['defense'])} for row in found]
+    for name, found in stored.rows.items()
+  }
+  said = [
+    claims.paragraphs(experiment, results.outcomes(one, experiment), 'mini')[1]
+    for one in (stored, stored._replace(rows=rows))
+  ]
+  assert 'does not hold' in said[0] and 'DCS² (' in said[0] and 'is not below Soteria' in said[0]
+  assert 'is not below Soteria' not in said[1] and said[0] != said[1]
+
+
+# These ask, or say what is done: they claim no order.
+ASKING = (
+  'assumptions_aggregation', 'assumptions_priors', 'assumptions_trained', 'defenses_faces', 'labels', 'priors_faces',
+  'priors_mnist', 'separation_cifar10', 'separation_mnist',
+)  # fmt: skip
+
+
+def test_every_claim_is_data():
+  assert set(claims.CLAIMS) | set(ASKING) == set(experiments.REGISTRY) and not set(claims.CLAIMS) & set(ASKING)
+  for name, claim in claims.CLAIMS.items():
+    cells = {(cell.column, cell.row, cell.metric) for cell in experiments.get(name).cells}
+    assert set(claims.places(claim)) <= cells and len(set(claim)) == len(claim), name
+
+
+def test_the_papers_own_figures_bear_out_what_is_claimed():
+  """A claim that the paper's figures contradict would be ours, not its own."""
+  for name, claim in claims.CLAIMS.items():
+    printed = {(c.column, c.row, c.metric): c for c in experiments.get(name).cells if c.paper is not None}
+    for one in claim:
+      sides = [claims._place(text) for text in (one.one, one.other)]
+      if all(isinstance(place, float) or place in printed for place in sides):
+        low, high = (place if isinstance(place, float) else judgement._middle(printed[place]) for place in sides)
+        gap = abs(low - high) if one.alike else low - high
+        assert gap <= max(one.margin, 0.01 if one.margin else 0), (name, one, low, high)
+
+
+def test_repeats_of_one_training_spread_less_than_a_single_one_leaves_open():
+  groups = collections.defaultdict(set)
+  for name, stored in results.read(TABLES, 'mini').items():
+    experiment = experiments.get(name)
+    runs = {key: run.scaled('mini') for key, run in experiment.runs.items()}
+    for key, run in runs.items():
+      if run.kind == 'trainings':
+        for row in stored.rows[key]:
+          if 'correct' in row:
+            value = 100 * row['correct'] / row['tested']
+            groups[judgement._settings(run), row['text'], row.get('seed', stored.seed)].add(value)
+  repeats = [found for found in groups.values() if len(found) > 1]
+  assert repeats and max(max(found) - min(found) for found in repeats) < comparison.ONE_TRAINING
+
+
+def test_pages_open_with_what_agrees_and_with_the_order():
+  text = pages.pages(results.read(TABLES, 'mini'), experiments.REGISTRY, 'mini', 'there')['index.md']
+  agreeing, total = map(int, re.search(r'(\d+) of (\d+) figures that count agree', text).groups())
+  lines = text.partition('## Order')[0].count('\n| [')
+  assert 0 < agreeing == lines < total and text.index('Pairs of methods') < text.index('## All figures')
