@@ -221,8 +221,14 @@ class Task:
     return AuditSettings(steps=self.settings.steps, controls=self.settings.controls)
 
 
-def _initial(key: jax.Array, model: Any, shape: tuple[int, ...]) -> Mapping:
-  return jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, shape: tuple[int, ...]) -> Mapping:
+  """Returns the variables given, or initial ones; raises `UsageError` for those of another model."""
+  if variables is None:
+    variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+  check_variables(model, variables, shape)
+  check_apply(model, variables, shape)
+  check_parameters(model, variables)
+  return variables
 
 
 def frontier(
@@ -276,10 +282,7 @@ def frontier(
   key = errors.check_key('key', key, traced=False)
   train = data.pair('train', train)
   shape = train[0].shape[1:]
-  variables = _initial(key, model, shape) if variables is None else variables
-  check_variables(model, variables, shape)
-  check_apply(model, variables, shape)
-  check_parameters(model, variables)
+  variables = _checked_variables(key, model, variables, shape)
   made = local.client(model, num_logits(model, variables, shape))
   data.check_classes(train[1], made.num_classes)
   test = data.pair('test', test, made.num_classes, shape)

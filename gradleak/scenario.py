@@ -105,16 +105,10 @@ def scenario(
   images, labels = np.asarray(images), np.asarray(labels)
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   variables = _checked_variables(model, variables, key, image_shape)
-  returned = num_logits(model, variables, image_shape)
-  if returned == 1:
-    raise heads.one_logit(model.name)
-  num_classes = num_classes or returned
-  if returned != num_classes:
-    raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
+  num_classes = _checked_classes(model, variables, image_shape, num_classes)
   data.check_classes(labels, num_classes)
   public = _checked_public(public, image_shape, num_classes)
-  if previous is not None:
-    _check_previous(model, previous, image_shape)
+  previous = _checked_previous(model, previous, image_shape)
   given = _checked_gallery((images, labels) if gallery is None else gallery, image_shape, num_classes)
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
@@ -141,7 +135,7 @@ def scenario(
     described,
     found,
     public,
-    None if previous is None else dict(previous),
+    previous,
   )
 
 
@@ -166,11 +160,24 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
   return variables
 
 
-def _check_previous(model: Model, previous: Any, image_shape: tuple[int, ...]) -> None:
+def _checked_classes(model: Model, variables: Mapping, image_shape: tuple[int, ...], num_classes: int | None) -> int:
+  """Returns the number of classes, which is that of the model's logits."""
+  returned = num_logits(model, variables, image_shape)
+  if returned == 1:
+    raise heads.one_logit(model.name)
+  if num_classes and num_classes != returned:
+    raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
+  return returned
+
+
+def _checked_previous(model: Model, previous: Mapping | None, image_shape: tuple[int, ...]) -> dict | None:
+  if previous is None:
+    return None
   try:
     check_variables(model, previous, image_shape)
   except errors.UsageError as error:
     raise errors.UsageError(f'the previous model has other parameters than the current one: {error}') from error
+  return dict(previous)
 
 
 def _fingerprints(**trees: Tree) -> dict[str, str]:

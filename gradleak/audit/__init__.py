@@ -147,12 +147,9 @@ def audit(
     finally:
       worker.ahead.close()
       end(show)
-    found = []
-    for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
-      of_structure = [parts.get(name) or worker.load(name) for name in names if name]
-      if not all(of_structure):
-        return None
-      found.append([part for several in of_structure for part in several])
+    found = worker.collected(made, parts, shards)
+    if found is None:
+      return None
     outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
     if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
       _write(store, outcome)
@@ -220,6 +217,16 @@ class _Worker:
           if self.store.writes:
             _log_time(self.store, title, seconds[-1])
     return found, seconds
+
+  def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:
+    """Returns the parts of each structure, those of other processes included; None while one is missing."""
+    found = []
+    for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
+      of_structure = [parts.get(name) or self.load(name) for name in names if name]
+      if not all(of_structure):
+        return None
+      found.append([part for several in of_structure for part in several])
+    return found
 
   def load(self, name: str) -> list[Part]:
     """Returns what is stored of a part: as it was first run, and what was added to it later; empty if nothing is."""

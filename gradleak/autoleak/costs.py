@@ -8,7 +8,7 @@ from gradleak import errors
 from gradleak.federated.chance import at_chance
 from gradleak.federated.training import UNSETTLED, gained, unsettled
 from gradleak.frontier import RESULT, TRAININGS, WRONG
-from gradleak.storage import check_sealed, read_json, read_json_lines
+from gradleak.storage import check_sealed, damaged, read_json, read_json_lines
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
 _AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
@@ -147,11 +147,13 @@ def _folders(workdir: pathlib.Path) -> dict[str, str]:
   path = workdir / TRAININGS
   try:
     folders = read_json(path, _AGAIN, dict)
-    return {label: errors.check_text(f'the folder of {label}', name) for label, name in folders.items()}
   except FileNotFoundError:
     raise errors.UsageError(
       f'there is no {path}: give the command of launch/train.py again, which writes it when its trainings are finished'
     ) from None
+  if not all(isinstance(name, str) for name in folders.values()):
+    raise damaged(path, 'a folder in it is no text', _AGAIN)
+  return folders
 
 
 def _wrong(path: pathlib.Path) -> list[int] | None:
