@@ -22,7 +22,7 @@ from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import Client, ClientSettings, accounting, simulation, training
 from gradleak.models import Model, check_apply, check_variables
-from gradleak.models.model import check_model, check_parameters
+from gradleak.models.model import check_finite, check_model, check_parameters
 from gradleak.progress import rounds as reporter
 from gradleak.scenario import Scenario, fingerprint, num_logits, scenario
 from gradleak.settings import setting
@@ -226,6 +226,7 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
   if variables is None:
     variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
   check_variables(model, variables, shape)
+  check_finite(f'the weights of {model.name!r}', variables)
   check_apply(model, variables, shape)
   check_parameters(model, variables)
   return variables

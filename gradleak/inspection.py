@@ -118,6 +118,7 @@ def inspect(
   image_shape = models.check_image_shape(image_shape)
   layers = models.require(models.check_model(model), 'layers')(image_shape)
   models.check_variables(model, variables, image_shape)
+  models.check_finite(f'the weights of {model.name!r}', variables)
   errors.refuse_traced('the variables', variables)
   errors.check_function('loss', loss, 2)
   errors.check_instance('train', train, bool, 'True or False')

@@ -9,9 +9,18 @@ import numpy as np
 import optax
 
 from gradleak import data, errors, metrics, settings
+from gradleak.data.images import span
 from gradleak.federated import Client, ClientSettings, heads
 from gradleak.models import Model
-from gradleak.models.model import check_apply, check_mode, check_model, check_parameters, check_variables, initial
+from gradleak.models.model import (
+  check_apply,
+  check_finite,
+  check_mode,
+  check_model,
+  check_parameters,
+  check_variables,
+  initial,
+)
 from gradleak.trees import Tree
 
 _LOOKED_AT = 4000  # of the images that are given, for a gallery of at most 1,001 of a kind
@@ -44,11 +53,12 @@ class Scenario(NamedTuple):
     """Returns the same with other weights of the model, and those that clients were sent before.
 
     Raises:
-      UsageError: for variables of another model.
+      UsageError: for variables of another model, or that are not finite.
     """
     shape = self.images.shape[1:]
     for one in (variables, *([] if previous is None else [previous])):
       check_variables(self.client.model, one, shape)
+      check_finite(f'the weights of {self.client.model.name!r}', one)
     known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
     return self._replace(
       variables=dict(variables),
@@ -122,6 +132,7 @@ def scenario(
     'num_classes': num_classes,
     'image_shape': list(image_shape),
     **recorded,
+    **_range(images),
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
     **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous, gallery=found.images),
     **({'precision': 'float64'} if double else {}),
@@ -139,6 +150,12 @@ def scenario(
   )
 
 
+def _range(images: np.ndarray) -> dict[str, list[float]]:
+  """Returns {'pixel_range': [least, largest]} of images that use a small part of [0, 1]."""
+  small = span(images)
+  return {} if small is None else {'pixel_range': list(small)}
+
+
 def num_logits(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> int:
   """Returns how many logits a model has."""
   image = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
@@ -153,6 +170,7 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
     variables = initial(model, errors.check_key('key', key, traced=False), image_shape)
   else:
     check_variables(model, variables, image_shape)
+  check_finite(f'the weights of {model.name!r}', variables)
   if jax.config.jax_enable_x64:
     variables = optax.tree.cast(variables, np.float64)
   check_apply(model, variables, image_shape)
@@ -173,6 +191,7 @@ def _checked_classes(model: Model, variables: Mapping, image_shape: tuple[int, .
 def _checked_previous(model: Model, previous: Mapping | None, image_shape: tuple[int, ...]) -> dict | None:
   if previous is None:
     return None
+  check_finite('the weights of the previous model', previous)
   try:
     check_variables(model, previous, image_shape)
   except errors.UsageError as error:

@@ -3,7 +3,8 @@
     none; gaussian(stddev=0.01|0.1); prune(rate=0.9)+laplace(scale=0.001); ats(policy='rotate:40|invert')
 
 A value is a number, true, false, none, a word, or a tuple of these in parentheses. A word that contains any of |,;()+=,
-a quote or a space is quoted; within quotes a backslash stands before a quote and before a backslash.
+a quote or a space is quoted; within quotes a backslash stands before a quote and before a backslash, and before any
+other character for itself, as in 'C:\\images'.
 
 Programs, experiments and `gradleak.parse` turn texts into objects here. All other functions take objects.
 """
@@ -279,7 +280,7 @@ def _value(text: str) -> Any:
   if text.lower() in _CONSTANTS:
     return _CONSTANTS[text.lower()]
   if _WORD_IN_QUOTES.fullmatch(text):
-    return re.sub(r'\\(.)', r'\1', text[1:-1], flags=re.DOTALL)
+    return re.sub(r"""\\(['"\\])""", r'\1', text[1:-1])
   if _is_bracketed(text):
     return tuple(_value(item) for item in map(str.strip, _split(text[1:-1], ',', depth=0)) if item)
   number = _number(text)

@@ -10,7 +10,7 @@ from absl import flags
 import gradleak as gl
 from gradleak import errors, progress
 from gradleak.federated.earlier import RATE, earlier
-from launch import _program, _settings, _weights
+from launch import _data, _program, _settings, _weights
 
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'counters')
@@ -34,6 +34,7 @@ def define(*, attacker: bool = True, **defaults: Any) -> types.SimpleNamespace:
     one('string', 'data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
     one('integer', 'image_size', None, 'Resize images to this many pixels on a side.')
     one('integer', 'channels', None, '1: convert to grey, 3: to RGB.')
+    given.largest_pixel = _data.define_largest()
     one('integer', 'trials', 8, 'Uploads attacked per defense.')
     one('integer', 'public', 100, 'Public images for defenses and attackers, from the split train (test for train).')
     one('integer', 'rounds_before', 0, 'Rounds of training on the public images before; 0: nobody has taken part yet.')
@@ -86,7 +87,7 @@ def load(given: types.SimpleNamespace) -> tuple[Any, tuple | None]:
     errors.check_number(name, value, low=low, high=10**6, integer=True)
   _program.say(f'reading {given.dataset.value} …')
   options = _options(given)
-  dataset = gl.data.load(given.dataset.value, given.split.value, limit=given.trials.value * batch_size, **options)
+  dataset = _data.load(given.dataset.value, given.split.value, limit=given.trials.value * batch_size, **options)
   if not given.public.value:
     return dataset, None
   split = 'test' if given.split.value.startswith('train') else 'train'
@@ -100,7 +101,7 @@ def load(given: types.SimpleNamespace) -> tuple[Any, tuple | None]:
 
 
 def _options(given: types.SimpleNamespace) -> dict[str, Any]:
-  return {name: getattr(given, name).value for name in ('data_dir', 'image_size', 'channels')}
+  return {name: getattr(given, name).value for name in ('data_dir', 'image_size', 'channels', 'largest_pixel')}
 
 
 @functools.cache

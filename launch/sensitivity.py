@@ -17,7 +17,7 @@ from absl import flags
 
 import gradleak as gl
 from gradleak import errors, report, specs
-from launch import _program, _settings
+from launch import _data, _program, _settings
 
 with _program.group('what is attacked'):
   _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py; classes take turns in the private images.')
@@ -25,6 +25,7 @@ with _program.group('what is attacked'):
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _SIZE = flags.DEFINE_integer('image_size', None, 'Resize images to this many pixels on a side.')
   _CHANNELS = flags.DEFINE_integer('channels', None, '1: convert to grey, 3: to RGB.')
+  _LARGEST = _data.define_largest()
   _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
   _INIT = flags.DEFINE_string('init', 'default', 'Initialisation of production: default (as PyTorch) or explicit.')
   _PUBLIC = flags.DEFINE_integer('public', 100, 'Public images that train the model, of the split train; 0 for none.')
@@ -51,8 +52,13 @@ def main(argv):
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   errors.check_number('public', _PUBLIC.value, low=0, integer=True)
   _program.say(f'reading {_DATASET.value} …')
-  options = {'data_dir': _DATA_DIR.value, 'image_size': _SIZE.value, 'channels': _CHANNELS.value}
-  private = gl.data.load(_DATASET.value, _SPLIT.value, **options)
+  options = {
+    'data_dir': _DATA_DIR.value,
+    'image_size': _SIZE.value,
+    'channels': _CHANNELS.value,
+    'largest_pixel': _LARGEST.value,
+  }
+  private = _data.load(_DATASET.value, _SPLIT.value, **options)
   order = _turns(private.labels)
   public = None
   if _PUBLIC.value:

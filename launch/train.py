@@ -21,12 +21,13 @@ from absl import flags
 import gradleak as gl
 from gradleak import errors, progress, report, specs
 from gradleak.data import partition
-from launch import _program, _settings, _weights
+from launch import _data, _program, _settings, _weights
 
 with _program.group('what is trained'):
   _DATASET = flags.DEFINE_string('dataset', 'digits', 'As in launch/audit.py; trained on train, measured on test.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _LIMIT = flags.DEFINE_integer('limit', None, 'Take the first samples alone, of each split.')
+  _LARGEST = _data.define_largest()
   _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
   _START = _weights.define()
   _PUBLIC = flags.DEFINE_integer('public', 100, 'The last training images are public, for defenses that need any.')
@@ -66,8 +67,8 @@ def main(argv):
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   progress.rounds(_PROGRESS.value, settings.rounds)  # an unknown mode says so before anything is read
   _program.say(f'reading {_DATASET.value} …')
-  options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value}
-  samples, test = (gl.data.load(_DATASET.value, split, **options) for split in ('train', 'test'))
+  options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value, 'largest_pixel': _LARGEST.value}
+  samples, test = (_data.load(_DATASET.value, split, **options) for split in ('train', 'test'))
   errors.check_number('public', _PUBLIC.value, low=0, high=len(samples.images) - 1, integer=True)
   kept = len(samples.images) - _PUBLIC.value
   train = samples.images[:kept], samples.labels[:kept]

@@ -17,13 +17,14 @@ import time
 
 from absl import flags
 
-from launch import _program
+from launch import _data, _program
 
 with _program.group('what is trained'):
   _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
   _SPLIT = flags.DEFINE_string('split', 'train', 'The split that is public.')
   _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
   _LIMIT = flags.DEFINE_integer('limit', None, 'The first images alone.')
+  _LARGEST = _data.define_largest()
   _LICENCE = flags.DEFINE_string('licence', '', 'Licence of the images, recorded with the weights.')
 with _program.group('training'):
   _KIND = flags.DEFINE_string('kind', 'generator', 'generator: WGAN-GP; denoiser.')
@@ -45,7 +46,6 @@ def main(argv: list[str]) -> None:
 
   import jax
 
-  import gradleak as gl
   from gradleak import errors, progress
   from gradleak.priors import denoiser, gan, trained, training
   from gradleak.storage import write_atomically
@@ -56,7 +56,8 @@ def main(argv: list[str]) -> None:
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   errors.check_choice('progress mode', _PROGRESS.value, progress.MODES)
   _program.say(f'reading {_DATASET.value} …')
-  data = gl.data.load(_DATASET.value, _SPLIT.value, data_dir=_DATA_DIR.value, limit=_LIMIT.value)
+  options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value, 'largest_pixel': _LARGEST.value}
+  data = _data.load(_DATASET.value, _SPLIT.value, **options)
   shape = data.images.shape[1:]
   errors.check_choice('kind', _KIND.value, trained.KINDS)
   make = gan.training if _KIND.value == 'generator' else denoiser.training

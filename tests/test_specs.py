@@ -37,6 +37,8 @@ POLICY = 'translate_x:0.4|contrast:0.3/invert'
     ("blur(size=((3,'a,b'),()))", 'blur', {'size': ((3, 'a,b'), ())}),
     (f"ats(policy='{POLICY}')", 'ats', {'policy': POLICY}),
     (f'ats(policy="{POLICY}", mode=same)', 'ats', {'policy': POLICY, 'mode': 'same'}),
+    (r"blur(mode='C:\data files\new\x.npz')", 'blur', {'mode': r'C:\data files\new\x.npz'}),
+    (r'blur(mode=C:\data\x.npz)', 'blur', {'mode': r'C:\data\x.npz'}),
     (r"blur(mode='it\'s (a+b); \\ = c, ')", 'blur', {'mode': "it's (a+b); \\ = c, "}),
     ("blur(mode='3',other='none',third='')", 'blur', {'mode': '3', 'other': 'none', 'third': ''}),
     ('blur(widths=128-64,path=a/b.npz)', 'blur', {'widths': '128-64', 'path': 'a/b.npz'}),

@@ -7,7 +7,7 @@ zero: those of a vision transformer, behind a LayerNorm, sum to zero at initiali
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from gradleak.trees import Tree
 
 
 class Dense(NamedTuple):
-  """The `kernel` [features, classes] and the `bias` [classes] of a classifying layer."""
+  """The `kernel` [features, classes] and the `bias` [classes] of a classifying layer; None of one without a bias."""
 
   kernel: jax.Array
-  bias: jax.Array
+  bias: jax.Array | None
 
 
 class Known(NamedTuple):
@@ -55,16 +55,16 @@ def last_layer(model: Model, update: Tree, image_shape: tuple[int, ...], num_cla
     leaves = jax.tree.leaves(update)
   biases = [leaf for leaf in leaves if leaf.shape == (num_classes,)]
   kernels = [leaf for leaf in leaves if leaf.ndim == 2 and num_classes in leaf.shape]
-  if len(biases) != 1 or len(kernels) != 1:
+  if len(biases) > 1 or len(kernels) != 1:
     raise errors.UsageError(
-      f'label inference needs one classifying layer with a bias: {model.name!r} has {len(kernels)} weights and '
-      f'{len(biases)} biases for {num_classes} classes; give layers=… to gradleak.models.from_functions'
+      f'label inference needs one classifying layer: {model.name!r} has {len(kernels)} weights and {len(biases)} '
+      f'biases for {num_classes} classes; give layers=… to gradleak.models.from_functions'
     )
   kernel = kernels[0] if kernels[0].shape[1] == num_classes else kernels[0].T
-  return Dense(kernel, biases[0])
+  return Dense(kernel, biases[0] if biases else None)
 
 
-def idlg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+def idlg(kernel: jax.Array, bias: jax.Array | None, count: int, known: Known | None = None) -> jax.Array:
   """Returns the class with the least sum of weight gradients (Zhao et al. 2020, eq. 4), int [1]; for one sample.
 
   Assumes features that sum to more than zero.
@@ -77,7 +77,7 @@ def idlg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = N
   return jnp.argmin(jnp.sum(kernel, axis=0))[None]
 
 
-def yin(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+def yin(kernel: jax.Array, bias: jax.Array | None, count: int, known: Known | None = None) -> jax.Array:
   """Returns the `count` classes with the least minimal weight gradient (Yin et al. 2021, eq. 6).
 
   Assumes features ≥ 0 and no class twice; a batch larger than the number of classes is an error.
@@ -115,7 +115,7 @@ def bias_corrected(kernel: jax.Array, bias: jax.Array, count: int, known: Known 
   return _greedy(bias, jnp.sum(jnp.minimum(bias, 0.0)) / count, count)
 
 
-def wainakh(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
+def wainakh(kernel: jax.Array, bias: jax.Array | None, count: int, known: Known | None = None) -> jax.Array:
   """Label leakage from gradients (Wainakh et al. 2022, LLG without auxiliary data).
 
   As `bias_corrected`, on the sums of weight gradients, with the impact (1 + 1/classes)·Σ negative sums / batch size.
@@ -156,6 +156,7 @@ def ilrg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = N
     known: its `layer` is used.
   """
   layer = _known('ilrg', known).layer
+  assert layer.bias is not None  # it has a gradient
   flat = bias == 0
   features = jnp.where(flat[None], jnp.zeros_like(kernel), kernel / jnp.where(flat, jnp.ones_like(bias), bias)[None])
   predicted = jax.nn.softmax(features.T @ layer.kernel + layer.bias[None])  # [class of the samples, class]
@@ -277,9 +278,9 @@ def class_images(images: np.ndarray, labels: np.ndarray, classes: int) -> jax.Ar
   return jnp.asarray(np.asarray(images)[np.stack(chosen)])
 
 
-# Name -> (weight gradient [features, classes], bias gradient [classes], number of samples, what else is known)
+# Name -> (weight gradient [features, classes], bias gradient [classes] or None, number of samples, what else is known)
 # -> labels, int [samples].
-RULES: dict[str, Callable[[jax.Array, jax.Array, int, Known | None], jax.Array]] = {
+RULES: dict[str, Callable[[jax.Array, Any, int, Known | None], jax.Array]] = {
   'idlg': idlg,
   'yin': yin,
   'bias_corrected': bias_corrected,
@@ -289,6 +290,12 @@ RULES: dict[str, Callable[[jax.Array, jax.Array, int, Known | None], jax.Array]]
   'rlu': rlu,
 }
 AUXILIARY = ('rlu',)  # these use auxiliary images
+BIASED = (
+  'bias_corrected',
+  'ilrg',
+  'geng',
+  'rlu',
+)  # these read the gradient of the bias, the others of the weights alone
 SIZED = ('ilrg', 'geng', 'rlu')  # these read the size of the gradient, the others only the proportions of its entries
 
 
@@ -302,11 +309,17 @@ def infer(rule: str, model: Model, observation: Observation, moved: float | None
     moved: the sum of the learning rates of all local steps, by which a delta is divided; None where it is not known.
 
   Raises:
-    UsageError: for an unknown rule, or one that cannot read this batch, or needs auxiliary images.
+    UsageError: for an unknown rule, or one that cannot read this batch, needs auxiliary images, or reads a bias that
+      the layer does not have.
   """
   errors.check_choice('label rule', rule, RULES)
   place = observation.image_shape[1:], observation.num_classes
-  gradient = last_layer(model, observation.update, *place)
+  kernel, bias = last_layer(model, observation.update, *place)
+  if bias is None and rule in BIASED:
+    raise errors.UsageError(
+      f'the label rule {rule!r} reads the bias of the classifying layer, and {model.name!r} has none there: label '
+      "inference from its weights is by 'idlg' (one sample), 'yin' (no class twice) or 'wainakh'"
+    )
   scale = 1.0
   if observation.knowledge.share == 'delta':
     if moved is None and rule in SIZED:
@@ -317,5 +330,5 @@ def infer(rule: str, model: Model, observation: Observation, moved: float | None
     scale = -1.0 / (1.0 if moved is None else moved)
   layer = last_layer(model, observation.variables['params'], *place)
   known = Known(layer, lambda: predicted_on_noise(model, observation), lambda: predicted_by_class(model, observation))
-  found = RULES[rule](scale * gradient.kernel, scale * gradient.bias, observation.image_shape[0], known)
+  found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.image_shape[0], known)
   return jnp.sort(found.astype(jnp.int32))

@@ -242,7 +242,7 @@ def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: t
     image_shape: (N, H, W, C).
 
   Raises:
-    UsageError: for a model that normalises its pixels.
+    UsageError: for a model that normalises its pixels, or whose last layer has no bias.
   """
   count, *shape = image_shape
   quotients, alive = from_update(_layers('counted_labels', client, shape), update)
@@ -252,6 +252,10 @@ def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: t
   weights = inside.astype(logits.dtype).reshape(-1, 1)
   predicted = jnp.sum(weights * jax.nn.softmax(logits), axis=0) / jnp.sum(weights)
   _, bias = last_layer(client.model, update, tuple(shape), client.num_classes)
+  if bias is None:
+    raise errors.UsageError(
+      f'counted labels are read from the bias of the last layer, and {client.model.name!r} has none'
+    )
   return of_counts(predicted - bias, count)
 
 

@@ -19,7 +19,18 @@ FORMAT = 1  # of the files
 FINGERPRINTS = ('data', 'weights', 'public', 'gallery')
 # What a run is repeated with: flags of launch/autoleak.py, without folders and files of a machine.
 SETTINGS = (
-  *('dataset', 'split', 'image_size', 'channels', 'trials', 'public', 'rounds_before', 'init', 'model'),
+  *(
+    'dataset',
+    'split',
+    'image_size',
+    'channels',
+    'largest_pixel',
+    'trials',
+    'public',
+    'rounds_before',
+    'init',
+    'model',
+  ),
   *(field.name for field in dataclasses.fields(ClientSettings)),
   *('batch_size', 'defenses', 'x64', 'seed', 'staged', 'malicious'),
 )

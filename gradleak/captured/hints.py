@@ -117,6 +117,8 @@ def _labels(
     kernel, bias = last_layer(client.model, update, image_shape, client.num_classes)
   except errors.UsageError:  # the model has no such layer
     return
+  if bias is None:
+    return
   bias = np.asarray(bias, np.float64)
   if not bias.any():
     if labels is None:

@@ -245,13 +245,13 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
 
 
 def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
-  """Returns how labels are inferred where the bias of the classifying layer is missing; '' where it is there."""
+  """Returns how labels are inferred where the bias of the classifying layer is missing or zero; '' for any other."""
   client = scenario.client
   try:
     kernel, bias = label_rules.last_layer(client.model, update, scenario.images.shape[1:], client.num_classes)
   except errors.UsageError:  # the model has no such layer
     return ''
-  if np.any(bias):
+  if bias is not None and np.any(bias):
     return ''
   if not np.any(kernel) or number > client.num_classes:
     return 'optimised'

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.models import Model, flattening, torch_weights
-from gradleak.models.model import check_apply, check_image_shape, check_model, check_variables
+from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
 from gradleak.trees import Tree
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
@@ -32,7 +32,8 @@ def read_update(
   partial: bool = False,
   flattened: str = 'channels_first',
 ) -> Tree:
-  """Returns the update in a file, a tree shaped like the model's parameters.
+  """Returns the update in a file, a tree of NumPy arrays shaped like the model's parameters, in single precision or as
+  the file has them in double.
 
   The file is an `.npz`, a `.safetensors`, or of `torch.save` with a dictionary of tensors; the content decides, not the
   suffix, and no code in it is run. Names are those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel',
@@ -79,7 +80,7 @@ def read_weights(
     names, flattened: as in `read_update`.
 
   Raises:
-    UsageError: as `read_update` does.
+    UsageError: as `read_update` does, and for values that are not finite.
   """
   image_shape = check_image_shape(image_shape)
   shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
@@ -193,12 +194,17 @@ def _fitted(
   _refuse_misfits(
     f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial, in_file, what == 'update'
   )
-  double = jax.config.jax_enable_x64
-  leaves = [
-    np.asarray(entries.get(name, np.zeros(shapes[name])), np.float64 if double else paths[place].dtype)
-    for name, place in known.items()
-  ]
-  return jax.tree.unflatten(jax.tree.structure(wanted), [jnp.asarray(leaf) for leaf in leaves])
+  leaves = [entries.get(name, np.zeros(shapes[name], np.float32)) for name in known]
+  if what == 'update':  # not rounded before its scale is known
+    return jax.tree.unflatten(
+      jax.tree.structure(wanted), [np.asarray(x, np.promote_types(x.dtype, np.float32)) for x in leaves]
+    )
+  dtypes = [np.float64 if jax.config.jax_enable_x64 else paths[place].dtype for place in known.values()]
+  with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
+    rounded = [jnp.asarray(np.asarray(leaf, dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+  variables = jax.tree.unflatten(jax.tree.structure(wanted), rounded)
+  check_finite(f'the weights in {str(path)!r}', variables)
+  return variables
 
 
 def _checked_names(names: Any) -> Mapping[str, str]:

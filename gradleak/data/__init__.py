@@ -27,6 +27,7 @@ class Dataset(NamedTuple):
     images: float32 [N, H, W, C], pixels in [0, 1].
     labels: int32 [N], in [0, num_classes).
     class_names: a name for each label, also for classes without an image in this split.
+    notes: sentences on what a user may not expect of these images: files that were left out, a small range.
   """
 
   name: str
@@ -34,6 +35,7 @@ class Dataset(NamedTuple):
   images: np.ndarray
   labels: np.ndarray
   class_names: tuple[str, ...]
+  notes: tuple[str, ...] = ()
 
   @property
   def num_classes(self) -> int:
@@ -49,6 +51,7 @@ def load(
   limit: int | None = None,
   image_size: int | None = None,
   channels: int | None = None,
+  largest_pixel: float | None = None,
 ) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
 
@@ -61,6 +64,8 @@ def load(
     image_size: the side in pixels to resize to, with anti-aliasing, after cropping images to their central square
       (None: unchanged).
     channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for unchanged.
+    largest_pixel: the stored value that becomes 1, such as 4095 for 12 bits in files of 16 bits (None: the largest of
+      the stored type).
 
   Raises:
     UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
@@ -77,20 +82,24 @@ def load(
       raise errors.UsageError(f'image_size is {errors.shown(image_size)}, expected at most {_LARGEST} pixels')
   if limit is not None:
     limit = int(errors.check_number('limit', limit, low=1, integer=True))
+  if largest_pixel is not None:
+    errors.check_number('largest_pixel', largest_pixel, low=1e-6, finite=True)
   try:
     source = _open(name, split, data_dir)
     if not source.size:
       raise errors.UsageError(f'the split {split!r} of {name} has no images')
     if limit is not None and limit > source.size:
       raise errors.UsageError(f'{limit} images are asked for, but the split {split!r} of {name} has {source.size}')
-    pixels, labels = _read(source, source.size if limit is None else limit, image_size, channels)
+    pixels, labels = _read(source, source.size if limit is None else limit, image_size, channels, largest_pixel)
   except OSError as error:
     raise errors.UsageError(f'cannot read the dataset {name}: {error}') from error
   try:
     validate(pixels, labels, len(source.class_names))
   except errors.UsageError as error:
     raise errors.UsageError(f'the dataset {name}, split {split!r}: {error}') from error
-  return Dataset(name, split, pixels, labels, source.class_names)
+  small = images.span(pixels)
+  notes = (*source.notes, *([] if small is None else [images.span_in_words(*small)]))
+  return Dataset(name, split, pixels, labels, source.class_names, notes)
 
 
 class Candidates(NamedTuple):
@@ -125,7 +134,7 @@ def gallery(
     name, split: as `load` takes them.
     most: the number of images to return, or as many as there are. Of more than 1,001 of one kind the others are unused.
     by_class: whether each class is a kind of its own; None for what is known of the data: of `faces` it is.
-    **options: of `load`: data_dir, image_size, channels.
+    **options: of `load`: data_dir, image_size, channels, largest_pixel.
 
   Raises:
     UsageError: as `load` does.
@@ -229,14 +238,14 @@ def _open(name: str, split: str, data_dir: str | pathlib.Path | None) -> images.
 
 
 def _read(
-  source: images.Source, count: int, image_size: int | None, channels: int | None
+  source: images.Source, count: int, image_size: int | None, channels: int | None, largest_pixel: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the first `count` images of a source, [N, H, W, C] float32, and their labels, [N] int32."""
   pixels: Any = None
   first: Any = None
   labels = np.empty(count, np.int32)
   for index, (image, label, where) in enumerate(source.examples(count)):
-    image = images.convert(image, where, image_size, channels)
+    image = images.convert(image, where, image_size, channels, largest_pixel)
     if pixels is None:
       pixels, first = np.empty((count, *image.shape), np.float32), where
     _check_alike(image.shape, where, pixels.shape[1:], first)

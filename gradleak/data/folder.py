@@ -1,5 +1,6 @@
 """A user's own folder of images: PATH/split/label/*.png, .jpg or .jpeg."""
 
+import collections
 import pathlib
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 50_000_000  # of one image; a small file can hold far more
 _SUFFIXES = ('.png', '.jpg', '.jpeg')
+_NO_CLASSES = ('__MACOSX', '@eaDir', '$RECYCLE.BIN', 'System Volume Information', 'lost+found')  # what systems add
+_NO_IMAGES = ('thumbs.db', 'desktop.ini')
+_LISTED = 4  # names in one note
 
 
 def read(path: str, split: str) -> images.Source:
@@ -24,7 +28,8 @@ def read(path: str, split: str) -> images.Source:
   (file name, label), not by label, so the first N are usually of several classes.
 
   Files are rotated by their EXIF tag; palettes, CMYK and other colour spaces become RGB, transparent pixels are put on
-  white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored.
+  white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored, and so is what
+  systems add, such as `__MACOSX`. Notes say which other files are left out, and which classes have no image.
 
   Args:
     path: the folder of the splits; `~` is the home folder.
@@ -39,7 +44,10 @@ def read(path: str, split: str) -> images.Source:
   splits = {folder.name: folder for folder in _folders(root)}
   if split not in splits:
     raise errors.unknown(f'split of folder:{path}', split, splits or ['(it has none: expected PATH/split/label/*.png)'])
-  labels = {label.name for folder in splits.values() for label in _folders(folder)}
+  labels: dict[str, bool] = {}  # whether there is an image in any split
+  for folder in splits.values():
+    for label in _folders(folder):
+      labels[label.name] = labels.get(label.name, False) or any(map(_is_image, label.iterdir()))
   class_names = sorted(errors.check_text(f'the name of a label in {path}', label) for label in labels)
   files = sorted(
     ((file.name, label.name, file) for label in _folders(splits[split]) for file in label.iterdir() if _is_image(file)),
@@ -52,11 +60,41 @@ def read(path: str, split: str) -> images.Source:
     for _, label, file in files[:count]:
       yield _decode(file), label_of[label], str(file)
 
-  return images.Source(tuple(class_names), len(files), examples)
+  notes = tuple(_notes(splits[split], [name for name in class_names if not labels[name]]))
+  return images.Source(tuple(class_names), len(files), examples, notes=notes)
+
+
+def _notes(split: pathlib.Path, empty: list[str]) -> Iterator[str]:
+  """Yields sentences on what is left out of a split, and on classes without an image in any split."""
+  if empty:
+    yield (
+      f'{len(empty)} of the label folders hold no image in any split, and count as classes: {_some(empty)}. Remove '
+      'those that are none.'
+    )
+  inside = [file for label in _folders(split) for file in label.iterdir() if not file.name.startswith('.')]
+  others = [file for file in inside if file.is_file() and not _is_image(file) and file.name.lower() not in _NO_IMAGES]
+  if others:
+    kinds = collections.Counter(file.suffix.lower() or 'no suffix' for file in others)
+    listed = _some([f'{count} with {kind}' for kind, count in kinds.most_common()])
+    yield f'{len(others)} files in {split} are left out, {", ".join(_SUFFIXES)} are read: {listed}.'
+  deep = [folder for folder in inside if folder.is_dir() and any(map(_is_image, folder.rglob('*')))]
+  if deep:
+    yield (
+      f'Images in folders below those of the labels are left out: {_some([str(f.relative_to(split)) for f in deep])}.'
+    )
+  loose = [file.name for file in split.iterdir() if _is_image(file)]
+  if loose:
+    yield f'{len(loose)} images in {split} stand in no label folder and are left out: {_some(sorted(loose))}.'
+
+
+def _some(names: list[str]) -> str:
+  more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+  return ', '.join(names[:_LISTED]) + more
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:
-  return [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith('.')]
+  found = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith('.')]
+  return [entry for entry in found if entry.name not in _NO_CLASSES]
 
 
 def _is_image(file: pathlib.Path) -> bool:

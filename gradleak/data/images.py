@@ -10,6 +10,7 @@ from gradleak import errors
 # The largest value of each stored type; floating images are assumed to be in [0, 1] already.
 _LARGEST = {'bool': 1, 'uint8': 255, 'uint16': 65535}
 
+_SMALL = 0.25  # part of [0, 1] that is worth a word; 14 bits in a file of 16 end just below
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in PIL and torchvision
 
 
@@ -22,15 +23,23 @@ class Source(NamedTuple):
     examples: `examples(n)` yields the first n images as (image [H, W, C] as stored, label, name in messages), and
       decodes only these.
     by_class: whether its classes are different kinds of images, such as faces and what is no face.
+    notes: sentences on what a user may not expect of it.
   """
 
   class_names: tuple[str, ...]
   size: int
   examples: Callable[[int], Iterator[tuple[np.ndarray, int, str]]]
   by_class: bool = False
+  notes: tuple[str, ...] = ()
 
 
-def convert(image: np.ndarray, where: str, image_size: int | None = None, channels: int | None = None) -> np.ndarray:
+def convert(
+  image: np.ndarray,
+  where: str,
+  image_size: int | None = None,
+  channels: int | None = None,
+  largest_pixel: float | None = None,
+) -> np.ndarray:
   """Returns `image` as float32 pixels in [0, 1], resized and in grey or RGB if requested.
 
   Args:
@@ -39,23 +48,44 @@ def convert(image: np.ndarray, where: str, image_size: int | None = None, channe
     image_size: the side in pixels of the square to return (None: unchanged). An image that is not square is cropped to
       its central square first.
     channels: 1 (grey: BT.601 luma), 3 (RGB: grey is repeated) or None (unchanged).
+    largest_pixel: the stored value that becomes 1; None for the largest of an unsigned type, and 1 for floats.
 
   Returns:
     [image_size, image_size, channels] float32.
 
   Raises:
-    UsageError: for pixels of another type, and for a conversion of other channels than grey or RGB.
+    UsageError: for pixels of another type, for one above `largest_pixel`, and for a conversion of other channels than
+      grey or RGB.
   """
-  if image.dtype.name in _LARGEST:
-    image = image.astype(np.float32) / np.float32(_LARGEST[image.dtype.name])
-  elif not np.issubdtype(image.dtype, np.floating):
+  known = _LARGEST.get(image.dtype.name)
+  if known is None and not np.issubdtype(image.dtype, np.floating):
     raise errors.UsageError(f'{where} has {image.dtype.name} pixels, expected uint8, uint16 or floats in [0, 1]')
-  image = image.astype(np.float32)
+  if largest_pixel is not None and image.size and image.max() > largest_pixel:
+    raise errors.UsageError(f'{where} has a pixel of {image.max():g}, above largest_pixel={largest_pixel:g}')
+  image = image.astype(np.float32) / np.float32(known or 1 if largest_pixel is None else largest_pixel)
   if channels is not None and channels != image.shape[-1]:
     image = _to_channels(image, channels, where)
   if image_size is not None and image.shape[:2] != (image_size, image_size):
     image = _to_square(image, image_size)
   return image
+
+
+def span(images: np.ndarray) -> tuple[float, float] | None:
+  """Returns (least, largest) pixel of images that use a quarter of [0, 1] or less; None for others.
+
+  Noise and clipping of a given strength hide such images where they would not hide the same ones at their full range:
+  12 bits of grey in a file of 16 bits end at 0.062, 14 bits at 0.25. Constant images have no range.
+  """
+  low, high = float(images.min()), float(images.max())
+  return (low, high) if 0 < high - low <= _SMALL else None
+
+
+def span_in_words(low: float, high: float) -> str:
+  """Returns the sentence on images of such a `span`."""
+  return (
+    f'The images use [{low:.3g}, {high:.3g}] of [0, 1] alone: noise hides them that would not hide them at '
+    'their own range. largest_pixel gives the value in the files that is to be 1, such as 4095 for 12 bits.'
+  )
 
 
 def _to_channels(image: np.ndarray, channels: int, where: str) -> np.ndarray:

@@ -11,7 +11,15 @@ from flax import linen as nn
 
 from gradleak import errors, trees
 from gradleak.models import repeated
-from gradleak.models.model import Model, check_image_shape, check_logits, check_model, check_variables, per_example_loss
+from gradleak.models.model import (
+  Model,
+  check_finite,
+  check_image_shape,
+  check_logits,
+  check_model,
+  check_variables,
+  per_example_loss,
+)
 from gradleak.trees import Tree
 
 
@@ -102,6 +110,7 @@ def agreement(
   """
   images = _images(images)
   check_variables(check_model(model), variables, images.shape[1:])
+  check_finite(f'the weights of {model.name!r}', variables)
   errors.check_number('tolerance', tolerance, low=0, finite=True)
   errors.check_instance('train', train, bool, 'True or False')
   found_logits, found_outputs = _forward(model, variables, images, train, outputs_of)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from gradleak import errors
+from gradleak import errors, trees
 from gradleak.models import counted, modes, repeated
 from gradleak.trees import Layer, Tree
 
@@ -204,6 +204,24 @@ def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) ->
     raise errors.UsageError(
       f"the variables {found}, expected a dict with 'params', as the init of {model.name!r} returns"
     )
+
+
+def check_finite(what: str, variables: Tree) -> None:
+  """Raises `UsageError` for values that are not finite; names the first array that has one.
+
+  Args:
+    what: how messages call the variables, in the plural.
+    variables: a tree of arrays on the host or on a device.
+  """
+  for path, leaf in jax.tree.leaves_with_path(variables):
+    values = np.asarray(leaf)
+    bad = int((~np.isfinite(values)).sum()) if jnp.issubdtype(values.dtype, jnp.floating) else 0
+    if bad:
+      name = '.'.join(trees.path_names(path))
+      raise errors.UsageError(
+        f'{what} are not finite: {bad} of {values.size} values of {name}. No update of theirs is finite either: the '
+        'training may have diverged, or the file be damaged'
+      )
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import errors, trees
-from gradleak.models.model import Model, check_image_shape, check_model
+from gradleak.models.model import Model, check_finite, check_image_shape, check_model
 from gradleak.trees import Tree
 
 _STORAGES = {
@@ -78,8 +78,8 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
       number of classes, and for torchvision's VGGs, which end in three dense layers.
 
   Raises:
-    UsageError: for what `read` refuses, for another model, and for entries that are missing, superfluous or of another
-      shape; lists them.
+    UsageError: for what `read` refuses, for another model, for values that are not finite, and for entries that are
+      missing, superfluous or of another shape; lists them.
   """
   check_model(model)
   image_shape = check_image_shape(image_shape)
@@ -109,7 +109,9 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
     listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
     raise errors.UsageError(f'the weights in {str(path)!r} do not fit {model.name!r}: {listed}')
   leaves = [jnp.asarray(ours[name], places[place].dtype) for name, place in names.items()]
-  return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+  variables = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+  check_finite(f'the weights in {str(path)!r}', variables)
+  return variables
 
 
 def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
@@ -286,6 +288,7 @@ def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
     raise errors.UsageError('its arrays are larger than the file')
 
   def array(dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
+    errors.check_choice('type of an array', dtype, _SAFETENSORS)
     return np.frombuffer(data[slice(*data_offsets)], _SAFETENSORS[dtype]).reshape(shape)
 
   return {name: array(**entry) for name, entry in header.items()}
@@ -319,7 +322,21 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
   tensors = [value for value in content.values() if isinstance(value, _Tensor)]
   if sum(math.prod(tensor.shape) * tensor.storage.dtype.itemsize for tensor in tensors) > _MOST_BYTES:
     raise errors.UsageError(f'its tensors take more than {_MOST_BYTES:,} bytes')
-  return {name: value.array() if isinstance(value, _Tensor) else value for name, value in content.items()}
+  return {
+    name: _numbers(name, value.array() if isinstance(value, _Tensor) else value) for name, value in content.items()
+  }
+
+
+def _numbers(name: str, values: np.ndarray) -> np.ndarray:
+  """Returns an array of real numbers; raises `UsageError` for any other.
+
+  NumPy has no name for bfloat16 and writes it as two bytes without a type, which no other type of ours is.
+  """
+  if values.dtype == np.dtype('V2'):
+    return values.view(jnp.bfloat16)
+  if values.dtype.kind not in 'fiub' and values.dtype != jnp.bfloat16:
+    raise errors.UsageError(f'the array {name} is {values.dtype}, expected numbers')
+  return values
 
 
 def has_published_names(params: Tree) -> bool:

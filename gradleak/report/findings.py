@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
+from gradleak.data.images import span_in_words
 from gradleak.metrics import statistics
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range, significant
@@ -14,7 +15,7 @@ _FAILED = ('not_solved', 'diverged')
 
 Entry = dict[str, Any]  # of `tables.worst_case`
 Summary = dict[str, Any]  # of `tables.summarise`
-Config = Mapping[str, Any]  # of the audit; only `batch_size` is read
+Config = Mapping[str, Any]  # of the audit
 
 
 def sentences(
@@ -31,6 +32,7 @@ def sentences(
   return [
     *unaware(summaries),
     *remarks(methods),
+    *pixels(config),
     undefended(summaries, worst, config),
     *defended(worst, config),
     caution(worst),
@@ -108,6 +110,11 @@ def remarks(methods: Mapping[str, Any]) -> list[str]:
     if known.get('remark'):
       together.setdefault(known['remark'], []).append(f'`{defense}`')
   return [f'{listed(defenses)}: {remark}.' for remark, defenses in together.items()]
+
+
+def pixels(config: Config) -> list[str]:
+  """Returns at most one sentence: that the images use a small part of [0, 1], where they do."""
+  return [span_in_words(*config['pixel_range'])] if 'pixel_range' in config else []
 
 
 def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Config) -> str:

@@ -127,6 +127,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   found = [
     *findings.unaware(summaries),
     *findings.remarks(result.methods),
+    *findings.pixels(result.config),
     findings.undefended(summaries, worst, result.config),
     *findings.broken(worst, result.config),
     *findings.hinting(worst, result.config),

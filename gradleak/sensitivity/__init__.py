@@ -27,7 +27,7 @@ from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.defenses.defense import as_defense
 from gradleak.federated import ClientSettings, simulation, training
 from gradleak.models import Model, check_variables
-from gradleak.models.model import check_model
+from gradleak.models.model import check_finite, check_model
 from gradleak.progress import rounds as reporter
 from gradleak.scenario import Scenario, num_logits, scenario
 from gradleak.sensitivity.assumptions import (
@@ -199,6 +199,7 @@ def _task(
   own = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
   if variables is not None:
     check_variables(model, variables, shape)
+    check_finite(f'the weights of {model.name!r}', variables)
   weights = own if variables is None else variables
   classes = num_classes or num_logits(model, weights, shape)
   reporter(progress, 1)  # an unknown mode says so now

@@ -96,10 +96,37 @@ def test_rules_that_cannot_read_a_batch_say_so(client, observe, small_images):
     rules.infer('yn', client.model, observation)
 
 
-def test_a_network_without_a_classifying_bias_is_named(small_images):
-  model = models.from_functions(lambda key, shape: {'w': jnp.zeros((64, 10))}, lambda p, x: x.reshape(-1, 64) @ p['w'])
-  with pytest.raises(errors.UsageError, match='0 biases for 10 classes'):
-    rules.last_layer(model, {'w': jnp.zeros((64, 10))}, (8, 8, 1), 10)
+@pytest.mark.parametrize('share', ['gradient', 'delta'])
+def test_labels_are_read_from_weights_alone_where_the_head_has_no_bias(share, small_images):
+  """Rules that read the bias say so; the others find the labels of real digits."""
+  model = models.from_functions(
+    lambda key, shape: {'w': 0.01 * jax.random.normal(key, (64, 10))}, lambda p, x: x.reshape(-1, 64) @ p['w'], 'bare'
+  )
+  images, labels = small_images[0][:3], small_images[1][:3]  # of three classes
+  client = Client(model, 10, share=share)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  assert rules.last_layer(model, variables['params'], (8, 8, 1), 10).bias is None
+
+  def observation(number):
+    sent = client.local_update(None, variables, images[:number], labels[:number])
+    knowledge = Knowledge(share=share, labels='inferred')
+    return Observation(variables, sent.update, jnp.zeros((number, 10)), knowledge, (number, 8, 8, 1), 10)
+
+  assert rules.infer('idlg', model, observation(1)).tolist() == [labels[0]]
+  for rule in ('yin', 'wainakh'):
+    assert rules.infer(rule, model, observation(3)).tolist() == sorted(labels.tolist())
+  for rule in rules.BIASED:
+    with pytest.raises(
+      errors.UsageError, match=f"'{rule}' reads the bias of the classifying layer, and 'bare' has none"
+    ):
+      rules.infer(rule, model, observation(1), moved=0.1)
+
+
+def test_two_layers_that_could_be_the_last_one_are_named():
+  params = {'a': jnp.zeros((64, 10)), 'b': jnp.zeros((10, 10))}
+  model = models.from_functions(lambda key, shape: params, lambda p, x: x.reshape(-1, 64) @ p['a'] @ p['b'])
+  with pytest.raises(errors.UsageError, match='has 2 weights and 0 biases for 10 classes'):
+    rules.last_layer(model, params, (8, 8, 1), 10)
 
 
 def test_idlg_takes_the_sum_of_a_class_not_its_extreme():

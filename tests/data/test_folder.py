@@ -109,6 +109,42 @@ def test_hidden_and_other_files_are_ignored(tmp_path):
   assert len(dataset.images) == 1
 
 
+def test_what_is_left_out_is_said(tmp_path):
+  for name in ('a', 'b'):
+    write(tmp_path, f'test/{name}/1.png', GREY)
+  assert load(tmp_path).notes == ()
+  for name in ('a/1.bmp', 'a/2.bmp', 'b/scan.tif', 'b/README', 'b/Thumbs.db', '__MACOSX/a/1.png', 'a/more/2.png'):
+    write(tmp_path, 'test/b/spare.png', GREY)
+    (tmp_path / 'test' / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'test/b/spare.png').rename(tmp_path / 'test' / name)
+  write(tmp_path, 'test/loose.png', GREY)
+  (tmp_path / 'train/new folder').mkdir(parents=True)
+  (tmp_path / '__MACOSX/test').mkdir(parents=True)
+  dataset = load(tmp_path)
+  assert dataset.class_names == ('a', 'b', 'new folder') and len(dataset.images) == 2
+  empty, others, deep, loose = dataset.notes
+  assert empty.startswith('1 of the label folders hold no image in any split, and count as classes: new folder.')
+  assert others.endswith('are left out, .png, .jpg, .jpeg are read: 2 with .bmp, 1 with .tif, 1 with no suffix.')
+  assert deep == 'Images in folders below those of the labels are left out: a/more.'
+  assert loose.endswith('stand in no label folder and are left out: loose.png.')
+  with pytest.raises(errors.UsageError, match=r"unknown split of folder:.* '__MACOSX' .valid: test, train"):
+    load(tmp_path, '__MACOSX')
+
+
+@pytest.mark.parametrize('bits', [10, 12, 14])
+def test_grey_of_fewer_bits_than_its_file_is_said_and_can_be_scaled(bits, tmp_path):
+  largest = 2**bits - 1
+  write(tmp_path, 'test/a/1.png', np.array([[0, largest], [largest // 2, 1]], np.uint16))
+  (note,) = load(tmp_path).notes
+  assert note.startswith(f'The images use [0, {largest / 65535:.3g}] of [0, 1] alone')
+  scaled = load(tmp_path, largest_pixel=largest)
+  assert scaled.notes == () and scaled.images.max() == 1
+  with pytest.raises(errors.UsageError, match=f'has a pixel of {largest}, above largest_pixel=500'):
+    load(tmp_path, largest_pixel=500)
+  with pytest.raises(errors.UsageError, match='largest_pixel is 0, expected a finite number in'):
+    load(tmp_path, largest_pixel=0)
+
+
 def test_only_the_first_images_are_decoded(tmp_path):
   write(tmp_path, 'test/a/1.png', GREY)
   broken = tmp_path / 'test/a/2.png'

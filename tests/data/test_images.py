@@ -1,10 +1,13 @@
+import jax
 import numpy as np
 import PIL.Image
 import pytest
 import skimage.transform
 
+import gradleak as gl
 from gradleak import errors
 from gradleak.data import images
+from gradleak.report import findings
 
 
 def rng():
@@ -83,3 +86,18 @@ def test_oblong_images_are_cropped_to_their_central_square(axis):
   padding = [(0, 0)] * 3
   padding[axis] = (2, 2)
   np.testing.assert_array_equal(images.convert(np.pad(square, padding), 'it', image_size=6), square.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+  ('low', 'high', 'said'),
+  [(0, 0.062, True), (0, 0.25, True), (0.7, 0.9, True), (0, 0.3, False), (0, 1, False), (0.5, 0.5, False)],
+)
+def test_a_small_part_of_the_range_is_recorded_and_said(low, high, said, small_images):
+  """In the scenario, whoever made the images, and where results are read."""
+  pixels = (low + (high - low) * small_images[0]).astype(np.float32)
+  built = gl.scenario(gl.models.mlp(10, widths=4), pixels, small_images[1], key=jax.random.key(0))
+  assert ('pixel_range' in built.settings) == said
+  sentences = findings.pixels(built.settings)
+  assert len(sentences) == said
+  if said:
+    assert sentences[0].startswith(f'The images use [{low:.3g}, {high:.3g}] of [0, 1] alone: noise hides them')

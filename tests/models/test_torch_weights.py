@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradleak as gl
 from gradleak import errors, models
 from gradleak.models import resnet, torch_weights
 from gradleak.models.model import from_flax
@@ -302,3 +303,55 @@ def test_published_weights_classify_as_published(published_resnet20):
   print(f'{accuracy:.1%} with running statistics, {np.mean(trained == labels):.1%} with those of batches of 100')
   assert abs(accuracy - 0.915) <= 0.002
   assert 0.85 < np.mean(trained == labels) < accuracy
+
+
+def test_bfloat16_in_an_npz_is_read_and_other_types_are_named(tmp_path):
+  """NumPy writes bfloat16 as two bytes without a type."""
+  values = jnp.asarray([[1.5, -2.0], [0.25, 3.0]], jnp.bfloat16)
+  np.savez(tmp_path / 'weights.npz', w=np.asarray(values))
+  found = torch_weights.read(tmp_path / 'weights.npz')['w']
+  assert found.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(found.astype(np.float32), np.asarray(values, np.float32))
+  for other, shown in ((np.array(['a']), '<U1'), (np.zeros(2, complex), 'complex128'), (np.zeros(2, 'V1'), r'\|V1')):
+    np.savez(tmp_path / 'weights.npz', w=other)
+    with pytest.raises(errors.UsageError, match=f'the array w is {shown}, expected numbers'):
+      torch_weights.read(tmp_path / 'weights.npz')
+  header = b'{"w":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
+  (tmp_path / 'x.safetensors').write_bytes(len(header).to_bytes(8, 'little') + header + b'ab')
+  with pytest.raises(errors.UsageError, match="unknown type of an array 'F8_E4M3'"):
+    torch_weights.read(tmp_path / 'x.safetensors')
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, 1e39])
+def test_weights_that_are_not_finite_are_refused_by_name(value, tmp_path, small_images):
+  model = gl.models.mlp(10, widths=4)
+  variables = jax.tree.map(np.array, dict(model.init(jax.random.key(0), (8, 8, 1))))
+  entries = {'.'.join(gl.trees.path_names(path)): x for path, x in jax.tree.leaves_with_path(variables['params'])}
+  kernel = entries['Dense_0.kernel'].astype(np.float64)
+  kernel[1, 2] = value
+  np.savez(tmp_path / 'weights.npz', **{**entries, 'Dense_0.kernel': kernel})
+  words = r'are not finite: 1 of 256 values of params\.Dense_0\.kernel'
+  with pytest.raises(errors.UsageError, match=f'the weights in .* {words}'):
+    gl.read_weights(tmp_path / 'weights.npz', model, (8, 8, 1))
+  with np.errstate(over='ignore'):
+    variables['params']['Dense_0']['kernel'] = kernel.astype(np.float32)
+  built = gl.scenario(model, *small_images, key=jax.random.key(0))
+  for use in (
+    lambda: gl.scenario(model, *small_images, variables=variables),
+    lambda: built.trained(variables),
+    lambda: built.trained(built.variables, variables),
+    lambda: gl.scenario(model, *small_images, key=jax.random.key(0), previous=variables),
+    lambda: gl.models.agreement(model, variables, small_images[0], np.zeros((8, 10))),
+    lambda: gl.inspect(model, variables, (8, 8, 1)),
+    lambda: gl.attack(jax.random.key(0), model, variables, built.variables['params'], image_shape=(8, 8, 1)),
+  ):
+    with pytest.raises(errors.UsageError, match=words):
+      use()
+
+
+def test_published_weights_that_are_not_finite_are_refused_by_name(entries, tmp_path):
+  kernel = entries['conv1.weight'].copy()
+  kernel[0, 0, 0, 0] = np.nan
+  path = written('npz', {**entries, 'conv1.weight': kernel}, tmp_path)
+  with pytest.raises(errors.UsageError, match=r'are not finite: 1 of 18 values of params\.conv1\.kernel'):
+    torch_weights.load(path, small(), (8, 8, 1))
