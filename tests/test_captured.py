@@ -196,6 +196,40 @@ def test_the_shape_of_images_is_derived_where_one_fits(dense):
   assert captured.derived_image_shape(dense.model, dense.variables) == SHAPE
 
 
+@pytest.mark.parametrize('attack', [gl.attacks.fidel(), gl.attacks.peeling(), gl.attacks.csdlg_fast()], ids=str)
+def test_the_finding_is_the_same_at_any_scale(attack, dense, tmp_path):
+  update = dense.update()
+  (expected,) = dense.attack(update, attacks=[attack]).inversions
+  for scale in (1e-60, 1e-6, 1e38, 1e39):
+    scaled = {name: x.astype(np.float64) * scale for name, x in named(update).items()}
+    np.savez(tmp_path / 'update.npz', **scaled)
+    found = dense.attack(gl.read_update(tmp_path / 'update.npz', dense.model, dense.variables), attacks=[attack])
+    (one,) = found.inversions
+    np.testing.assert_allclose(one.images, expected.images, atol=1e-4)
+    np.testing.assert_allclose(one.mismatch, expected.mismatch, rtol=1e-3, atol=1e-12)
+    np.testing.assert_allclose(one.control_mismatch, expected.control_mismatch, rtol=0.1)
+    said = [text for text in found.warnings if text.startswith('The norm of the update is ')]
+    assert len(said) == (not 1e-10 < scale < 1e10) and not any(
+      'clip' in text for text in found.warnings if text not in said
+    )
+    if said:
+      size = float(np.sqrt(sum(np.square(x).sum(dtype=np.float64) for x in jax.tree.leaves(update)))) * scale
+      assert f'is {size:.3g}:' in said[0]
+
+
+def test_a_scale_that_the_type_of_an_update_does_not_hold_is_said(dense):
+  update = dense.update()
+  small = jax.tree.map(lambda x: (x.astype(np.float64) * 1e-40).astype(np.float32), update)
+  found = dense.attack(small, attacks=[gl.attacks.fidel()])
+  assert any(text.endswith('save the update in a wider type, or at a larger scale.') for text in found.warnings)
+  with pytest.raises(gl.UsageError, match=r"'ilrg' reads the size of the update, and its norm of .*e-40 is beyond"):
+    dense.attack(small, labels='ilrg')
+  half = jax.tree.map(lambda x: x.astype(np.float16), update)  # parameters of a short type, and a long update
+  kept = captured.update.checked(jax.tree.map(lambda x: x * np.float32(1e5), update), half)
+  assert kept.factor < 1 and all(np.isfinite(x).all() for x in jax.tree.leaves(kept.update))
+  assert captured.update.checked(update, dense.variables['params'])[1:] == (1.0, 0.0)
+
+
 def test_what_stands_out_in_an_update(affine):
   def warned(update, labels=None):
     return ' '.join(hints(update, affine.variables, affine.client, SHAPE, 1, labels))

@@ -18,7 +18,6 @@ It runs on the host, in NumPy float64, whatever the precision of the gradient: a
 in the samples found later.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from gradleak.federated import Client, Observation
 from gradleak.models.model import require
 from gradleak.trees import Layer, Tree
 
+PIXELS = (0.0, 1.0)
 NORMALISED = (-10.0, 10.0)  # no usual normalisation of pixels leaves it
 Dense = tuple[np.ndarray, np.ndarray]  # (kernel [in, out], bias [out]) of a layer, or their gradients
 
@@ -109,7 +109,7 @@ def peel(
   batch_size: int,
   *,
   tolerance: float = 1e-4,
-  box: tuple[float, float] = (0.0, 1.0),
+  box: tuple[float, float] = PIXELS,
 ) -> Peeled:
   """Returns the `Peeled` samples of a batch.
 
@@ -146,6 +146,40 @@ def peel(
     images, labels, mismatch, neurons = (np.concatenate(pair) for pair in found)
   whole = np.linalg.norm(shares)
   return Peeled(images, labels, mismatch, neurons, float(np.linalg.norm(left.shares) / whole) if whole else 0.0)
+
+
+def scale(
+  layers: Sequence[Dense],
+  gradients: Sequence[Dense],
+  batch_size: int,
+  *,
+  tolerance: float = 1e-4,
+  box: tuple[float, float] = PIXELS,
+) -> float:
+  """Returns how many times as large a gradient is as that of the mean cross-entropy; 1 where no neuron tells.
+
+  The quotient of a neuron with one sample is its image at any scale. What this image and a label imply for the neuron,
+  its share and its row of the second layer's gradient, is then what the neuron holds, up to one factor.
+
+  Args:
+    layers, gradients, batch_size, tolerance, box: as `peel` takes them; the tolerance is of that relative difference.
+  """
+  layers = [tuple(np.asarray(x, np.float64) for x in layer) for layer in layers]
+  (incoming, shares), (outgoing, _) = ([np.asarray(x, np.float64) for x in layer] for layer in gradients[:2])
+  neurons, candidates = _candidates(_Gradient(incoming.T, shares, outgoing), box, tolerance)
+  z = candidates @ layers[0][0] + layers[0][1]
+  held = np.concatenate([shares[neurons, np.newaxis], outgoing[neurons]], axis=1)
+  sizes = np.maximum(np.linalg.norm(held, axis=1), _TINY)
+  at, best = np.arange(len(neurons)), (tolerance, 1.0)
+  for label in range(len(layers[-1][1])):
+    to_first, to_second = implied_gradients(layers[1:], z, np.full(len(z), label))
+    active = np.maximum(z[at, neurons], 0)[:, np.newaxis]
+    ours = np.concatenate([to_first[at, neurons, np.newaxis], active * to_second], axis=1) / batch_size
+    factors = (ours * held).sum(axis=1) / np.maximum((ours**2).sum(axis=1), _TINY)
+    apart = np.linalg.norm(held - factors[:, np.newaxis] * ours, axis=1) / sizes
+    found = [(float(a), float(f)) for a, f in zip(apart, factors, strict=True) if f > 0]
+    best = min([best, *found])
+  return best[1]
 
 
 def implied_gradients(rest: Sequence[Dense], z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -324,6 +358,9 @@ def _take_again(
 def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
   r"""Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
 
+  Where nothing is certified, the gradient may be a multiple of the mean one, as under clipping: `scale` tells by which
+  factor, and it is peeled again.
+
   Formula:
     \hat{x}_j = \frac{\partial L / \partial W_j}{\partial L / \partial b_j}, \quad \frac{\partial L}{\partial W_j}
     = \frac{1}{B} \sum_i \delta_{ij} x_i, \quad \frac{\partial L}{\partial b_j} = \frac{1}{B} \sum_i \delta_{ij}
@@ -348,10 +385,18 @@ def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
     observation = in_pixels(client.model, observation)
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
-    take = functools.partial(peel, known, observed, observation.image_shape[0], tolerance=float(tolerance))
+
+    def take(gradients: Sequence[Dense] = observed, **options: Any) -> Peeled:
+      return peel(known, gradients, observation.image_shape[0], tolerance=float(tolerance), **options)
+
     peeled = take()
     if len(peeled.labels) < observation.image_shape[0]:  # a network that normalises in its own code is not known to
       peeled = max(peeled, take(box=NORMALISED), key=lambda found: len(found.labels))
+    for box in () if len(peeled.labels) else (PIXELS, NORMALISED):  # it may be a sum, clipped, or in another unit
+      factor = scale(known, observed, observation.image_shape[0], tolerance=float(tolerance), box=box)
+      if factor != 1:
+        again = take([(kernel / factor, bias / factor) for kernel, bias in observed], box=box)
+        peeled = max(peeled, again, key=lambda found: len(found.labels))
     return peeled.images, peeled.labels
 
   return base.host_form(check, read)

@@ -19,9 +19,9 @@ from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import versions
 from gradleak.audit.settings import AuditSettings, Group, Labelled, labelled, plan
-from gradleak.captured.hints import hints
+from gradleak.captured.hints import hints, of_scale
 from gradleak.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
-from gradleak.captured.update import checked, derived_image_shape, read_update, read_weights
+from gradleak.captured.update import checked, derived_image_shape, norm, read_update, read_weights
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.federated import Client, ClientSettings
@@ -129,14 +129,24 @@ def attack(
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained)
-  update = checked(update, stand_in.variables['params'])
+  update, factor, lost = checked(update, stand_in.variables['params'])
   protected = as_defense(defense)
   named = _attacks(attacks, key, stand_in, chosen)
+  if factor != 1 and mode in label_rules.SIZED:
+    raise errors.UsageError(
+      f'the label rule {mode!r} reads the size of the update, and its norm of '
+      f'{norm(jax.tree.leaves(update)) / factor:.3g} is beyond what float32 can compare: choose another rule'
+    )
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
   modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
   groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
   config = _config(key, stand_in, update, groups, chosen, labels, protected)
-  warned = hints(update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members))
+  warned = [
+    *of_scale(update, factor, lost),
+    *hints(
+      update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members), factor
+    ),
+  ]
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})

@@ -1,6 +1,5 @@
 """What an update itself says about how it was made: sentences for the person who captured it."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -8,13 +7,37 @@ import numpy as np
 
 from gradleak import errors, trees
 from gradleak.attacks.labels import last_layer
+from gradleak.captured.update import norm
 from gradleak.federated import Client, cross_entropy
 from gradleak.trees import Tree
 
 ROUND = 2e-5  # relative distance within which a norm equals a number of at most two digits
 ALIKE = 0.9  # correlation from which an update looks like the weights themselves
 MANY = 0.9  # share of zeros, in whole rows and columns of a tensor, that is worth a word
+LOST = 0.01  # share of values with fewer digits than their type, that is worth a word
 SCATTERED = 0.02  # share of zeros that stand alone, neither in a row nor in a column of zeros
+
+
+def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
+  """Returns sentences on the size of an update; empty if float32 can hold its squares.
+
+  Args:
+    update, factor, lost: of a `captured.update.Checked`.
+  """
+  found = []
+  if factor != 1:
+    size = norm(jax.tree.leaves(update)) / factor
+    found.append(
+      f'The norm of the update is {size:.3g}: squares of its values leave the range of its type. It is attacked at a '
+      'scale at which its largest value is 0.5 to 1; directions and quotients are the same at any scale. Attacks that '
+      'compare sizes, by squared distances or a known clip, say nothing here.'
+    )
+  if lost >= LOST:
+    found.append(
+      f'{100 * lost:.0f} % of its values that are not zero were given as subnormal numbers, which have lost digits: '
+      'save the update in a wider type, or at a larger scale.'
+    )
+  return found
 
 
 def hints(
@@ -25,6 +48,7 @@ def hints(
   num_samples: int,
   labels: Sequence[int] | None = None,
   protected: bool = False,
+  factor: float = 1.0,
 ) -> list[str]:
   """Returns sentences on what stands out in an update; empty if nothing does.
 
@@ -36,12 +60,13 @@ def hints(
     num_samples: private samples that are said to be behind it.
     labels: their labels, where they are given.
     protected: whether the client's defense is given.
+    factor: what the captured update was multiplied by, see `update.checked`.
   """
   named = {'.'.join(trees.path_names(path)): np.asarray(x) for path, x in jax.tree.leaves_with_path(update)}
   found = [
     *_withheld(named),
     *_zeros(named, protected),
-    *_clipped(named, protected),
+    *_clipped(named, protected, factor),
     *_weights(update, variables['params']),
   ]
   if client.loss is cross_entropy:
@@ -87,10 +112,10 @@ def _scattered(array: np.ndarray) -> float:
   return float(alone.mean())
 
 
-def _clipped(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
-  norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in named.values()))
-  rounded = float(f'{norm:.1e}')
-  if abs(norm - rounded) <= ROUND * rounded:
+def _clipped(named: Mapping[str, np.ndarray], protected: bool, factor: float) -> Iterator[str]:
+  size = norm(named.values()) / factor
+  rounded = float(f'{size:.1e}')
+  if abs(size - rounded) <= ROUND * rounded:
     yield (
       f'The norm of the update is {rounded:g}, a round number: it was probably clipped.'
       + ('' if protected else f' If so, the defense is clip(norm={rounded:g}).')

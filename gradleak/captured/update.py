@@ -1,10 +1,11 @@
 """An update that a user brings: read from a file, and checked against the parameters that it should fit."""
 
 import itertools
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from gradleak.trees import Tree
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
 FLATTENED = ('channels_first', 'channels_last')
+_RANGE = (2.0**-50, 2.0**50)  # of an update's norm: squares of its values fit float32
 _LISTED = 4  # names in one part of a message
 _BUFFERS = ('num_batches_tracked',)  # what a state dict holds beside tensors of the model
 _STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
@@ -115,8 +117,23 @@ def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int
   return fitting[0]
 
 
-def checked(update: Any, params: Tree) -> Tree:
-  """Returns an update as NumPy arrays of the parameters' structure and types.
+class Checked(NamedTuple):
+  """An update that can be attacked.
+
+  Attributes:
+    update: NumPy arrays in the structure and the types of the parameters.
+    factor: a power of two that it was multiplied by. It is 1 unless the squares of its values leave the range of
+      float32, or its values that of the parameters' type; its largest value is 0.5 to 1 then.
+    lost: part of its values that were given as subnormal numbers, which have fewer digits than their type.
+  """
+
+  update: Tree
+  factor: float
+  lost: float
+
+
+def checked(update: Any, params: Tree) -> Checked:
+  """Returns the `Checked` update: it is measured in float64 before it is rounded.
 
   Args:
     update: a tree like the parameters, or {'params': such a tree}.
@@ -151,8 +168,31 @@ def checked(update: Any, params: Tree) -> Tree:
       )
   if not any(array.any() for array in arrays.values()):
     raise errors.UsageError('every value of the update is zero: there is nothing to attack')
-  leaves = [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()]
-  return jax.tree.unflatten(jax.tree.structure(params), leaves)
+  largest, factor = max(float(np.abs(x.astype(np.float64)).max()) for x in arrays.values() if x.size), 1.0
+  rounded = _rounded(arrays, wanted, factor)
+  if not _RANGE[0] <= norm(arrays.values()) <= _RANGE[1] or not _fits(rounded):
+    factor = math.ldexp(1.0, max(-1000, min(1000, -math.frexp(largest)[1])))
+    rounded = _rounded(arrays, wanted, factor)
+  lost = sum(int(((x != 0) & (np.abs(x) < jnp.finfo(x.dtype).tiny)).sum()) for x in arrays.values())
+  whole = jax.tree.unflatten(jax.tree.structure(params), rounded)
+  return Checked(whole, factor, lost / max(sum(np.count_nonzero(x) for x in arrays.values()), 1))
+
+
+def norm(arrays: Iterable[np.ndarray]) -> float:
+  """Returns the L2 norm of arrays, in float64; infinity beyond its range."""
+  values = [np.abs(array.astype(np.float64)) for array in arrays if array.size]
+  largest = max(float(each.max()) for each in values)
+  return largest * math.sqrt(sum(float(np.square(each / largest).sum()) for each in values)) if largest else 0.0
+
+
+def _rounded(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any], factor: float) -> list[np.ndarray]:
+  """Returns the arrays times a factor, in the types of the parameters."""
+  with np.errstate(over='ignore', under='ignore'):
+    return [(arrays[name].astype(np.float64) * factor).astype(leaf.dtype) for name, leaf in wanted.items()]
+
+
+def _fits(rounded: Sequence[np.ndarray]) -> bool:
+  return all(np.isfinite(x.astype(np.float64)).all() for x in rounded) and any(x.any() for x in rounded)
 
 
 def _name(path: Sequence) -> str:

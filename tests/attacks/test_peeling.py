@@ -156,6 +156,34 @@ def victim(digits):
   return layers, gradient(layers, images, labels), images, labels
 
 
+@pytest.mark.parametrize('factor', [8.0, 1e-3, 1e12])  # a sum in place of the mean, and other units
+def test_the_scale_of_a_gradient_is_read_from_it(victim, factor):
+  layers, observed, *_ = victim
+  scaled = [tuple(factor * x for x in layer) for layer in observed]
+  assert not len(peel(layers, scaled, 8).labels)
+  np.testing.assert_allclose(peeling.scale(layers, scaled, 8), factor, rtol=1e-9)
+  noise = [tuple(np.random.default_rng(0).normal(size=x.shape) for x in layer) for layer in observed]
+  assert peeling.scale(layers, noise, 8, box=peeling.NORMALISED) == 1
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_a_clipped_gradient_is_peeled_by_one_who_does_not_know_the_clip(digits):
+  images, labels = digits[0][:4].reshape(4, 8, 8, 1).astype(np.float32), digits[1][:4].astype(np.int32)
+  model = models.create('mlp', 10, init='default')
+  scenario = gl.scenario(model, images, labels, key=jax.random.key(0))
+  result = gl.audit(
+    jax.random.key(1),
+    scenario,
+    [gl.defenses.clip(norm=0.01)],
+    [gl.attacks.peeling()],
+    num_trials=2,
+    controls=2,
+    knowledge='unaware',
+    progress='none',
+  )
+  assert [row['psnr'] > 60 for row in result.rows] == [True, True]
+
+
 def test_mixtures_are_not_certified(digits):
   images, labels = digits[0][:8], digits[1][:8]
   layers = dense(3, 64, 256, 10, bias=50.0)  # every neuron active on every image
