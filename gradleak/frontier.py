@@ -20,7 +20,7 @@ from gradleak.data import partition
 from gradleak.defenses import Context, Placed, place
 from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
-from gradleak.federated import Client, ClientSettings, accounting, simulation, training
+from gradleak.federated import Client, ClientSettings, accounting, heads, simulation, training
 from gradleak.models import Model, check_apply, check_variables
 from gradleak.models.model import check_finite, check_model, check_parameters
 from gradleak.progress import rounds as reporter
@@ -285,6 +285,7 @@ def frontier(
   shape = train[0].shape[1:]
   variables = _checked_variables(key, model, variables, shape)
   made = local.client(model, num_logits(model, variables, shape))
+  heads.check_client(made, variables, shape)
   data.check_classes(train[1], made.num_classes)
   test = data.pair('test', test, made.num_classes, shape)
   public = None if public is None else data.pair('public', public, made.num_classes, shape)

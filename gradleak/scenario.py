@@ -15,7 +15,6 @@ from gradleak.models import Model
 from gradleak.models.model import (
   check_apply,
   check_finite,
-  check_mode,
   check_model,
   check_parameters,
   check_variables,
@@ -122,9 +121,7 @@ def scenario(
   given = _checked_gallery((images, labels) if gallery is None else gallery, image_shape, num_classes)
   found, composition = _candidates(given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
-  check_mode(model, variables, image_shape, client.batch_norm)
-  if heads.takes_logits(client.loss):
-    heads.check_head(model, variables, image_shape)
+  heads.check_client(client, variables, image_shape)
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),

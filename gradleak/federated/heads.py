@@ -11,6 +11,7 @@ import optax
 from gradleak import errors
 from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
+from gradleak.models.model import check_mode
 
 _ON_LOGITS = (*LOSSES.values(), optax.softmax_cross_entropy)
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
@@ -35,6 +36,22 @@ def one_logit(name: str) -> errors.UsageError:
     f'the model {name!r} has one logit, and a softmax of one logit is 1: every gradient would be 0. For two classes '
     'return two logits, jnp.concatenate([jnp.zeros_like(z), z], axis=1): their cross-entropy is the binary one of z'
   )
+
+
+def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) -> None:
+  """Checks that the network of a `Client` follows its mode of BatchNorm, and returns what its loss takes.
+
+  Args:
+    client: the `Client`.
+    variables: of its model.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: as `check_mode` of models and `check_head` do.
+  """
+  check_mode(client.model, variables, image_shape, client.batch_norm)
+  if takes_logits(client.loss):
+    check_head(client.model, variables, image_shape)
 
 
 def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> None:

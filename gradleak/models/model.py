@@ -211,8 +211,9 @@ def check_finite(what: str, variables: Tree) -> None:
 
   Args:
     what: how messages call the variables, in the plural.
-    variables: a tree of arrays on the host or on a device.
+    variables: a tree of arrays on the host or on a device; traced ones are refused, too.
   """
+  errors.refuse_traced('the scenario', variables)
   for path, leaf in jax.tree.leaves_with_path(variables):
     values = np.asarray(leaf)
     bad = int((~np.isfinite(values)).sum()) if jnp.issubdtype(values.dtype, jnp.floating) else 0
