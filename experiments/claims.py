@@ -280,11 +280,14 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
   ),
   'outpost_4_resnet18': _modes(_BATCHES[:3]),
   'outpost_4_resnet152': _modes(_BATCHES[:1]),
-  'outpost_5': tuple(
-    Ordered(f'{mode} mode, {state} | CIFAR-100 | ssim', str(judgement.BLIND))
-    for mode in _MODES
-    for state in ('untrained', 'pretrained')
-  ),
+  **{
+    name: tuple(
+      Ordered(f'{mode} mode, {state} | {row} | ssim', str(judgement.BLIND))
+      for mode in _MODES
+      for state in ('untrained', 'pretrained')
+    )
+    for name, row in (('outpost_5', 'CIFAR-100'), ('outpost_5_tiny', 'Tiny ImageNet'))
+  },
   'outpost_figure_4': (
     *_below([f'E = 1, n = {n}, B = {n}' for n in (1, 8)], ['psnr'], ['DP'], ['GC', 'GD', 'OUTPOST']),
     *_below([f'E = 1, n = {n}, B = {n}' for n in (1, 8)], ['psnr'], ['GD', 'OUTPOST'], ['GC']),
@@ -312,6 +315,10 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
   'dcs2_2_accuracy': (
     *_costs([_TINY], 'accuracy', 'DCS²', 'none', 1.0),
     *_below([_TINY], ['sensitive_accuracy'], _OTHERS, ['DCS²']),
+  ),
+  'dcs2_2_celeba_accuracy': (
+    *_costs(['faces for CelebA', 'start points from CIFAR-10'], 'accuracy', 'DCS²', 'none', 1.0),
+    *_below(['faces for CelebA'], ['sensitive_accuracy'], ('DP-Gaussian', 'Prune'), ['DCS²']),
   ),
   'dcs2_3_accuracy': _below([_TINY], ['sensitive_accuracy', 'accuracy'], ['λ_g = 1.0'], ['λ_g = 0.5']),
   'dcs2_5_accuracy': tuple(

@@ -96,6 +96,7 @@ HEADINGS = {
   'sensitive_accuracy': ('accuracy on sensitive samples %', lambda value: number(value, 2)),
   'accuracy_share': ('% of the undefended accuracy', lambda value: number(value, 1)),
   'overhead': ('round time, % over none', lambda value: number(value, 2)),
+  'clipping_overhead': ('round time, % over no clipping', lambda value: number(value, 2)),
   'round_seconds': ('seconds of a round', lambda value: number(value, 2)),
   'train_seconds': ('training s', lambda value: number(value, 2)),
   'defense_seconds': ('defense s', lambda value: number(value, 3)),
@@ -110,6 +111,7 @@ HEADINGS = {
   'certified': ('images certified', number),
   'largest_error': ('largest error', significant),
   'cosine': ('cosine', lambda value: number(value, 3)),
+  'objective': ('reconstruction loss', significant),
   'queries': ('queries', number),
   'alone': ('known to be alone', lambda value: number(value, 2)),
   **{f'{level}_{rule}': (rule, lambda value: number(value, 1)) for level in LEVELS for rule in GUESSES},
@@ -120,7 +122,13 @@ ROUNDED, EXACT = 0.005, 0.05  # share of the paper's figure by which ours may di
 NORMAL = 1.96  # standard errors on either side of a mean in its 95 % interval
 # Points of accuracy to either side that a single training leaves open: repeats of one declared training spread less.
 ONE_TRAINING = 5.0
-TIMED = ('overhead', 'round_seconds', 'train_seconds', 'defense_seconds')  # of another machine than the paper's
+TIMED = (
+  'overhead',
+  'clipping_overhead',
+  'round_seconds',
+  'train_seconds',
+  'defense_seconds',
+)  # of another machine than the paper's
 ACCURACIES = ('accuracy', 'sensitive_accuracy', 'accuracy_share')
 # Metric -> the width of its range, where a figure has no order of magnitude.
 BOUNDED = {

@@ -27,6 +27,7 @@ CHOICES = (
   'GradDefense is the published code: each step, 5 of 10 slices, clipped to its standard deviation of 0.1.',
 )
 
+PART = 'What is stored was run on a part of EMNIST Balanced.'
 LABELS = ('none', 'GC', 'DP', 'Soteria', 'GD', 'OUTPOST')
 # Scenario -> (title, dataset, n, B, attack -> (MSE, LPIPS, SSIM), each in the order of LABELS).
 SCENARIOS = {
@@ -106,7 +107,7 @@ def _scenario(index):
     runs,
     tuple(cells),
     METRICS,
-    CHOICES,
+    (*((PART,) if dataset.startswith('emnist') else ()), *CHOICES),
   )
 
 
@@ -168,6 +169,7 @@ def _figure_3(name):
     tuple(cells),
     'The figure prints curves; numbers are those of the text, in % of the undefended model’s accuracy and time.',
     (
+      *((PART,) if dataset.startswith('emnist') else ()),
       'How the data are non-i.i.d. is not stated: each client holds half of the classes, 1 % of the samples.',
       'LeNet with four convolutions has the “explicit” weights, which its sigmoids need to learn at all.',
       'OUTPOST’s noise goes with the variance of the weights: it needs the paper’s rate of 0.01. Of 180 local steps 29 '

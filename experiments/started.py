@@ -7,8 +7,23 @@ import numpy as np
 
 import gradleak as gl
 from experiments.experiment import Data, Run
+from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.scenario import fingerprint
+
+
+def brought(name: str, count: int, like: Dataset, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first training (images, labels) of a dataset, in the size, the channels and the classes of another.
+
+  Args:
+    name: of the dataset, as in `gradleak.data.load`.
+    count: number of images.
+    like: the other dataset; labels are taken modulo its number of classes.
+    data_dir: folder of TFDS datasets.
+  """
+  side, _, channels = like.images.shape[1:]
+  found = gl.data.load(name, 'train', data_dir=data_dir, limit=count, image_size=side, channels=channels)
+  return found.images, np.asarray(found.labels % like.num_classes, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +31,7 @@ class Started(Run):
   """An audit in which the client holds other public images than the attacker; `Data.others` are the client's.
 
   Attributes:
-    starts: the dataset of the start points: the first `public` images of its train split, brought to the size and the
-      channels of the private ones. The labels are taken modulo the number of classes.
+    starts: the dataset of the start points: the first `public` images of its train split, see `brought`.
   """
 
   starts: str = 'cifar10'
@@ -29,12 +43,7 @@ class Started(Run):
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`, with the start points."""
     data = super().load(data_dir)
-    side, _, channels = data.private.images.shape[1:]
-    starts = gl.data.load(
-      self.starts, 'train', data_dir=data_dir, limit=self.public, image_size=side, channels=channels
-    )
-    labels = np.asarray(starts.labels % data.private.num_classes, np.int32)
-    return data._replace(others=(starts.images, labels))
+    return data._replace(others=brought(self.starts, self.public, data.private, data_dir))
 
   def scenario(self, data: Data, seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
     """Returns the `Scenario`, which records the start points."""

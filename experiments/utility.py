@@ -14,6 +14,7 @@ import optax
 import gradleak as gl
 from experiments.comparison import ACCURACIES, ONE_TRAINING
 from experiments.experiment import Cell, Outcome, Scaled, duration
+from experiments.started import brought
 from gradleak import defenses, progress, specs
 from gradleak.data import Dataset, partition
 from gradleak.defenses import Context, Defense
@@ -32,14 +33,15 @@ from gradleak.strictness import lenient
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
 RELATION = 'add or remove one'  # of that ε: a client takes part or does not
 METRICS = (
-  'accuracy', 'sensitive_accuracy', 'accuracy_share', 'overhead', 'round_seconds', 'train_seconds', 'defense_seconds',
-  'parameters', 'share_sent', 'total_parameters', 'epsilon',
+  'accuracy', 'sensitive_accuracy', 'accuracy_share', 'overhead', 'clipping_overhead', 'round_seconds',
+  'train_seconds', 'defense_seconds', 'parameters', 'share_sent', 'total_parameters', 'epsilon',
 )  # fmt: skip
 
 CHANCE = ('majority_share', 'predicted_classes')  # columns of measured rounds that `federated.chance` judges by
 # Metric -> keys of a row: the number of samples that were classified correctly, and of all samples.
 SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
-CLASSES = {'cifar100': 100, 'emnist/balanced': 47, 'emnist/letters': 26}  # 10 elsewhere; of letters' 37, 26 occur
+# Dataset -> number of its classes; 10 elsewhere. Of the 37 of letters, 26 occur.
+CLASSES = {'cifar100': 100, 'emnist/balanced': 47, 'emnist/letters': 26, 'folder:data/faces32': 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Trainings(Scaled):
     tested: number of samples that the model is tested on, the first ones of the test split.
     batch_norm: as in `gradleak.scenario`.
     public: number of public samples, the next ones of the train split.
+    starts: a dataset that the public samples are of, see `started.brought`; '' takes them of `dataset`.
     sensitive: number of samples of the first client, which is then the only one with a defense; 0: all clients have
       the defense, and the samples of the partition.
     decay: factor of the learning rate from round to round; the server multiplies the mean delta by it.
@@ -173,6 +176,7 @@ class Trainings(Scaled):
   init: str = 'default'
   batch_norm: str = 'train'
   public: int = 0
+  starts: str = ''
   sensitive: int = 0
   decay: float = 1.0
   drop: int = 0
@@ -214,6 +218,7 @@ class Trainings(Scaled):
       samples=200,
       tested=50,
       public=min(self.public, 8),
+      starts=self.starts and 'faces',
       sensitive=min(self.sensitive, 4),
       extrapolated=self.mini.get('extrapolated', self.extrapolated),
       mini={},
@@ -242,9 +247,12 @@ class Trainings(Scaled):
     Raises:
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
-    samples = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + self.public)
+    own = 0 if self.starts else self.public
+    samples = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + own)
     tested = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.tested)
-    public = (samples.images[self.samples :], samples.labels[self.samples :]) if self.public else None
+    public = (samples.images[self.samples :], samples.labels[self.samples :]) if own else None
+    if self.starts:
+      public = brought(self.starts, self.public, samples, data_dir)
     private = samples._replace(images=samples.images[: self.samples], labels=samples.labels[: self.samples])
     return Data(private, tested, public)
 
@@ -284,6 +292,10 @@ class Trainings(Scaled):
       remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
       return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
     remark = 'diverged' if diverged else 'at chance' if any(map(self._at_chance, own)) else ''
+    if cell.metric == 'clipping_overhead':
+      bound, whole = (row['text'].partition('+')[index] for index in (0, 2))
+      (other,) = (one for one in rows if one['text'] == whole and bound.startswith('clip_samples('))
+      row = {**row, cell.metric: 100 * (row['round_seconds'] / other['round_seconds'] - 1)}
     if cell.metric not in ACCURACIES:
       return Outcome(row.get(cell.metric), None, None, row['tested'], None, diverged, remark)
     bare = [one for one in rows if self.defenses.get(one['defense']) == UNDEFENDED]

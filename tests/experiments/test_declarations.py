@@ -93,7 +93,7 @@ def test_the_numbers_are_possible(name):
 def test_ffl_prints_psnr_and_mse_of_the_same_pictures():
   cells = {(cell.row, cell.metric): cell.paper for cell in experiments.get('ffl_6').cells}
   rows = {row for row, metric in cells if metric == 'psnr_normalised' and cells[row, metric]}
-  assert len(rows) == 15
+  assert len(rows) == 16
   for row in rows:
     mse, psnr = np.array(cells[row, 'mse_normalised']), np.array(cells[row, 'psnr_normalised'])
     # Four decimals of an MSE of 0.0019 leave 0.1 dB.
@@ -118,7 +118,14 @@ def test_the_lines_of_noise_on_the_imprint_module_have_the_weights_that_they_nam
     assert 1 / (settings['bins'] * settings['gain']) == pytest.approx(float(weights.replace(',', '')))
 
 
-@pytest.mark.parametrize(('name', 'count'), [('graddefense_2a', 36), ('graddefense_2b', 36), ('outpost_3_1', 36)])
+@pytest.mark.parametrize(
+  ('name', 'count'),
+  [
+    ('graddefense_2a', 36), ('graddefense_2b', 36), ('graddefense_3e_accuracy', 12), ('outpost_3_1', 36),
+    ('outpost_4_resnet18', 32), ('outpost_4_resnet152', 32), ('outpost_5', 8), ('outpost_5_tiny', 8),
+    ('dcs2_2_celeba_accuracy', 12), ('ffl_6', 64),
+  ],
+)  # fmt: skip
 def test_no_number_is_forgotten(name, count):
   assert sum(len(numbers(cell)) for cell in experiments.get(name).cells) == count
 
@@ -183,7 +190,7 @@ def test_every_training_is_understood(name, scale):
       assert method.q is None or 'graddefense' in named
     gl.models.create(run.model, 10, init=run.init)
     assert set(run.extrapolated) <= set(run.defenses)
-    classes = {'emnist/letters': 26, 'emnist/balanced': 47, 'cifar100': 100}.get(run.dataset, 10)
+    classes = utility.CLASSES.get(run.dataset, 10)
     labels = np.arange(run.samples) % classes
     parts = partition.parse(run.protocol.partition, jax.random.key(0), labels, run.protocol.clients)
     assert len(parts) == run.protocol.clients >= run.protocol.per_round

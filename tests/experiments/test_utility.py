@@ -155,6 +155,24 @@ def test_an_accuracy_has_an_interval_only_of_three_seeds():
   assert found(3, metric='parameters').mean == 2
 
 
+def test_clipping_is_timed_against_the_same_defense_without_it():
+  rows = [
+    row(900, defense='none', text='none', round_seconds=1.0),
+    row(800, defense='half of the layers', text='graddefense(stddev=0.1)', round_seconds=2.0),
+    row(800, defense='DP', text='clip_samples(norm=1)+graddefense(stddev=0.1)', round_seconds=2.5),
+  ]
+  assert RUN.outcome(Cell('', '', 'clipping_overhead', '', 'DP'), rows).mean == pytest.approx(25)
+
+
+def test_the_public_samples_may_be_of_another_dataset():
+  own = dataclasses.replace(RUN, public=4)
+  other = dataclasses.replace(own, starts='faces')
+  mine, theirs = own.load(None), other.load(None)
+  np.testing.assert_array_equal(mine.samples.images, theirs.samples.images)
+  assert mine.public[0].shape == theirs.public[0].shape and not np.array_equal(mine.public[0], theirs.public[0])
+  assert (other.at_smoke().starts, own.at_smoke().starts) == ('faces', '')
+
+
 def test_a_model_at_chance_has_failed():
   cell = Cell('', '', 'accuracy', '', 'none')
   for correct, classes, failed in ((115, 'digits', True), (150, 'digits', False), (19, 'cifar100', False)):
