@@ -21,6 +21,7 @@ UNCOUNTED = (
   'Two kinds do not count. “By construction”: the figure follows from the declaration. “Repeated”: the same run and '
   'the same figure of the paper stand in an earlier table.'
 )
+EXPLAINED = 'What the verdicts mean is on the page [Results](index.md).'
 UNCOMPARED = 'No verdicts: this scale has other data and another network than the paper.'
 
 
@@ -113,7 +114,8 @@ def markdown(
     text.insert(1, '|' + ' --- |' * len(lines[0]))
     parts += [f'{hashes}# {column}\n\n' + '\n'.join(text), *below.get(column, [])]
   parts += below.get('', [])
-  parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in settings(experiment, scale, seed)))
+  listed = settings(experiment, scale, seed, EXPLAINED if known else VERDICT)
+  parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in listed))
   return '\n\n'.join(parts) + '\n'
 
 
@@ -136,13 +138,13 @@ def ordered(found: judgement.Order) -> str:
   return ' '.join(parts)
 
 
-def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
+def settings(experiment: Experiment, scale: str, seed: int, verdicts: str = VERDICT) -> list[str]:
   """Returns sentences on how this was run: the choices, the scale, and what it changed in each run."""
   by_change = {}
   for name, run in experiment.runs.items():
     by_change.setdefault('; '.join(run.changes(scale)) or 'nothing is scaled down', []).append(name)
-  judged = [VERDICT if compares(scale) else UNCOMPARED] if prints(experiment) else []
-  lines = [f'Scale {scale}, seed {seed}.', *judged, *experiment.choices]
+  about = [verdicts if compares(scale) else UNCOMPARED] if prints(experiment) else []
+  lines = [f'Scale {scale}, seed {seed}.', *about, *experiment.choices]
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
 
