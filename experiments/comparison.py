@@ -145,7 +145,7 @@ def verdict(cell: Cell, found: Outcome) -> str:
   known number n. That of several figures is from the least to the largest; else its figure stands alone.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
-    So is an accuracy of fewer than three trainings that is within 5 points of the paper's.
+    So are a figure of a single trial, and an accuracy of fewer than three trainings within 5 points of the paper's.
   - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number; if neither has an
     interval, the figures differ by at most 5 %; never of seconds, which are of another machine.
   - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten;
@@ -156,6 +156,8 @@ def verdict(cell: Cell, found: Outcome) -> str:
   if ours is None or papers is None:
     return ''
   (low, high), (least, largest) = ours, papers
+  if unmeasured(found):
+    return 'undecided'
   if single(cell, found):
     return 'undecided' if low <= largest and least <= high else 'differs'
   printed = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,)
@@ -177,6 +179,11 @@ def verdict(cell: Cell, found: Outcome) -> str:
 def single(cell: Cell, found: Outcome) -> bool:
   """Returns whether a figure is an accuracy of so few trainings that it has no interval."""
   return cell.metric in ACCURACIES and found.trainings is not None and found.trainings < statistics.MIN_RUNS
+
+
+def unmeasured(found: Outcome) -> bool:
+  """Returns whether the noise of a figure is not known: it is of a single trial of an audit."""
+  return found.recovered is not None and found.low is None
 
 
 def interval(cell: Cell, found: Outcome) -> tuple[float, float] | None:
@@ -202,10 +209,12 @@ def difference(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[
   """Returns the 95 % interval of one of our figures less another, None where either has none.
 
   Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends; a
-  figure that has no interval is taken to 5 %.
+  figure that has no interval is taken to 5 %, and one whose noise is not known may have any difference.
   """
   if one[1].mean is None or other[1].mean is None:
     return None
+  if unmeasured(one[1]) or unmeasured(other[1]):
+    return -math.inf, math.inf
   common = sorted(one[1].values.keys() & other[1].values.keys())
   if len(common) > 1 and not single(*one) and not single(*other):
     _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common])

@@ -14,8 +14,8 @@ VERDICT = (
   'where neither has one. The paper’s ± is a standard deviation SD, its interval the mean ± 1.96 SD/√n. Where n is '
   'not known, its figure stands without an interval. “Both fail”: neither shows anything of the image. “Same order of '
   'magnitude”: within 10 dB of PSNR or a factor of ten; of seconds, nothing closer is said. “Undecided”: our interval '
-  'is wider than that, or an accuracy is of fewer than three seeds and within 5 points. “No conclusion”: the '
-  'undefended attack of the column fails here, or its model is at chance. Else “differs”.'
+  'is wider than that; or of a single trial; or an accuracy is of fewer than three seeds and within 5 points. “No '
+  'conclusion”: the undefended attack of the column fails here, or its model is at chance. Else “differs”.'
 )
 UNCOUNTED = (
   'Two kinds do not count. “By construction”: the figure follows from the declaration. “Repeated”: the same run and '
@@ -37,7 +37,8 @@ def sections(
   """
   places = [(cell.column, cell.row, cell.metric) for cell in experiment.cells]
   found = dict(zip(places, outcomes, strict=True))
-  said = dict(zip(places, statuses, strict=True)) if statuses else {}
+  shown = ['' if status == judgement.NOT_SHOWN else status for status in statuses]
+  said = dict(zip(places, shown, strict=True)) if statuses else {}
   cells = dict(zip(places, experiment.cells, strict=True))
   tables = {}
   for column in dict.fromkeys(cell.column for cell in experiment.cells):
@@ -48,15 +49,15 @@ def sections(
     heads = [[HEADINGS[metric][0], *beside, *(['verdict'] if metric in compared else [])] for metric in metrics]
     lines = [['', *(text for head in heads for text in head), experiment.runs[inside[0].run].remarks]]
     for row in dict.fromkeys(cell.row for cell in inside):
-      line, shown = [row], None
+      line, first = [row], None
       for metric, head in zip(metrics, heads, strict=True):
         cell = cells.get((column, row, metric))
         place = column, row, metric
         one = cell and found[place]
-        shown = shown or one
+        first = first or one
         texts = [''] * 3 if cell is None else [ours_text(metric, one), paper_text(cell), said.get(place, '')]
         line += texts[: len(head)]
-      lines.append([*line, shown.remark])
+      lines.append([*line, first.remark])
     # An empty column is left out.
     tables[column] = lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
   return tables

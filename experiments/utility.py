@@ -196,7 +196,8 @@ class Trainings(Scaled):
     'Ours: accuracy of the last model on test samples, mean over seeds ± half its 95 % interval. Fewer than three '
     'seeds have none, and leave 5 points to either side open. “Against none” is the difference to the undefended model '
     'of the same seed. '
-    'Seconds are medians of warm rounds with and without the defense in turn; the overhead of “none” is noise.'
+    'Seconds are medians of warm rounds with and without the defense in turn. The overhead of “none” is noise, which '
+    'stands behind ± at the others.'
   )
 
   def at_mini(self) -> Self:
@@ -296,9 +297,12 @@ class Trainings(Scaled):
       bound, whole = (row['text'].partition('+')[index] for index in (0, 2))
       (other,) = (one for one in rows if one['text'] == whole and bound.startswith('clip_samples('))
       row = {**row, cell.metric: 100 * (row['round_seconds'] / other['round_seconds'] - 1)}
-    if cell.metric not in ACCURACIES:
-      return Outcome(row.get(cell.metric), None, None, row['tested'], None, diverged, remark)
     bare = [one for one in rows if self.defenses.get(one['defense']) == UNDEFENDED]
+    if cell.metric not in ACCURACIES:
+      value = row.get(cell.metric)
+      noise = max((abs(one.get(cell.metric, 0.0)) for one in bare if cell.metric == 'overhead'), default=0.0)
+      ends = (value - noise, value + noise) if noise and value is not None and row not in bare else (None, None)
+      return Outcome(value, *ends, row['tested'], None, diverged, remark)
     correct, tested = SCORES.get(cell.metric, SCORES['accuracy'])
     values, undefended = (
       {one.get('seed', 0): 100 * one[correct] / one[tested] for one in part} for part in (own, bare)

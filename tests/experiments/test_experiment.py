@@ -184,13 +184,15 @@ def test_the_model_before_is_the_scenarios_previous_one():
 def test_an_outcome_is_the_mean_over_its_rows():
   texts = RUN.texts()
   values = [10.0, 14.0, 12.0]
-  rows = [row('none', value, value > 11) for value in values] + [row('none', None), row(texts['GC'], 3.0)]
-  rows.append(row('none', 99.0, counter='masked'))
+  rows = [row('none', value, value > 11, trial=trial, control_psnr=8.5) for trial, value in enumerate(values)]
+  rows += [row('none', None, trial=3), row(texts['GC'], 3.0, trial=0), row('none', 99.0, trial=0, counter='masked')]
   found = RUN.outcome(CELLS[0], rows)
   half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
   assert found[:3] == pytest.approx((12, 12 - half, 12 + half))
-  assert found[3:] == (4, 2, 1, '2 of 4, 1 diverged')
-  assert RUN.outcome(CELLS[2], rows) == Outcome(3.0, None, None, 1, 0, 0, '0 of 1')
+  assert found[3:8] == (4, 2, 1, '2 of 4, 1 diverged', 8.5)
+  assert (found.failed, found.values) == (False, {0: 10.0, 1: 14.0, 2: 12.0})
+  lost = Outcome(3.0, None, None, 1, 0, 0, '0 of 1', failed=True, values={0: 3.0})
+  assert RUN.outcome(CELLS[2], rows) == lost
   assert RUN.outcome(CELLS[0]._replace(counter='masked'), rows).mean == 99
   with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure muted"):
     RUN.outcome(CELLS[0]._replace(counter='muted'), rows)
@@ -241,7 +243,8 @@ def test_markdown_says_how_it_was_run():
     assert said in text
   tables = [line for line in text.splitlines() if line.startswith('|')]
   assert [line.count('|') for line in tables] == [9, 9, 9, 9, 5, 5, 5]
-  shown = table.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
+  claim, _, *shown = table.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
+  assert claim == EXPERIMENT.shows
   assert shown[0] == 'CIFAR-10' and len({len(line.partition('paper')[0]) for line in shown[1:2]}) == 1
   assert ' '.join(shown[3].split()) == 'none 19.50 ± 1.25 20.41 ± 3.15 agrees n/a 0.500 3 of 4'
 

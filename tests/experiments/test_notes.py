@@ -56,6 +56,13 @@ def test_the_papers_standard_deviation_is_over_a_known_number(n, expected):
   assert judged('ssim', 0.5, 0.7, 0.01, 0.4, n) == expected
 
 
+def test_a_single_trial_decides_nothing():
+  cells = [Cell('', row, 'psnr', '', '', 20.0) for row in ('one', 'other')]
+  found = [Outcome(mean, None, None, 1, 1, 0, values={0: mean}) for mean in (20.0, 5.0)]
+  assert [verdict(*pair) for pair in zip(cells, found, strict=True)] == ['undecided'] * 2
+  assert comparison.difference(*zip(cells, found, strict=True)) == (-math.inf, math.inf)
+
+
 def test_a_single_training_decides_only_what_seeds_cannot_reverse():
   for trainings in (1, 2):
     found = [judged('accuracy', 88.14, mean, trainings=trainings) for mean in (88.55, 87.65, 84.0, 93.1, 93.2, 19.25)]

@@ -155,6 +155,12 @@ def test_an_accuracy_has_an_interval_only_of_three_seeds():
   assert found(3, metric='parameters').mean == 2
 
 
+def test_the_overhead_of_none_is_the_noise_of_the_others():
+  rows = [row(900, defense='none', overhead=-0.6), row(800, defense='DP', overhead=4.0)]
+  found = {one['defense']: RUN.outcome(Cell('', '', 'overhead', '', one['defense']), rows) for one in rows}
+  assert found['DP'][:3] == pytest.approx((4.0, 3.4, 4.6)) and found['none'][:3] == (-0.6, None, None)
+
+
 def test_clipping_is_timed_against_the_same_defense_without_it():
   rows = [
     row(900, defense='none', text='none', round_seconds=1.0),
