@@ -45,7 +45,6 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
       levels=LEVELS,
       enough=ENOUGH,
       relation=RELATION,
-      earlier=EARLIER,
       defenses=len({entry['text'] for entry in entries.values()} - {'none'}),
     )
   )
@@ -71,6 +70,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
   ]
   ordered = sorted(entries, key=_order)
   sides = {side: [_worst(entry, side) for entry in ordered if entry[side]] for side in ('honest', 'malicious')}
+  found = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
   return {
     'task': task,
     'said': ', '.join(filter(None, said)),
@@ -79,7 +79,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     'changed': headline.recovering(sides['malicious']),
     'lines': [{**entry, 'place': place, **_shown(entry)} for place, entry in enumerate(ordered)],
     'malicious': any(entry['malicious'] for entry in entries),
-    'gallery': headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more']),
+    'gallery': {**found, 'said': found['said'] or EARLIER},
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'alarms': any('noise' in entry['honest'] for entry in entries),
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
