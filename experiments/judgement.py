@@ -6,6 +6,8 @@ follows from the declaration, or stands in an earlier table, does not count.
 """
 
 import collections
+import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +123,8 @@ def _lines(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple[str
   return found
 
 
-class Judged(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged:
   """A table beside the paper's.
 
   Attributes:
@@ -140,6 +143,11 @@ class Judged(NamedTuple):
     """Returns status -> number of the paper's figures with it."""
     found = collections.Counter(self.statuses)
     return {status: found[status] for status in COUNTED}
+
+  @functools.cached_property
+  def order(self) -> 'Order':
+    """How the methods of the table are ordered, see the function `order`."""
+    return order(self)
 
 
 def judge(found: Mapping[str, tuple[Experiment, Sequence[Outcome] | None]], scale: str) -> dict[str, Judged]:
@@ -170,10 +178,10 @@ def judge(found: Mapping[str, tuple[Experiment, Sequence[Outcome] | None]], scal
 def _keys(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> list[set[object]]:
   """Returns of each cell what it is known by beside the paper's figure: the settings of its run, and our interval."""
   runs = {name: run.scaled(scale) for name, run in experiment.runs.items()}
-  settings = {name: _settings(run) for name, run in runs.items()}
+  settings, texts = ({name: part(run) for name, run in runs.items()} for part in (_settings, lambda run: run.texts()))
   keys: list[set[object]] = []
   for cell, found in zip(experiment.cells, outcomes, strict=True):
-    method = runs[cell.run].texts()[cell.defense], cell.counter
+    method = texts[cell.run][cell.defense], cell.counter
     keys.append({(cell.metric, cell.paper, settings[cell.run], method)})
     if found.low is not None and found.low != found.high:
       keys[-1].add((cell.metric, cell.paper, found.mean, found.low, found.high, found.n))

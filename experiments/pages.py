@@ -101,7 +101,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _order(tables: Iterable[Judged]) -> str:
   """Returns the sentences on the order of the methods of several tables."""
-  return ordered(judgement.total(map(judgement.order, tables)))
+  return ordered(judgement.total(table.order for table in tables))
 
 
 def _held(table: Judged) -> str:
@@ -150,7 +150,7 @@ def _papers(judged: Mapping[str, Judged]) -> str:
   lines = []
   for page, names in _grouped(judged).items():
     tables = [judged[name] for name in names]
-    found = judgement.total(map(judgement.order, tables))
+    found = judgement.total(table.order for table in tables)
     held = collections.Counter(map(_held, tables))
     tau = found.tau()
     lines.append(
@@ -167,7 +167,7 @@ def _papers(judged: Mapping[str, Judged]) -> str:
 
 def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], scale: str) -> str:
   run = sum(table.outcomes is not None for table in judged.values())
-  counts, found = _sum(judged.values()), judgement.total(map(judgement.order, judged.values()))
+  counts, found = _sum(judged.values()), judgement.total(table.order for table in judged.values())
   counting = sum(counts[status] for status in comparison.VERDICTS)
   carried = ', '.join(f'{count} {kind}' for kind, count in found.carried.items())
   parts = [

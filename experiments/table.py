@@ -105,7 +105,7 @@ def markdown(
   statuses = (known or alone).statuses
   parts = [f'{hashes} {experiment.table}', *([experiment.paper] if level == 1 else [])]  # else the page names it
   parts += said(experiment, scale, outcomes)
-  order = ordered(judgement.order(known or alone)) if compares(scale) else ''
+  order = ordered((known or alone).order) if compares(scale) else ''
   parts += [order] if order else []
   parts.append(experiment.metrics)
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())

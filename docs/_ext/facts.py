@@ -14,6 +14,7 @@ from gradleak.attacks.base import AttackMethod
 from gradleak.attacks.counters import counters
 from gradleak.autoleak import leaderboard
 from gradleak.defenses import Context, Defense, Placed
+from gradleak.defenses.defense import SENSITIVITIES
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.defenses.guarantees import mechanisms
 
@@ -129,9 +130,10 @@ def guarantee(name: str) -> str:
   found = mechanisms(example(name))
   bounds = []
   for one in found:
-    spent = epsilon(one.noise, steps=one.releases, delta=DELTA)
-    shown = f'{spent:.3g}' if spent < 1000 else f'{spent:,.0f}'
-    bounds.append(f'ε = {shown} per upload for each {one.unit} (δ = {DELTA:g})')
+    for relation in SENSITIVITIES:
+      spent = epsilon(one.noise, relation, steps=one.releases, delta=DELTA)
+      shown = f'{spent:.3g}' if spent < 1000 else f'{spent:,.0f}'
+      bounds.append(f'ε = {shown} per upload for each {one.unit} in the relation “{relation}” (δ = {DELTA:g})')
   return '; '.join(bounds) or 'none by itself'
 
 
