@@ -42,7 +42,7 @@ MODELS = {'mnist': 'lenet+normalised(pixels=mnist)', 'cifar10': 'convnet(width=3
 DEVIATIONS = {'mnist': 0.308, 'cifar10': 0.25}  # of a pixel, over which the scripts divide
 SMALL = 'convnet(width=8)+normalised(pixels=cifar10)'
 IMAGES, FACE_IMAGES = 64, 32  # that the scripts attack, and that the ± of PSNR and SSIM are over
-SCRIPTS, LARGE = 1_000, 100_000  # weights of the second layer of the imprint module
+SCRIPTS, LARGER = 1_000, (10_000, 100_000)  # weights of the second layer of the imprint module
 
 
 def _ours(dataset='mnist', mixing=0.7, start='proxy', mixup='false', dissimilarity=0.01, latent=0.01):
@@ -193,7 +193,6 @@ def _imprint_cells(figures):
 
 def _table_2():
   noisy = {label: BASELINES['imprint'][label] for label in ('none', 'DP-Gaussian')}
-  weights = {10_000: (), LARGE: FIGURES_2['DP-Gaussian']}
   return Experiment(
     'dcs2_2_imprint',
     PAPER,
@@ -201,23 +200,21 @@ def _table_2():
     'Noise and Soteria leave everything to a server that inserts a module of its own; concealed samples protect best.',
     {
       'cifar10': _imprinted(BASELINES['imprint']),
-      **{f'weights_{weight}': _imprinted(noisy, weight) for weight in weights},
+      **{f'weights_{weight}': _imprinted(noisy, weight) for weight in LARGER},
     },
     (
-      *_imprint_cells({label: figure for label, figure in FIGURES_2.items() if label != 'DP-Gaussian'}),
-      *_imprint_line('DP-Gaussian, weights 1,000', 'cifar10', 'DP-Gaussian'),
+      *_imprint_cells(FIGURES_2),
       *(
         cell
-        for weight, figure in weights.items()
-        for cell in _imprint_line(f'DP-Gaussian, weights {weight:,}', f'weights_{weight}', 'DP-Gaussian', *figure)
+        for weight in LARGER
+        for cell in _imprint_line(f'DP-Gaussian, weights {weight:,}', f'weights_{weight}', 'DP-Gaussian')
       ),
     ),
     METRICS,
     (
       *IMPRINTED,
       'The gradient of the first layer grows with the weights of the second, and Gaussian noise does not. It also '
-      'depends on the network behind the module, which is another here. The paper’s figure stands at the weights that '
-      'fit it. Pruning and Soteria do not depend on them.',
+      'depends on the network behind the module, which is another here. Pruning and Soteria do not depend on them.',
     ),
   )
 
