@@ -9,7 +9,6 @@ from experiments import utility
 from experiments.experiment import UNAWARE, Cell, Data, Experiment, Run, Training
 from experiments.utility import Method, Trainings
 from gradleak import AuditSettings, ClientSettings
-from gradleak.models.normalisation import STATISTICS
 
 PAPER = (
   'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning from a Privacy '
@@ -84,7 +83,8 @@ class Normalised(Run):
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Runs the audit in its own folder, or resumes it; returns its rows."""
     rows = super().execute(data, seed, workdir=workdir, progress=progress)
-    variance = float(np.mean(np.square(STATISTICS[self.dataset][1])))
+    images = data.private.images if data.others is None else data.others[0]
+    variance = float(np.mean(np.var(images, axis=(0, 1, 2), dtype=np.float64)))
     return [{**row, **normalised_scores(row, variance)} for row in rows]
 
 
