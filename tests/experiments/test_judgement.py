@@ -183,8 +183,8 @@ def test_the_sentence_of_a_stored_table_changes_with_its_rows():
 
 # These ask, or say what is done: they claim no order.
 ASKING = (
-  'assumptions_aggregation', 'assumptions_priors', 'assumptions_trained', 'defenses_faces', 'labels', 'priors_faces',
-  'priors_mnist', 'separation_cifar10', 'separation_mnist',
+  'assumptions_aggregation', 'assumptions_priors', 'assumptions_trained', 'defenses_faces', 'graddefense_2b_readings',
+  'labels', 'outpost_4_readings', 'priors_faces', 'priors_mnist', 'separation_cifar10', 'separation_mnist',
 )  # fmt: skip
 
 
