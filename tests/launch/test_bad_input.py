@@ -60,6 +60,7 @@ CASES = [
   ('--public=0 --defenses=instahide', 'public'),
   ('--public=0 --attacks=gs(start=class_average)', "'class_average' needs auxiliary data", 'public'),
   ('--dataset=folder:{here}/alike --defenses=concealment(start=proxy)', 'public'),
+  ('--dataset=folder:{here}/one', 'has one logit', 'return two logits'),
   ('--defenses=ats+instahide', 'transforms the samples twice'),
   ('--model=convnet(width=1) --image_size=9 --defenses=dpsgd(norm=1,noise=1)', 'BatchNorm'),
   # attacks
@@ -159,11 +160,14 @@ def here(tmp_path_factory):
 
   here = tmp_path_factory.mktemp('bad')
   for name, sides in (('alike', (8, 8)), ('differing', (8, 9)), ('unreadable', (8, 8))):
-    folder = here / name / 'test' / 'a'
-    folder.mkdir(parents=True)
-    for i, side in enumerate(sides):
+    for i, (label, side) in enumerate(zip('ab', sides, strict=True)):
+      folder = here / name / 'test' / label
+      folder.mkdir(parents=True)
       PIL.Image.fromarray(np.full((side, side), 99, np.uint8)).save(folder / f'{i}.png')
   (here / 'unreadable' / 'test' / 'a' / '0.png').write_bytes(b'no picture')
+  (here / 'one' / 'test' / 'a').mkdir(parents=True)
+  for i in range(2):
+    PIL.Image.fromarray(np.full((8, 8), 99, np.uint8)).save(here / 'one' / 'test' / 'a' / f'{i}.png')
   (here / 'empty').mkdir()
   (here / 'file').write_text('precious')
   (here / 'damaged').mkdir()
