@@ -96,7 +96,8 @@ def _counted(counts: Mapping[str, int]) -> str:
   """Returns how many of the printed figures have which status."""
   if not any(counts.values()):
     return 'No figure of these tables is printed.'
-  return f'{sum(counts.values())} printed figures:\n\n{_grid(tuple(counts), [tuple(map(str, counts.values()))], 0)}'
+  lines = [(status, str(count)) for status, count in counts.items()]
+  return f'{sum(counts.values())} printed figures:\n\n{_grid(("verdict", "figures"), lines)}'
 
 
 def _order(tables: Iterable[Judged]) -> str:
