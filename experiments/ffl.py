@@ -1,22 +1,32 @@
 """FFL (Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks, ACSAC 2022)."""
 
 import dataclasses
+import math
+
+import numpy as np
 
 from experiments import utility
-from experiments.experiment import UNAWARE, Cell, Experiment, Run, Training
+from experiments.experiment import UNAWARE, Cell, Data, Experiment, Run, Training
 from experiments.utility import Method, Trainings
 from gradleak import AuditSettings, ClientSettings
+from gradleak.models.normalisation import STATISTICS
 
 PAPER = (
   'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning from a Privacy '
   'Standpoint. ACSAC 2022.'
 )
-METRICS = (
-  'MSE and PSNR are of unclipped images, as in the paper, and the attack has no box: its MSE of up to 2.7 is out of '
-  'reach of images in [0, 1]. Ours are means over images.'
+METRICS = 'MSE and PSNR are of unclipped images. Ours are means over images.'
+NORMALISED = (
+  'MSE and PSNR are of pixels over their standard deviation, whose square divides the MSE of images in [0, 1]. An MSE '
+  'of up to 2.7 is out of reach of these, and what boxed images that show nothing have in such units. The paper states '
+  'no unit. Ours are means over images, the paper’s of two pictures, a dog and a horse.'
+)
+UNBOXED = 'The attack is csDLG of Geiping et al. without its box, labels known, one image per upload.'
+BOXED = (
+  'The attack is csDLG of Geiping et al., labels known, one image per upload. Lines without its box have MSE and PSNR '
+  'in units of [0, 1], the other reading of the paper’s figures.'
 )
 CHOICES = (
-  'The attack is csDLG of Geiping et al. without its box, labels known, one image per upload.',
   'The model attacked has been trained on other images, without a defense unless one is named, so that there is a '
   'global gradient to compare with; the paper trains one under each method: N = 100 clients, of which α = 0.1 take '
   'part in each of T = 2,000 rounds. Here a client’s update in training is the gradient on all its images.',
@@ -53,17 +63,43 @@ TABLE_6 = {
 }
 
 
-def _cells(column, row, run, defense, mse=None, psnr=None, counter=None):
+def _cells(column, row, run, defense, mse=None, psnr=None, counter=None, unit='unclipped'):
   return (
-    Cell(column, row, 'mse_unclipped', run, defense, mse, counter=counter),
-    Cell(column, row, 'psnr_unclipped', run, defense, psnr, counter=counter),
+    Cell(column, row, f'mse_{unit}', run, defense, mse, counter=counter),
+    Cell(column, row, f'psnr_{unit}', run, defense, psnr, counter=counter),
     Cell(column, row, 'ssim', run, defense, counter=counter),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalised(Run):
+  """An audit whose rows have 'mse_normalised' and 'psnr_normalised', too: of pixels over their standard deviation."""
+
+  def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
+    """Runs the audit in its own folder, or resumes it; returns its rows."""
+    rows = super().execute(data, seed, workdir=workdir, progress=progress)
+    variance = float(np.mean(np.square(STATISTICS[self.dataset][1])))
+    return [{**row, **normalised_scores(row, variance)} for row in rows]
+
+
+def normalised_scores(row: dict, variance: float) -> dict[str, float | None]:
+  """Returns the unclipped MSE and PSNR of a row in units in which pixels have variance 1; None for a diverged trial.
+
+  Args:
+    row: of an audit, of images in [0, 1].
+    variance: of such pixels.
+  """
+  mse, psnr = row['mse_unclipped'], row['psnr_unclipped']
+  return {
+    'mse_normalised': None if mse is None else mse / variance,
+    'psnr_normalised': None if psnr is None else psnr + 10 * math.log10(variance),
+  }
 
 
 # N, α and T of the paper; a client holds 500 of the 50,000 images.
 PAPERS = Training(rounds=2000, clients=100, samples=490, share=0.1, accuracy=80, tested=1000)
 ATTACK = 'csdlg(box=False)'
+STEPS = {'csdlg': {'steps': 500}}  # of an attack on two cores
 KNOWN = AuditSettings(knowledge='both', counters=('masked',))
 
 
@@ -82,8 +118,7 @@ def _network(dataset, model, training, mini, *, trials=1000, rate=0.1):
   return Run(
     dataset, f'{model}(width=64)', ATTACK, DEFENSES, trials=trials, training=training, settings=KNOWN,
     client=ClientSettings(batch_norm='eval'),
-    mini={'model': f'{model}(width=8)', 'trials': 2, 'controls': 8, 'changed': {'csdlg': {'steps': 500}},
-          'training': small, **mini},
+    mini={'model': f'{model}(width=8)', 'trials': 2, 'controls': 8, 'changed': STEPS, 'training': small, **mini},
   )  # fmt: skip
 
 
@@ -114,34 +149,65 @@ def _figure_1():
     runs,
     tuple(cells),
     METRICS,
-    (*CHOICES, LENET, DP_NOISE),
+    (UNBOXED, *CHOICES, LENET, DP_NOISE),
   )
 
 
-def _attacks(name, table, columns, *, printed=False, choices=()):
+SHOWS = (
+  'The layers most similar to the global gradient reveal the least: at small r FFL leaves nothing to see, unlike '
+  'random layers, noise and compression.'
+)
+OF_ATTACKS = (
+  DP_NOISE,
+  'DGC: momentum 0.9, no clipping, first participation (no residual).',
+  'The paper matches “the portions” that were sent; whether zeros elsewhere count is not stated: both are shown.',
+)
+
+
+def _attacks(name, table, columns, *, choices=()):
   """Returns the attacks on uploads under each method, on the networks of `columns`: column -> (name, `Run`)."""
   cells = []
   for column, (run, _) in columns.items():
-    for label, (text, mse, psnr) in TABLE_6.items():
-      cells += _cells(column, label, run, label, *((mse, psnr) if printed else ()))
+    for label, (text, _, _) in TABLE_6.items():
+      cells += _cells(column, label, run, label)
       if text.startswith(('fragmentation', 'dgc')):
         cells += _cells(column, f'{label}, matched where sent', run, label, counter='masked')
   return Experiment(
     name,
     PAPER,
     table,
-    'The layers most similar to the global gradient reveal the least: at small r FFL leaves nothing to see, unlike '
-    'random layers, noise and compression.' + ('' if printed else ' The paper prints curves and pictures alone.'),
+    f'{SHOWS} The paper prints curves and pictures alone.',
     dict(columns.values()),
     tuple(cells),
-    METRICS + (' The paper’s are those of two pictures, a dog and a horse.' if printed else ''),
-    (
-      *CHOICES,
-      *choices,
-      DP_NOISE,
-      'DGC: momentum 0.9, no clipping, first participation (no residual).',
-      'The paper matches “the portions” that were sent; whether zeros elsewhere count is not stated: both are shown.',
-    ),
+    METRICS,
+    (UNBOXED, *CHOICES, *choices, *OF_ATTACKS),
+  )
+
+
+def _table_6():
+  """Returns the one table of attacks with figures, which decide what its unit is: beside, two lines in the other."""
+  boxed = _network('cifar10', 'resnet18', PAPERS, {'dataset': 'mnist'}, rate=0.2)
+  given = {field.name: getattr(boxed, field.name) for field in dataclasses.fields(boxed)}
+  runs, cells, column = {'resnet': Normalised(**{**given, 'attack': 'csdlg'})}, [], 'ResNet'
+  for label, (text, mse, psnr) in TABLE_6.items():
+    cells += _cells(column, label, 'resnet', label, mse, psnr, unit='normalised')
+    if text.startswith(('fragmentation', 'dgc')):
+      cells += _cells(column, f'{label}, matched where sent', 'resnet', label, counter='masked', unit='normalised')
+  compared = ('FFL r = 0.2', 'FFL r = 1 (none)')
+  runs['unboxed'] = dataclasses.replace(
+    boxed, defenses={label: DEFENSES[label] for label in compared}, settings=UNAWARE
+  )
+  for label in compared:
+    cells += _cells('ResNet, no box', label, 'unboxed', label)
+  return Experiment(
+    'ffl_6',
+    PAPER,
+    'Figures 4 and 5 (b), with the numbers of table 6: fragmented gradients, CIFAR-10/ResNet',
+    SHOWS,
+    runs,
+    tuple(cells),
+    NORMALISED,
+    (BOXED, *CHOICES, *OF_ATTACKS),
   )
 
 
@@ -158,12 +224,7 @@ def _figures_4_to_7():
       },
       choices=(LENET,),
     ),
-    _attacks(
-      'ffl_6',
-      'Figures 4 and 5 (b), with the numbers of table 6: fragmented gradients, CIFAR-10/ResNet',
-      {'ResNet': ('resnet', _network('cifar10', 'resnet18', PAPERS, {'dataset': 'mnist'}, rate=0.2))},
-      printed=True,
-    ),
+    _table_6(),
     _attacks(
       'ffl_5_cifar100',
       'Figures 5 (c) and 6: fragmented gradients, CIFAR-100/ResNet',

@@ -176,19 +176,12 @@ NOTES = (
   ),
   Note(
     'outpost_3_1',
-    'The unclipped MSE of noise depends on how far the optimizer moves: it ranks no defenses. csDLG had half of the '
-    'published steps and had not converged.',
-    holds=(_published('csDLG | none | oracle_mse_unclipped'),),
+    'The unclipped MSE of noise depends on how far the optimizer moves: it ranks no defenses.',
   ),
   Note(
     'outpost_3_2',
     f'Our simulation takes both local steps. {DESCENT}',
     holds=(_published('DLG | none | oracle_mse_unclipped', below=True),),
-  ),
-  Note(
-    'outpost_3_3',
-    'csDLG had half of the published steps and had not converged.',
-    holds=(_published('csDLG | none | oracle_mse_unclipped'),),
   ),
   Note(
     'outpost_3_4',
@@ -258,6 +251,17 @@ NOTES = (
     'CIFAR-10 for TinyImageNet, Imprint',
   ),
   Note(
+    'dcs2_2_imprint',
+    'The weights decide what Gaussian noise hides: SSIM is {DP-Gaussian, weights 1,000 | last_ssim} at those of the '
+    'scripts, {DP-Gaussian, weights 10,000 | last_ssim} at ten and {DP-Gaussian, weights 100,000 | last_ssim} at a '
+    'hundred times these.',
+    'CIFAR-10 for TinyImageNet, Imprint',
+    holds=(
+      ('DP-Gaussian, weights 1,000 | last_ssim', '<', 'DP-Gaussian, weights 10,000 | last_ssim'),
+      ('DP-Gaussian, weights 10,000 | last_ssim', '<', 'DP-Gaussian, weights 100,000 | last_ssim'),
+    ),
+  ),
+  Note(
     'dcs2_1_accuracy',
     'A quarter of the width, an eighth of the samples and fewer rounds: without a defense the model is at {none | '
     'accuracy} %, in the paper at {none | accuracy | paper}; which of them it is was not tried. Only the differences '
@@ -307,9 +311,17 @@ NOTES = (
   ),
   Note(
     'ffl_6',
-    'The paper has more dB under FFL-random at r = 0.4 ({FFL-random r = 0.4 | psnr_unclipped | paper}) than undefended '
-    '({FFL r = 1 (none) | psnr_unclipped | paper}), which suggests that its attacker matched only what was sent.',
+    'The paper has more dB under FFL-random at r = 0.4 ({FFL-random r = 0.4 | psnr_normalised | paper}) than '
+    'undefended ({FFL r = 1 (none) | psnr_normalised | paper}), which suggests that its attacker matched only what was '
+    'sent.',
     'ResNet',
+  ),
+  Note(
+    'ffl_6',
+    'The failed attack of the first line decides the unit: it has an MSE of {ResNet | FFL r = 0.2 | mse_normalised} '
+    'with the box and in units of normalised pixels, of {ResNet, no box | FFL r = 0.2 | mse_unclipped} without it in '
+    'units of [0, 1], and of {ResNet | FFL r = 0.2 | mse_normalised | paper} in the paper.',
+    holds=(('ResNet, no box | FFL r = 0.2 | mse_unclipped', '<', 'ResNet | FFL r = 0.2 | mse_normalised'),),
   ),
   *(
     Note(

@@ -12,6 +12,7 @@ import experiments
 import gradleak as gl
 from experiments import comparison, utility
 from experiments import experiment as machinery
+from experiments.ffl import normalised_scores
 from gradleak import errors, specs
 from gradleak.data import partition
 from tests import programs
@@ -91,12 +92,30 @@ def test_the_numbers_are_possible(name):
 
 def test_ffl_prints_psnr_and_mse_of_the_same_pictures():
   cells = {(cell.row, cell.metric): cell.paper for cell in experiments.get('ffl_6').cells}
-  rows = {row for row, _ in cells if cells[row, 'psnr_unclipped'] and 'matched' not in row}
+  rows = {row for row, metric in cells if metric == 'psnr_normalised' and cells[row, metric]}
   assert len(rows) == 15
   for row in rows:
-    mse, psnr = np.array(cells[row, 'mse_unclipped']), np.array(cells[row, 'psnr_unclipped'])
+    mse, psnr = np.array(cells[row, 'mse_normalised']), np.array(cells[row, 'psnr_normalised'])
     # Four decimals of an MSE of 0.0019 leave 0.1 dB.
     np.testing.assert_allclose(-10 * np.log10(mse), psnr, atol=0.12, err_msg=row)
+
+
+def test_normalised_pixels_have_variance_one():
+  """An MSE of 2.7 is that of boxed images that show nothing, in units of normalised pixels."""
+  scores = normalised_scores({'mse_unclipped': 0.25, 'psnr_unclipped': -10 * math.log10(0.25)}, 0.1)
+  assert scores['mse_normalised'] == pytest.approx(2.5)
+  assert scores['psnr_normalised'] == pytest.approx(-10 * math.log10(2.5))
+  diverged = normalised_scores({'mse_unclipped': None, 'psnr_unclipped': None}, 0.1)
+  assert diverged == {'mse_normalised': None, 'psnr_normalised': None}
+
+
+def test_the_lines_of_noise_on_the_imprint_module_have_the_weights_that_they_name():
+  experiment = experiments.get('dcs2_2_imprint')
+  named = {cell.row.rpartition(' ')[2]: cell.run for cell in experiment.cells if 'weights' in cell.row}
+  assert len(named) == 3
+  for weights, run in named.items():
+    settings = dict(specs.spec(experiment.runs[run].attack, 'attack').settings)
+    assert 1 / (settings['bins'] * settings['gain']) == pytest.approx(float(weights.replace(',', '')))
 
 
 @pytest.mark.parametrize(('name', 'count'), [('graddefense_2a', 36), ('graddefense_2b', 36), ('outpost_3_1', 36)])
