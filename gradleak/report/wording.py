@@ -27,6 +27,8 @@ def gallery(config: Mapping[str, Any]) -> str:
     return ''
   total, classes = sum(made['images'].values()), [name for name in made['images'] if name != 'unlabelled']
   flat = f' {made["flat"]:,} flat ones are left out.' if made['flat'] else ''
+  if not total:
+    return f'The gallery has no images.{flat}'
   own = f'{flat} An image is never its own candidate.'
   public = f' {made["public"]:,} of them are public.' if made['public'] else ''
   if made['by_class']:
