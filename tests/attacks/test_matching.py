@@ -266,7 +266,6 @@ def test_lbfgs_on_the_cosine_distance_descends_beyond_the_rounding_of_a_cosine(c
   """It stalled where the line search saw steps of 6e-8 in the distance."""
   images, labels = small_images
   found = run(attacks.csdlg_lbfgs(steps=250)(client), observe(images[:1], labels[:1]))
-  print(float(found.objective), psnr(found, images[:1]))
   assert 0 < float(found.objective) < 1e-9 and psnr(found, images[:1]) > 50
 
 
