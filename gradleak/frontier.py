@@ -46,9 +46,7 @@ SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
 WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
-TRAININGS = (
-  'trainings.json'  # in the work directory, when all are finished: label of the defense -> folder of its training
-)
+TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}

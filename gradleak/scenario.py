@@ -229,7 +229,7 @@ def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) 
 
 
 def _candidates(given: data.Candidates, private: np.ndarray, public: tuple | None) -> tuple[data.Candidates, dict]:
-  """Returns the gallery, and what it is made of, plain JSON, see `report.headline.gallery`.
+  """Returns the gallery, and what it is made of, plain JSON, see `report.wording.gallery`.
 
   Of each kind it has as many different images as ranks are taken of, none of them flat.
 
