@@ -7,7 +7,7 @@ import sys
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
-VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'gradleak' / '__init__.py').read_text('utf-8')).group(1)
+VERSION = re.search(r"VERSION = '(.+)'", (HERE / 'gradleak' / 'core' / 'version.py').read_text('utf-8')).group(1)
 
 # Outside of a checkout, the programs and tables are inside the package: one name in site-packages, see gradleak/cli.py.
 # A checkout is on the path as a whole, so that scripts beside it do not take its folder for the package.

@@ -10,7 +10,7 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import memory, pytorch, setting, speed
-from gradleak import errors
+from gradleak.core import errors
 
 
 def main(

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import specs, trees
 from gradleak.attacks import AttackMethod
+from gradleak.core import grammar, trees
+from gradleak.core.trees import Tree
 from gradleak.models import Model
-from gradleak.trees import Tree
 
 
 class Trial(NamedTuple):
@@ -109,7 +109,7 @@ def network(spec: str, num_classes: int, image_shape: tuple[int, ...]) -> Any:
   Raises:
     Unavailable: for another model, or a setting that the loop does not have.
   """
-  (name, written), *wrappers = specs.parse_chain(spec, 'model')
+  (name, written), *wrappers = grammar.parse_chain(spec, 'model')
   if name not in _NETWORKS or not {key for key, _ in written} <= {_NETWORKS[name][1]} or wrappers:
     raise Unavailable(f'the loop has no {spec}')
   module = _NETWORKS[name][0](torch().nn, num_classes, image_shape, **dict(written))

@@ -14,11 +14,12 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import setting
-from gradleak import errors, metrics, specs
+from gradleak import metrics, registry
+from gradleak.core import errors
+from gradleak.core.storage import write_atomically
 from gradleak.engine import driver
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.storage import write_atomically
 
 CHUNKS = 100
 TUNED = 8  # schedules are tuned on the first images, which are not attacked here
@@ -99,7 +100,7 @@ def main(
     UsageError: for an unknown model or attack, too few images, or an `output` that cannot be written.
   """
   for text in (published, faster):
-    specs.attack(text)  # an unknown attack is an error before anything is measured
+    registry.attack(text)  # an unknown attack is an error before anything is measured
   for panel in panels:
     gl.models.create(panel.model, 10, init=panel.init)
   _check(output)

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 import gradleak as gl
-from gradleak import metrics, specs, trees
+from gradleak import metrics, registry
 from gradleak.attacks import AttackMethod
+from gradleak.core import trees
 from gradleak.data import Dataset
 from gradleak.engine import driver
 
@@ -93,7 +94,7 @@ def make(
     num_classes=dataset.num_classes,
     batch_norm=batch_norm,
   )
-  method, client = specs.attack(attack), scenario.client
+  method, client = registry.attack(attack), scenario.client
   if steps is not None and 'steps' not in method.given:
     method = method.changed(steps=steps)
   images, labels = jax.numpy.asarray(scenario.images), jax.nn.one_hot(scenario.labels, client.num_classes)
@@ -138,7 +139,7 @@ def load_average() -> str:
 
 def published_steps(attack: str) -> int:
   """Returns the published number of steps of an attack, unless the text sets another one."""
-  return specs.attack(attack).settings['steps']
+  return registry.attack(attack).settings['steps']
 
 
 def starts(setting: Setting) -> np.ndarray:

@@ -11,7 +11,7 @@ import optax
 
 import gradleak as gl
 from benchmarks import setting
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import partition
 from gradleak.federated import Client, simulation
 

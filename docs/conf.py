@@ -9,7 +9,9 @@ sys.path[:0] = [str(HERE / '_ext'), str(HERE.parent)]
 
 project = author = 'gradleak'
 copyright = 'The gradleak developers'
-release = version = re.search(r"__version__ = '(.+)'", (HERE.parent / 'gradleak' / '__init__.py').read_text('utf-8'))[1]
+release = version = re.search(
+  r"VERSION = '(.+)'", (HERE.parent / 'gradleak' / 'core' / 'version.py').read_text('utf-8')
+)[1]
 
 extensions = [
   'myst_nb',

@@ -19,7 +19,7 @@ variables = model.init(jax.random.key(0), faces.images.shape[1:])
 
 def save(name, params):
   """Writes named tensors, as any training loop can."""
-  named = {'/'.join(gl.trees.path_names(path)): x for path, x in jax.tree.leaves_with_path(params)}
+  named = {jax.tree_util.keystr(path, simple=True, separator='/'): x for path, x in jax.tree.leaves_with_path(params)}
   np.savez(folder / name, **named)
 
 

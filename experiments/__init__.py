@@ -25,7 +25,7 @@ from experiments import (
 )
 from experiments.experiment import Experiment
 from experiments.notes import NOTES
-from gradleak import errors
+from gradleak.core import errors
 
 REGISTRY: dict[str, Experiment] = {
   experiment.name: dataclasses.replace(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gradleak.attacks.labels import RULES
-from gradleak.metrics import statistics
+from gradleak.core import statistics
 from gradleak.report.formatting import number, significant
 
 BEST = 'best'  # of all counter-measures, for each upload

@@ -20,17 +20,17 @@ import optax
 
 import gradleak as gl
 from experiments.comparison import BEST, Cell, Note, Outcome
-from gradleak import AuditResult, AuditSettings, ClientSettings, errors, report, specs
+from gradleak import AuditResult, AuditSettings, ClientSettings, registry, report
 from gradleak.attacks import AttackMethod
 from gradleak.audit import verdict as verdicts
+from gradleak.core import errors, grammar, statistics
+from gradleak.core.locks import alone
+from gradleak.core.storage import Workdir, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import simulation
-from gradleak.locks import alone
-from gradleak.metrics import statistics
+from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
-from gradleak.scenario import fingerprint
-from gradleak.storage import Workdir, plain
 
 SCALES = ('smoke', 'mini', 'paper')
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
@@ -173,7 +173,7 @@ class Run(Scaled):
 
   def at_smoke(self) -> Self:
     """Returns this on 8×8 digits and a dense net, in 3 steps."""
-    attack = specs.attack(self.attack)
+    attack = registry.attack(self.attack)
     smallest = {name: value for name, value in SMALLEST.items() if attack.takes({name: value})}
     if attack.settings.get('batch_norm') is not None:
       smallest['batch_norm'] = None  # a dense network has none
@@ -214,17 +214,17 @@ class Run(Scaled):
   def texts(self) -> dict[str, str]:
     """Returns the defenses' canonical texts by label, with the changed settings."""
     return {
-      label: '+'.join(str(_rewritten(spec, self.changed)) for spec in specs.parse_chain(text, 'defense'))
+      label: '+'.join(str(_rewritten(spec, self.changed)) for spec in grammar.parse_chain(text, 'defense'))
       for label, text in self.defenses.items()
     }
 
   def attack_text(self) -> str:
     """Returns the attack's text, with the changed settings."""
-    return str(_rewritten(specs.spec(self.attack, 'attack'), self.changed))
+    return str(_rewritten(grammar.spec(self.attack, 'attack'), self.changed))
 
   def method(self) -> AttackMethod:
     """Returns the attack."""
-    return specs.attack(self.attack_text())
+    return registry.attack(self.attack_text())
 
   def load(self, data_dir: str | None) -> 'Data':
     """Returns the `Data`: private images from 'test', public ones and those trained on from 'train'.
@@ -284,7 +284,7 @@ class Run(Scaled):
   def protections(self, scenario: gl.Scenario, data: 'Data') -> list[Defense]:
     """Returns the defenses."""
     del scenario, data
-    return [specs.defense(text) for text in self.texts().values()]
+    return [registry.defense(text) for text in self.texts().values()]
 
   def scenario(self, data: 'Data', seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
     """Returns the `Scenario`, its model initialised and trained.
@@ -384,7 +384,7 @@ class Run(Scaled):
     """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
     given = self.settings
     local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
-    names = [specs.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
+    names = [grammar.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
     unaware = len(names) if given.knowledge != 'aware' else 0
     tried = COUNTERS if given.counters is None else dict.fromkeys(COUNTERS, len(given.counters))
     aware = sum(tried.get(name, 0) for name in names) if given.knowledge != 'unaware' else 0
@@ -395,7 +395,7 @@ class Run(Scaled):
 
   def milliseconds(self) -> float:
     """Returns a rough estimate of the time of an attack's step on one image."""
-    model = specs.parse_chain(self.model, 'model')[0]
+    model = grammar.parse_chain(self.model, 'model')[0]
     cost, measured, usual = MILLISECONDS[model.name]
     return cost * (dict(model.settings).get('width', usual) / measured) ** 1.6
 
@@ -487,7 +487,7 @@ def _fields(run):
 
 def _method_settings(run):
   """Returns 'attack setting' or 'defense setting' -> value of all that the texts of a run set."""
-  found = [spec for text in (run.attack_text(), *run.texts().values()) for spec in specs.parse_chain(text, 'method')]
+  found = [spec for text in (run.attack_text(), *run.texts().values()) for spec in grammar.parse_chain(text, 'method')]
   return {f'{spec.name} {name}': value for spec in found for name, value in spec.settings}
 
 
@@ -558,7 +558,7 @@ def train(
   context = gl.defenses.Context(client, variables, images.shape[1:], scenario.public)
   count = training.clients * training.samples
   federation = simulation.Federation(
-    gl.defenses.place(specs.defense(training.defense), context).client(client),
+    gl.defenses.place(registry.defense(training.defense), context).client(client),
     images[:count],
     labels[:count],
     np.split(np.arange(count), training.clients),

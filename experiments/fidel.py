@@ -12,14 +12,14 @@ import numpy as np
 import gradleak as gl
 from experiments.experiment import Cell, Experiment, Outcome
 from experiments.measured import Measured, Measurement, Part
-from gradleak import specs
 from gradleak.attacks import decoder
 from gradleak.attacks.fidel import PartialReconstructions, from_update
+from gradleak.core import grammar, methods, statistics
+from gradleak.core.methods import Method
+from gradleak.core.trees import Layer
 from gradleak.federated import Client, simulation
-from gradleak.methods import Method
-from gradleak.metrics import revealed, statistics
+from gradleak.metrics import revealed
 from gradleak.report import figures
-from gradleak.trees import Layer
 
 PAPER = (
   'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples from Weight Updates in Federated Learning. 2021.'
@@ -279,7 +279,7 @@ def fitting(texts: Iterable[str]) -> float:
 
 def _decoder(text: str) -> Method:
   """Returns the `Method` that makes a decoder, for a text such as 'windows(context=1)'."""
-  return specs.method(specs.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
+  return methods.from_spec(grammar.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
 
 
 def reconstructions(

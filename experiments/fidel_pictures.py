@@ -15,10 +15,10 @@ from experiments.experiment import Cell, Experiment, Outcome
 from experiments.fidel import Data, Victim
 from experiments.measured import say
 from experiments.panels import Panel, sheet, stretched
-from gradleak import locks, trees
 from gradleak.attacks import decoder, dense
+from gradleak.core import locks, trees
+from gradleak.core.storage import write_atomically
 from gradleak.metrics import pearson, revealed
-from gradleak.storage import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)

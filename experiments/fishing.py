@@ -16,19 +16,20 @@ import optax
 import gradleak as gl
 from experiments.experiment import Data, Run
 from experiments.panels import Panel, sheet
-from gradleak import AuditResult, errors, specs, trees
+from gradleak import AuditResult, registry
 from gradleak.attacks import AttackMethod
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.storage import computed_once, write_atomically
+from gradleak.core.trees import Tree
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import Client
+from gradleak.federated.scenario import num_logits
 from gradleak.models import Model, torch_weights
 from gradleak.report.formatting import number
-from gradleak.scenario import num_logits
 from gradleak.servers import fishing
 from gradleak.servers.fishing_search import Fished, class_query, fish
-from gradleak.storage import computed_once, write_atomically
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Fishing(Run):
       return {'cosine': cosine, 'queries': fished.queries, 'alone': bool(fished.alone)}
 
     texts = self.texts().values()
-    return {text: [of_trial(specs.defense(text), trial) for trial in range(self.trials)] for text in texts}
+    return {text: [of_trial(registry.defense(text), trial) for trial in range(self.trials)] for text in texts}
 
   def write(self, result: AuditResult, folder: str) -> None:
     """Writes the report, and isolated.png: the samples of the class in the first batch, then what was reconstructed."""

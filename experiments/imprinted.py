@@ -10,10 +10,10 @@ import numpy as np
 
 import gradleak as gl
 from experiments.experiment import Data, Run
-from gradleak import metrics, specs
+from gradleak import metrics, registry
+from gradleak.core.storage import computed_once
+from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
-from gradleak.storage import computed_once
-from gradleak.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Imprinted(Run):
     honest = self.scenario(data, seed)
     server = self.method().server
     sent = server.factory(**server.settings).prepare(jax.random.key(seed), honest, 1)
-    return {text: self._last_under(specs.defense(text), sent, seed) for text in self.texts().values()}
+    return {text: self._last_under(registry.defense(text), sent, seed) for text in self.texts().values()}
 
   def _last_under(self, defense: Defense, sent: gl.Scenario, seed: int) -> list[dict]:
     shape = sent.images.shape[1:]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from experiments import comparison
 from experiments.comparison import Cell, Outcome
 from experiments.experiment import Experiment
-from gradleak.storage import plain
+from gradleak.core.storage import plain
 
 BLIND = 0.1  # SSIM, at most, of a reconstruction in which nothing is seen
 UNCOUNTED = ('by construction', 'repeated')

@@ -15,12 +15,13 @@ import gradleak as gl
 from experiments.comparison import CHANCE, GUESSES, LEVELS
 from experiments.experiment import Cell, Experiment, Outcome
 from experiments.measured import Data, Measurement, Part, Repeated
-from gradleak import errors, specs
 from gradleak.attacks import labels as label_rules
+from gradleak.core import errors, grammar, statistics
 from gradleak.data import partition
-from gradleak.federated import Client, Knowledge, Observation, simulation
-from gradleak.metrics import label_scores, statistics
+from gradleak.federated import Client, simulation
+from gradleak.metrics import label_scores
 from gradleak.report import figures
+from gradleak.threat import Knowledge, Observation
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 # Name of a draw -> its partition, given the number of samples that each client holds at least.
@@ -204,7 +205,7 @@ class Inferences(Repeated):
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores."""
-    model = specs.parse_chain(self.model, 'model')[0]
+    model = grammar.parse_chain(self.model, 'model')[0]
     given = dict(model.settings)
     shrunk = given.get('depth', 12) * given.get('width', 192) ** 2 / (12 * 192**2) if model.name == 'vit_tiny' else 1.0
     passed = self.repeats * self.clients * sum(map(self.held, SIZES)) * len(DRAWS) * (1 + EPOCHS)

@@ -15,12 +15,12 @@ import numpy as np
 import gradleak as gl
 from experiments.experiment import Cell, Scaled
 from experiments.panels import Panel, sheet
-from gradleak import trees
-from gradleak.locks import alone
+from gradleak.core import trees
+from gradleak.core.locks import alone
+from gradleak.core.storage import Workdir, folder_name, write_atomically
+from gradleak.engine.progress import reporter
+from gradleak.federated.scenario import fingerprint
 from gradleak.models import Model
-from gradleak.progress import reporter
-from gradleak.scenario import fingerprint
-from gradleak.storage import Workdir, folder_name, write_atomically
 
 # The rows of a part, and arrays by name that it keeps; a part is its label and the function that measures it.
 Measurement = tuple[list[dict], dict[str, np.ndarray]]

@@ -12,8 +12,8 @@ from experiments import claims, comparison, judgement, results
 from experiments.experiment import Experiment, Outcome, duration, minutes
 from experiments.judgement import Judged
 from experiments.table import UNCOUNTED, VERDICT, markdown, ordered
+from gradleak.core.storage import made_folder, write_atomically
 from gradleak.report.formatting import number
-from gradleak.storage import made_folder, write_atomically
 
 # Page -> what begins the names of its tables; the rest stands on the page BESIDE.
 PAPERS = ('ffl', 'fidel', 'graddefense', 'outpost', 'dcs2')

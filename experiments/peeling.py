@@ -16,9 +16,9 @@ from experiments.experiment import Cell, Experiment, Outcome
 from experiments.measured import Measurement, Repeated, wide
 from experiments.panels import Panel
 from gradleak.attacks.peeling import Peeled, peel
+from gradleak.core import statistics
 from gradleak.defenses.compression import prune
 from gradleak.federated import Client
-from gradleak.metrics import statistics
 from gradleak.report import figures
 
 PAPER = 'Shariati, Alambardar Meybodi: LT-peeling, passive. 2026, as it was described to us; we claim no parity.'

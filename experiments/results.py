@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image
 
 from experiments.experiment import Experiment, Outcome, gains
-from gradleak import errors
 from gradleak.audit import versions
-from gradleak.storage import SEAL, digest, made_folder, plain, read_json, write_atomically
+from gradleak.core import errors
+from gradleak.core.storage import SEAL, digest, made_folder, plain, read_json, write_atomically
 
 FORMAT = 1
 FIGURES = 6  # significant figures of a stored number

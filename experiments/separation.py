@@ -14,14 +14,14 @@ import gradleak as gl
 from experiments.experiment import Cell, Experiment, Outcome
 from experiments.measured import Data, Measurement, Part, Repeated, wide
 from experiments.panels import Panel
-from gradleak import trees
 from gradleak.attacks import separation
 from gradleak.attacks.fidel import partial_reconstructions
 from gradleak.attacks.peeling import dense_layers, peel
+from gradleak.core import statistics, trees
+from gradleak.core.storage import folder_name
 from gradleak.federated import Client
-from gradleak.metrics import revealed, statistics
+from gradleak.metrics import revealed
 from gradleak.report import figures
-from gradleak.storage import folder_name
 
 PAPER = (
   'Enthoven, Al-Ars: Fidel. 2021 (source separation is proposed there); Kariyappa, Guo, Maeng, Xiong, Suh, Qureshi, '

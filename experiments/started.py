@@ -9,7 +9,7 @@ import gradleak as gl
 from experiments.experiment import Data, Run
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
-from gradleak.scenario import fingerprint
+from gradleak.federated.scenario import fingerprint
 
 
 def brought(name: str, count: int, like: Dataset, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:

@@ -15,20 +15,22 @@ import gradleak as gl
 from experiments.comparison import ACCURACIES, ONE_TRAINING
 from experiments.experiment import Cell, Outcome, Scaled, duration
 from experiments.started import brought
-from gradleak import defenses, progress, specs
+from gradleak import defenses, registry
+from gradleak.core import grammar
+from gradleak.core.promotion import lenient
+from gradleak.core.statistics import MIN_RUNS, mean_interval
+from gradleak.core.storage import computed_once, folder_name, json_lines, plain, write_atomically
 from gradleak.data import Dataset, partition
 from gradleak.defenses import Context, Defense
 from gradleak.defenses.compensation import compensation
 from gradleak.defenses.differential_privacy import epsilon
+from gradleak.engine import progress
 from gradleak.federated import Client, simulation, training
 from gradleak.federated.chance import at_chance
 from gradleak.federated.client import NO_DEFENSE
-from gradleak.frontier import Trained
-from gradleak.metrics.statistics import MIN_RUNS, mean_interval
+from gradleak.federated.scenario import fingerprint
 from gradleak.report.training import curves as accuracy_curves
-from gradleak.scenario import fingerprint
-from gradleak.storage import computed_once, folder_name, json_lines, plain, write_atomically
-from gradleak.strictness import lenient
+from gradleak.studies.frontier import Trained
 
 BUDGET = 8.0  # FFL's ε, after Geyer et al.
 RELATION = 'add or remove one'  # of that ε: a client takes part or does not
@@ -337,8 +339,8 @@ class Trainings(Scaled):
 
   def minutes(self) -> float:
     """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
-    protocol, model = self.protocol, specs.parse_chain(self.model, 'model')[0]
-    spread = dict(specs.spec(protocol.partition, 'partition').settings)
+    protocol, model = self.protocol, grammar.parse_chain(self.model, 'model')[0]
+    spread = dict(grammar.spec(protocol.partition, 'partition').settings)
     each = spread['number'] * spread['high'] if 'high' in spread else self.samples / protocol.clients
     width = dict(model.settings).get('width', FULL_WIDTH.get(model.name, 8))
     passed = protocol.rounds * protocol.per_round * each * protocol.local_epochs
@@ -351,7 +353,7 @@ class Trainings(Scaled):
 
 def _added(method: Method) -> float:
   """Returns a rough estimate of how often a defense passes each sample through the model."""
-  given = {spec.name: dict(spec.settings) for spec in specs.parse_chain(method.clients, 'defense')}
+  given = {spec.name: dict(spec.settings) for spec in grammar.parse_chain(method.clients, 'defense')}
   return 3 * given['concealment']['steps'] if 'concealment' in given else 300 * ('soteria' in given)
 
 
@@ -423,7 +425,7 @@ def _count(params):
 
 def federation(run: Trainings, setting: Setting, method: Method) -> simulation.Federation:
   """Returns the `simulation.Federation` of a run under a `Method`."""
-  defense = specs.defense(method.clients)
+  defense = registry.defense(method.clients)
   protocol, noise = run.protocol, 0.0
   if method.delta is not None:
     noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)

@@ -1,20 +1,20 @@
 """gradleak: what a federated-learning update reveals about the data behind it, and what hiding it costs."""
 
-__version__ = '0.2.0'
-
-from gradleak import attacks, data, defenses, federated, metrics, models, report, servers
+from gradleak import adaptive, attacks, data, defenses, federated, metrics, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
-from gradleak.autoleak import AutoLeak, autoleak
-from gradleak.captured import Captured, CapturedSettings, attack, read_update, read_weights
-from gradleak.errors import UsageError
-from gradleak.federated import Client, ClientSettings, Knowledge, Observation, Upload
-from gradleak.frontier import Frontier, FrontierSettings, frontier
-from gradleak.inspection import Inspection, inspect
+from gradleak.core.errors import UsageError
+from gradleak.core.version import VERSION as __version__
+from gradleak.engine.startup import configure
+from gradleak.federated import Client, ClientSettings, Upload
+from gradleak.federated.inspection import Inspection, inspect
+from gradleak.federated.scenario import Scenario, scenario
+from gradleak.registry import parse
 from gradleak.report.compare import Comparison, compare
-from gradleak.scenario import Scenario, scenario
-from gradleak.sensitivity import Sensitivity, SensitivitySettings, sensitivity
-from gradleak.specs import parse
-from gradleak.startup import configure
+from gradleak.studies.autoleak import AutoLeak, autoleak
+from gradleak.studies.captured import Captured, CapturedSettings, attack, read_update, read_weights
+from gradleak.studies.frontier import Frontier, FrontierSettings, frontier
+from gradleak.studies.sensitivity import Sensitivity, SensitivitySettings, sensitivity
+from gradleak.threat import Knowledge, Observation
 
 __all__ = [
   'AuditResult',
@@ -35,6 +35,8 @@ __all__ = [
   'SensitivitySettings',
   'Upload',
   'UsageError',
+  '__version__',
+  'adaptive',
   'attack',
   'attacks',
   'audit',

@@ -8,7 +8,8 @@ import jax
 from absl import flags
 
 import gradleak as gl
-from gradleak import errors, progress
+from gradleak.core import errors
+from gradleak.engine import progress
 from gradleak.federated.earlier import RATE, earlier
 from launch import _data, _program, _settings, _weights
 

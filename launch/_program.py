@@ -166,7 +166,7 @@ def _interrupted(number: int) -> NoReturn:
 
 def _refuse_known(error: BaseException) -> None:
   """Ends the program if it is an error that a user can cause, or a device or a disk."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   if isinstance(error, errors.UsageError):
     _refuse(error)

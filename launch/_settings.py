@@ -14,7 +14,7 @@ def define(settings: type, *, without: tuple[str, ...] = (), **defaults: Any) ->
   """Defines a flag for each field of a settings dataclass and returns their holders by name.
 
   Args:
-    settings: the dataclass, its fields made by `gradleak.settings.setting`.
+    settings: the dataclass, its fields made by `gradleak.core.settings.setting`.
     without: fields without a flag.
     **defaults: replace some of its defaults.
   """

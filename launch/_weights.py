@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 import gradleak as gl
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.federated.simulation import accuracy
 from launch import _program
 

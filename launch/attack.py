@@ -56,12 +56,14 @@ def main(argv):
   del argv
   _program.configure(_CACHE, _X64)
 
-  from gradleak import errors, progress, report, specs
+  from gradleak import registry, report
+  from gradleak.core import errors
+  from gradleak.engine import progress
 
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   progress.reporter(_PROGRESS.value)  # an unknown mode says so before anything is read
-  defense = specs.defense(_DEFENSE.value)
-  attacks = specs.attacks(_ATTACKS.value) if _ATTACKS.value else None
+  defense = registry.defense(_DEFENSE.value)
+  attacks = registry.attacks(_ATTACKS.value) if _ATTACKS.value else None
   labels = _labels(_LABELS.value)
   for flag in (_UPDATE, _WEIGHTS, _SHAPE):
     if not flag.value:
@@ -99,7 +101,7 @@ def main(argv):
 
 def _shape(text):
   """Returns (height, width, channels) of 'height,width,channels'."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   parts = [part.strip() for part in text.replace('x', ',').split(',')]
   if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
@@ -109,7 +111,7 @@ def _shape(text):
 
 def _names(text):
   """Returns {module in the file: module of the model} of 'one=other;…'."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   pairs = [entry.split('=') for entry in text.split(';') if entry.strip()]
   if not all(len(pair) == 2 and all(part.strip() for part in pair) for pair in pairs):
@@ -127,7 +129,7 @@ def _labels(text):
 
 def _model(shape):
   """Returns (model, variables); the number of classes is the only one that fits the weights, unless it is given."""
-  from gradleak import errors
+  from gradleak.core import errors
   from gradleak.models import torch_weights
 
   names = _names(_NAMES.value)

@@ -47,11 +47,12 @@ def main(argv):
   _distribute()
 
   import gradleak as gl
-  from gradleak import errors, specs
+  from gradleak import registry
   from gradleak.audit import plan
+  from gradleak.core import errors
   from gradleak.report import terminal_table, write
 
-  attacks, defenses = specs.attacks(_GIVEN.attacks.value), specs.defenses(_GIVEN.defenses.value)
+  attacks, defenses = registry.attacks(_GIVEN.attacks.value), registry.defenses(_GIVEN.defenses.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   dataset, public = _audited.load(_GIVEN)
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
@@ -84,7 +85,7 @@ def main(argv):
 
 def _distribute():
   """Makes this process one of several, if the flags say so."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   if _DISTRIBUTED.value is None:
     if _PROCESS.value is not None or _PROCESSES.value is not None:

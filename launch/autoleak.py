@@ -35,11 +35,12 @@ def main(argv):
   _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
 
   import gradleak as gl
-  from gradleak import errors, specs
+  from gradleak import registry
+  from gradleak.core import errors
+  from gradleak.core.storage import write_atomically
   from gradleak.report import autoleak_table, write
-  from gradleak.storage import write_atomically
 
-  defenses = specs.defenses(_GIVEN.defenses.value)
+  defenses = registry.defenses(_GIVEN.defenses.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   dataset, public = _audited.load(_GIVEN)
   model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
@@ -65,7 +66,7 @@ def main(argv):
 
 def _command(scenario):
   """Returns the flags that repeat this run; what was left out for want of public images is left out again."""
-  from gradleak.autoleak.entry import SETTINGS
+  from gradleak.studies.autoleak.entry import SETTINGS
 
   known = {name: flags.FLAGS[name].value for name in SETTINGS}
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)

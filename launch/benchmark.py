@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
   del argv
   import jax
 
-  from gradleak import errors, specs
+  from gradleak.core import errors, grammar
   from gradleak.engine import ahead
 
   measures = {'speed': _speed, 'scaling': _scaling, 'roofline': _roofline, 'gpu': _gpu, 'schedule': _schedule}
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
   if _MEASURE.value == 'gpu':
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', ahead.cores())
-  models = specs.parse_list(_MODELS.value, 'model') if _MODELS.value else None
+  models = grammar.parse_list(_MODELS.value, 'model') if _MODELS.value else None
   _program.say(f'measuring {_MEASURE.value} …')
   measures[_MEASURE.value](models)
 
@@ -101,7 +101,7 @@ def _common():
 
 def _integers(name, text):
   """Returns the integers of a list, ascending."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   numbers = [int(part) if re.fullmatch(r'\s*[0-9]{1,20}\s*', part) else part for part in text.split(',')]
   return sorted({int(errors.check_number(name, n, low=1, high=10**6, integer=True)) for n in numbers})
@@ -109,7 +109,7 @@ def _integers(name, text):
 
 def _speed(models):
   from benchmarks import speed
-  from gradleak import errors
+  from gradleak.core import errors
 
   del models
   variants = [name.strip() for name in _VARIANTS.value.split(',')]

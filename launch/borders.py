@@ -34,7 +34,8 @@ def main(argv):
   import numpy as np
 
   import gradleak as gl
-  from gradleak import errors, report, storage
+  from gradleak import report
+  from gradleak.core import errors, storage
 
   for name, value in (('trials', _TRIALS.value), ('strengths', _STRENGTHS.value), ('steps', _STEPS.value)):
     errors.check_number(name, value, low=1, high=10**6, integer=True)

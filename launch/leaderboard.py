@@ -42,7 +42,7 @@ with _program.group('where, and how'):
 def main(argv):
   """Adds, checks or draws, as the flags say."""
   del argv
-  from gradleak import errors
+  from gradleak.core import errors
 
   actions = {'add': _ADD, 'check': _CHECK, 'page': _PAGE}
   given = [name for name, holder in actions.items() if holder.value]
@@ -55,8 +55,8 @@ def main(argv):
 
 
 def _add():
-  from gradleak import errors
-  from gradleak.autoleak import leaderboard
+  from gradleak.core import errors
+  from gradleak.studies.autoleak import leaderboard
 
   workdir = errors.check_path('add', _ADD.value)
   found = leaderboard.load(workdir)
@@ -79,7 +79,7 @@ def _costs(found):
 
 def _of_training(task):
   """Returns what the trainings of --costs say; says where they have no digests to be compared with."""
-  from gradleak.autoleak import costs
+  from gradleak.studies.autoleak import costs
 
   found = costs.of_training(_COSTS.value, task)
   if not costs.verified(_COSTS.value):
@@ -91,8 +91,8 @@ def _of_training(task):
 
 def _price():
   """Writes what the defenses cost in the trainings of --costs into the files of the same task."""
-  from gradleak import errors
-  from gradleak.autoleak import costs, leaderboard
+  from gradleak.core import errors
+  from gradleak.studies.autoleak import costs, leaderboard
 
   task = costs.task_of(_COSTS.value)
 
@@ -112,8 +112,8 @@ def _price():
 
 def _read(path, otherwise):
   """Returns the object in a JSON file."""
-  from gradleak import errors
-  from gradleak.storage import read_json
+  from gradleak.core import errors
+  from gradleak.core.storage import read_json
 
   try:
     return read_json(path, otherwise, dict)
@@ -122,8 +122,8 @@ def _read(path, otherwise):
 
 
 def _check():
-  from gradleak import errors
-  from gradleak.autoleak import leaderboard
+  from gradleak.core import errors
+  from gradleak.studies.autoleak import leaderboard
 
   known = leaderboard.read(_FOLDER.value)
   entry = known[errors.check_choice('name of the leaderboard', _CHECK.value, list(known))]

@@ -13,7 +13,8 @@ import tempfile
 
 from absl import flags
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 from gradleak.data import tfds
 from launch import _program
 

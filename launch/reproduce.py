@@ -57,8 +57,8 @@ def main(argv: list[str]) -> None:
   import experiments
   from experiments import experiment as machinery
   from experiments import pages
-  from gradleak import errors
-  from gradleak.progress import reporter
+  from gradleak.core import errors
+  from gradleak.engine.progress import reporter
 
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   errors.check_choice('scale', _SCALE.value, machinery.SCALES)
@@ -81,7 +81,7 @@ def _one(experiment):
   """Runs a table."""
   from experiments import experiment as machinery
   from experiments import results, table
-  from gradleak.storage import write_atomically
+  from gradleak.core.storage import write_atomically
 
   given = _WEIGHTS.value, _LPIPS_WEIGHTS.value, _LPIPS_HEADS.value
   if _WEIGHTS.value is not None:
@@ -120,7 +120,7 @@ def _all(registry):
   """Runs the tables that are not stored, each in a process of its own, and says which did not fit or failed."""
   from experiments import experiment as machinery
   from experiments import results
-  from gradleak import errors
+  from gradleak.core import errors
 
   budget, started = _seconds(_BUDGET.value), time.monotonic()
   known = results.read(_RESULTS.value, _SCALE.value)
@@ -178,7 +178,7 @@ def _seconds(text):
   """Returns the seconds of a text such as '90min' or '1h 30min'."""
   import re
 
-  from gradleak import errors
+  from gradleak.core import errors
 
   units = {'h': 3600, 'min': 60, 'm': 60, 's': 1}
   part = r'(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*'

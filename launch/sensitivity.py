@@ -16,7 +16,8 @@ import numpy as np
 from absl import flags
 
 import gradleak as gl
-from gradleak import errors, report, specs
+from gradleak import registry, report
+from gradleak.core import errors
 from launch import _data, _program, _settings
 
 with _program.group('what is attacked'):
@@ -48,7 +49,7 @@ def main(argv):
   del argv
   _program.configure(_CACHE)
   given, local = _settings.made(gl.SensitivitySettings, _GIVEN), _client()
-  attack, defense = specs.attack(_ATTACK.value), specs.defense(_DEFENSE.value)
+  attack, defense = registry.attack(_ATTACK.value), registry.defense(_DEFENSE.value)
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   errors.check_number('public', _PUBLIC.value, low=0, integer=True)
   _program.say(f'reading {_DATASET.value} …')

@@ -45,13 +45,14 @@ def main(argv):
   _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
 
   import gradleak as gl
-  from gradleak import specs
+  from gradleak import registry
+  from gradleak.core import grammar
+  from gradleak.core.storage import write_atomically
   from gradleak.report import strengths, sweep_csv, write
-  from gradleak.storage import write_atomically
-  from gradleak.sweep import sweep
+  from gradleak.studies.sweep import sweep
 
-  attacks, defenses = specs.attacks(_GIVEN.attacks.value), specs.defenses(_GIVEN.defenses.value)
-  names = specs.parse_list(_MODELS.value, 'model')
+  attacks, defenses = registry.attacks(_GIVEN.attacks.value), registry.defenses(_GIVEN.defenses.value)
+  names = grammar.parse_list(_MODELS.value, 'model')
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
   audits = {}
@@ -97,7 +98,7 @@ def main(argv):
 
 def _seeds():
   """Returns the seeds that the flag describes."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   texts = [text.strip() for text in _SEEDS.value.split(';')]
   if not all(re.fullmatch(r'-?[0-9]{1,20}', text) for text in texts):
@@ -116,7 +117,7 @@ def _seeds():
 
 def _process():
   """Returns (rank, number of processes), from the flags or the cluster's environment."""
-  from gradleak import errors
+  from gradleak.core import errors
 
   if (_PROCESS.value is None) != (_PROCESSES.value is None):
     raise errors.UsageError('--process and --processes belong together: give both, or neither')
@@ -132,7 +133,7 @@ def _table(rows):
   """Returns the summaries of all models as an aligned table."""
   from gradleak.report import sweep_summaries
   from gradleak.report.formatting import aligned, number, percent_range, plus_minus
-  from gradleak.report.tables import paired
+  from gradleak.summary.cases import paired
 
   head = ('model / attack / defense', 'attacker', 'PSNR dB', 'SSIM', 'recovered (95 %)')
   lines = []

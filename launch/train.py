@@ -19,8 +19,10 @@ import jax
 from absl import flags
 
 import gradleak as gl
-from gradleak import errors, progress, report, specs
+from gradleak import registry, report
+from gradleak.core import errors
 from gradleak.data import partition
+from gradleak.engine import progress
 from launch import _data, _program, _settings, _weights
 
 with _program.group('what is trained'):
@@ -62,8 +64,8 @@ def main(argv):
   _program.configure(_CACHE)
   _follow_protocol()
   settings, local = _settings.made(gl.FrontierSettings, _GIVEN), _client()
-  defenses = specs.defenses(_DEFENSES.value)
-  attacks = specs.attacks(_ATTACKS.value) if _ATTACKS.value else []
+  defenses = registry.defenses(_DEFENSES.value)
+  attacks = registry.attacks(_ATTACKS.value) if _ATTACKS.value else []
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
   progress.rounds(_PROGRESS.value, settings.rounds)  # an unknown mode says so before anything is read
   _program.say(f'reading {_DATASET.value} …')

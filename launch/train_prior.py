@@ -46,9 +46,10 @@ def main(argv: list[str]) -> None:
 
   import jax
 
-  from gradleak import errors, progress
+  from gradleak.core import errors
+  from gradleak.core.storage import write_atomically
+  from gradleak.engine import progress
   from gradleak.priors import denoiser, gan, trained, training
-  from gradleak.storage import write_atomically
 
   for name, flag in (('width', _WIDTH), ('batch_size', _BATCH)):
     errors.check_number(name, flag.value, low=1, high=4096, integer=True)

@@ -3,8 +3,8 @@
 import dataclasses
 
 from gradleak.audit.verdict import RECOVERED
-from gradleak.autoleak import VERSION, AutoLeak
-from gradleak.autoleak.entry import FINGERPRINTS
+from gradleak.studies.autoleak import VERSION, AutoLeak
+from gradleak.studies.autoleak.entry import FINGERPRINTS
 from tests.report.conftest import ATTACKS, digits, make
 
 # Defense -> verdicts on its trials by honest-but-curious servers.

@@ -12,7 +12,8 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import _parts, plan, schema
+from gradleak.audit import plan, schema
+from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
 from tests.objects import objects

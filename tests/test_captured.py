@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import captured, report, trees
-from gradleak.captured.hints import hints
+from gradleak import report
+from gradleak.core import trees
 from gradleak.models import torch_weights
+from gradleak.studies import captured
+from gradleak.studies.captured.hints import hints
 from tests.models.test_torch_weights import small, written
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors
+from gradleak.core import errors
 
 
 def test_unknown_lists_the_valid_names_and_suggests_the_nearest():

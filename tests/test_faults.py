@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradleak
-from gradleak import errors, storage
+from gradleak.core import errors, storage
 from gradleak.federated import simulation, training
 from tests import programs
 

@@ -9,9 +9,9 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.autoleak import costs
 from gradleak.defenses import chain, compensation, graddefense, topk
 from gradleak.federated import training
+from gradleak.studies.autoleak import costs
 from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

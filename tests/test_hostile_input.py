@@ -12,8 +12,10 @@ import PIL.Image
 import pytest
 
 import gradleak as gl
-from gradleak import errors, specs, sweep
+from gradleak import registry
+from gradleak.core import errors
 from gradleak.federated import accounting, simulation, training
+from gradleak.studies import sweep
 
 SHAPE = (8, 8, 1)
 IMAGES = np.full((4, *SHAPE), 0.5, np.float32)
@@ -324,7 +326,7 @@ TEXTS = [
 
 @pytest.mark.parametrize('text', TEXTS, ids=range(len(TEXTS)))
 def test_texts_that_describe_nothing(text):
-  for read in (gl.parse, specs.attacks, specs.defenses, lambda t: gl.models.create(t, 10)):
+  for read in (gl.parse, registry.attacks, registry.defenses, lambda t: gl.models.create(t, 10)):
     message(read, text)
   message(gl.data.partition.parse, text, KEY, LABELS, 2)
   message(gl.load, text)
@@ -332,7 +334,7 @@ def test_texts_that_describe_nothing(text):
 
 
 def test_lists_without_end():
-  assert 'at most 10000' in message(specs.attacks, ';'.join(f'csdlg(tv={i})' for i in range(20_000)))
+  assert 'at most 10000' in message(registry.attacks, ';'.join(f'csdlg(tv={i})' for i in range(20_000)))
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,15 @@ import optax
 import pytest
 
 import gradleak
-from gradleak import errors, models
+from gradleak import models
+from gradleak.core import errors
+from gradleak.core.promotion import lenient
+from gradleak.federated.inspection import LIMITS, inspect
 from gradleak.federated.losses import cross_entropy
-from gradleak.inspection import LIMITS, inspect
 from gradleak.servers.fishing import class_fishing_server
 from gradleak.servers.fishing_search import class_fished, fish
 from gradleak.servers.imprint import imprint_server
 from gradleak.servers.trap import VARIANTS, trap_server
-from gradleak.strictness import lenient
 
 OPTIMIZERS = {'sgd': optax.sgd(0.1, momentum=0.9), 'adam': optax.adam(1e-3), 'adamw': optax.adamw(3e-3)}
 

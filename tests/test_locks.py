@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import gradleak as gl
-from gradleak import errors, locks
+from gradleak.core import errors, locks
 from tests import programs
 
 HOLDS = """

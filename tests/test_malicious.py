@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import errors
-from gradleak.report import page, tables
+from gradleak.core import errors
+from gradleak.report import page, terminal
+from gradleak.summary import cases
 from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -113,9 +114,9 @@ def test_a_malicious_server_is_said_to_be_one(result):
 def test_the_report_counts_images_shown_fully(result):
   text = page.render(result)
   assert 'of 4 fully' in text and 'correlates with the private one by at least 0.98' in text
-  summary = next(s for s in tables.summarise(result.rows) if (s['attack'], s['defense']) == ('fidel', 'none'))
+  summary = next(s for s in cases.summarise(result.rows) if (s['attack'], s['defense']) == ('fidel', 'none'))
   assert summary['revealed'] == pytest.approx(np.mean([row['revealed'] for row in rows(result, 'fidel', 'none')]))
-  assert 'fully, of 4' in tables.terminal_table(result)
+  assert 'fully, of 4' in terminal.terminal_table(result)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import functools
 
 import gradleak as gl
-from gradleak import methods
+from gradleak.core import methods
 
 SOURCE = """
 def helper(x):

@@ -13,8 +13,9 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import report, storage
+from gradleak import report
 from gradleak.audit import schema
+from gradleak.core import storage
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import storage
+from gradleak.core import storage
 from tests import programs
 from tests.objects import objects
 

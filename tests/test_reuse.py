@@ -1,6 +1,6 @@
 """A factory whose objects are found again."""
 
-from gradleak.reuse import reusable
+from gradleak.core.reuse import reusable
 
 
 def test_equal_arguments_of_equal_types_give_one_object_and_the_oldest_is_dropped():

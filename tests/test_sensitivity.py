@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak.sensitivity import (
+from gradleak.studies.sensitivity import (
   CLEAR,
   LABORATORY,
   PRODUCTION,
@@ -16,8 +16,8 @@ from gradleak.sensitivity import (
   judged,
   redrawn,
 )
-from gradleak.sensitivity.assumptions import steps_of
-from gradleak.sensitivity.judgement import _paired
+from gradleak.studies.sensitivity.assumptions import steps_of
+from gradleak.studies.sensitivity.judgement import _paired
 from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

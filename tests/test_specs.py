@@ -6,7 +6,8 @@ import random
 import pytest
 
 import gradleak as gl
-from gradleak import errors, specs
+from gradleak import registry
+from gradleak.core import errors, grammar, methods
 
 
 def blur(images, *, width: float, passes: int = 1, mode: str = 'same', wrap: bool = False, sharpness: float = 2.0):
@@ -46,18 +47,18 @@ POLICY = 'translate_x:0.4|contrast:0.3/invert'
   ],
 )
 def test_spec(text, name, settings):
-  spec = specs.spec(text, 'filter')
+  spec = grammar.spec(text, 'filter')
   assert (spec.name, dict(spec.settings)) == (name, settings)
   assert [type(value) for _, value in spec.settings] == [type(value) for value in settings.values()]
-  assert specs.spec(str(spec), 'filter') == spec
+  assert grammar.spec(str(spec), 'filter') == spec
 
 
 def test_canonical_form():
-  assert str(specs.spec(' blur ( width = 5e-1 , wrap = TRUE ) ', 'filter')) == 'blur(width=0.5,wrap=True)'
-  assert str(specs.spec('silence()', 'filter')) == 'silence'
-  assert str(specs.spec("blur(mode='valid',size=( 3,4 ))", 'filter')) == 'blur(mode=valid,size=(3,4))'
-  assert str(specs.spec(f'ats(policy="{POLICY}")', 'filter')) == f"ats(policy='{POLICY}')"
-  assert specs.written('blur', {'mode': "it's", 'width': 1e-6}) == r"blur(mode='it\'s',width=1e-06)"
+  assert str(grammar.spec(' blur ( width = 5e-1 , wrap = TRUE ) ', 'filter')) == 'blur(width=0.5,wrap=True)'
+  assert str(grammar.spec('silence()', 'filter')) == 'silence'
+  assert str(grammar.spec("blur(mode='valid',size=( 3,4 ))", 'filter')) == 'blur(mode=valid,size=(3,4))'
+  assert str(grammar.spec(f'ats(policy="{POLICY}")', 'filter')) == f"ats(policy='{POLICY}')"
+  assert grammar.written('blur', {'mode': "it's", 'width': 1e-6}) == r"blur(mode='it\'s',width=1e-06)"
 
 
 def test_whatever_is_written_reads_back():
@@ -71,11 +72,11 @@ def test_whatever_is_written_reads_back():
     return draw.choice([number, True, False, None, math.inf, word(), word(), word(), (number, word()), ((word(),),)])
 
   for _ in range(800):
-    spec = specs.Spec('blur', tuple((key, value()) for key in ('x', 'y', 'z')[: draw.randrange(4)]))
+    spec = grammar.Spec('blur', tuple((key, value()) for key in ('x', 'y', 'z')[: draw.randrange(4)]))
     text = str(spec)
-    assert specs.spec(text, 'filter') == spec, text
-    assert specs.parse_chain(f'{text}+{text}', 'filter') == (spec, spec), text
-    assert specs.parse_list(f'{text};silence', 'filter') == [text, 'silence'], text
+    assert grammar.spec(text, 'filter') == spec, text
+    assert grammar.parse_chain(f'{text}+{text}', 'filter') == (spec, spec), text
+    assert grammar.parse_list(f'{text};silence', 'filter') == [text, 'silence'], text
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_whatever_is_written_reads_back():
 )
 def test_unreadable_text_is_a_usage_error_that_quotes_it(text):
   with pytest.raises(errors.UsageError) as caught:
-    specs.spec(text, 'filter')
+    grammar.spec(text, 'filter')
   assert 'filter' in str(caught.value) and repr(text) in str(caught.value)
   assert '\n' not in str(caught.value)
 
@@ -124,12 +125,12 @@ def test_unreadable_text_is_a_usage_error_that_quotes_it(text):
 )
 def test_what_does_not_match_is_said(text, message):
   with pytest.raises(errors.UsageError) as caught:
-    specs.parse_chain(text, 'filter')
+    grammar.parse_chain(text, 'filter')
   assert str(caught.value) == message
 
 
 def chains(text, kind):
-  return [specs.parse_chain(entry, kind) for entry in specs.parse_list(text, kind)]
+  return [grammar.parse_chain(entry, kind) for entry in grammar.parse_list(text, kind)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def chains(text, kind):
     f"blur(mode='{chr(92) * 901}')",
   ],
 )
-@pytest.mark.parametrize('read', [specs.spec, specs.parse_chain, chains])
+@pytest.mark.parametrize('read', [grammar.spec, grammar.parse_chain, chains])
 def test_absurd_text_is_a_usage_error_of_one_sentence(read, text):
   with pytest.raises(errors.UsageError) as caught:
     read(text, 'filter')
@@ -156,30 +157,30 @@ def test_absurd_text_is_a_usage_error_of_one_sentence(read, text):
 
 def test_a_setting_given_twice():
   with pytest.raises(errors.UsageError, match="sets 'width' twice"):
-    specs.spec('blur(width=1,width=2)', 'filter')
+    grammar.spec('blur(width=1,width=2)', 'filter')
 
 
 def test_chains_split_outside_parentheses_and_quotes_only():
-  chain = specs.parse_chain("blur(width=1e+2) + silence+blur(mode=a+b)+blur(mode=')+(')", 'filter')
+  chain = grammar.parse_chain("blur(width=1e+2) + silence+blur(mode=a+b)+blur(mode=')+(')", 'filter')
   assert chain == (
-    specs.Spec('blur', (('width', 100.0),)),
-    specs.Spec('silence'),
-    specs.Spec('blur', (('mode', 'a+b'),)),
-    specs.Spec('blur', (('mode', ')+('),)),
+    grammar.Spec('blur', (('width', 100.0),)),
+    grammar.Spec('silence'),
+    grammar.Spec('blur', (('mode', 'a+b'),)),
+    grammar.Spec('blur', (('mode', ')+('),)),
   )
   for text in ('blur+', '+blur', 'blur++blur', 'blur(a=1+blur', 'blur)+(blur'):
     with pytest.raises(errors.UsageError):
-      specs.parse_chain(text, 'filter')
+      grammar.parse_chain(text, 'filter')
 
 
 def test_lists():
-  assert specs.parse_list('none; blur(width=1) ;silence+blur', 'filter') == ['none', 'blur(width=1)', 'silence+blur']
-  assert specs.parse_list("blur(mode='a;b,c');none", 'filter') == ["blur(mode='a;b,c')", 'none']
+  assert grammar.parse_list('none; blur(width=1) ;silence+blur', 'filter') == ['none', 'blur(width=1)', 'silence+blur']
+  assert grammar.parse_list("blur(mode='a;b,c');none", 'filter') == ["blur(mode='a;b,c')", 'none']
   for text in ('', ' ', 'none;', ';none', 'none;;blur'):
     with pytest.raises(errors.UsageError, match='empty'):
-      specs.parse_list(text, 'filter')
+      grammar.parse_list(text, 'filter')
   with pytest.raises(errors.UsageError, match="'blur' is listed twice"):
-    specs.parse_list('blur; none; blur', 'filter')
+    grammar.parse_list('blur; none; blur', 'filter')
 
 
 def test_commas_between_entries_hint_at_semicolons():
@@ -187,27 +188,27 @@ def test_commas_between_entries_hint_at_semicolons():
     "'none,blur(width=1,passes=2)' has a comma between filters, expected ';' as in 'none;blur(width=1,passes=2)'"
   )
   with pytest.raises(errors.UsageError) as caught:
-    specs.parse_list('silence;none,blur(width=1,passes=2)', 'filter')
+    grammar.parse_list('silence;none,blur(width=1,passes=2)', 'filter')
   assert str(caught.value) == expected
 
 
 def test_grids():
-  assert specs.expand('blur', 'filter') == ['blur']
-  assert specs.expand('blur(width=1| 2,mode=a|b)', 'filter') == [
+  assert grammar.expand('blur', 'filter') == ['blur']
+  assert grammar.expand('blur(width=1| 2,mode=a|b)', 'filter') == [
     'blur(width=1,mode=a)',
     'blur(width=1,mode=b)',
     'blur(width=2,mode=a)',
     'blur(width=2,mode=b)',
   ]
-  assert specs.parse_list('blur(width=1|2)+silence;none', 'filter') == [
+  assert grammar.parse_list('blur(width=1|2)+silence;none', 'filter') == [
     'blur(width=1)+silence',
     'blur(width=2)+silence',
     'none',
   ]
   with pytest.raises(errors.UsageError, match='empty value in a grid'):
-    specs.expand('blur(width=1|)', 'filter')
+    grammar.expand('blur(width=1|)', 'filter')
   with pytest.raises(errors.UsageError, match='16384 entries, expected at most 10000'):
-    specs.expand(f'blur({",".join(f"x{i}=1|2" for i in range(14))})', 'filter')
+    grammar.expand(f'blur({",".join(f"x{i}=1|2" for i in range(14))})', 'filter')
 
 
 @pytest.mark.parametrize(
@@ -220,11 +221,11 @@ def test_grids():
   ],
 )
 def test_what_is_quoted_is_no_grid(text, texts):
-  assert specs.expand(text, 'filter') == texts
+  assert grammar.expand(text, 'filter') == texts
 
 
 def method(text):
-  return specs.method(specs.spec(text, 'filter'), REGISTRY, 'filter')
+  return methods.from_spec(grammar.spec(text, 'filter'), REGISTRY, 'filter')
 
 
 def test_a_method_knows_its_settings():
@@ -260,50 +261,50 @@ def test_what_does_not_fit_the_factory_is_named(text, words):
 
 
 def test_attacks():
-  attack = specs.attack('csdlg(tv=1e-6)')
+  attack = registry.attack('csdlg(tv=1e-6)')
   assert attack == gl.attacks.csdlg(tv=1e-6) and str(attack) == 'csdlg(tv=1e-06)'
-  assert specs.attack('csdlg(tv=1)') == gl.attacks.csdlg(tv=1.0)  # an integer is a number
-  assert str(specs.attack('csdlg(tv=1)')) == 'csdlg(tv=1)'
-  assert specs.attack('trap') == gl.servers.trap()
-  assert specs.attacks('csdlg(tv=1e-4|1e-6); dlg') == [
+  assert registry.attack('csdlg(tv=1)') == gl.attacks.csdlg(tv=1.0)  # an integer is a number
+  assert str(registry.attack('csdlg(tv=1)')) == 'csdlg(tv=1)'
+  assert registry.attack('trap') == gl.servers.trap()
+  assert registry.attacks('csdlg(tv=1e-4|1e-6); dlg') == [
     gl.attacks.csdlg(tv=1e-4), gl.attacks.csdlg(tv=1e-6), gl.attacks.dlg()
   ]  # fmt: skip
 
 
 def test_defenses():
   prune, noise = gl.defenses.prune(rate=0.9), gl.defenses.laplace(scale=0.001)
-  assert specs.defense('none') is gl.defenses.NO_DEFENSE and specs.defense(' none() ') is gl.defenses.NO_DEFENSE
-  assert specs.defense('prune(rate=0.9)+laplace(scale=0.001)') == gl.defenses.chain(prune, noise)
-  assert specs.defenses('none;prune(rate=0.5|0.9)') == [
+  assert registry.defense('none') is gl.defenses.NO_DEFENSE and registry.defense(' none() ') is gl.defenses.NO_DEFENSE
+  assert registry.defense('prune(rate=0.9)+laplace(scale=0.001)') == gl.defenses.chain(prune, noise)
+  assert registry.defenses('none;prune(rate=0.5|0.9)') == [
     gl.defenses.NO_DEFENSE, gl.defenses.prune(rate=0.5), prune
   ]  # fmt: skip
 
 
 def test_parse_makes_what_the_first_name_says():
   for text in ('none', 'prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=0.1)'):
-    assert specs.parse(text) == specs.defense(text)
+    assert registry.parse(text) == registry.defense(text)
   for text in ('csdlg(tv=1e-6)', 'trap'):
-    assert specs.parse(text) == specs.attack(text)
+    assert registry.parse(text) == registry.attack(text)
 
 
 @pytest.mark.parametrize(
   ('read', 'text', 'message'),
   [
-    (specs.attack, 'csdgl', "unknown attack 'csdgl'; did you mean 'csdlg'"),
-    (specs.attack, 'tarp', "did you mean 'trap'"),
-    (specs.attack, 'csdlg+dlg', "cannot read the attack 'csdlg+dlg'"),
-    (specs.attack, 'prune(rate=0.5)', "unknown attack 'prune'"),
-    (specs.defense, 'prun(rate=0.5)', "unknown defense 'prun'; did you mean 'prune'"),
-    (specs.defense, 'nnone', "did you mean 'none'"),
-    (specs.defense, 'none+prune(rate=0.5)', "'none' stands alone, got 'none+prune(rate=0.5)'"),
-    (specs.defense, 'prune(rate=0.5)+none', "'none' stands alone"),
-    (specs.defense, 'none(rate=1)', "'none' stands alone"),
-    (specs.defense, 'prune(rate=1.5)', 'prune(rate) is 1.5'),
-    (specs.defenses, 'none,prune(rate=0.5)', "expected ';' as in 'none;prune(rate=0.5)'"),
-    (specs.parse, 'gausian(stddev=1)', "unknown attack or defense 'gausian'; did you mean 'gaussian'"),
-    (specs.parse, 'csdlg+prune(rate=0.5)', "cannot read the attack 'csdlg+prune(rate=0.5)'"),
-    (specs.parse, '', "the attack or defense '' is empty"),
-    (specs.parse, 3, 'the attack or defense is 3, expected a text'),
+    (registry.attack, 'csdgl', "unknown attack 'csdgl'; did you mean 'csdlg'"),
+    (registry.attack, 'tarp', "did you mean 'trap'"),
+    (registry.attack, 'csdlg+dlg', "cannot read the attack 'csdlg+dlg'"),
+    (registry.attack, 'prune(rate=0.5)', "unknown attack 'prune'"),
+    (registry.defense, 'prun(rate=0.5)', "unknown defense 'prun'; did you mean 'prune'"),
+    (registry.defense, 'nnone', "did you mean 'none'"),
+    (registry.defense, 'none+prune(rate=0.5)', "'none' stands alone, got 'none+prune(rate=0.5)'"),
+    (registry.defense, 'prune(rate=0.5)+none', "'none' stands alone"),
+    (registry.defense, 'none(rate=1)', "'none' stands alone"),
+    (registry.defense, 'prune(rate=1.5)', 'prune(rate) is 1.5'),
+    (registry.defenses, 'none,prune(rate=0.5)', "expected ';' as in 'none;prune(rate=0.5)'"),
+    (registry.parse, 'gausian(stddev=1)', "unknown attack or defense 'gausian'; did you mean 'gaussian'"),
+    (registry.parse, 'csdlg+prune(rate=0.5)', "cannot read the attack 'csdlg+prune(rate=0.5)'"),
+    (registry.parse, '', "the attack or defense '' is empty"),
+    (registry.parse, 3, 'the attack or defense is 3, expected a text'),
   ],
 )
 def test_what_names_no_object_is_a_usage_error(read, text, message):

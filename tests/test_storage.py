@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import errors, storage
+from gradleak.core import errors, storage
 
 CONFIG = {'dataset': 'digits', 'trials': 2, 'steps': None, 'attacks': ['csdlg'], 'learning_rate': 0.1}
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak.strictness import lenient
+from gradleak.core.promotion import lenient
 
 PARAMS = {'w': jnp.asarray([1.0, -2.0])}
 GRADIENT = {'w': jnp.asarray([0.5, -0.1])}

@@ -16,10 +16,10 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak.audit.settings import named_defenses
+from gradleak.audit.labelled import named_defenses
 from gradleak.report import strengths, sweep_csv
 from gradleak.report.strengths import lines
-from gradleak.sweep import plan, sweep
+from gradleak.studies.sweep import plan, sweep
 from tests import programs
 from tests.objects import objects
 

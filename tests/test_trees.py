@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import trees
+from gradleak.core import trees
 
 
 def tree(seed, scale=1.0):

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 
 import gradleak as gl
-from gradleak import methods, specs
+from gradleak.adaptive import counters
 from gradleak.attacks.base import AttackMethod
-from gradleak.attacks.counters import counters
-from gradleak.autoleak import leaderboard
+from gradleak.core import grammar, methods
 from gradleak.defenses import Context, Defense, Placed
 from gradleak.defenses.defense import SENSITIVITIES
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.defenses.guarantees import mechanisms
+from gradleak.studies.autoleak import leaderboard
 
 ROOT = pathlib.Path(__file__).parents[2]
 ATTACKS: dict[str, Callable] = {**gl.attacks.REGISTRY, **gl.servers.REGISTRY}
@@ -149,7 +149,7 @@ def _sides(entries: Any) -> Iterator[tuple[frozenset[str], Seen]]:
   for entry in entries:
     task, cost = entry['task'], entry['cost']
     where = f'{task["dataset"]}, {task["model"]}, {task["batch_size"]} per upload'
-    names = frozenset(one.name for one in specs.parse_chain(entry['text'], 'defense'))
+    names = frozenset(one.name for one in grammar.parse_chain(entry['text'], 'defense'))
     for side, words in leaderboard.SIDES.items():
       if entry[side] is not None:
         steps = {step['level']: step['count'] for step in entry[side]['steps']}
@@ -289,5 +289,5 @@ def _defense(settings: dict, label: str) -> str:
 def _methods(settings: dict, label: str) -> set[str]:
   """Returns the names of the attack and of the defense's parts behind a figure, by the stored settings of its run."""
   attack = settings.get('attack')
-  parts = specs.parse_chain(_defense(settings, label), 'defense')
-  return {one.name for one in parts} | ({specs.spec(attack, 'attack').name} if attack else set())
+  parts = grammar.parse_chain(_defense(settings, label), 'defense')
+  return {one.name for one in parts} | ({grammar.spec(attack, 'attack').name} if attack else set())

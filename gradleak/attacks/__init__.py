@@ -1,6 +1,6 @@
 """Attacks: from an observation to a reconstruction."""
 
-from gradleak.attacks import counters, labels
+from gradleak.attacks import labels
 from gradleak.attacks.april import april
 from gradleak.attacks.base import (
   EVIDENCE,
@@ -13,7 +13,6 @@ from gradleak.attacks.base import (
   host_form,
   own,
 )
-from gradleak.attacks.counters import counter_to
 from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
@@ -59,8 +58,6 @@ __all__ = [
   'attack',
   'cinet',
   'closed_form',
-  'counter_to',
-  'counters',
   'csdlg',
   'csdlg_fast',
   'csdlg_lbfgs',

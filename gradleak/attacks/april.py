@@ -16,10 +16,11 @@ least norm is returned. A factor cancels: the delta of one plain step on one sam
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
 from gradleak.attacks import base
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.federated import Client
 from gradleak.models.model import require
+from gradleak.threat import Observation
 
 _POSITION = 'pos_embed'  # timm's name
 CITATION = (

@@ -12,13 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, methods
-from gradleak.federated import Client, Observation
-from gradleak.methods import Method
-from gradleak.trees import Tree
-
-# What an attacker may know of an upload beside the upload itself: fields of `Observation`.
-EVIDENCE = ('weights', 'noise', 'clip', 'uploads')
+from gradleak.core import errors, methods
+from gradleak.core.methods import Method
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
+from gradleak.threat import EVIDENCE, Observation
 
 
 class Reconstruction(NamedTuple):

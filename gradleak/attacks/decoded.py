@@ -6,15 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
 from gradleak.attacks import base
 from gradleak.attacks import decoder as decoders
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.attacks.fidel import CITATION, partial_reconstructions
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.models import Model
 from gradleak.models.model import ImageShape, require
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 
 def _made(settings: Mapping[str, Any], image_shape: ImageShape) -> decoders.Decoder:

@@ -16,13 +16,13 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.engine.parts import in_parts
 from gradleak.models import Model, convolution, layers
 from gradleak.models.model import require
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 # (parameters, state, key, *data) -> (loss, new state), as `_minimised` takes it.
 Loss = Callable[..., tuple[jax.Array, Tree]]

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
-from gradleak.federated import Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
 from gradleak.models.model import Model
-from gradleak.trees import Layer, Tree
+from gradleak.threat import Observation
 
 
 def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_layer
-from gradleak.federated import Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.models import model as models
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 
 def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.distances import as_distance, weighed
 from gradleak.attacks.matching import Matching, starting_labels
-from gradleak.federated import Observation
-from gradleak.strictness import relaxed, standard
-from gradleak.trees import Tree
+from gradleak.core import errors
+from gradleak.core.promotion import relaxed, standard
+from gradleak.core.trees import Tree
+from gradleak.threat import Observation
 
 
 class EvolutionState(NamedTuple):

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
 from gradleak.attacks import base
 from gradleak.attacks.dense import first_dense_layer, in_pixels
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
+from gradleak.federated import Client
 from gradleak.models.model import require
-from gradleak.trees import Layer, Tree
+from gradleak.threat import Observation
 
 # Reconstructions that correlate by this much are the same image; by the second, with noise on both.
 _SAME, _ALIKE = 0.99, 0.95

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors
 from gradleak.attacks.base import Attack, attack
 from gradleak.attacks.evolution import evolution
 from gradleak.attacks.matching import Denoising, Matching, Priors, gradient_matching
 from gradleak.attacks.optimizers import first_order, within
 from gradleak.attacks.simulated import Simulation
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 from gradleak.engine.parts import tell
 from gradleak.federated import Client
+from gradleak.federated.scenario import fingerprint
 from gradleak.priors import denoiser, gan, trained, training
 from gradleak.priors.base import Generator
 from gradleak.priors.latent import layered, of_latents, tuned
-from gradleak.scenario import fingerprint
-from gradleak.trees import Tree
 
 GGL = 'Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage. CVPR 2022.'
 GIAS = 'Jeon, Kim, Lee, Oh, Ok: Gradient Inversion with Generative Image Prior. NeurIPS 2021.'

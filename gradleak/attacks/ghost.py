@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from gradleak.core.trees import Tree, over_lengths, safe_sqrt, total
 from gradleak.models import convolution
-from gradleak.trees import Tree, over_lengths, safe_sqrt, total
 
 
 class Products(NamedTuple):

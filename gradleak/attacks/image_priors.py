@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
 
 _FEATURES = 96  # of the random convolution, as published
 

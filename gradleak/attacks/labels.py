@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
-from gradleak.federated import Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.models import Model
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 
 class Dense(NamedTuple):

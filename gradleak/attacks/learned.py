@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
 from gradleak.attacks import base
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.engine.parts import in_parts, tell
-from gradleak.federated import Client, Observation
+from gradleak.federated import Client
 from gradleak.federated.client import COSTLY
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 _MEASURED = 256  # uploads from which the scales are taken
 _TOGETHER = 32  # uploads that are computed in one pass

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
 from gradleak.attacks import ghost, image_priors, prefix_matching
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Attack, Reconstruction
@@ -23,11 +22,13 @@ from gradleak.attacks.distances import LAYER_WEIGHTS, as_distance, clipped, comp
 from gradleak.attacks.optimizers import ComparesValues
 from gradleak.attacks.simulated import Simulation, joined, reverse
 from gradleak.attacks.subsets import Subsets
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import model as models
 from gradleak.priors import GENERATORS, Generator, as_generator
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 # How the distance is computed: from the whole gradient, from products of its factors, or as is faster.
 FORMS = ('auto', 'whole', 'ghost')

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from gradleak import errors
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
+from gradleak.core import errors
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 
 FIRST_ORDER: dict[str, Callable[[], optax.GradientTransformation]] = {
   'adam': optax.scale_by_adam,

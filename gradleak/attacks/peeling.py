@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors, trees
 from gradleak.attacks import base
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
+from gradleak.federated import Client
 from gradleak.models.model import require
-from gradleak.trees import Layer, Tree
+from gradleak.threat import Observation
 
 PIXELS = (0.0, 1.0)
 NORMALISED = (-10.0, 10.0)  # no usual normalisation of pixels leaves it

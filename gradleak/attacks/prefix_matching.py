@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_layer
-from gradleak.federated import Client, Observation
-from gradleak.trees import Layer, Tree
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
+from gradleak.federated import Client
+from gradleak.threat import Observation
 
 
 def distance(client: Client, layers: Sequence[Layer], observation: Observation, images: jax.Array) -> jax.Array:

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import last_layer, of_counts
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.models.model import per_example_loss, require
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 _GAUSSIAN = 0.37456  # the mean of log cosh of a standard normal variable
 _SLACK = 1e-3  # how far a mixture may leave the range of pixels by rounding

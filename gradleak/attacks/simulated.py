@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.federated.response import slopes
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 MATCHES = ('client', 'approximation', 'surrogate')
 ORDERS = ('known', 'free')

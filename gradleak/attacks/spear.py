@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors, trees
 from gradleak.attacks import base
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.federated import Client
 from gradleak.models.model import require
+from gradleak.threat import Observation
 
 _ROUND = 10_000  # submatrices that are solved at a time
 _CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
 
 # Evaluations that share a subset, those of one iteration in the published code: a line search compares their values.
 _KEPT = 20

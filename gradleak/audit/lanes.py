@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import trees
+from gradleak.adaptive import UNAWARE
 from gradleak.attacks.base import AttackMethod, Reconstruction
-from gradleak.attacks.counters import UNAWARE
-from gradleak.audit.settings import Group, folded
+from gradleak.audit.group import Group, folded
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
+from gradleak.core import trees
 from gradleak.defenses.defense import Defense, place
 from gradleak.engine import driver
-from gradleak.federated import Client, Knowledge, Observation
+from gradleak.federated import Client
+from gradleak.threat import Knowledge, Observation
 
 # What a row is about: (name of the variant, label of the defense, name of the counter-measure, trial or control run).
 Key = tuple[str, str, str, int]

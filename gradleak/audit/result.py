@@ -1,18 +1,20 @@
 """The result of an audit: rows, pictures, curves, and what is known of the methods that were run."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gradleak import errors
 from gradleak.attacks.base import AttackMethod
+from gradleak.audit.group import Group
+from gradleak.audit.plan import Plan
 from gradleak.audit.scores import Part, judged
-from gradleak.audit.settings import Group, Plan
 from gradleak.audit.verdict import require_undefended_recovery, worst
+from gradleak.core import errors
 from gradleak.defenses import guarantees
 from gradleak.defenses.defense import Defense, remarks
-from gradleak.inspection import inspect
+from gradleak.federated.inspection import inspect
 
 _INSPECTED = 32  # images of the client that its check of the model is given
 
@@ -43,6 +45,8 @@ class AuditResult:
     resumed: whether all of it was found on disk.
   """
 
+  _repr_html_: ClassVar[Callable | None] = None  # what a notebook calls: set by `report.notebook`
+
   config: dict[str, Any]
   rows: list[dict[str, Any]]
   controls: list[dict[str, Any]]
@@ -71,11 +75,6 @@ class AuditResult:
       by_defense.setdefault(row['defense'], []).append(row)
     what = f'{self.config.get("model", "model")} on {self.config.get("dataset", "data")}'
     return '\n'.join([f'AuditResult: {what}', *(f'  {label}: {_worst(rows)}' for label, rows in by_defense.items())])
-
-  def _repr_html_(self) -> str:
-    from gradleak.report import notebook  # it imports this module
-
-    return notebook.html(self)
 
 
 def check_result(result: Any) -> AuditResult:

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from gradleak import errors
 from gradleak.audit.verdict import VERDICTS
+from gradleak.core import errors
 
 
 class Column(NamedTuple):

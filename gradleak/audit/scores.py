@@ -9,20 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak import metrics, trees
-from gradleak.attacks.counters import UNAWARE
+from gradleak import metrics
+from gradleak.adaptive import UNAWARE
 from gradleak.audit import schema
+from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Lane
-from gradleak.audit.settings import Group
 from gradleak.audit.uploads import Uploads, share_sent
 from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
 from gradleak.audit.views import Target
+from gradleak.core import trees
+from gradleak.core.reuse import reusable
+from gradleak.core.storage import plain
+from gradleak.core.trees import Tree
 from gradleak.defenses.defense import remarks
 from gradleak.engine import compiler
 from gradleak.models import Model
-from gradleak.reuse import reusable
-from gradleak.storage import plain
-from gradleak.trees import Tree
 
 _PAIRS = 16  # that a network compares at once
 

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import trees
-from gradleak.audit.settings import Group, folded
+from gradleak.audit.group import Group, folded
+from gradleak.core import trees
+from gradleak.core.methods import identity
+from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Placed, place
 from gradleak.engine import ahead, driver
 from gradleak.federated import Client, Upload
 from gradleak.federated.client import COSTLY
-from gradleak.methods import identity
-from gradleak.trees import Tree
 
 
 class Uploads(NamedTuple):

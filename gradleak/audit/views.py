@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import trees
-from gradleak.attacks.counters import UNAWARE, Counter, View
-from gradleak.audit.settings import Group
+from gradleak.adaptive import UNAWARE, Counter, View
+from gradleak.audit.group import Group
 from gradleak.audit.uploads import Uploads
 from gradleak.audit.verdict import CONTROL
-from gradleak.trees import Tree
+from gradleak.core import trees
+from gradleak.core.trees import Tree
 
 
 class Target(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import embedded, folder, images, tfds
 
 _LARGEST = 4096  # pixels on a side

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import images
 
 _DIGITS_TEST_SIZE = 500

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import images
 
 if TYPE_CHECKING:

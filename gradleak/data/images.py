@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 
 # The largest value of each stored type; floating images are assumed to be in [0, 1] already.
 _LARGEST = {'bool': 1, 'uint8': 255, 'uint16': 65535}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak import errors, specs
+from gradleak.core import errors, grammar, methods
 
 
 def _checked(partition: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
@@ -154,7 +154,7 @@ def parse(text: str, key: jax.Array, labels: Any, num_clients: int) -> list[np.n
   Raises:
     UsageError: for an unknown name or setting, a value out of range, or too few samples.
   """
-  chosen = specs.method(specs.spec(text, 'partition'), REGISTRY, 'partition')
+  chosen = methods.from_spec(grammar.spec(text, 'partition'), REGISTRY, 'partition')
   return chosen.factory(key, labels, num_clients, **chosen.given)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import images
 
 DEFAULT_DATA_DIR = '~/tensorflow_datasets'

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from gradleak import errors
-from gradleak.trees import Tree
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 
 
 def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

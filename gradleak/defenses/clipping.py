@@ -4,7 +4,7 @@ import math
 
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
 

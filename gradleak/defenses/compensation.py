@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 from gradleak.defenses.defense import defense
 from gradleak.defenses.graddefense import CITATION, num_perturbed
-from gradleak.trees import Tree
 
 RULES = ('band', 'below')
 LAYOUTS = ('columns', 'rows')

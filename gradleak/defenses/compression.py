@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
-from gradleak.trees import Tree
 
 
 @jax.jit  # a loop outside of jit is compiled at each call

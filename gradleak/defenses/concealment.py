@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import defense
 from gradleak.models.model import per_example_loss
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 STARTS = ('noise', 'proxy')
 MIXUP = 0.7  # weight of x_0 against x_s in the start point (table 5)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import trees
+from gradleak.core import trees
+from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
-from gradleak.trees import Tree
 
 
 @defense(place='upload', random=True, post_processing=True)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.methods import Method, identity
+from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import foreign
 from gradleak.defenses.base import sequence
-from gradleak.methods import Method, identity
-from gradleak.trees import Layer, Tree
 
 PLACES = ('data', 'step', 'upload', 'round')
 WITHHOLDS = ('', 'zeros', 'mask')

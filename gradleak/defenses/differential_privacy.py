@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.clipping import clip
 from gradleak.defenses.defense import SENSITIVITIES, Mechanism, Noise, Settings, defense
 from gradleak.defenses.noise import gaussian
 from gradleak.models.model import per_example_loss
-from gradleak.trees import Tree
 
 ACCOUNTANTS = ('rdp', 'pld')
 SAMPLINGS = {

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
-from gradleak.reuse import reusable
-from gradleak.trees import Tree
+from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 
 
 def checked(name: str, transformation: Any, random: bool) -> Any:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import base, compression
 from gradleak.defenses.defense import Context, Settings, defense
-from gradleak.trees import Layer, Tree
 
 CITATION = (
   'Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks in Federated Learning from a Privacy '

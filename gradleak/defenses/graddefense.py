@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import Context, Noise, Settings, defense
 from gradleak.models.model import per_example_loss
-from gradleak.trees import Layer, Tree
 
 CITATION = 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack in Federated Learning. INFOCOM 2022.'
 BALANCES = ('sensitivity', 'size')
@@ -58,7 +58,7 @@ def sensitivity(
 
   g_l is the gradient of one sample's loss, computed as by the undefended client (with BatchNorm on the statistics of
   that one sample, unless its mode is 'eval'). Layers are the model's where it offers them, else as
-  `gradleak.trees.layer_numbers` finds them; l is the number that it gives the layer.
+  `gradleak.core.trees.layer_numbers` finds them; l is the number that it gives the layer.
 
   Args:
     client: the `Client`, used without its defenses.
@@ -141,7 +141,7 @@ def slice_gradients(
     params: the parameters, or anything with their structure and shapes.
     layer_risk: float [L], as `sensitivity` returns it.
     num_slices: s.
-    layers: a sequence of `gradleak.trees.Layer`, or None; the same as for `layer_risk`.
+    layers: a sequence of `gradleak.core.trees.Layer`, or None; the same as for `layer_risk`.
     balance: 'sensitivity', or 'size' for slices of equal size, the baseline of Table III A.
 
   Raises:

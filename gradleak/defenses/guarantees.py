@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.defenses.defense import PLACES, Defense, Mechanism, Member, Noise, as_defense, is_idle
 
 

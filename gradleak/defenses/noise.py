@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
-from gradleak.trees import Tree
 
 
 def _additive(name: str, sample: Callable[..., jax.Array], scale: float) -> optax.GradientTransformationExtraArgs:

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
 from gradleak.defenses.base import require_key
 from gradleak.defenses.compression import largest, largest_portion
 from gradleak.defenses.defense import Context, Noise, Settings, defense
-from gradleak.trees import Layer, Tree
 
 VARIANTS = ('paper', 'code')
 
@@ -108,7 +108,7 @@ def outpost(
     n_l \sim \mathcal{N}(0, (\lambda r_l)^2 I), \quad r_l = \min(1, \text{Var}[\theta_l])
 
   Args:
-    layers: the model's layers, a sequence of `gradleak.trees.Layer`; None takes the modules of the parameter tree.
+    layers: the model's layers, a sequence of `gradleak.core.trees.Layer`; None takes the modules of the parameter tree.
     noise: λ ≥ 0.
     fisher: φ in [0, 1], a fraction.
     decay: β ≥ 0; infinity protects only the first step.

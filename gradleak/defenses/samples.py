@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
 from gradleak.defenses.defense import defense
 
 Samples = tuple[jax.Array, jax.Array]  # images, and labels as probabilities

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.defenses.base import require_argument, require_batch
 from gradleak.defenses.compression import largest
 from gradleak.defenses.defense import Context, defense
 from gradleak.models.model import Model, require
-from gradleak.trees import Tree
 
 VARIANTS = ('paper', 'code', 'code_shifted')
 _TOGETHER = 32  # features that are differentiated at once: more is faster and takes more memory

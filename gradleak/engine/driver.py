@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 from gradleak.engine import groups, memory, parts
-from gradleak.reuse import reusable
-from gradleak.trees import Tree
 
 
 class Progress(NamedTuple):

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 from gradleak.engine import compiler
-from gradleak.reuse import reusable
-from gradleak.trees import Tree
 
 # What XLA leaves out for a CPU: half the seconds of a compilation, and steps take as long (docs/PERFORMANCE.md).
 CPU_OPTIONS = {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1}

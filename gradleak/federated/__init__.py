@@ -1,7 +1,6 @@
-"""Federated learning: clients, their uploads, the server, and what an attacker is granted."""
+"""Federated learning: clients, their uploads, and the server."""
 
 from gradleak.federated.client import Client, Upload
-from gradleak.federated.knowledge import Knowledge, Observation
 from gradleak.federated.losses import LOSSES, cross_entropy, squared_error
 from gradleak.federated.roughness import roughness
 from gradleak.federated.server import layer_average
@@ -11,8 +10,6 @@ __all__ = [
   'LOSSES',
   'Client',
   'ClientSettings',
-  'Knowledge',
-  'Observation',
   'Upload',
   'cross_entropy',
   'layer_average',

@@ -5,7 +5,7 @@ import functools
 import math
 from typing import Any
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
 from gradleak.defenses.differential_privacy import Epsilon
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gradleak.metrics import statistics
+from gradleak.core import statistics
 
 
 def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:

@@ -13,14 +13,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import data, errors, trees
+from gradleak import data
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.federated import heads
 from gradleak.federated.losses import cross_entropy
 from gradleak.models import Model
 from gradleak.models.counted import counted, heeds
 from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 PRECISIONS = ('float32', 'bfloat16')
 _MANY_STEPS = 16  # of local training, beyond which the attacker recomputes them

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.federated import simulation
 from gradleak.federated.client import Client
 

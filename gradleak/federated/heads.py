@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
 from gradleak.models.model import check_mode

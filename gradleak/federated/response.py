@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 
 # Sizes of the gradients that optimizers are asked about: about that of an entry of a gradient, and one that is clipped.
 _USUAL, _LARGE = 1e-3, 1e3

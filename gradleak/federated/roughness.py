@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from gradleak import data, errors, trees
+from gradleak import data
+from gradleak.core import errors, trees
 from gradleak.federated.client import Client
 
 STDDEVS = (0.003, 0.01, 0.03, 0.1, 0.3)

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 from gradleak.federated.client import Upload
-from gradleak.trees import Tree
 
 
 def layer_average(uploads: Upload, weights: jax.Array | None = None) -> Tree:

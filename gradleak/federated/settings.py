@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from gradleak import errors, settings, trees
+from gradleak.core import errors, settings, trees
+from gradleak.core.settings import setting
 from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.federated.client import PRECISIONS, Client
 from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
-from gradleak.settings import setting
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
 # Recorded where they are used: of local training, and of any client.

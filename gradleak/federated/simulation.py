@@ -13,7 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak import data, errors, trees
+from gradleak import data
+from gradleak.core import errors, trees
+from gradleak.core.promotion import lenient
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
@@ -23,9 +27,6 @@ from gradleak.federated.losses import cross_entropy
 from gradleak.federated.server import layer_average
 from gradleak.models import Model, check_variables
 from gradleak.models.model import check_logits, check_model
-from gradleak.reuse import reusable
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 WEIGHTINGS = ('samples', 'equal')
 

@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors, statistics
+from gradleak.core.locks import alone
+from gradleak.core.storage import (
+  Workdir,
+  append_time,
+  damaged,
+  json_lines,
+  read_json_lines,
+  read_times,
+  write_atomically,
+)
 from gradleak.federated import chance, simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
-from gradleak.locks import alone
-from gradleak.metrics import statistics
-from gradleak.storage import Workdir, append_time, damaged, json_lines, read_json_lines, read_times, write_atomically
 
 UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.assignment import match
 from gradleak.metrics.identification import Gallery, distinct, gallery, ranks
 from gradleak.metrics.labels import LabelScores, label_scores
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
 from gradleak.metrics.revealed import FULLY, LEVEL, fully_revealed
-from gradleak.metrics.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.structural import ms_ssim, ssim
 
 __all__ = [

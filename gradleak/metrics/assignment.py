@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 
 # Above 1, the largest mean squared error of two images in [0, 1].
 _NON_FINITE_COST = 2.0

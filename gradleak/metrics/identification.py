@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.engine import compiler
 from gradleak.metrics import structural
 from gradleak.metrics.revealed import LEVEL

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 
 
 class LabelScores(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.metrics import pixel
 from gradleak.models import torch_weights
 

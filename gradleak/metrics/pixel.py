@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
 
 # In dB. An exact image would have PSNR infinity, and so would the mean of its batch; 100 dB is an error of 1e-5 per
 # pixel, far below the resolution of 8-bit images (48 dB for an error of one level everywhere).

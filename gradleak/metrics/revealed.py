@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
 
 FULLY = 0.98  # the least Pearson correlation of what Fidel calls a fully revealed sample
 LEVEL = 1 / 255  # of 8 bits: the root mean squared error, in units of the pixels' range, up to which an image is exact

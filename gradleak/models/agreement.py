@@ -9,7 +9,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.models import repeated
 from gradleak.models.model import (
   Model,
@@ -20,7 +21,6 @@ from gradleak.models.model import (
   check_variables,
   per_example_loss,
 )
-from gradleak.trees import Tree
 
 
 class Difference(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any, ParamSpec
 
 from flax import linen as nn
 
-from gradleak import errors, specs
+from gradleak.core import errors, grammar
+from gradleak.core.reuse import reusable
 from gradleak.models import convolution, layers
 from gradleak.models.model import Model, from_flax
-from gradleak.reuse import reusable
 
 MAX_WIDTH = 65_536  # units of a layer
 
@@ -40,7 +40,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
     errors.check_choice('convolution formulation', conv, convolution.FORMULATIONS)
     model = make(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    return model._replace(name=specs.written(factory.__name__, given))
+    return model._replace(name=grammar.written(factory.__name__, given))
 
   return build  # type: ignore[return-value]
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import trees
+from gradleak.core import trees
+from gradleak.core.trees import Tree
 from gradleak.models import repeated
 from gradleak.models.model import Model
-from gradleak.trees import Tree
 
 # Act on entries alone, so that entry i of the result is made of entry i of each operand.
 _ELEMENTWISE = frozenset(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.models import convolution
 
 Initialiser = Callable[..., jax.Array]  # (key, shape, dtype=float32) -> values

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Layer, Tree
 from gradleak.models.model import ImageShape, Model, wrapped
-from gradleak.reuse import reusable
-from gradleak.trees import Layer, Tree
 
 CITATION = (
   'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
 from gradleak.models import counted, modes, repeated
-from gradleak.trees import Layer, Tree
 
 ImageShape = tuple[int, ...]
 
@@ -544,7 +544,7 @@ def from_functions(
       `train`.
     name: how results call it.
     features: optional, (params, images) -> the input of the last dense layer.
-    layers: optional sequence of `gradleak.trees.Layer` in forward order.
+    layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
 
   Raises:
     UsageError: for anything but two functions of these arguments; when `init` is called, for leaves that are not

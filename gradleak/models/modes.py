@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 
-from gradleak import errors
+from gradleak.core import errors
 
 TRAINING = ('train', 'training', 'is_training')
 EVALUATION = ('deterministic', 'use_running_average')

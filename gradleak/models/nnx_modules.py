@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.trees import Layer, Tree, get, path_names
 from gradleak.models import modes
 from gradleak.models.model import Model
-from gradleak.trees import Layer, Tree, get, path_names
 
 
 def from_nnx(
@@ -31,7 +31,7 @@ def from_nnx(
       dropout does nothing.
     name: how results call it; the class name by default.
     features: optional, (module, images) -> the input of the last dense layer.
-    layers: optional sequence of `gradleak.trees.Layer` in forward order.
+    layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
 
   Raises:
     UsageError: if it is not an instance of `nnx.Module`, or its call requires another argument.

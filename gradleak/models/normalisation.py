@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 from gradleak.models.model import ImageShape, Model, Normalisation, wrapped
-from gradleak.reuse import reusable
-from gradleak.trees import Tree
 
 # Name -> mean and standard deviation of each channel of the train split; of MNIST and CIFAR-10 as in DCS²'s code.
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {

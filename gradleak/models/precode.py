@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Layer, Tree
 from gradleak.models import layers
 from gradleak.models.model import ImageShape, Model, require
-from gradleak.reuse import reusable
-from gradleak.trees import Layer, Tree
 
 _NAME = 'precode'
 CITATION = 'Scheliga, Mäder, Seeland: PRECODE – A Generic Model Extension to Prevent Deep Gradient Leakage. WACV 2022.'

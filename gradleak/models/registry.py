@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gradleak import errors, specs
+from gradleak.core import errors, grammar, methods
 from gradleak.models import convnets, lora, normalisation, precode, resnet, small, vgg, vit
 from gradleak.models.model import Model
 
@@ -32,7 +32,7 @@ WRAPPERS: dict[str, Callable[..., Model]] = {
 }
 
 
-def create(spec: str | specs.Spec, num_classes: int, *, init: str = 'explicit', conv: str | None = None) -> Model:
+def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit', conv: str | None = None) -> Model:
   """Returns the `Model` that `spec` describes, such as `convnet(width=8)` or `lenet+normalised(pixels=mnist)`.
 
   Args:
@@ -44,14 +44,14 @@ def create(spec: str | specs.Spec, num_classes: int, *, init: str = 'explicit', 
   Raises:
     UsageError: for an unknown name, setting or init.
   """
-  base, *wrappers = (spec,) if isinstance(spec, specs.Spec) else specs.parse_chain(spec, 'model')
+  base, *wrappers = (spec,) if isinstance(spec, grammar.Spec) else grammar.parse_chain(spec, 'model')
   if base.name in WRAPPERS:
     raise errors.UsageError(f'{base.name!r} wraps a model: write it after one, as in lenet+{base}')
-  chosen = specs.method(base, REGISTRY, 'model')
+  chosen = methods.from_spec(base, REGISTRY, 'model')
   model = chosen.factory(num_classes, init, conv, **chosen.given)._replace(name=str(base))
   if len({wrapper.name for wrapper in wrappers}) < len(wrappers):
     raise errors.UsageError(f'a wrapper stands twice in the model {errors.shown(spec)}')
   for wrapper in wrappers:
-    chosen = specs.method(wrapper, WRAPPERS, 'wrapper of a model')
+    chosen = methods.from_spec(wrapper, WRAPPERS, 'wrapper of a model')
     model = chosen.factory(model, **chosen.given)._replace(name=f'{model.name}+{wrapper}')
   return model

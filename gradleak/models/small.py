@@ -3,7 +3,7 @@
 import jax
 from flax import linen as nn
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.models import layers
 from gradleak.models.builtin import builtin, check_width, parse_widths
 from gradleak.models.model import Model, from_flax

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.models.model import Model, check_finite, check_image_shape, check_model
-from gradleak.trees import Tree
 
 _STORAGES = {
   'DoubleStorage': np.float64,

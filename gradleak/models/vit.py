@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.models import layers
 from gradleak.models.builtin import builtin, check_width, standardised
 from gradleak.models.model import Model

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradleak import errors
-from gradleak.trees import Tree
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 
 
 class Generator(NamedTuple):

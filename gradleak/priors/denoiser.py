@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 LEVELS = (0.02, 0.6)  # least and largest standard deviation of the noise
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from gradleak.core.promotion import lenient
+from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
 from gradleak.priors.base import Change, unchanged
-from gradleak.strictness import lenient
-from gradleak.trees import Tree
 
 LATENT = 64  # numbers that an image is made of
 PENALTY = 10.0

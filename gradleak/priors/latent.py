@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from gradleak import errors
+from gradleak.core import errors
+from gradleak.core.trees import Tree
 from gradleak.priors.base import Generator
-from gradleak.trees import Tree
 
 
 def of_latents(make: Callable[[Tree, jax.Array], jax.Array], size: int) -> Generator:

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, storage
+from gradleak.core import errors, storage
+from gradleak.core.storage import plain, write_atomically
+from gradleak.core.trees import Tree, path_names
 from gradleak.models import torch_weights
 from gradleak.models.model import check_image_shape
 from gradleak.priors import denoiser, gan
 from gradleak.priors.base import Change, unchanged
-from gradleak.storage import plain, write_atomically
-from gradleak.trees import Tree, path_names
 
 Module = gan.Generator | denoiser.Denoiser
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
-from gradleak.locks import alone
+from gradleak.core import errors
+from gradleak.core.locks import alone
+from gradleak.core.storage import Workdir
 from gradleak.priors import denoiser, gan
-from gradleak.storage import Workdir
 
 AT_ONCE = 20  # steps of one compiled pass
 

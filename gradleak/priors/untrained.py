@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
 from gradleak.priors.base import Generator
-from gradleak.trees import Tree
 
 LATENT = 128  # numbers of which an image is made
 _GRID = 4  # pixels on the longer side before the first doubling, at most

@@ -3,12 +3,10 @@
 import os
 from typing import Any
 
-from gradleak import errors
 from gradleak.audit import AuditResult, load
-from gradleak.autoleak import AutoLeak
-from gradleak.captured import Captured
-from gradleak.frontier import Frontier
-from gradleak.report.autoleak import autoleak_table, levels, render_autoleak, write_autoleak
+from gradleak.core import errors
+from gradleak.report import notebook as notebook  # it gives results their HTML
+from gradleak.report.autoleak import autoleak_table, render_autoleak, write_autoleak
 from gradleak.report.borders import border_picture
 from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
@@ -16,7 +14,7 @@ from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_t
 from gradleak.report.leaderboard import render_leaderboard, write_leaderboard
 from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
-from gradleak.report.pictures import data_uri, grid
+from gradleak.report.pictures import grid
 from gradleak.report.sensitivity import (
   render_sensitivity,
   sensitivity_csv,
@@ -26,9 +24,15 @@ from gradleak.report.sensitivity import (
   write_sensitivity,
 )
 from gradleak.report.strengths import strengths, sweep_csv, sweep_summaries
-from gradleak.report.tables import summarise, summary_csv, terminal_table, worst_case
+from gradleak.report.terminal import terminal_table
 from gradleak.report.training import write_frontier, write_training
-from gradleak.sensitivity import Sensitivity
+from gradleak.studies.autoleak import AutoLeak
+from gradleak.studies.captured import Captured
+from gradleak.studies.frontier import Frontier
+from gradleak.studies.sensitivity import Sensitivity
+from gradleak.summary.cases import summarise, summary_csv, worst_case
+from gradleak.summary.shown import data_uri
+from gradleak.summary.worst import levels
 
 __all__ = [
   'autoleak_table',

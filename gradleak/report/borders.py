@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors
 from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import LEVELS
-from gradleak.report import figures, headline
+from gradleak.core import errors
+from gradleak.report import figures
 from gradleak.report.formatting import number
+from gradleak.summary.worst import pair
 
 SIDE = 20  # pictures on each side of a border
 
@@ -86,7 +87,7 @@ def border_picture(result: AuditResult, bar: float) -> bytes:
         axes.text(0.05, start + 1.5 * tall + 0.16, 'private', va='center', color=figures.SOFT)
         for c, row in enumerate(rows):
           left = 0.75 + c * (tall + gap)
-          truth, found = (images[0] for images in headline.pair(result, row))
+          truth, found = (images[0] for images in pair(result, row))
           _draw(axes, found, left, start, tall)
           axes.text(left + tall / 2, start + tall + 0.08, border.shown(border.value(row)), ha='center', va='center',
                     fontsize=6.5)  # fmt: skip

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import errors, storage
-from gradleak.captured import Captured, Inversion
+from gradleak.core import errors, storage
 from gradleak.report import figures, pictures, wording
 from gradleak.report.formatting import aligned, listed, number, significant, wrap
 from gradleak.report.page import environment
+from gradleak.studies.captured import Captured, Inversion
+from gradleak.summary import shown
 
 NO_TRUTH = (
   'The private images are not known here, so nothing on this page says that a picture is one of them. What is measured '
@@ -142,7 +143,7 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
       for c, image in enumerate(images[:size]):
         left = start + c * (cell + margin)
         extent = (left, left + cell, top + tall, top)
-        pixels = pictures._bytes(image)
+        pixels = shown.pixels_of(image)
         axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)
     axes.set(xlim=(0, across), ylim=(down, 0))
     axes.set_axis_off()
@@ -170,7 +171,7 @@ def _cells(images: Any, labels: Any, what: str) -> list[dict[str, Any]]:
   known = [int(label) for label in labels]
   return [
     {
-      'uri': pictures.data_uri(image),
+      'uri': shown.data_uri(image),
       'alt': f'{what}, picture {i + 1}.',
       'label': known[i] if i < len(known) and known[i] >= 0 else None,
     }

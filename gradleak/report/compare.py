@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak import errors
-from gradleak.audit import GROWS, AuditResult
+from gradleak.audit import AuditResult
 from gradleak.audit.result import frame
+from gradleak.audit.run import GROWS
+from gradleak.core import errors
 from gradleak.report.formatting import aligned, percent_range, plus_minus
-from gradleak.report.tables import summarise, worst_case
+from gradleak.summary.cases import summarise, worst_case
 
 _KEYS = ('attack', 'defense', 'counter')
 _COUNTS = ('recovered', 'n', 'success_low', 'success_high')

@@ -9,7 +9,8 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 
 from gradleak.audit.result import AuditResult, check_result
-from gradleak.report import figures, tables
+from gradleak.report import figures
+from gradleak.summary import cases
 
 _THEME_INK = figures.LINE  # replaced by the text colour of the page
 _AT_TRUTH: dict[str, Any] = {'linewidth': 1.1, 'linestyle': (0, (2, 2))}
@@ -43,10 +44,10 @@ def curves(result: AuditResult) -> dict[str, str]:
   objective at the private images where it is positive. Cases without steps (closed forms) or without a finite objective
   are left out.
   """
-  by_case = tables.by_case(check_result(result).rows)
-  cases = [tables.case(summary) for pair in tables.paired(tables.summarise(result.rows)).values() for summary in pair]
+  by_case = cases.by_case(check_result(result).rows)
+  shown = [cases.case(summary) for pair in cases.paired(cases.summarise(result.rows)).values() for summary in pair]
   panels: dict[str, list[Descent]] = {}
-  for case in cases:
+  for case in shown:
     attack, defense, *counter = case
     steps, objective = (np.asarray(values) for values in result.curves.get(case, ((), ())))
     if np.size(steps) > 1 and np.isfinite(_positive(objective)).any():

@@ -1,6 +1,5 @@
 """The style of the figures, and their PNG."""
 
-import base64
 import contextlib
 import io
 import struct
@@ -45,11 +44,6 @@ def line_style(defense: str, defenses: Iterable[str]) -> tuple[str, Any]:
     return LINE, '-'
   place = [name for name in defenses if name != 'none'].index(defense)
   return _PALETTE[place % len(_PALETTE)], _DASHES[place // len(_PALETTE) % len(_DASHES)]
-
-
-def embedded(png: bytes) -> str:
-  """Returns a PNG as a data URI."""
-  return f'data:image/png;base64,{base64.b64encode(png).decode()}'
 
 
 def width(png: bytes) -> int:

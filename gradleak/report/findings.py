@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
+from gradleak.core import statistics
 from gradleak.data.images import span_in_words
-from gradleak.metrics import statistics
 from gradleak.report import privacy
 from gradleak.report.formatting import listed, number, percent_range, significant
 
 MIN_CONTROLS = 64
 _FAILED = ('not_solved', 'diverged')
 
-Entry = dict[str, Any]  # of `tables.worst_case`
-Summary = dict[str, Any]  # of `tables.summarise`
+Entry = dict[str, Any]  # of `cases.worst_case`
+Summary = dict[str, Any]  # of `cases.summarise`
 Config = Mapping[str, Any]  # of the audit
 
 
@@ -24,8 +24,8 @@ def sentences(
   """Returns the sentences that open the page: who attacked, without a defense, with each, and what they do not show.
 
   Args:
-    summaries: from `tables.summarise`.
-    worst: from `tables.worst_case`.
+    summaries: from `cases.summarise`.
+    worst: from `cases.worst_case`.
     config: the audit's settings.
     methods: `AuditResult.methods`.
   """
@@ -40,7 +40,7 @@ def sentences(
 
 
 def unaware(summaries: Sequence[Summary]) -> list[str]:
-  """Returns at most one sentence: that no attacker knew the defenses; `summaries` are from `tables.summarise`."""
+  """Returns at most one sentence: that no attacker knew the defenses; `summaries` are from `cases.summarise`."""
   defended = [summary for summary in summaries if summary['defense'] != 'none']
   if not defended or any(summary['counter'] for summary in summaries):
     return []
@@ -51,7 +51,7 @@ def unsuited(summaries: Sequence[Summary], config: Config) -> list[str]:
   """Returns at most one sentence: the attacks that can use nothing of what is known of some defenses.
 
   Args:
-    summaries: from `tables.summarise`.
+    summaries: from `cases.summarise`.
     config: the audit's settings; where they ask for unaware attackers or name counter-measures, nothing is said.
   """
   if config.get('knowledge', 'both') == 'unaware' or config.get('counters') is not None:
@@ -77,7 +77,7 @@ def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> str:
 
   Args:
     controls: the rows of the control runs.
-    worst: from `tables.worst_case`.
+    worst: from `cases.worst_case`.
   """
   if not controls:
     return ''
@@ -216,7 +216,7 @@ def outdone(worst: Sequence[Entry]) -> list[str]:
 
 
 def caution(worst: Sequence[Entry]) -> str:
-  """Returns the sentence on what the result does not show; `worst` is from `tables.worst_case`."""
+  """Returns the sentence on what the result does not show; `worst` is from `cases.worst_case`."""
   reach = 'Images that were not recovered may be recovered by other attacks, or by these with more steps or starts'
   unsolved = any(entry['not_solved'] for entry in worst)
   return f'{reach}; runs that are “not solved” show no protection at all.' if unsolved else f'{reach}.'
@@ -236,8 +236,8 @@ def cautions(
   """Returns the reasons to read the figures with care, one sentence each.
 
   Args:
-    summaries: from `tables.summarise`.
-    worst: from `tables.worst_case`.
+    summaries: from `cases.summarise`.
+    worst: from `cases.worst_case`.
     controls: the rows of the null-gradient control runs.
     methods: `AuditResult.methods`.
   """

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import chance, training
-from gradleak.frontier import Trained
 from gradleak.report import chance as at_chance
-from gradleak.report import figures, tables
+from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import aligned, number, upwards
 from gradleak.report.privacy import NO_PROTECTION
+from gradleak.studies.frontier import Trained
+from gradleak.summary import cases
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points',
@@ -39,7 +40,7 @@ _AROUND = (  # places of a name beside its point: right, left, above, below, and
 
 
 def entries(
-  trained: Mapping[str, Trained], rows: Iterable[tables.Row] = (), num_classes: int | None = None
+  trained: Mapping[str, Trained], rows: Iterable[cases.Row] = (), num_classes: int | None = None
 ) -> list[Entry]:
   """Returns one dict per defense, with `COLUMNS` as keys; None for what is not known.
 
@@ -55,7 +56,7 @@ def entries(
   """
   worst = worst_case_of(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
-    errors.check_instance('a training', one, Trained, 'a gradleak.frontier.Trained')
+    errors.check_instance('a training', one, Trained, 'a gradleak.studies.frontier.Trained')
   if num_classes is not None:
     errors.check_number('num_classes', num_classes, low=1, integer=True)
   base = trained.get('none')
@@ -65,7 +66,7 @@ def entries(
   ]
 
 
-def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
+def worst_case_of(rows: Iterable[cases.Row]) -> dict[str, dict[str, Any]]:
   """Returns {defense: dict}: of 'n' trials, any attacker, unaware or aware, has 'recovered' the images of so many.
 
   'psnr' (dB) and 'ssim' are the means of the strongest single attacker (most recovered, then highest PSNR), which 'by'
@@ -74,11 +75,11 @@ def worst_case_of(rows: Iterable[tables.Row]) -> dict[str, dict[str, Any]]:
   Args:
     rows: of an audit.
   """
-  rows = tables.check_rows(rows)
-  groups = tables.grouped(tables.summarise(rows), 'defense')
+  rows = cases.check_rows(rows)
+  groups = cases.grouped(cases.summarise(rows), 'defense')
   found = {}
-  for entry in tables.worst_case(rows):
-    strongest = tables.strongest(groups[entry['defense'],])
+  for entry in cases.worst_case(rows):
+    strongest = cases.strongest(groups[entry['defense'],])
     found[entry['defense']] = {
       'psnr': strongest['psnr'],
       'ssim': strongest['ssim'],

@@ -5,13 +5,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradleak import errors, storage
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
-from gradleak.autoleak import leaderboard
-from gradleak.autoleak.bounds import RELATION
+from gradleak.core import errors, storage
 from gradleak.report import headline, page, pictures
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import percent_range, upwards
+from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak.bounds import RELATION
 
 # Of entries that do not say what their gallery holds.
 EARLIER = (
@@ -24,7 +24,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns the leaderboard as one HTML page that loads nothing; its script sorts the tables, nothing else.
 
   Args:
-    entries: name -> entry, from `gradleak.autoleak.leaderboard.read`.
+    entries: name -> entry, from `gradleak.studies.autoleak.leaderboard.read`.
 
   Raises:
     UsageError: if there is none.
@@ -88,7 +88,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
-  """Returns an entry as one of `tables.worst_case`, of the attackers of one kind of server."""
+  """Returns an entry as one of `cases.worst_case`, of the attackers of one kind of server."""
   found = entry[side]
   recovered = next(step['count'] for step in found['steps'] if step['level'] == RECOVERED[-1])
   return {'defense': entry['text'], 'verdict': found['verdict'], 'recovered': recovered, 'n': found['n']}

@@ -1,7 +1,8 @@
 """What a notebook shows of a result: the worst case per defense, and the picture grid."""
 
 from gradleak.audit.result import AuditResult
-from gradleak.report import figures, page, pictures, tables
+from gradleak.report import figures, page, pictures
+from gradleak.summary import cases, shown
 
 _TEMPLATE = """\
 <table>
@@ -22,4 +23,7 @@ def html(result: AuditResult) -> str:
   grid = pictures.grid(result)
   size = figures.width(grid) * 96 // figures.DPI
   template = page.environment().from_string(_TEMPLATE)
-  return template.render(worst=tables.worst_case(result.rows), grid=figures.embedded(grid), width=size)
+  return template.render(worst=cases.worst_case(result.rows), grid=shown.embedded(grid), width=size)
+
+
+AuditResult._repr_html_ = html

@@ -8,12 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradleak import storage
 from gradleak.audit import load
 from gradleak.audit.result import AuditResult, Case, check_result
 from gradleak.audit.verdict import unfinished
-from gradleak.report import descent, findings, formatting, headline, pictures, tables, wording
+from gradleak.core import storage
+from gradleak.report import descent, findings, formatting, headline, pictures, wording
 from gradleak.report.pictures import Picture
+from gradleak.summary import cases, shown
+from gradleak.summary.worst import pair
 
 _STRIP_WIDTH = 150  # of the drawing of the PSNR of every run, in its own units
 _STAGGER = (0, -4, 4, -2, 2, -5, 5)
@@ -81,19 +83,19 @@ def write_audit(result: AuditResult, folder: Any) -> None:
   check_result(result)
   folder = storage.made_folder(folder)
   storage.write_atomically(folder / 'grid.png', pictures.grid(result))
-  storage.write_atomically(folder / 'summary.csv', tables.summary_csv(result.rows))
+  storage.write_atomically(folder / 'summary.csv', cases.summary_csv(result.rows))
   storage.write_atomically(folder / 'report.html', render(result))
 
 
 def _context(result: AuditResult) -> dict[str, Any]:
   """Returns the variables of the template."""
-  summaries, worst = tables.summarise(result.rows), tables.worst_case(result.rows)
+  summaries, worst = cases.summarise(result.rows), cases.worst_case(result.rows)
   truth, shown = pictures.select(result)
   return {
     'config': result.config,
     'shape': wording.shape(result.config),
     'headline': headline.sentence(worst, result.config),
-    'lines': headline.lines(result.rows, worst, functools.partial(headline.pair, result)),
+    'lines': headline.lines(result.rows, worst, functools.partial(pair, result)),
     'meanings': headline.MEANINGS,
     'gallery': headline.gallery(result.rows, result.config),
     'findings': findings.sentences(summaries, worst, result.config, result.methods),
@@ -136,7 +138,7 @@ def _shown(pictures_of: Mapping[Case, Sequence[Picture]]) -> dict[str, list]:
   return {attack: list(defenses.items()) for attack, defenses in shown.items()}
 
 
-def _attacks(result: AuditResult, summaries: Sequence[tables.Summary]) -> dict[str, Any]:
+def _attacks(result: AuditResult, summaries: Sequence[cases.Summary]) -> dict[str, Any]:
   """Returns the table of figures: per attack its summaries and its controls, each with the PSNR of every run.
 
   A counter-measure that changes the attack has control runs and a threshold of its own; `own_threshold` is that in
@@ -145,20 +147,20 @@ def _attacks(result: AuditResult, summaries: Sequence[tables.Summary]) -> dict[s
   scored = [*result.rows, *result.controls]
   finite = [row['psnr'] for row in scored if row['psnr'] is not None and math.isfinite(row['psnr'])]
   low, high = min([0.0, *finite]), max([10.0, *finite]) * 1.04
-  runs = tables.by_case(result.rows)
-  pools = tables.grouped(result.controls, 'attack', 'control_psnr')
+  runs = cases.by_case(result.rows)
+  pools = cases.grouped(result.controls, 'attack', 'control_psnr')
 
-  def entry(summary: tables.Summary, rows: Sequence[tables.Row], usual: float | None) -> dict[str, Any]:
+  def entry(summary: cases.Summary, rows: Sequence[cases.Row], usual: float | None) -> dict[str, Any]:
     threshold = summary['control_psnr']
     own = '' if formatting.number(threshold) == formatting.number(usual) else formatting.number(threshold)
     x = None if threshold is None else _position(threshold, low, high)
     return {**summary, 'dots': _dots(rows, low, high), 'threshold_x': x, 'own_threshold': own}
 
   attacks = []
-  for (attack,), group in tables.grouped(summaries, 'attack').items():
+  for (attack,), group in cases.grouped(summaries, 'attack').items():
     usual = group[0]['control_psnr']
     controls = [
-      entry(tables.summarise(rows)[0], [{**row, 'verdict': 'control'} for row in rows], usual)
+      entry(cases.summarise(rows)[0], [{**row, 'verdict': 'control'} for row in rows], usual)
       for (name, _), rows in pools.items()
       if name == attack
     ]
@@ -171,8 +173,8 @@ def _attacks(result: AuditResult, summaries: Sequence[tables.Summary]) -> dict[s
         'tier': group[0]['tier'],
         'threshold': usual,
         'defenses': [
-          [entry(summary, runs[tables.case(summary)], usual) for summary in of_defense]
-          for of_defense in tables.grouped(group, 'defense').values()
+          [entry(summary, runs[cases.case(summary)], usual) for summary in of_defense]
+          for of_defense in cases.grouped(group, 'defense').values()
         ],
         'controls': sorted(controls, key=lambda control: bool(control['of'])),
       }
@@ -202,7 +204,7 @@ def _counters(counters: Mapping[str, Mapping[str, str]]) -> list[tuple[list[str]
   return [(defenses, dict(sentences)) for sentences, defenses in together.items()]
 
 
-def _dots(rows: Sequence[tables.Row], low: float, high: float) -> list[tuple[float, int, str]]:
+def _dots(rows: Sequence[cases.Row], low: float, high: float) -> list[tuple[float, int, str]]:
   """Returns (x, y, class) of every run that has a PSNR, at varying heights so that equal values stay visible."""
   return [
     (_position(row['psnr'], low, high), 10 + _STAGGER[i % len(_STAGGER)], row['verdict'].replace(' ', '-'))
@@ -234,7 +236,7 @@ def _cells(row: Sequence[Picture]) -> list[dict[str, Any]]:
 def _cell(picture: Picture) -> dict[str, Any]:
   """Returns what the template shows of one picture."""
   which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
-  cell = {'uri': pictures.data_uri(picture.pixels)}
+  cell = {'uri': shown.data_uri(picture.pixels)}
   if picture.row is None:
     return {**cell, 'alt': f'Private image of {which}.'}
   row = picture.row

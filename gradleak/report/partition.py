@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 from gradleak.data import partition
 from gradleak.report import figures
 from gradleak.report.figures import INK, SOFT

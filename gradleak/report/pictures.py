@@ -1,17 +1,18 @@
 """The pictures of an audit: private images and reconstructions in a grid, and single images as data URIs."""
 
-import io
 import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import errors, metrics
+from gradleak import metrics
 from gradleak.audit.result import AuditResult, Case, check_result
-from gradleak.report import figures, tables
+from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
+from gradleak.summary import cases
+from gradleak.summary.shown import pixels_of
 
 # Verdict -> its mark, and its colour on white.
 SYMBOLS = {
@@ -50,14 +51,14 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   Of the aware attackers the strongest is shown, after the unaware one. Shown are the first trials, not the best, and
   the first images of a batch.
   """
-  rows = tables.by_case(check_result(result).rows)
-  pairs = tables.paired(tables.summarise(result.rows)).values()
+  rows = cases.by_case(check_result(result).rows)
+  pairs = cases.paired(cases.summarise(result.rows)).values()
   trials = list(dict.fromkeys(row['trial'] for row in result.rows))
   truth = np.asarray(result.truth)
   images = min(truth.shape[1], columns)
   places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
   shown = {}
-  for case in (tables.case(summary) for pair in pairs for summary in pair):
+  for case in (cases.case(summary) for pair in pairs for summary in pair):
     by_trial = {row['trial']: row for row in rows[case]}
     pixels = np.asarray(result.reconstructions[case])
     chosen = np.stack([pixels[place] for place in places]).astype(np.float32)
@@ -105,49 +106,6 @@ def grid(result: AuditResult) -> bytes:
     return png()
 
 
-def data_uri(image: np.ndarray, largest: int = 192) -> str:
-  """Returns an image as a PNG data URI.
-
-  Args:
-    image: [H, W, C], clipped to [0, 1], or scaled where most of it lies far outside, see `displayed`; NaN pixels become
-      a checkerboard.
-    largest: images with a longer side are scaled down to it, which keeps pages of photographs small.
-  """
-  from PIL import Image
-
-  picture = Image.fromarray(_bytes(image))
-  picture.thumbnail((largest, largest))
-  buffer = io.BytesIO()
-  picture.save(buffer, format='PNG', optimize=True)
-  return figures.embedded(buffer.getvalue())
-
-
-def displayed(image: np.ndarray) -> np.ndarray:
-  """Returns an image in [0, 1] as whoever knows the range of images would look at it: [H, W, C], NaN as it was.
-
-  It is clipped; where more than half of its values are beyond [-0.5, 1.5], so that clipping would leave hardly anything
-  of a scaled copy, it is scaled first: its 1st percentile to 0 and its 99th to 1.
-  """
-  finite = image[np.isfinite(image)]
-  if finite.size and np.mean((finite < -0.5) | (finite > 1.5)) > 0.5:
-    low, high = np.percentile(finite, (1, 99))
-    image = (image - low) / max(high - low, 1e-12)
-  return np.clip(image, 0, 1)
-
-
-def _bytes(image: np.ndarray) -> np.ndarray:
-  """Returns uint8 [H, W] or [H, W, 3]; pixels that are not finite as a checkerboard; other channels averaged."""
-  image = errors.host_array('image', image).astype(np.float64)
-  if image.ndim != 3 or not image.size:
-    raise errors.UsageError(f'the image has the shape {image.shape}, expected [H, W, C]')
-  image = image if image.shape[-1] == 3 else np.mean(image, axis=-1, keepdims=True)
-  rows, columns = np.indices(image.shape[:2])
-  board = np.where((rows + columns) % 2 == 0, 0.78, 0.9)[..., np.newaxis]
-  pixels = np.where(np.isfinite(image).all(axis=-1, keepdims=True), displayed(image), board)
-  pixels = np.round(255 * pixels).astype(np.uint8)
-  return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
 def _label(attack: str, defense: str, counter: str = '', shown: Collection[Case] = ()) -> list[tuple[str, dict]]:
   """Returns the lines that name a row, each with its style; the second row of a pair names the counter-measure only."""
   named = [(line, {'color': SOFT}) for line in wrap(attack, 34)]
@@ -170,7 +128,7 @@ def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: f
   from matplotlib.patches import Rectangle
 
   extent = (left, left + width, top + height, top)
-  pixels = _bytes(picture.pixels)
+  pixels = pixels_of(picture.pixels)
   axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)
   middle = left + width / 2
   if picture.row is None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import errors, metrics, storage
-from gradleak.report import figures, page, pictures, wording
+from gradleak import metrics
+from gradleak.core import errors, storage
+from gradleak.report import figures, page, wording
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import aligned, listed, number
-from gradleak.sensitivity import (
+from gradleak.studies.sensitivity import (
   CLEAR,
   LABORATORY,
   MARGIN,
@@ -24,6 +25,7 @@ from gradleak.sensitivity import (
   judged,
   untrained,
 )
+from gradleak.summary import shown
 
 _WITHOUT = '−\u00a0'  # before an assumption that is dropped
 _RECOVERED, _PROTECTED = '#b03a10', '#0f6674'
@@ -245,7 +247,7 @@ def _draw_bar(axes: Any, place: int, step: Mapping[str, Any], highest: float) ->
 
 def _draw_example(figure: Any, middle: float, low: float, wide: float, tall: float, pixels: np.ndarray) -> None:
   axes = figure.add_axes((middle - wide / 2, low, wide, tall))
-  axes.imshow(pictures._bytes(pixels), cmap='gray', vmin=0, vmax=255, interpolation='nearest')
+  axes.imshow(shown.pixels_of(pixels), cmap='gray', vmin=0, vmax=255, interpolation='nearest')
   axes.set(xticks=[], yticks=[])
   for spine in axes.spines.values():
     spine.set(color='#9a9fa6', linewidth=0.6)
@@ -265,7 +267,7 @@ def render_sensitivity(found: Sensitivity, links: Mapping[str, str] | None = Non
     config=found.config,
     findings=sensitivity_findings(found),
     cautions=cautions(found),
-    picture=figures.embedded(png),
+    picture=shown.embedded(png),
     width=round(figures.width(png) * 1.12 * 96 / figures.DPI),
     alternative=_alternative(found),
     waterfall=_lines(found, links),
@@ -313,7 +315,7 @@ def _lines(found: Sensitivity, links: Mapping[str, str]) -> list[dict[str, Any]]
       **named[name],
       'label': label,
       'meaning': told,
-      'example': pictures.data_uri(found.examples[name]),
+      'example': shown.data_uri(found.examples[name]),
       'link': links.get(name),
     }
     for (label, name), told in zip(_waterfall(found), meaning, strict=True)

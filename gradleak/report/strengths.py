@@ -5,13 +5,13 @@ import io
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gradleak import specs
-from gradleak.audit.settings import Labelled, named_defenses
+from gradleak.audit.labelled import Labelled, named_defenses
+from gradleak.core import grammar
+from gradleak.core.methods import identity
 from gradleak.defenses.defense import Defense
-from gradleak.methods import identity
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.tables import Row, Summary, check_rows, grouped, paired, summarise
+from gradleak.summary.cases import Row, Summary, check_rows, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
@@ -83,7 +83,7 @@ def _text(defense: Defense, along: tuple[int, str]) -> str:
   texts = []
   for index, member in enumerate(defense.members):
     given = {**member.given, along[1]: _Varies()} if index == along[0] else member.given
-    texts.append(specs.written(member.name, given))
+    texts.append(grammar.written(member.name, given))
   return '+'.join(texts)
 
 
@@ -95,7 +95,7 @@ class _Varies:
 
 
 def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
-  """Returns the summaries (`tables.summarise`) of each model, its seeds together: {model: list of summaries}."""
+  """Returns the summaries (`cases.summarise`) of each model, its seeds together: {model: list of summaries}."""
   found = grouped(check_rows(rows, 'audit', 'trial'), 'model')
   return {' '.join(map(str, model)): summarise(group) for model, group in found.items()}
 

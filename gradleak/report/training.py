@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak import errors, storage
-from gradleak.frontier import Frontier, Trained
-from gradleak.report import figures, page, tables, training_findings, wording
+from gradleak.core import errors, storage
+from gradleak.report import figures, page, training_findings, wording
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import listed
 from gradleak.report.frontier import (
@@ -25,6 +24,8 @@ from gradleak.report.frontier import (
 )
 from gradleak.report.partition import partition_picture
 from gradleak.report.training_findings import Worst, measured, per_cent
+from gradleak.studies.frontier import Frontier, Trained
+from gradleak.summary import cases, shown
 
 
 def write_training(
@@ -32,7 +33,7 @@ def write_training(
   trained: Mapping[str, Trained],
   *,
   config: Mapping[str, Any],
-  audit_rows: Sequence[tables.Row] = (),
+  audit_rows: Sequence[cases.Row] = (),
   leakage: Sequence[Mapping[str, Any]] = (),
   partition: bytes | None = None,
   audits: Mapping[str, str] | None = None,
@@ -42,7 +43,7 @@ def write_training(
 
   Args:
     folder: a path, made if it does not exist.
-    trained: defense -> `gradleak.frontier.Trained`, 'none' for training without any.
+    trained: defense -> `gradleak.studies.frontier.Trained`, 'none' for training without any.
     config: the settings, named as the flags of launch/train.py; missing ones are left out of the page.
     audit_rows: of an audit of uploads under the same defenses, or none.
     leakage: the leakage along the training, or none: dicts of 'defense', 'round' (0 before the first) and what
@@ -59,7 +60,7 @@ def write_training(
     if png is not None:
       storage.write_atomically(folder / f'{name}.png', png)
   storage.write_atomically(folder / 'frontier.csv', frontier_csv(found))
-  worst = {entry['defense']: entry for entry in tables.worst_case(audit_rows)}
+  worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}
   size = next((row.get('batch_size') or 1 for row in audit_rows), 1)
   stopped = [defense for defense, one in trained.items() if one.stopped]
   opening = training_findings.opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
@@ -208,4 +209,4 @@ def _legend_height(trained: Mapping[str, Trained]) -> float:
 
 def _shown(png: bytes) -> dict[str, Any]:
   """Returns a PNG as a data URI, and its width on the page in CSS pixels."""
-  return {'uri': figures.embedded(png), 'width': round(figures.width(png) * 1.12 * 96 / figures.DPI)}
+  return {'uri': shown.embedded(png), 'width': round(figures.width(png) * 1.12 * 96 / figures.DPI)}

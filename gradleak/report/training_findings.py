@@ -4,17 +4,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
-from gradleak.frontier import Trained
-from gradleak.metrics.statistics import proportion_interval
 from gradleak.report import chance
 from gradleak.report.formatting import listed, number, percent_range, significant
 from gradleak.report.frontier import Entry, between, epsilon, percent, points, protects, undefended
 from gradleak.report.privacy import NO_PROTECTION
+from gradleak.studies.frontier import Trained
 
 _ENOUGH = 30  # trials: with fewer, intervals are wide
 
-Worst = Mapping[str, Mapping[str, Any]]  # defense -> its entry of `tables.worst_case`
+Worst = Mapping[str, Mapping[str, Any]]  # defense -> its entry of `cases.worst_case`
 Config = Mapping[str, Any]
 
 
@@ -31,7 +31,7 @@ def opening(
 
   Args:
     found: `frontier.entries`.
-    worst: defense -> its entry of `tables.worst_case`.
+    worst: defense -> its entry of `cases.worst_case`.
     config, leakage: as of `training.write_training`.
     stopped: the defenses whose training the ε budget ended.
     size: images per client that was attacked.

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradleak import methods, trees
-from gradleak.methods import Method
-from gradleak.scenario import Scenario
-from gradleak.trees import Tree
+from gradleak.core import methods, trees
+from gradleak.core.methods import Method
+from gradleak.core.trees import Tree
+from gradleak.federated.scenario import Scenario
 
 
 class Observed(NamedTuple):

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
 from gradleak.attacks import presets
 from gradleak.attacks.base import Attack, attack, require_gradient
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
+from gradleak.federated.scenario import Scenario
 from gradleak.models import Model
-from gradleak.scenario import Scenario
 from gradleak.servers.base import Observed, Server, one_round, server
 from gradleak.servers.fishing_search import (
   AT_THRESHOLD,
@@ -38,7 +39,7 @@ from gradleak.servers.fishing_search import (
   receive,
   send,
 )
-from gradleak.trees import Tree
+from gradleak.threat import Observation
 
 INNER = {'csdlg': presets.csdlg, 'csdlg_fast': presets.csdlg_fast, 'gia': presets.gia, 'gs': presets.gs}
 STATISTICS = ('running', 'public')

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
 from gradleak.attacks.dense import first_dense_layer
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
 from gradleak.models import Model
 from gradleak.models.model import require
 from gradleak.servers.base import replaced
-from gradleak.trees import Tree
 
 WEIGHT = 0.5  # of the target's row, as in the published code
 # The bias of all other classes: 1,000 in the published code, which logits of wide networks exceed; none reaches this.

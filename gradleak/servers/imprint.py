@@ -19,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors
 from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.fidel import beyond_box, partial_reconstructions
-from gradleak.federated import Client, Observation
+from gradleak.core import errors
+from gradleak.core.trees import Layer, Tree
+from gradleak.federated import Client
+from gradleak.federated.scenario import Scenario
 from gradleak.models.model import Model, require, wrapped
-from gradleak.scenario import Scenario
 from gradleak.servers.base import Server, one_round, server
-from gradleak.trees import Layer, Tree
+from gradleak.threat import Observation
 
 MEASUREMENTS = ('mean', 'random')
 QUANTILES = ('normal', 'laplace', 'empirical')

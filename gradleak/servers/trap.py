@@ -19,15 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import errors, trees
 from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
 from gradleak.attacks.fidel import partial_reconstructions
-from gradleak.federated import Client, Observation
+from gradleak.core import errors, trees
+from gradleak.core.trees import Layer, Tree
+from gradleak.federated import Client
+from gradleak.federated.scenario import Scenario
 from gradleak.models.model import require
-from gradleak.scenario import Scenario
 from gradleak.servers.base import Server, one_round, replaced, server
-from gradleak.trees import Layer, Tree
+from gradleak.threat import Observation
 
 VARIANTS = ('mirrored', 'independent', 'both', 'soliton_free', 'soliton_data', 'qbi')
 

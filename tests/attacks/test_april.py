@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Client, Knowledge, Observation, UsageError, trees
+from gradleak import Client, Knowledge, Observation, UsageError
 from gradleak.attacks.april import patches_of
+from gradleak.core import trees
 from gradleak.models import vit
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

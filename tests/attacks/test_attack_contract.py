@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, UsageError, trees
+from gradleak import Knowledge, Observation, UsageError
+from gradleak.core import trees
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, UsageError, trees
+from gradleak import Knowledge, Observation, UsageError
 from gradleak.attacks import prefix_matching
+from gradleak.core import trees
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

@@ -11,10 +11,11 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import attacks, defenses, models, trees
+from gradleak import attacks, defenses, models
+from gradleak.adaptive import counters as counters_of
+from gradleak.adaptive.base import AVERAGES, typical_squared_norm
 from gradleak.attacks import distances, matching
-from gradleak.attacks.counters import counters as counters_of
-from gradleak.attacks.counters.base import AVERAGES, typical_squared_norm
+from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import concealed_samples
 from gradleak.federated import layer_average
@@ -531,7 +532,7 @@ def test_a_counter_measure_may_simulate_alone(context):
   def signs():
     return optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u))
 
-  gl.attacks.counter_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
+  gl.adaptive.counter_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
   placed = defenses.place(signs(), context)
   assert [c.name for c in counters_of(placed, context, 1, attacks.csdlg(), 1)] == ['alone']
   assert counters_of(placed, context, 1, attacks.fidel(), 1) == []

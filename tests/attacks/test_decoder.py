@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gradleak import errors, models, specs
+from gradleak import models
 from gradleak.attacks import decoder
+from gradleak.core import errors, grammar, methods
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 SHAPE = (8, 8, 1)
@@ -179,7 +180,7 @@ def test_the_networks_learn(digits, victim, factory, steps, share):
 
 def parsed(text):
   """Returns the `Method` of a decoder, as experiments make it of a text."""
-  return specs.method(specs.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
+  return methods.from_spec(grammar.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
 
 
 @pytest.mark.parametrize(

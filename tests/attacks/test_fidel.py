@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, Knowledge, Observation, errors, models, trees
+from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks.dense import first_dense_input, in_pixels
 from gradleak.attacks.fidel import combined, from_update, partial_reconstructions, up_to_scale
+from gradleak.core import errors, trees
 from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

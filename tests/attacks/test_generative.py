@@ -12,9 +12,10 @@ import pytest
 from jax.extend import core as jax_core
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, UsageError, trees
+from gradleak import Knowledge, Observation, UsageError
 from gradleak.attacks import evolution, generative, matching
 from gradleak.attacks.optimizers import first_order, into_l1_ball, within
+from gradleak.core import trees
 from gradleak.priors import gan, latent, trained
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -311,7 +312,7 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
 )
 def test_bad_settings_are_refused(text, match):
   with pytest.raises(UsageError, match=match):
-    gl.specs.attack(text)(None)
+    gl.registry.attack(text)(None)
 
 
 @pytest.fixture(scope='module')

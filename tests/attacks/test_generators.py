@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, UsageError, attacks, priors, trees
+from gradleak import Client, UsageError, attacks, priors
 from gradleak.attacks import matching
+from gradleak.core import trees
 
 KEY = jax.random.key(5)
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gradleak import Client, Knowledge, Observation, errors, models, trees
+from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import csdlg, distances, ghost
+from gradleak.core import errors, trees
 from gradleak.models import layers
 
 

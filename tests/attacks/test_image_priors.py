@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gradleak import Client, Knowledge, Observation, attacks, errors, models
+from gradleak import Client, Knowledge, Observation, attacks, models
 from gradleak.attacks import image_priors
+from gradleak.core import errors
 
 IMAGES = jax.random.uniform(jax.random.key(0), (3, 8, 8, 1))
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Client, errors, models
+from gradleak import Client, models
 from gradleak.attacks import labels as rules
-from gradleak.federated import Knowledge, Observation
+from gradleak.core import errors
+from gradleak.threat import Knowledge, Observation
 
 
 @pytest.fixture(scope='module')

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import UsageError, progress
+from gradleak import UsageError
 from gradleak.attacks import learned
-from gradleak.engine import parts
+from gradleak.engine import parts, progress
 from gradleak.federated.client import COSTLY
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

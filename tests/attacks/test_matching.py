@@ -5,9 +5,10 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from gradleak import Client, Knowledge, Observation, attacks, errors, metrics, models, trees
+from gradleak import Client, Knowledge, Observation, attacks, metrics, models
 from gradleak.attacks import distances, image_priors, matching
 from gradleak.attacks.optimizers import first_order
+from gradleak.core import errors, trees
 
 
 def run(attack, observation):

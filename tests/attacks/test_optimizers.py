@@ -7,8 +7,8 @@ import optax
 import pytest
 import scipy.optimize
 
-from gradleak import errors
 from gradleak.attacks.optimizers import DECAYS, FIRST_ORDER, GRADIENTS, first_order, lbfgs
+from gradleak.core import errors
 
 
 def rosenbrock(x):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Client, errors, models, trees
+from gradleak import Client, models
 from gradleak.attacks.peeling import _sensitivity, dense_layers, implied_gradients, peel
+from gradleak.core import errors, trees
 
 peeling = importlib.import_module('gradleak.attacks.peeling')  # attacks.peeling is the attack
 

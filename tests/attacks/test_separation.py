@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, errors, models
+from gradleak import Client, models
 from gradleak.attacks import separation
 from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import bias_corrected, last_layer
+from gradleak.core import errors
 from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

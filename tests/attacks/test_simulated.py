@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, Knowledge, Observation, attacks, errors, models, trees
+from gradleak import Client, Knowledge, Observation, attacks, models
 from gradleak.attacks import simulated
+from gradleak.core import errors, trees
 
 CLASSES, SHAPE = 5, (4, 6, 6, 1)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import errors
 from gradleak.attacks.spear import spear
+from gradleak.core import errors
 
 
 def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, Knowledge, Observation, attacks, errors, models, trees
+from gradleak import Client, Knowledge, Observation, attacks, models
 from gradleak.attacks.optimizers import lbfgs
 from gradleak.attacks.subsets import _KEPT, Subsets
+from gradleak.core import errors, trees
 from gradleak.federated import losses
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

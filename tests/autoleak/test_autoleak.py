@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 import gradleak as gl
-from gradleak import report, storage
+from gradleak import report
 from gradleak.audit.verdict import VERDICTS
-from gradleak.autoleak import bounds, ensemble, leaderboard
+from gradleak.core import statistics, storage
 from gradleak.defenses import Mechanism
-from gradleak.metrics import statistics
+from gradleak.studies.autoleak import bounds, ensemble, leaderboard
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

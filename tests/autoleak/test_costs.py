@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradleak import UsageError
-from gradleak.autoleak import costs
+from gradleak.studies.autoleak import costs
 
 TASK = {'model': 'mlp', 'dataset': 'digits', 'init': 'explicit'}
 CONFIG = {

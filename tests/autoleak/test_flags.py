@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak.autoleak import flags
+from gradleak.studies.autoleak import flags
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

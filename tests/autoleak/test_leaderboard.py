@@ -10,11 +10,12 @@ import random
 import pytest
 from scipy import stats
 
-from gradleak import UsageError, storage
+from gradleak import UsageError
 from gradleak.audit.verdict import LEVELS
-from gradleak.autoleak import leaderboard
-from gradleak.autoleak.costs import Cost
+from gradleak.core import storage
 from gradleak.report import write_leaderboard
+from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak.costs import Cost
 from tests.leaderboards import COMMAND, changed, found
 
 PRUNE = 'prune(rate=0.9)'

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import pytorch, setting
-from gradleak import data, specs
+from gradleak import data, registry
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -91,4 +91,4 @@ def test_what_the_loop_does_not_have_is_said(torch, spec):
 @pytest.mark.parametrize('attack', ['dlg', 'csdlg(optimizer=sgd)'])
 def test_an_attack_that_the_loop_is_not_is_said(attack):
   with pytest.raises(pytorch.Unavailable, match='the loop is csdlg'):
-    pytorch.settings(specs.attack(attack), 10)
+    pytorch.settings(registry.attack(attack), 10)

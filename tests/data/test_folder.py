@@ -2,7 +2,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (6, 5), dtype=np.uint8)

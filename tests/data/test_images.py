@@ -5,7 +5,7 @@ import pytest
 import skimage.transform
 
 import gradleak as gl
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import images
 from gradleak.report import findings
 

@@ -6,7 +6,8 @@ import pytest
 import skimage.data
 import sklearn.datasets
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 
 
 def test_faces_are_the_first_and_the_other_halves():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.data import partition
 
 KEY = jax.random.key(3)

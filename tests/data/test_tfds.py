@@ -6,7 +6,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 from gradleak.data import tfds
 
 

@@ -7,7 +7,8 @@ import optax
 import pytest
 import scipy.stats
 
-from gradleak import defenses, errors
+from gradleak import defenses
+from gradleak.core import errors
 
 ZERO = {'w': jnp.zeros(4000)}
 KEY = jax.random.key(0)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, defenses, errors, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import errors, trees
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.defenses.graddefense import slice_gradients
 

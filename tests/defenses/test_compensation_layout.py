@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import defenses, errors, trees
+from gradleak import defenses
+from gradleak.core import errors, trees
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.federated import simulation
 

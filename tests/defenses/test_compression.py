@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Client, defenses, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import trees
 from gradleak.defenses.compression import largest, portion
 
 

@@ -11,7 +11,8 @@ import pytest
 import scipy.optimize
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models
+from gradleak import Client, defenses, models
+from gradleak.core import errors
 from gradleak.defenses.concealment import mixed_gradient, objective, project, start_point, view
 from gradleak.defenses.defense import Context
 

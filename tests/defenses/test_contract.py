@@ -19,7 +19,8 @@ import scipy.stats
 from flax import linen as nn
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import errors, trees
 from gradleak.defenses.defense import bound
 from gradleak.defenses.graddefense import slice_gradients
 

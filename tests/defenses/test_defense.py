@@ -9,11 +9,12 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, specs, trees
+from gradleak import Client, defenses, registry
+from gradleak.adaptive import counters
 from gradleak.attacks.base import closed_form
-from gradleak.attacks.counters import counters
+from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
-from gradleak.audit.settings import named_defenses
+from gradleak.core import errors, trees
 from gradleak.defenses.defense import code_of
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -90,7 +91,7 @@ def test_numbers_are_open_and_structure_is_not(context):
     (lambda: gl.parse('clip(norm=1)+prune(rate=-1)'), ['prune(rate)', '-1']),
     (lambda: gl.parse('gaussian'), ['gaussian needs the setting stddev by name']),
     (lambda: gl.parse('prune(rate=0.5)+'), ["'prune(rate=0.5)+'", 'empty']),
-    (lambda: specs.defense('gausian(stddev=1)'), ["unknown defense 'gausian'", "did you mean 'gaussian'", 'prune']),
+    (lambda: registry.defense('gausian(stddev=1)'), ["unknown defense 'gausian'", "did you mean 'gaussian'", 'prune']),
   ],
 )
 def test_bad_settings_raise_before_anything_runs(make, words):
@@ -409,7 +410,7 @@ def test_outpost_acts_at_each_local_step(three_epochs):
   client, variables = three_epochs.client, three_epochs.variables
   images, labels = jnp.asarray(three_epochs.images[:2]), jnp.asarray(three_epochs.labels[:2])
   context = defenses.Context(client, variables, (8, 8, 1))
-  assert defenses.outpost() == specs.defense('outpost')
+  assert defenses.outpost() == registry.defense('outpost')
 
   def update(client):
     return jax.jit(client.local_update)(KEY, variables, images, labels).update
@@ -426,7 +427,7 @@ def test_outpost_acts_at_each_local_step(three_epochs):
 @pytest.mark.slow
 def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
   plain = optax.GradientTransformationExtraArgs(*defenses.outpost())  # without traits
-  given = {'object': defenses.outpost(), 'text': specs.defense('outpost')}
+  given = {'object': defenses.outpost(), 'text': registry.defense('outpost')}
   given |= {place: defenses.own(plain, place, label=place, random=True) for place in ('step', 'upload')}
   nothing = gl.attacks.own(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
   settings = {'knowledge': 'unaware', 'controls': 1, 'progress': 'none', 'batch_size': 2}

@@ -12,7 +12,8 @@ import scipy.optimize
 import scipy.stats
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models
+from gradleak import Client, defenses, models
+from gradleak.core import errors
 from gradleak.defenses import Mechanism
 from gradleak.defenses import differential_privacy as dp
 from gradleak.defenses.guarantees import mechanisms

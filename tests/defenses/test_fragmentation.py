@@ -11,7 +11,8 @@ import pytest
 import scipy.stats
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import errors, trees
 from gradleak.federated import Upload, layer_average
 
 KEY = jax.random.key(5)

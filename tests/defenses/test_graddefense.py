@@ -14,7 +14,8 @@ import scipy.special
 import scipy.stats
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import errors, trees
 from gradleak.defenses.graddefense import num_perturbed, select_slices, sensitivity, slice_gradients
 
 KEY = jax.random.key(5)

@@ -6,7 +6,8 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak import defenses, errors
+from gradleak import defenses
+from gradleak.core import errors
 from gradleak.defenses.guarantees import Mechanism, mechanisms, missing_bound
 
 

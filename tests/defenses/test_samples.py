@@ -14,7 +14,8 @@ import pytest
 import scipy.stats
 
 import gradleak as gl
-from gradleak import Client, defenses, errors, models
+from gradleak import Client, defenses, models
+from gradleak.core import errors
 from gradleak.defenses import samples
 
 KEY = jax.random.key(3)

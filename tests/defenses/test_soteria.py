@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, defenses, errors, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import errors, trees
 from gradleak.defenses.soteria import defended_kernel, soteria
 
 VARIANTS = ('paper', 'code', 'code_shifted')

@@ -24,7 +24,8 @@ from absl import flags
 
 import experiments
 import gradleak as gl
-from gradleak import cli, settings, specs
+from gradleak import cli, registry
+from gradleak.core import grammar, settings
 from launch import _settings
 from tests import programs
 
@@ -269,15 +270,15 @@ def _flags_of(kind, own):
 
 
 def _models(text):
-  for name in specs.parse_list(text, 'model'):
+  for name in grammar.parse_list(text, 'model'):
     gl.models.create(name, 10)
 
 
 MAKERS = {
-  'attacks': specs.attacks,
-  'attack': specs.attack,
-  'defenses': specs.defenses,
-  'defense': specs.defense,
+  'attacks': registry.attacks,
+  'attack': registry.attack,
+  'defenses': registry.defenses,
+  'defense': registry.defense,
   'model': lambda text: gl.models.create(text, 10),
   'models': _models,
   'experiment': experiments.get,

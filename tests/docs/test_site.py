@@ -11,7 +11,7 @@ import pytest
 
 import gradleak as gl
 from experiments import comparison, judgement
-from gradleak import methods as named
+from gradleak.core import methods as named
 from gradleak.models.registry import WRAPPERS
 
 ROOT = pathlib.Path(__file__).parents[2]

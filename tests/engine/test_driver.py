@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, Knowledge, Observation, errors, models, trees
+from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import matching
 from gradleak.attacks.optimizers import first_order
+from gradleak.core import errors, trees
 from gradleak.engine import ahead, driver, groups, memory, parts
 from tests import programs
 

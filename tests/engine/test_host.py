@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, progress, storage
+from gradleak import Knowledge, Observation
 from gradleak.attacks.base import host_form
-from gradleak.engine import driver
+from gradleak.core import storage
+from gradleak.engine import driver, progress
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 

@@ -13,7 +13,8 @@ import gradleak as gl
 from experiments import comparison, utility
 from experiments import experiment as machinery
 from experiments.ffl import normalised_scores
-from gradleak import errors, specs
+from gradleak import registry
+from gradleak.core import errors, grammar
 from gradleak.data import partition
 from tests import programs
 
@@ -61,12 +62,12 @@ def test_cells_stand_on_runs_and_each_once(name):
 def test_every_text_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)
-    made = [specs.defense(text) for text in run.texts().values()]
+    made = [registry.defense(text) for text in run.texts().values()]
     assert len(set(made)) == len(made) and list(map(str, made)) == list(run.texts().values())
     assert str(run.method()) == run.attack_text()
     gl.models.create(run.model, 10, init=run.init)
     if run.training:
-      specs.defense(run.training.defense)
+      registry.defense(run.training.defense)
     assert all((member.settings.get('root') or 0) <= run.public for one in made for member in one.members)
 
 
@@ -116,7 +117,7 @@ def test_the_lines_of_noise_on_the_imprint_module_have_the_weights_that_they_nam
   named['1,000'] = 'cifar10'  # of the authors' scripts: the paper's figure stands at no other
   assert {cell.run for cell in experiment.cells if cell.paper is not None} == {'cifar10'}
   for weights, run in named.items():
-    settings = dict(specs.spec(experiment.runs[run].attack, 'attack').settings)
+    settings = dict(grammar.spec(experiment.runs[run].attack, 'attack').settings)
     assert 1 / (settings['bins'] * settings['gain']) == pytest.approx(float(weights.replace(',', '')))
 
 
@@ -134,7 +135,7 @@ def test_no_number_is_forgotten(name, count):
 
 def test_noise_has_the_variance_that_the_papers_state():
   def setting(name, run, label):
-    return dict(specs.spec(experiments.get(name).runs[run].defenses[label], 'defense').settings)
+    return dict(grammar.spec(experiments.get(name).runs[run].defenses[label], 'defense').settings)
 
   for name in ('graddefense_2a', 'graddefense_2b'):
     assert setting(name, 'cifar10', 'DP-G')['stddev'] ** 2 == pytest.approx(0.01)
@@ -188,7 +189,7 @@ def test_every_training_is_understood(name, scale):
     run = run.scaled(scale)
     assert len(set(run.texts().values())) == len(run.defenses) and utility.UNDEFENDED in run.defenses.values()
     for method in run.defenses.values():
-      named = [member.name for member in specs.defense(method.clients).members]
+      named = [member.name for member in registry.defense(method.clients).members]
       assert method.q is None or 'graddefense' in named
     gl.models.create(run.model, 10, init=run.init)
     assert set(run.extrapolated) <= set(run.defenses)

@@ -9,9 +9,9 @@ import pytest
 import experiments
 from experiments import experiment as machinery
 from experiments import peeling, separation, spear, table
-from gradleak import errors
 from gradleak.attacks.peeling import Peeled
 from gradleak.attacks.spear import Separated
+from gradleak.core import errors
 
 NAMES = [one.name for module in (separation, peeling, spear) for one in module.EXPERIMENTS]
 

@@ -16,7 +16,7 @@ from experiments import experiment as machinery
 from experiments import table
 from experiments.comparison import BEST, Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
-from gradleak import errors
+from gradleak.core import errors
 
 RUN = Run(
   'cifar10', 'convnet(width=64)', 'csdlg(tv=1e-4)', {'none': 'none', 'GC': 'prune(rate=0.8)'}, trials=100,

@@ -10,7 +10,7 @@ from scipy import stats
 import experiments
 from experiments import fidel, table
 from experiments.experiment import Cell, Experiment
-from gradleak import errors
+from gradleak.core import errors
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

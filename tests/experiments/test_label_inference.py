@@ -10,7 +10,7 @@ import experiments
 from experiments import labels, table
 from experiments.comparison import CHANCE, GUESSES
 from gradleak.attacks.labels import RULES
-from gradleak.federated import Observation
+from gradleak.threat import Observation
 
 
 @pytest.fixture(scope='module')

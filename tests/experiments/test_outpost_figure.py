@@ -11,7 +11,7 @@ import experiments
 import gradleak as gl
 from experiments import experiment as machinery
 from experiments import fishing
-from gradleak import errors
+from gradleak.core import errors
 from tests import programs
 
 FIGURE = experiments.get('outpost_figure_5')

@@ -18,8 +18,8 @@ from experiments import experiment as machinery
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
 from experiments.notes import Note
-from gradleak import errors, storage
-from gradleak.storage import plain
+from gradleak.core import errors, storage
+from gradleak.core.storage import plain
 
 ROOT = pathlib.Path(launch.__file__).parent.parent
 RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)'}, 4, mini={'trials': 1})

@@ -15,7 +15,7 @@ import gradleak as gl
 from experiments import table, utility
 from experiments.experiment import Cell, Experiment
 from experiments.utility import Method, Protocol, Trainings
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import training

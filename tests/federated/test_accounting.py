@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 import gradleak as gl
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.defenses import differential_privacy
 from gradleak.defenses.guarantees import Mechanism
 from gradleak.federated import accounting

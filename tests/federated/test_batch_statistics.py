@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, defenses, models, trees
+from gradleak import Client, defenses, models
+from gradleak.core import trees
 from gradleak.federated import simulation, training
 
 KEY = jax.random.key(3)

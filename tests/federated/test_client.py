@@ -10,7 +10,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from gradleak import defenses, errors, models, trees
+from gradleak import defenses, models
+from gradleak.core import errors, trees
 from gradleak.federated import LOSSES, Client, Upload, squared_error
 
 CLASSES = 10

@@ -12,6 +12,7 @@ from flax import linen as nn
 
 import gradleak as gl
 from gradleak import ClientSettings, UsageError
+from gradleak.core import trees
 from gradleak.federated import augmentation, cross_entropy
 
 concealment = importlib.import_module('gradleak.defenses.concealment')  # the name in the package is the factory
@@ -207,11 +208,11 @@ def test_frozen_layers_are_neither_trained_nor_sent(small_images):
     plain = ClientSettings(**share).client(model, 10)
     upload, full = (jax.jit(one.local_update)(None, variables, images, labels) for one in (client, plain))
     for path, leaf in jax.tree_util.tree_leaves_with_path(upload.update):
-      names = gl.trees.path_names(path)
-      assert np.any(leaf) == bool(gl.trees.get(upload.sent, names)) == (names not in first.paths)
+      names = trees.path_names(path)
+      assert np.any(leaf) == bool(trees.get(upload.sent, names)) == (names not in first.paths)
     if not share:
       other = model.layers((8, 8, 1))[1].paths[0]
-      np.testing.assert_array_equal(gl.trees.get(upload.update, other), gl.trees.get(full.update, other))
+      np.testing.assert_array_equal(trees.get(upload.update, other), trees.get(full.update, other))
   for name in ('Dense_9', '-'.join(layer.name for layer in model.layers((8, 8, 1)))):
     with pytest.raises(UsageError, match='frozen'):
       ClientSettings(frozen=name).client(model, 10).local_update(None, variables, images, labels)

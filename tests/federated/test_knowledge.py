@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradleak import errors
-from gradleak.federated import Knowledge, Observation
-from gradleak.federated.knowledge import LABELS, TIERS
+from gradleak.core import errors
+from gradleak.threat import Knowledge, Observation
+from gradleak.threat.knowledge import LABELS, TIERS
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import trees
+from gradleak.core import trees
 from gradleak.federated import roughness
 
 

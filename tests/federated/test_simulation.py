@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, defenses, errors, progress, trees
+from gradleak import Client, defenses
+from gradleak.core import errors, trees
+from gradleak.engine import progress
 from gradleak.federated import accounting, simulation, training
 
 KEY = jax.random.key(5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import trees
+from gradleak.core import trees
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

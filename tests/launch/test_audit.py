@@ -10,10 +10,10 @@ import PIL.Image
 import pytest
 
 import gradleak as gl
-from gradleak import trees
 from gradleak.attacks import AttackMethod
-from gradleak.scenario import fingerprint
-from gradleak.storage import Caution
+from gradleak.core import trees
+from gradleak.core.storage import Caution
+from gradleak.federated.scenario import fingerprint
 from tests import programs
 
 SMOKE = (

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import storage
+from gradleak.core import storage
 from gradleak.engine import groups
 from tests import programs
 from tests.test_resume import PROGRAM

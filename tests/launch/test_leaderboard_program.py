@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gradleak.autoleak import leaderboard
-from gradleak.autoleak.entry import SETTINGS
+from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak.entry import SETTINGS
 from tests import programs
 from tests.leaderboards import COMMAND, found
 

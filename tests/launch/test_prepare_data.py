@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from gradleak import data, errors
+from gradleak import data
+from gradleak.core import errors
 from launch import prepare_data
 from tests import programs
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from absl import flags
 
-from gradleak import errors, progress, storage
+from gradleak.core import errors, storage
+from gradleak.engine import progress
 from gradleak.engine.driver import Progress
 from launch import _program
 from tests import programs

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import trees
+from gradleak.core import trees
 from gradleak.defenses.differential_privacy import epsilon
+from gradleak.federated.scenario import fingerprint
 from gradleak.report.frontier import COLUMNS, best
-from gradleak.scenario import fingerprint
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gradleak import errors, metrics
+from gradleak import metrics
+from gradleak.core import errors
 
 
 def batch(seed, n=4, shape=(3, 3, 2), low=0.0, high=1.0):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from gradleak import errors, metrics
+from gradleak import metrics
+from gradleak.core import errors
 
 LABELS = np.array([3, 1, 3, 0])
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.metrics import label_scores
 
 

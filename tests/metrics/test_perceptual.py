@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import errors, metrics
+from gradleak import metrics
+from gradleak.core import errors
 from gradleak.metrics import perceptual
 
 # torchvision's `features` one after the other: (outputs, size, stride, padding) of a convolution, 'relu', ('pool',

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import errors, metrics
+from gradleak import metrics
+from gradleak.core import errors
 
 SHAPE = (3, 9, 7, 2)
 NAMES = sorted(metrics.REGISTRY)

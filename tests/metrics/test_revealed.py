@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

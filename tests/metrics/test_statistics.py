@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradleak import errors, metrics
-from gradleak.metrics import statistics
+from gradleak import metrics
+from gradleak.core import errors, statistics
 
 
 def test_mean_interval_by_the_table():

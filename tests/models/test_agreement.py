@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 
 import gradleak as gl
-from gradleak import models, trees
+from gradleak import models
+from gradleak.core import trees
 from gradleak.models import Agreement, Difference, agreement
 
 SHAPE = (8, 8, 3)

@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from gradleak import errors, models
+from gradleak import models
+from gradleak.core import errors
 
 SHAPE = (8, 8, 1)
 

@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 
 import gradleak as gl
+from gradleak.core import trees
 from gradleak.models import flattening
 
 SHAPE = (8, 6, 3)
@@ -94,7 +95,7 @@ def torch_weights(shapes):
   """Returns random weights under PyTorch's names and in its layout, for a tree of parameters."""
   rng, weights = np.random.default_rng(0), {}
   for path, leaf in jax.tree.leaves_with_path(shapes['params']):
-    module, name = gl.trees.path_names(path)
+    module, name = trees.path_names(path)
     shape = {4: lambda s: (s[3], s[2], s[0], s[1]), 2: lambda s: s[::-1], 1: tuple}[leaf.ndim](leaf.shape)
     name = {'kernel': 'weight', 'scale': 'weight'}.get(name, name)
     weights[f'{module}.{name}'] = rng.normal(size=shape).astype(np.float32)
@@ -166,7 +167,7 @@ def named(variables):
   """Returns the parameters under PyTorch's names, transposed, in the order that they have here."""
   entries = {}
   for path, leaf in jax.tree.leaves_with_path(variables['params']):
-    *modules, name = gl.trees.path_names(path)
+    *modules, name = trees.path_names(path)
     leaf = np.asarray(leaf)
     turned = leaf.transpose(3, 2, 0, 1) if leaf.ndim == 4 else leaf.T
     entries['.'.join([*modules, {'kernel': 'weight'}.get(name, name)])] = turned

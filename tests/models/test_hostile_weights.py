@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from gradleak import errors
+from gradleak.core import errors
 from gradleak.models import torch_weights
 from tests.models.test_torch_weights import called, dictionary, group, legacy, number, view, word, zipped
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from gradleak import errors, models
+from gradleak import models
+from gradleak.core import errors
 from gradleak.models import layers
 
 

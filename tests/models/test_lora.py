@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradleak import Client, UsageError, attacks, models
-from gradleak.federated import Knowledge, Observation
+from gradleak.threat import Knowledge, Observation
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gradleak import errors, models, trees
+from gradleak import models
+from gradleak.core import errors, trees
 from gradleak.models.model import require
 
 SPECS = {

@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from gradleak import errors, models, trees
+from gradleak import models
+from gradleak.core import errors, trees
 
 SHAPE = (4, 4, 1)
 

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors, models
+from gradleak import models
+from gradleak.core import errors
 from gradleak.models import normalisation
 
 TEXT = 'lenet(width=4)+normalised(pixels={pixels})'

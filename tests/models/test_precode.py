@@ -8,8 +8,9 @@ import pytest
 from flax import linen as nn
 
 import gradleak
-from gradleak import Client, errors, models, trees
+from gradleak import Client, models
 from gradleak.attacks.dense import first_dense_input
+from gradleak.core import errors, trees
 from gradleak.defenses.concealment import mixed_gradient, view
 from gradleak.models import precode
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import errors, models, trees
+from gradleak import models
+from gradleak.core import errors, trees
 from gradleak.models import resnet, torch_weights
 from gradleak.models.builtin import PIXELS
 from gradleak.models.model import from_flax

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import errors, models
+from gradleak import models
+from gradleak.core import errors, trees
 from gradleak.models import resnet, torch_weights
 from gradleak.models.model import from_flax
 
@@ -326,7 +327,7 @@ def test_bfloat16_in_an_npz_is_read_and_other_types_are_named(tmp_path):
 def test_weights_that_are_not_finite_are_refused_by_name(value, tmp_path, small_images):
   model = gl.models.mlp(10, widths=4)
   variables = jax.tree.map(np.array, dict(model.init(jax.random.key(0), (8, 8, 1))))
-  entries = {'.'.join(gl.trees.path_names(path)): x for path, x in jax.tree.leaves_with_path(variables['params'])}
+  entries = {'.'.join(trees.path_names(path)): x for path, x in jax.tree.leaves_with_path(variables['params'])}
   kernel = entries['Dense_0.kernel'].astype(np.float64)
   kernel[1, 2] = value
   np.savez(tmp_path / 'weights.npz', **{**entries, 'Dense_0.kernel': kernel})

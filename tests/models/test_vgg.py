@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors, models, trees
+from gradleak import models
+from gradleak.core import errors, trees
 from gradleak.models import torch_weights, vgg
 from gradleak.models.model import from_flax
 from tests.models.second_order import check_second_order

@@ -9,7 +9,8 @@ import pytest
 import scipy.special
 
 import gradleak as gl
-from gradleak import errors, models, trees
+from gradleak import models
+from gradleak.core import errors, trees
 from gradleak.models import torch_weights
 from tests.models.recovery import recover
 from tests.models.second_order import check_second_order

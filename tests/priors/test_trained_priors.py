@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import storage
-from gradleak.errors import UsageError
+from gradleak.core import storage
+from gradleak.core.errors import UsageError
 from gradleak.priors import denoiser, gan, trained, training
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

@@ -7,9 +7,9 @@ import pytest
 
 from gradleak import UsageError, report
 from gradleak.audit.verdict import LEVELS
-from gradleak.autoleak import leaderboard
-from gradleak.autoleak.costs import Cost
 from gradleak.report.leaderboard import render_leaderboard
+from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak.costs import Cost
 from tests.leaderboards import COMMAND, found
 from tests.report.parsing import Page
 

@@ -9,6 +9,7 @@ import pytest
 from gradleak import report
 from gradleak.report import headline
 from gradleak.report.page import _break
+from gradleak.summary import cases, worst
 from tests.objects import objects
 from tests.report.parsing import Page
 
@@ -155,7 +156,7 @@ def test_every_counter_measure_has_its_figures_below_the_unaware_attacker(both, 
   rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 9]
   figures = [row for row in rows if re.match(r'\d of 4', row[2])]
   assert len(figures) == len(both.reconstructions)
-  for cells, (case, group) in zip(figures, report.tables.by_case(both.rows).items(), strict=True):
+  for cells, (case, group) in zip(figures, cases.by_case(both.rows).items(), strict=True):
     attack, defense, *counter = case
     pair = len([key for key in both.reconstructions if key[:2] == (attack, defense)]) > 1
     assert cells[0] == (f'aware: {counter[0]}' if counter else f'{defense}unaware' if pair else defense)
@@ -446,12 +447,12 @@ def test_the_first_screen_has_a_line_per_defense(result, page):
 )
 def test_traces_deny_an_identity_only_where_it_was_judged(result, candidates, said):
   rows = [row | {'verdict': 'traces', 'success': False, 'candidates': candidates} for row in result.rows]
-  for line in headline.lines(rows, report.worst_case(rows), lambda row: headline.pair(result, row)):
+  for line in headline.lines(rows, report.worst_case(rows), lambda row: worst.pair(result, row)):
     assert said in line['meaning']
 
 
 def test_the_example_is_of_the_attacker_with_that_verdict(result):
-  for line in headline.lines(result.rows, report.worst_case(result.rows), lambda row: headline.pair(result, row)):
+  for line in headline.lines(result.rows, report.worst_case(result.rows), lambda row: worst.pair(result, row)):
     row = line['example']
     assert (row['defense'], row['verdict']) == (line['defense'], line['verdict'])
     image = result.reconstructions[row['attack'], row['defense']][row['trial'], 0]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gradleak.report import data_uri, grid, pictures, tables
+from gradleak.report import data_uri, grid, pictures
+from gradleak.summary import cases
 
 
 def decode(uri):
@@ -87,7 +88,7 @@ def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(bot
   for case, row in shown.items():
     for picture in row:
       np.testing.assert_array_equal(picture.pixels, both.reconstructions[case][picture.trial, picture.index])
-      assert tables.case(picture.row) == case
+      assert cases.case(picture.row) == case
   aware = {case[:2] for case in pictures.select(knowing)[1] if len(case) == 3}
   assert aware and not aware & set(knowing.reconstructions)
 

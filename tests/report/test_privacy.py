@@ -7,8 +7,9 @@ import optax
 import pytest
 
 import gradleak as gl
+from gradleak.audit.plan import plan
 from gradleak.audit.result import methods
-from gradleak.audit.settings import AuditSettings, plan
+from gradleak.audit.settings import AuditSettings
 from gradleak.defenses import differential_privacy
 from gradleak.report import privacy
 from tests.report import facts

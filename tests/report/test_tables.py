@@ -14,10 +14,11 @@ from gradleak.report import (
   summarise,
   summary_csv,
   sweep_summaries,
-  tables,
+  terminal,
   terminal_table,
   worst_case,
 )
+from gradleak.summary import cases
 from tests.report.facts import methods
 
 DIVERGED = 'csdlg(tv=1e-4)', 'prune(rate=0.9)'
@@ -115,7 +116,7 @@ def test_the_word_for_several_runs_is_the_worst_of_them(verdicts, word):
   rows = [row(trial=t, verdict=v, success=v in ('exact', 'recognisable')) for t, v in enumerate(verdicts)]
   (found,), (entry,) = summarise(rows), worst_case(rows)
   assert found['verdict'] == entry['verdict'] == word
-  assert found[tables.named(word)] == verdicts.count(word)
+  assert found[cases.named(word)] == verdicts.count(word)
   assert found['recovered'] == entry['recovered'] == sum(v in ('exact', 'recognisable') for v in verdicts)
 
 
@@ -172,11 +173,11 @@ def knows(counter, **changes):
 
 def test_each_attacker_has_its_own_summary(both):
   summaries = summarise(both.rows)
-  assert [tables.case(summary) for summary in summaries] == list(both.reconstructions)
+  assert [cases.case(summary) for summary in summaries] == list(both.reconstructions)
   for summary in summaries:
-    rows = [r for r in both.rows if tables.case(r) == tables.case(summary)]
+    rows = [r for r in both.rows if cases.case(r) == cases.case(summary)]
     assert summary['n'] == len(rows) == 4
-    assert summary['knowledge'] == ('aware' if len(tables.case(summary)) == 3 else 'unaware') == rows[0]['knowledge']
+    assert summary['knowledge'] == ('aware' if len(cases.case(summary)) == 3 else 'unaware') == rows[0]['knowledge']
     assert summary['counter'] == rows[0]['counter']
     assert summary['psnr'] == pytest.approx(np.mean([r['psnr'] for r in rows if r['psnr'] is not None]))
     assert summary['sent'] == pytest.approx(rows[0]['sent'])
@@ -190,10 +191,10 @@ def test_the_strongest_recovers_most_and_then_reaches_the_highest_psnr():
   def summary(recovered, psnr):
     return {'recovered': recovered, 'psnr': psnr}
 
-  assert tables.strongest([summary(1, 40.0), summary(2, 9.0), summary(0, 50.0)])['psnr'] == 9.0
-  assert tables.strongest([summary(0, 7.0), summary(0, 9.0), summary(0, 8.0)])['psnr'] == 9.0
-  assert tables.strongest([summary(0, None), summary(0, 5.0)])['psnr'] == 5.0
-  assert tables.strongest([summary(0, None)])['psnr'] is None
+  assert cases.strongest([summary(1, 40.0), summary(2, 9.0), summary(0, 50.0)])['psnr'] == 9.0
+  assert cases.strongest([summary(0, 7.0), summary(0, 9.0), summary(0, 8.0)])['psnr'] == 9.0
+  assert cases.strongest([summary(0, None), summary(0, 5.0)])['psnr'] == 5.0
+  assert cases.strongest([summary(0, None)])['psnr'] is None
 
 
 def test_a_pair_is_the_unaware_attacker_and_the_strongest_aware_one():
@@ -206,7 +207,7 @@ def test_a_pair_is_the_unaware_attacker_and_the_strongest_aware_one():
     row(attack='b', defense='none'),
     {**knows('weak'), 'attack': 'b'},
   ]
-  pairs = tables.paired(summarise(rows))
+  pairs = cases.paired(summarise(rows))
   assert {pair: [summary['counter'] for summary in group] for pair, group in pairs.items()} == {
     ('a', 'none'): [None], ('a', 'prune'): [None, 'strong'], ('b', 'none'): [None], ('b', 'prune'): ['weak'],
   }  # fmt: skip
@@ -275,7 +276,7 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
     (line,) = [
       line for line in lines if line.strip().startswith(f'{summary["defense"]} ') and f'{summary["psnr"]:.1f} ' in line
     ]
-    assert line[start:] == f'{summary[tables.named(summary["verdict"])]} {summary["verdict"]}'
+    assert line[start:] == f'{summary[cases.named(summary["verdict"])]} {summary["verdict"]}'
     assert f'{summary["recovered"]} of 4' in line
   assert 'the attacks recover 4 of 4 images' in ' '.join(lines)
   assert '`' not in text
@@ -290,7 +291,7 @@ STRONGEST = {  # by how the fixture mixes them: (attack, defense): counter-measu
 
 def test_attackers_are_ordered_by_the_trials_that_they_reach():
   rows = [row(), row(attack='b', trial=1), row(attack='b', trial=2), row(attack='b', trial=2, counter='weak')]
-  assert tables.attackers(rows) == ['b', 'a', 'b · weak']
+  assert cases.attackers(rows) == ['b', 'a', 'b · weak']
 
 
 def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one(both):
@@ -300,7 +301,7 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
   assert text.count('    aware: ') == 2 * 3  # one per attack and defense but 'none'
   assert '\naware: prior: It does prior to laplace(scale=0.1).' in text  # what the names above stand for
   attack = None
-  summaries = {tables.case(summary): summary for summary in summarise(both.rows)}
+  summaries = {cases.case(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
     attack = line.split()[0] if line.startswith(('dlg', 'csdlg')) else attack
     if line.startswith('    aware: '):
@@ -309,7 +310,7 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
       summary = summaries[attack, defense, counter]
       assert STRONGEST.get((attack, defense), counter) == counter
       assert f' {summary["psnr"]:.1f} ± ' in line
-      assert line.endswith(f'{summary[tables.named(summary["verdict"])]} {summary["verdict"]}')
+      assert line.endswith(f'{summary[cases.named(summary["verdict"])]} {summary["verdict"]}')
   assert 'control 11.2–12.7 ' in text.replace('\n', ' ')  # the thresholds of csdlg and of its other prior
   assert '1 NaN' in next(line for line in lines[lines.index(next(x for x in lines if x.startswith('csdlg'))) :]
                          if 'prune(rate=0.9)' in line)  # fmt: skip
@@ -387,9 +388,11 @@ def test_no_negative_zero():
 def test_a_counter_measure_that_differs_between_defenses_is_explained_for_each(both):
   words = {'prune(rate=0.9)': {'prior': 'It weights by 1.'}, 'laplace(scale=0.1)': {'prior': 'It weights by 2.'}}
   pairs = {('a', defense): [{'defense': defense, 'counter': 'prior'}] for defense in words}
-  text = tables._legend(pairs, words)
+  text = terminal._legend(pairs, words)
   assert text == [f'aware: prior under {defense}: {of["prior"]}' for defense, of in words.items()]
-  assert tables._legend(pairs, {defense: {'prior': 'It is one.'} for defense in words}) == ['aware: prior: It is one.']
+  assert terminal._legend(pairs, {defense: {'prior': 'It is one.'} for defense in words}) == [
+    'aware: prior: It is one.'
+  ]
 
 
 def test_a_result_in_place_of_its_rows_is_named(both):

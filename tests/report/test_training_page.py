@@ -10,12 +10,12 @@ import pytest
 
 from gradleak import report
 from gradleak.defenses.differential_privacy import Epsilon
-from gradleak.frontier import Frontier, Leak, Trained
-from gradleak.report import tables
 from gradleak.report.frontier import best
 from gradleak.report.partition import summary
 from gradleak.report.training import along
 from gradleak.report.training_findings import cautions, opening
+from gradleak.studies.frontier import Frontier, Leak, Trained
+from gradleak.summary import cases
 from tests.report.facts import methods
 from tests.report.parsing import Page
 
@@ -55,7 +55,7 @@ def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), 
 
 def said(trainings, rows=(), size=1, leakage=(), **config):
   found = report.entries(trainings, rows)
-  worst = {entry['defense']: entry for entry in tables.worst_case(rows)}
+  worst = {entry['defense']: entry for entry in cases.worst_case(rows)}
   stopped = [defense for defense, one in trainings.items() if one.stopped]
   config = {**CONFIG, **config}
   sentences = opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)

@@ -5,8 +5,9 @@ import optax
 import pytest
 
 import gradleak as gl
+from gradleak.audit.plan import plan
 from gradleak.audit.result import methods as of_plan
-from gradleak.audit.settings import AuditSettings, plan
+from gradleak.audit.settings import AuditSettings
 from gradleak.report import wording
 from tests.report.facts import methods
 

@@ -12,7 +12,8 @@ import pytest
 from flax import linen as nn
 
 import gradleak
-from gradleak import Client, Knowledge, Observation, errors, models, trees
+from gradleak import Client, Knowledge, Observation, models
+from gradleak.core import errors, trees
 from gradleak.models import torch_weights
 from gradleak.servers import Observed, fishing
 from gradleak.servers.fishing import class_fishing, feature_fishing

@@ -8,7 +8,8 @@ from flax import linen as nn
 from scipy import stats
 
 import gradleak
-from gradleak import Client, Knowledge, Observation, defenses, errors, models, trees
+from gradleak import Client, Knowledge, Observation, defenses, models
+from gradleak.core import errors, trees
 from gradleak.models import precode
 from gradleak.servers.imprint import (
   MEASUREMENTS,

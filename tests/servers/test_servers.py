@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import errors, servers
+from gradleak import servers
+from gradleak.core import errors
 from gradleak.servers import Observed, one_round
 
 

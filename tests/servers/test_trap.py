@@ -10,7 +10,8 @@ from flax import linen as nn
 from scipy import stats
 
 import gradleak
-from gradleak import Knowledge, Observation, errors, models
+from gradleak import Knowledge, Observation, models
+from gradleak.core import errors
 from gradleak.servers.trap import passage, recover, soliton, trap, trap_weights
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')

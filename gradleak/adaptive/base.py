@@ -1,0 +1,594 @@
+"""What an attacker who knows the defense does with the same upload before it matches.
+
+Most counter-measures only change what is compared: averages, weights, a known noise and a known clip are data to an
+attack, so that unaware and aware attackers are lanes of one compiled program. The few that need another attack say so
+by its settings. They run on the host, once per upload.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gradleak.adaptive import weights
+from gradleak.attacks.base import AttackMethod
+from gradleak.core import trees
+from gradleak.core.trees import Tree
+from gradleak.defenses.defense import PLACES, Context, Defense, Member, Noise, Placed, bound, is_idle
+from gradleak.federated.client import Upload
+from gradleak.federated.response import noise_gains
+from gradleak.federated.server import layer_average
+
+# Weights of total variation under noise and withheld entries, in units of the distance: `prior` of `matching`.
+PRIORS = (1e-3, 1e-2, 5e-2)
+AVERAGES = 'It averages the uploads.'
+
+
+class View(NamedTuple):
+  """What an attacker compares: the fields of `Observation` of the same names, NumPy arrays on the host."""
+
+  update: Tree
+  weights: Tree
+  noise: float
+  clip: float
+
+
+class Counter(NamedTuple):
+  """A counter-measure to one defense, as one attack can use it.
+
+  Attributes:
+    name: one word or several joined by '+'; 'unaware' for none.
+    words: what the attacker does, a sentence; empty for none.
+    views: `Upload` of R rounds, every leaf [R, …] -> the `View`s to try; the attacker keeps the one that matches best.
+    offers: the evidence that it offers, of `threat.EVIDENCE` and 'update' where it changes what is compared.
+    count: how many views there are.
+    settings: settings of the attack that it changes, (name, value) pairs.
+    simulates: the defense of the client that it simulates, or learns from; None for none.
+    rounds: how many uploads of the same samples it reads.
+  """
+
+  name: str
+  words: str
+  views: Callable[[Upload], list[View]]
+  offers: frozenset[str] = frozenset()
+  count: int = 1  # type: ignore[assignment]
+  settings: tuple[tuple[str, Any], ...] = ()
+  simulates: Defense | None = None
+  rounds: int = 1
+
+  @property
+  def change(self) -> tuple[tuple, Defense | None]:
+    """What it changes of the attack: the settings, and the client that it simulates."""
+    return self.settings, self.simulates
+
+  def suits(self, attack: AttackMethod) -> bool:
+    """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
+    if self.settings:
+      changes = dict(self.settings)
+      made = attack.settings.get('generator') is not None  # whose images start where its weights do
+      return attack.takes(changes) and not (made and 'start' in changes)
+    if self.simulates is not None and 'clip' in attack.reads:  # it simulates what it clips
+      return True
+    return 'update' in self.offers or bool(self.offers & attack.reads)
+
+
+def everything(update: Tree) -> View:
+  """Returns the `View` of an attacker who takes the upload as a gradient."""
+  return View(update, ones(update), 0.0, math.inf)
+
+
+UNAWARE = Counter('unaware', '', lambda upload: [everything(first(upload))])
+
+
+def first(upload: Upload) -> Tree:
+  """Returns the update of the first of several rounds."""
+  return trees.take(upload.update, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+  """What an attacker knows of every upload under a defense, by its traits: zeros, a clip, noise.
+
+  Attributes:
+    placed: the defense, made for `context`.
+    context: the `Context`.
+    num_samples: samples behind one upload.
+    rounds: uploads of the same samples on the same model that are averaged, or summed where the defense sends later
+      what it withheld; 1 for a defense that does neither and is not random.
+    reads: the evidence that the attack reads; nothing else is offered.
+  """
+
+  placed: Placed
+  context: Context
+  num_samples: int
+  rounds: int
+  reads: frozenset[str]
+
+  @property
+  def defense(self) -> Defense:
+    """The `Defense`."""
+    return self.placed.defense
+
+  @property
+  def members(self) -> list[Member]:
+    """The members of the defense in the order in which they act: those on the steps before those on the upload."""
+    return sorted(self.defense.members, key=lambda member: PLACES.index(member.traits.place))
+
+  @property
+  def sums(self) -> bool:
+    """Whether several uploads are summed, not averaged."""
+    return any(member.traits.accumulates for member in self.defense.members)
+
+  @property
+  def withholds(self) -> bool:
+    """Whether entries that were withheld can be told by their zeros, and the attack can leave them out."""
+    return 'weights' in self.reads and any(member.traits.withholds for member in self.defense.members)
+
+  @property
+  def clip(self) -> float:
+    """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
+    members, together = self.members, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
+    clips = members[0].traits.clips if members and 'clip' in self.reads and not together else None
+    return math.inf if clips is None else float(clips(members[0].settings))
+
+  @property
+  def bound(self) -> float:
+    """A bound on the norm of the update before noise; infinity where there is none."""
+    return min((bound(member) for member in self.defense.members if not self._trains(member)), default=math.inf)
+
+  @property
+  def variance(self) -> float | Tree:
+    """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
+    members = self.members
+    last = max((i for i, member in enumerate(members) if member.traits.clips), default=0)
+    found = [self.noise_of(member) for member in members[last:] if _everywhere(member)]
+    return functools.reduce(_add, found, 0.0)
+
+  def noise_of(self, member: Member) -> float | Tree:
+    """Returns the variance of the noise that a member puts on an entry of what is compared.
+
+    It is that of the mean over rounds and over a cohort; frozen layers have none. It is 0.0 without noise, and where
+    nobody can tell what the client's optimizer makes of the noise of its steps (`response.noise_gains`).
+    """
+    noise, client = member.traits.noise, self.context.client
+    if noise is None:
+      return 0.0
+    if self._trains(member):
+      variance = self._of_steps(member, noise)
+    else:
+      variance = noise.variance(member.settings, self.context, self.num_samples // client.cohort)
+    params = self.context.variables['params']
+    if client.frozen:
+      trained = jax.device_get(client.trained_layers(params, self.context.image_shape))
+      variance = jax.tree.map(np.multiply, trained, _as_tree(variance, params))
+    return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+
+  def _trains(self, member: Member) -> bool:
+    """Returns whether a member acts on gradients that a local optimizer then makes a delta of."""
+    return self.context.client.share == 'delta' and member.traits.place == 'step'
+
+  def _of_steps(self, member: Member, noise: Noise) -> float | Tree:
+    """Returns the variance in a delta of the noise of all local steps; 0.0 where the optimizer is not linear."""
+    client, params, count = self.context.client, self.context.variables['params'], self.num_samples
+    gains = noise_gains(client.optimizer, client.num_steps(count), params)
+    if gains is None:
+      return 0.0
+    count //= client.cohort
+    size = min(client.batch_size or count, count)
+    sizes = [size] * (count // size) + [count % size] * (count % size > 0)
+    found = [_as_tree(noise.variance(member.settings, self.context, each), params) for each in sizes]
+    mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
+    return jax.tree.map(np.multiply, gains, mean)
+
+  @property
+  def energy(self) -> float:
+    """The expected squared norm of all noise in an upload."""
+    params = self.context.variables['params']
+    total = 0.0
+    for member in self.defense.members:
+      if member.traits.noise is not None:
+        share = min(1.0, member.traits.noise.fraction(member.settings))
+        total += share * _expected(self.noise_of(member), ones(params))
+    return total
+
+  def repeated(self, name: str, words: str) -> tuple[str, str]:
+    """Returns a counter-measure's name and words, where uploads are averaged or summed with that before them."""
+    before = {part: said for part, (_, said) in self.parts.items() if part in ('averaged', 'summed')}
+    return '+'.join([*before, name]), ' '.join([*before.values(), words])
+
+  @property
+  def parts(self) -> dict[str, tuple[str, str]]:
+    """What is made use of: name -> (the evidence it is, what the attacker does, a sentence)."""
+    floor = 'noise' in self.reads and _expected(self.variance, ones(self.context.variables['params'])) > 0
+    found = {
+      'averaged': (self.rounds > 1 and not self.sums, 'update', AVERAGES),
+      'summed': (
+        self.rounds > 1 and self.sums,
+        'update',
+        'It sums the uploads: what one withholds, a later one sends.',
+      ),
+      'masked': (self.withholds, 'weights', 'It compares only what was sent and is not zero.'),
+      'clipped': (math.isfinite(self.clip), 'clip', 'It clips what it simulates to the same norm.'),
+      'floor': (floor, 'noise', 'It stops at the distance that the noise alone would leave.'),
+    }
+    return {name: (evidence, words) for name, (applies, evidence, words) in found.items() if applies}
+
+  def counter(self) -> Counter | None:
+    """Returns the counter-measure of all that is known, or None if it is nothing."""
+    parts = self.parts
+    if not parts:
+      return None
+    words = ' '.join(words for _, words in parts.values() if words)
+    offers = frozenset(evidence for evidence, _ in parts.values())
+    return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
+
+  def changed(
+    self,
+    name: str,
+    words: str,
+    weigh: Callable[[Tree], Tree] | None = None,
+    simulates: Defense | None = None,
+    **settings: Any,
+  ) -> Counter:
+    """Returns the counter-measure that is the attack with other settings on all that is known but the noise level.
+
+    Args:
+      name, words, simulates: see `Counter`. What is simulated is not masked.
+      weigh: update -> weights of its entries, or None for 1.
+      **settings: of the attack.
+    """
+    parts = {part: said for part, (_, said) in self.parts.items() if part != 'floor'}
+    if simulates is not None:
+      parts.pop('masked', None)
+    name, words = '+'.join([*parts, name]), ' '.join(filter(None, [*parts.values(), words]))
+
+    def views(upload: Upload) -> list[View]:
+      update = self.observed(upload)
+      weighted = None if weigh is None else jax.tree.map(lambda w: np.asarray(w, np.float16), weigh(update))
+      view = self.view(upload, weighted, update)._replace(noise=0.0)
+      return [view if simulates is None else view._replace(weights=ones(update))]
+
+    return Counter(
+      name,
+      words,
+      views,
+      settings=tuple(settings.items()),
+      simulates=simulates,
+      rounds=self.rounds,
+    )
+
+  def observed(self, upload: Upload) -> Tree:
+    """Returns the update that is compared: the first, or the mean or the sum over the rounds."""
+    if self.rounds == 1:
+      return first(upload)
+    if self.sums:
+      return jax.tree.map(lambda u: np.sum(u, axis=0), upload.update)
+    return jax.device_get(layer_average(upload))
+
+  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None) -> View:
+    """Returns the `View` of all that is known.
+
+    Args:
+      upload: of R rounds.
+      weighted: weights of each entry, where another counter-measure has some; else 1.
+      update: what is compared in place of `observed`.
+    """
+    update = self.observed(upload) if update is None else update
+    weighted = ones(update) if weighted is None else weighted
+    if self.withholds:
+      weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
+    variance = self.variance if 'noise' in self.reads else 0.0
+    return View(update, weighted, _expected(variance, weighted), self.clip)
+
+
+def _as_tree(value: float | Tree, params: Tree) -> Tree:
+  """Returns a tree shaped like the parameters; a number stands for each tensor."""
+  return jax.tree.map(lambda p: value, params) if isinstance(value, float | int) else value
+
+
+def _everywhere(member: Member) -> bool:
+  return member.traits.noise is not None and member.traits.noise.fraction(member.settings) == 1
+
+
+def _add(a: float | Tree, b: float | Tree) -> float | Tree:
+  if isinstance(a, float) and isinstance(b, float):
+    return a + b
+  scalar, tree = (a, b) if isinstance(a, float) else (b, a)
+  if isinstance(scalar, float):
+    return jax.tree.map(lambda x: x + scalar, tree)
+  return jax.tree.map(lambda x, y: x + y, a, b)
+
+
+def _expected(variance: float | Tree, weights: Tree) -> float:
+  """Returns the sum over all entries of the variance times the weight."""
+  if isinstance(variance, float):
+    return variance * sum(float(np.sum(w, dtype=np.float64)) for w in jax.tree.leaves(weights)) if variance else 0.0
+  both = zip(jax.tree.leaves(variance), jax.tree.leaves(weights), strict=True)
+  return float(sum(np.sum(np.broadcast_to(v, w.shape) * np.asarray(w, np.float64)) for v, w in both))
+
+
+def ones(tree: Tree) -> Tree:
+  """Returns weights of 1, shaped like `tree`."""
+  return jax.tree.map(lambda x: np.ones(np.shape(x), np.float16), tree)
+
+
+class Case(NamedTuple):
+  """What a counter-measure to one method is made for.
+
+  Attributes:
+    member: the `Member` of the defense.
+    arguments: what the member's factory was made for.
+    known: all else that is known of the upload.
+  """
+
+  member: Member
+  arguments: tuple
+  known: Known
+
+
+# Factory of a defense -> the function (`Case`) -> counter-measures that are special to it.
+SPECIAL: dict[Callable, Callable[[Case], Iterable[Counter]]] = {}
+
+
+def counter_to(maker: Callable) -> Callable[[Callable], Callable]:
+  """Returns the decorator of a function, `Case` -> `Counter`s, that attackers apply who know this defense.
+
+  Args:
+    maker: a function that `defenses.defense` decorated, of the library or of a user.
+  """
+
+  def decorate(function: Callable[[Case], Iterable[Counter]]) -> Callable[[Case], Iterable[Counter]]:
+    SPECIAL[maker.__wrapped__] = function  # type: ignore[attr-defined]
+    return function
+
+  return decorate
+
+
+def counters(
+  placed: Placed, context: Context, num_samples: int, attack: AttackMethod, rounds: int = 1
+) -> list[Counter]:
+  """Returns the counter-measures of an attack to a defense, those that it can make use of; empty where there are none.
+
+  Args:
+    placed: the defense, made for `context`.
+    context: the `Context`.
+    num_samples: samples behind one upload.
+    attack: the `AttackMethod`; it names the evidence that it reads.
+    rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
+      under which all of them are equal.
+  """
+  members = placed.defense.members
+  several = any(member.traits.random or member.traits.accumulates for member in members)
+  known = Known(placed, context, num_samples, rounds if several else 1, attack.reads)
+  simulated = _imitated(known) or [_simulated(known)]
+  found = [known.counter(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
+  for member, arguments in zip(members, placed.arguments, strict=True):
+    special = SPECIAL.get(member.factory)
+    found += [] if special is None else special(Case(member, arguments, known))
+  found.append(_shown(known))
+  suited = [counter for counter in found if counter is not None and counter.suits(attack)]
+  return [*_learned(known), *suited] if attack.adaptive else suited
+
+
+def _agreed(known: Known) -> Counter | None:
+  """Returns the counter-measure to noise on some entries, drawn anew for each upload: the values that uploads share.
+
+  The same samples give the same update, bit for bit, and no two draws of noise are equal: a value that occurs in two
+  uploads bears none.
+  """
+  partial = [noise for m in known.defense.members if (noise := m.traits.noise) and 0 < noise.fraction(m.settings) < 1]
+  if known.rounds == 1 or known.sums or not partial:
+    return None
+  words = 'It takes the value of an entry that most uploads share, bit for bit, and the mean where they share none.'
+
+  def views(upload: Upload) -> list[View]:
+    return [known.view(upload, update=jax.tree.map(_most_frequent, upload.update))._replace(noise=0.0)]
+
+  return Counter('agreed', words, views, frozenset({'update'}), rounds=known.rounds)
+
+
+def _most_frequent(values: np.ndarray) -> np.ndarray:
+  """Returns the value of each entry that most rounds share; the mean of all where no two are equal.
+
+  Args:
+    values: [R, …].
+  """
+  values = np.asarray(values)
+  shared = np.stack([np.sum(values == value, axis=0) for value in values])
+  chosen = np.take_along_axis(values, np.argmax(shared, axis=0)[None], axis=0)[0]
+  return np.where(np.max(shared, axis=0) > 1, chosen, np.mean(values, axis=0)).astype(values.dtype)
+
+
+def _prior(known: Known) -> Counter | None:
+  """Returns the counter-measure that weights smoothness by the noise and what is withheld, or None where nothing is.
+
+  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g):
+  that is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random pixels, and
+  knows its bound.
+  """
+  noise = known.energy
+  if noise:
+    context = known.context
+    typical = typical_squared_norm(context.client, context.image_shape, known.num_samples, context.variables)
+    signal = max(min(float(typical), known.bound**2), 1e-30)
+    weight = 1 - 1 / math.sqrt(1 + noise / signal)
+    prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
+  elif known.withholds:
+    prior = PRIORS[0]
+  else:
+    return None
+  return known.changed(
+    'prior',
+    f'It weights smoothness by {prior:g}, after the noise and the withheld entries that it expects.',
+    prior=prior,
+  )
+
+
+def _weighted(known: Known) -> Counter | None:
+  """Returns the counter-measure that weighs entries by the noise expected on them, where it differs; else None."""
+  if 'weights' not in known.reads:
+    return None
+  for member, arguments in zip(known.defense.members, known.placed.arguments, strict=True):
+    noise = member.traits.noise
+    share = 1.0 if noise is None else noise.fraction(member.settings)
+    variance = known.noise_of(member)
+    if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
+      continue
+    if noise.groups is not None:
+      groups = noise.groups(arguments)
+      weigh, prior = functools.partial(weights.by_group, groups=groups, variance=variance, share=share), PRIORS[0]
+    elif member.traits.withholds == 'zeros':
+      weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
+    else:
+      continue
+    words = f'It weighs each entry by the noise expected on it, and smoothness by {prior:g}.'
+    return known.changed('weighted', words, weigh, prior=prior)
+  return None
+
+
+# Entries seem withheld where this share more of them are zero than in an undefended update of random pixels.
+_WITHHELD = 0.05
+
+
+def _shown(known: Known) -> Counter | None:
+  """Returns the counter-measure to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
+
+  The update that is simulated is clipped to the norm of the observed one: at the truth, it has that norm or a larger
+  one, whether the client clips or not.
+  """
+  members = known.defense.at('step', 'upload')
+  if not members or any(map(_stated, members)):
+    return None
+
+  def views(upload: Upload) -> list[View]:
+    update = known.observed(upload)
+    context = known.context
+    usual = typical_zeros(context.client, context.image_shape, known.num_samples, context.variables)
+    withheld = _zeros(update) > float(usual) + _WITHHELD
+    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if withheld else ones(update)
+    norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
+    return [View(update, weighted, 0.0, norm)]
+
+  words = (
+    'Where zeros are more than usual it compares the rest alone; it clips what it simulates to the norm of the upload.'
+  )
+  return Counter(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
+
+
+def _stated(member: Member) -> bool:
+  """Returns whether the traits of a member, or a counter-measure to it, say what its uploads show."""
+  traits = member.traits
+  declared = traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated
+  return member.factory in SPECIAL or bool(declared)
+
+
+def _zeros(update: Tree) -> float:
+  """Returns the fraction of an update's entries that are exactly zero."""
+  leaves = jax.tree.leaves(update)
+  return sum(int(np.sum(np.asarray(u) == 0)) for u in leaves) / sum(u.size for u in leaves)
+
+
+def _simulated(known: Known) -> Counter | None:
+  """Returns the counter-measure that simulates what is not random of the defense, too; None where there is nothing."""
+  members = known.defense.members
+  parts = [m.traits.simulated(m.settings) for m in members if m.traits.simulated is not None]
+  if not parts:
+    return None
+  prior = PRIORS[-1]
+  words = f'It simulates what is not random of the defense, too, and weights smoothness by {prior:g}.'
+  simulates = Defense(tuple(member for part in parts for member in part.members))
+  return known.changed('simulated', words, simulates=simulates, prior=prior)
+
+
+def _imitated(known: Known) -> Sequence[Counter | None]:
+  """Returns the counter-measures to a function of the update of which nothing is declared, such as a user's own.
+
+  The attacker applies the defense itself to what it simulates. Where it is flat (signs, rounding) its gradient is zero
+  or undefined: a second attacker takes the identity's in its place (Athalye et al. 2018, BPDA; straight-through).
+  """
+  members = known.defense.at('step', 'upload')
+  if not any(map(_undeclared, members)):
+    return []
+
+  def views(upload: Upload) -> list[View]:
+    return [everything(known.observed(upload))]
+
+  found = []
+  for name, words, part in (
+    ('simulated', 'It simulates the defense, too, and differentiates through it.', lambda member: member),
+    (
+      'straight-through',
+      'It simulates the defense, too, and takes its gradient for that of the identity.',
+      lambda member: dataclasses.replace(
+        member, factory=_straight_through(member.factory), label=f'{member.name}, straight-through'
+      ),
+    ),
+  ):
+    parts = (part(member) if _undeclared(member) else member for member in members if not member.traits.random)
+    name, words = known.repeated(name, words)
+    found.append(Counter(name, words, views, simulates=Defense(tuple(parts)), rounds=known.rounds))
+  return found
+
+
+def _undeclared(member: Member) -> bool:
+  """Returns whether a member that acts on updates is a function of them of which nothing is stated."""
+  return not (member.traits.random or _stated(member) or is_idle(member))
+
+
+@functools.cache  # one function, so that equal defenses compile once
+def _straight_through(factory: Callable) -> Callable:
+  """Returns the factory of the same transformations with the gradient of the identity."""
+
+  @functools.wraps(factory)
+  def made(*arguments: Any, **settings: Any) -> optax.GradientTransformationExtraArgs:
+    inner = optax.with_extra_args_support(factory(*arguments, **settings))
+
+    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+      out, state = inner.update(updates, state, params, **extra)
+      return jax.tree.map(lambda x, y: x + jax.lax.stop_gradient(y - x), updates, out), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+  return made
+
+
+def _learned(known: Known) -> list[Counter]:
+  """Returns the counter-measure of attacks that learn: from uploads that went through the same defense; if any."""
+  if all(is_idle(member) for member in known.defense.at('data', 'step', 'upload')):
+    return []
+  words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
+  return [Counter('learned', words, UNAWARE.views, simulates=known.defense)]
+
+
+def _combined(known: Known) -> Counter | None:
+  """Returns the counter-measure of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
+  if not known.energy and not any(member.traits.withholds for member in known.defense.members):
+    return None
+  words = 'It combines all neurons that hold the same image, over the entries that were sent.'
+  return known.changed('combined', words, combine=True)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_squared_norm(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+  """Returns the squared norm of an undefended update of samples of random pixels and labels."""
+  return trees.squared_norm(_typical(client, image_shape, num_samples, variables))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_zeros(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+  """Returns the fraction of zeros in an undefended update of samples of random pixels and labels."""
+  leaves = jax.tree.leaves(_typical(client, image_shape, num_samples, variables))
+  return sum(jnp.sum(u == 0) for u in leaves) / sum(u.size for u in leaves)
+
+
+def _typical(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
+  pixels, classes = jax.random.split(jax.random.key(0))
+  images = jax.random.uniform(pixels, (num_samples, *image_shape))
+  labels = jax.random.randint(classes, (num_samples,), 0, client.num_classes)
+  return client.undefended().local_update(None, variables, images, labels).update

@@ -1,0 +1,68 @@
+"""GradDefense: the slices that bear noise are left out, or the server's compensation is applied to one upload."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import defenses
+from gradleak.adaptive.base import Case, Counter, View, counter_to
+from gradleak.core.trees import Tree
+from gradleak.defenses.compensation import compensate, noise_variance
+from gradleak.defenses.graddefense import num_perturbed
+from gradleak.federated.client import Upload
+
+# At most so many choices of slices are tried, the most likely first.
+MAX_CHOICES = 8
+
+
+@counter_to(defenses.graddefense)
+def counters(case: Case) -> list[Counter]:
+  """Returns both counter-measures."""
+  return [_muted_slices(case), _compensated(case)]
+
+
+def _muted_slices(case: Case) -> Counter:
+  """Leaves out the slices that bear noise, by trying choices of them (Wang et al. 2022, section IV-B).
+
+  Noise of standard deviation σ has the median magnitude 0.674·σ; slices with a median near it are chosen first.
+  """
+  (slicing,), settings, known = case.arguments, case.member.settings, case.known
+  total = slicing.num_slices
+  muted = int(num_perturbed(settings['ratio'], total))
+  count = min(MAX_CHOICES, math.comb(min(total, muted + 3), muted))
+
+  def views(upload: Upload) -> list[View]:
+    update = known.observed(upload)
+    numbers = np.concatenate([np.asarray(n).ravel() for n in jax.tree.leaves(slicing.slices)])
+    entries = np.concatenate([np.abs(np.asarray(u)).ravel() for u in jax.tree.leaves(update)])
+    median = np.array([np.median(entries[numbers == s]) if (numbers == s).any() else 0.0 for s in range(total)])
+    level = 0.6745 * max(settings['stddev'], 1e-12) / math.sqrt(known.rounds)
+    unlike = np.abs(np.log(np.maximum(median, 1e-30) / level))
+    by_likeness = np.argsort(unlike, kind='stable')
+    choices = sorted(itertools.combinations(range(min(total, muted + 3)), muted), key=sum)
+
+    def without(choice: tuple[int, ...]) -> Tree:
+      chosen = by_likeness[list(choice)]
+      return jax.tree.map(lambda s: (~np.isin(s, chosen)).astype(np.float16), slicing.slices)
+
+    return [known.view(upload, without(choice), update) for choice in choices[:count]]
+
+  words = f'It leaves out {muted} of the {total} slices, in the {count} most likely ways, and keeps the best match.'
+  return Counter('slices', words, views, frozenset({'weights'}), count, rounds=known.rounds)
+
+
+def _compensated(case: Case) -> Counter:
+  """Applies the server's compensation to one client's upload (Wang et al. 2022, table III [E])."""
+  settings, known = case.member.settings, case.known
+  noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
+  variance = noise_variance(np.full(known.rounds, 1 / known.rounds), **noise)  # of the mean over the rounds
+
+  def views(upload: Upload) -> list[View]:
+    cleaned = compensate(jax.tree.map(jnp.asarray, known.observed(upload)), variance)
+    return [known.view(upload, update=jax.tree.map(np.asarray, cleaned))]
+
+  words = "It applies the server's compensation to the upload first."
+  return Counter('compensated', words, views, frozenset({'update'}), rounds=known.rounds)

@@ -1,0 +1,207 @@
+"""What an audit runs: methods, models and settings, checked before anything is compiled."""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import metrics
+from gradleak.attacks.base import AttackMethod, as_attack
+from gradleak.audit.group import Group
+from gradleak.audit.labelled import Labelled, labelled, named_defenses
+from gradleak.audit.lanes import Build
+from gradleak.audit.settings import _COUNT, AuditSettings
+from gradleak.core import errors, settings
+from gradleak.core.methods import code_of_ones_own
+from gradleak.defenses.defense import Context, Defense, code_of, place
+from gradleak.federated.scenario import Scenario
+from gradleak.metrics import perceptual
+
+
+class Plan(NamedTuple):
+  """What an audit runs.
+
+  Attributes:
+    attacks: the labels of all attacks, in the order in which they were listed.
+    defenses: the labels of all defenses, likewise.
+    groups: one `Group` per model that clients are sent: the honest one and each malicious server's.
+    config: the scientific settings, plain JSON: the identity of the audit.
+  """
+
+  attacks: list[str]
+  defenses: list[str]
+  groups: list[Group]
+  config: dict
+
+
+def plan(
+  key: jax.Array,
+  scenario: Scenario,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
+  given: AuditSettings,
+  only: Mapping[str, Sequence[int]] | None = None,
+) -> Plan:
+  """Returns the `Plan` of an audit; the arguments are those of `audit`. Nothing is compiled.
+
+  Raises:
+    UsageError: for settings that cannot be run.
+  """
+  key = errors.check_key('key', key, traced=False)
+  if not isinstance(scenario, Scenario):
+    raise errors.UsageError(f'the scenario is a {type(scenario).__name__}, expected what gradleak.scenario(…) returns')
+  settings.check(errors.check_instance('settings', given, AuditSettings, 'AuditSettings'))
+  for counter in errors.check_instance('counters', given.counters or (), tuple, 'a list of names'):
+    errors.check_text('counters', counter)
+  size = given.batch_size
+  errors.check_number('trials', num_trials, **_COUNT)
+  if num_trials * size > len(scenario.images):
+    most = len(scenario.images) // size
+    raise errors.UsageError(
+      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; '
+      + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.images)}')
+    )
+  lpips = _lpips(given, scenario.images.shape[1:])
+  named_attacks = labelled('attack', attacks, as_attack)
+  chosen_defenses = named_defenses(defenses)
+  chosen_trials = _only(only, [defense.label for defense in chosen_defenses], num_trials)
+  config = {
+    **scenario.settings,
+    'attacks': [attack.label for attack in named_attacks],
+    'defenses': [defense.label for defense in chosen_defenses],
+    'trials': num_trials,
+    **_recorded(given, lpips),
+    **_texts(scenario, size, attack=named_attacks, defense=chosen_defenses),
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
+    **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
+  }
+  stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
+  candidates = functools.cache(functools.partial(_gallery, scenario, num_trials * size))
+  groups = []
+  for server in dict.fromkeys(attack.method.server for attack in stepped):
+    sent, built = scenario, None
+    if server is not None:
+      built = server.build(server.numbers)
+      sent = built.prepare(jax.random.fold_in(key, zlib.crc32(b'server')), scenario._replace(previous=None), size)
+    context = Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
+    placed = tuple(Labelled(label, place(defense, context)) for label, defense in chosen_defenses)
+    chosen = tuple(attack for attack in stepped if attack.method.server == server)
+    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
+    for attack in chosen:
+      with errors.raised_here():
+        _trace(groups[-1], attack)
+  return Plan(config['attacks'], config['defenses'], groups, config)
+
+
+def _only(
+  only: Mapping[str, Sequence[int]] | None, labels: list[str], num_trials: int
+) -> dict[str, frozenset[int]] | None:
+  """Returns the trials that are attacked under each defense, checked."""
+  if only is None:
+    return None
+  for label, trials in errors.check_instance('only', only, Mapping, 'a mapping of labels to trials').items():
+    errors.check_choice('defense', label, labels)
+    for trial in errors.check_instance(f'the trials of {label} in only', trials, Collection, 'a list of trials'):
+      errors.check_number('a trial in only', trial, low=0, high=num_trials - 1, integer=True)
+  if not any(len(trials) for trials in only.values()):
+    raise errors.UsageError('only names no trial: there is nothing to attack')
+  return {label: frozenset(int(trial) for trial in trials) for label, trials in only.items()}
+
+
+def _gallery(scenario: Scenario, private: int) -> dict[int, metrics.Gallery]:
+  """Returns label -> the gallery of the private images of that label: one for all of one kind."""
+  given, images, labels = scenario.gallery, scenario.images[:private], scenario.labels[:private]
+  if not given.by_class:
+    return dict.fromkeys(np.unique(labels).tolist(), metrics.gallery(given.images, images))
+  return {
+    label: metrics.gallery(given.images[given.labels == label], images[labels == label])
+    for label in np.unique(labels).tolist()
+  }
+
+
+def _with_steps(attack: AttackMethod, steps: int | None) -> AttackMethod:
+  """Returns the attack with the number of steps, where it takes one and does not set its own."""
+  if steps is None or 'steps' in attack.given or not attack.takes({'steps': steps}):
+    return attack
+  return attack.changed(steps=steps)
+
+
+def _lpips(given: AuditSettings, image_shape: tuple[int, ...]) -> metrics.LpipsWeights | None:
+  """Returns the weights of LPIPS that the settings name, None where they name none."""
+  paths = {'lpips_weights': given.lpips_weights, 'lpips_heads': given.lpips_heads}
+  missing = [name for name, path in paths.items() if path is None]
+  if len(missing) == len(paths):
+    return None
+  if missing:
+    raise errors.UsageError(f'{missing[0]} is missing: LPIPS needs two files, {" and ".join(paths)}')
+  perceptual.check_lpips_shape(given.lpips_backbone, image_shape)
+  return metrics.read_lpips(given.lpips_backbone, backbone_weights=given.lpips_weights, heads=given.lpips_heads)
+
+
+def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
+  """Returns what identifies the settings, plain JSON; settings that came later stand only where they are used.
+
+  LPIPS is identified by its weights, wherever their files are.
+  """
+  found = dataclasses.asdict(given)
+  found['counters'] = None if given.counters is None else list(given.counters)
+  unused = {name for name, value in (('rounds', 1), ('counters', None)) if found[name] == value}
+  unused |= {'lpips_weights', 'lpips_heads', *(['lpips_backbone'] if lpips is None else [])}
+  recorded = {name: value for name, value in found.items() if name not in unused}
+  return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}
+
+
+def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dict:
+  """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting.
+
+  Of a method of a user's own that is the code, too.
+  """
+  context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
+
+  def text(one: Labelled) -> str:
+    own = isinstance(one.method, Defense)
+    code = code_of(one.method, context, num_samples) if own else code_of_ones_own(one.method.factory)
+    return f'{one.method}, code {code}' if code else str(one.method)
+
+  texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
+  told = {kind: {label: of for label, of in each.items() if of != label} for kind, each in texts.items()}
+  return {kind: each for kind, each in told.items() if each}
+
+
+def _trace(group: Group, attack: Labelled) -> None:
+  """Traces client and attack on shapes alone, so that what cannot be run says so before anything is compiled."""
+  method, client, variables = attack.method, group.client, group.scenario.variables
+  if jax.config.jax_enable_x64 and method(client).num_steps:
+    raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
+  if method.learns and group.scenario.public is None:
+    raise errors.UsageError(
+      f'the attack {attack.label!r} learns from public data: give public=(images, labels) to gradleak.scenario'
+    )
+  if method.prepare is not None and method(client).num_steps:
+    return  # what it is made of has to be learned first
+  key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.labels[0])
+  upload = jax.eval_shape(client.local_update, key, variables, images, labels)
+  for defense in group.defenses:
+    jax.eval_shape(defense.method.client(client).local_update, key, variables, images, labels)
+  shared = {
+    'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
+    'labels': jax.ShapeDtypeStruct((group.settings.batch_size, client.num_classes), jnp.float32),
+  }
+  rest = {'variables': variables, 'class_means': group.class_means(method), 'class_images': group.class_images(method)}
+
+  def start(shared: dict, key: jax.Array) -> Any:
+    shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)
+    lane = {'trial': 0, 'view': 0, 'key': key, 'numbers': method.numbers}
+    made, key, observation = Build.of(group, method)({**shared, **rest}, lane)
+    state = made.init(key, observation)
+    if made.num_steps or made.on_host or method.prepare is not None:
+      return made.step(state, observation)
+    return made.reconstruct(state, observation)
+
+  jax.eval_shape(start, shared, key)

@@ -1,0 +1,494 @@
+"""Runs an audit: the only place that holds a work directory, a progress bar and the share of the work."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import platform
+import re
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gradleak.audit import schema
+from gradleak.audit.group import Group
+from gradleak.audit.lanes import Key, Planned, Table, expected, label, lowered, planned, run, shown, structures, table
+from gradleak.audit.plan import Plan, plan
+from gradleak.audit.result import AuditResult, result
+from gradleak.audit.scores import Part, keys_of, scored
+from gradleak.audit.settings import AuditSettings
+from gradleak.audit.uploads import Uploads, uploads
+from gradleak.audit.verdict import CONTROL
+from gradleak.audit.views import Views, views
+from gradleak.core import errors
+from gradleak.core import settings as settings_of
+from gradleak.core.locks import alone
+from gradleak.core.storage import (
+  Caution,
+  Workdir,
+  append_time,
+  damaged,
+  description,
+  json_lines,
+  packed,
+  plain,
+  read_json,
+  read_json_lines,
+  read_times,
+  seal,
+  sealed,
+  unpacked,
+  write_atomically,
+)
+from gradleak.core.version import VERSION
+from gradleak.engine import driver, memory
+from gradleak.engine.ahead import Ahead
+from gradleak.engine.parts import told
+from gradleak.engine.progress import computing, end, note, reporter
+from gradleak.federated.scenario import Scenario
+
+GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
+EXTENDS = ('only',)  # likewise
+RESULT = 'result.json'  # seals what stands beside it
+FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
+AHEAD = 2  # structures that are compiled while one runs
+
+
+def audit(
+  key: Any,
+  scenario: Scenario,
+  defenses: Any,
+  attacks: Any,
+  num_trials: int,
+  *,
+  settings: AuditSettings | None = None,
+  workdir: Any = None,
+  group_size: int | None = None,
+  process: tuple[int, int] = (0, 1),
+  shards: int | None = None,
+  split: bool = False,
+  only: Mapping[str, Sequence[int]] | None = None,
+  progress: str | Callable = 'auto',
+  **changes: Any,
+) -> AuditResult | None:
+  """Attacks what a client would send, with and without defenses, and measures what comes back.
+
+  Args:
+    key: a typed JAX key; the same key, settings and micro-group size give the same rows, bit for bit.
+    scenario: what is audited, see `gradleak.scenario`.
+    defenses: a list of `gradleak.defenses`, None for no defense; or a dict {label: defense}, no defense being 'none'.
+      A transformation of your own is wrapped by `defenses.own`.
+    attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
+    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
+    settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
+      labels, controls, knowledge, rounds, counters.
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
+      defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
+      finished one: what is there is not run again.
+    group_size: trials that share one pass; None takes a measured default, or what fits. It changes speed, and bits.
+    process: (rank, number) of this process among several that share the work and the work directory. They need not know
+      of each other: one that dies is started again alone.
+    shards: into how many parts the trials are cut, from the number of processes (None) to that of trials.
+    split: whether devices share the images of each upload, in place of trials: for a batch that is too large for one.
+      With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
+      directory; the first one writes. When one dies, all do, and are started again together.
+    only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
+    progress: 'auto', 'bar', 'lines' or 'none', see `engine.progress`; or a function that is called with (attack,
+      `driver.Progress`, the first defense's objectives) after each chunk.
+    **changes: fields of `AuditSettings`.
+
+  Returns:
+    An `AuditResult`; with a `workdir`, its rows and arrays also stand there. None while parts of other processes are
+    missing.
+
+  Raises:
+    UsageError: for settings that cannot be run, before anything is compiled or written.
+  """
+  given = _settings(settings, changes)
+  made = plan(key, scenario, defenses, attacks, num_trials, given, only)
+  fit = group_size is None
+  size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
+  check_group_size(size)
+  check_process(process, shards, num_trials, workdir)
+  _check_split(split, process, given.batch_size, workdir)
+  show = progress if progress is None or callable(progress) else reporter(progress)
+  shards = shards or process[1]
+  speed = {'group_size': size, 'shards': shards}
+  with alone(workdir if not split or jax.process_index() == 0 else None, process):
+    store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS, EXTENDS)
+    if store is not None:
+      size, shards = store.speed['group_size'], store.speed.get('shards', 1)
+    memory.release_programs()
+    worker = _Worker(store, size, fit, split, show)
+    try:
+      parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+    finally:
+      worker.ahead.close()
+      end(show)
+    found = worker.collected(made, parts, shards)
+    if found is None:
+      return None
+    outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
+    if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
+      _write(store, outcome)
+  return outcome
+
+
+def planned_of(made: Plan) -> list[Planned]:
+  """Returns what a `Plan` runs: one `Planned` per compilation."""
+  return [each for group in made.groups for each in planned(group)]
+
+
+def versions() -> dict[str, str]:
+  """Returns what a result was made with."""
+  device = jax.devices()[0]
+  return {
+    'gradleak': VERSION,
+    'jax': jax.__version__,
+    'python': platform.python_version(),
+    'platform': platform.platform(),
+    'device': f'{jax.device_count()} × {device.device_kind}',
+  }
+
+
+def _settings(given: AuditSettings | None, changes: dict) -> AuditSettings:
+  if isinstance(changes.get('counters'), list):
+    changes['counters'] = tuple(changes['counters'])
+  return settings_of.replaced(AuditSettings() if given is None else given, 'gradleak.audit', **changes)
+
+
+class _Worker:
+  """Runs the parts of this process: it alone knows the work directory, the group size and the progress bar."""
+
+  def __init__(self, store: Workdir | None, size: int, fit: bool, split: bool, progress: Callable | None):
+    self.store, self.fit, self.split, self.progress = store, fit, split, progress
+    # Uploads keep their group size, and so their bits, also where an attack's must shrink to fit the memory.
+    self.size = size
+    self.attack_size = store.speed.get('attack_group_size', size) if store else size
+    self.ahead = Ahead()
+
+  def work(self, made: Plan, shares: range, count: int) -> tuple[dict[str, list[Part]], list[float]]:
+    """Returns the parts of these shares by name, and the seconds of those that were run now."""
+    found, seconds = {}, []
+    for index in shares:
+      work = [
+        _Work(name, which, variants, self.load(name)).with_missing(made.groups[which], index, count)
+        for name, which, variants in _parts(made, index, count)
+        if name
+      ]
+      seen = functools.cache(functools.partial(self._seen, made, work, index, count))
+      found |= {one.name: one.parts for one in work}
+      missing = [one for one in work if one.missing]
+      tables: dict[str, Table] = {}
+      for i, one in enumerate(missing):
+        started = time.monotonic()
+        title = f'{one.name}+{len(one.parts)}' if one.parts else one.name
+        group, sent, viewed = seen(one.which)
+        for later in missing[i : i + 1 + AHEAD]:
+          if later.name not in tables and later.which == one.which and (later is one or not later.learns):
+            tables[later.name] = self._compiling(later, group, viewed)
+        part = self._attacked(title, one, group, sent, tables.pop(one.name))
+        seconds.append(time.monotonic() - started)
+        found[one.name] = [*one.parts, part]
+        if self.store is not None:
+          self.store.save_part(title, *part)
+          if self.store.writes:
+            _log_time(self.store, title, seconds[-1])
+    return found, seconds
+
+  def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:
+    """Returns the parts of each structure, those of other processes included; None while one is missing."""
+    found = []
+    for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
+      of_structure = [parts.get(name) or self.load(name) for name in names if name]
+      if not all(of_structure):
+        return None
+      found.append([part for several in of_structure for part in several])
+    return found
+
+  def load(self, name: str) -> list[Part]:
+    """Returns what is stored of a part: as it was first run, and what was added to it later; empty if nothing is."""
+    parts: list[Part] = []
+    while self.store is not None:
+      part = self.store.load_part(f'{name}+{len(parts)}' if parts else name)
+      if part is None:
+        break
+      parts.append(part)
+    return parts
+
+  def _note(self, text: str) -> None:
+    note(self.progress, text)
+
+  def _seen(self, made: Plan, work: list, index: int, count: int, which: int) -> tuple[Group, Uploads, Views]:
+    """Returns the uploads and views of a group on one share, for all that is missing there, and the group of those."""
+    missing = {key for one in work if one.which == which for key in one.missing}
+    labels = {defense for _, defense, _, _ in missing}
+    group = made.groups[which]
+    defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses  # control runs alone
+    group = dataclasses.replace(group, defenses=defenses)
+    trials, controls = _share(group, index, count)
+    controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
+    self._note('compiling and computing the uploads …')
+    with told(computing(self.progress, 'computing the uploads')):
+      sent = uploads(group, trials, controls, self.size)
+    return group, sent, views(group, sent)
+
+  def _compiling(self, work: '_Work', group: Group, seen: Views) -> Table:
+    """Returns the table of what is missing of one structure, whose programs begin to be compiled."""
+    variants = work.variants
+    if variants[0].method.learns:
+      through = variants[0].change[1]
+      met = '' if through is None else f' under {through}'
+      self._note(f'{label(group, variants)} learns from the public data{met} …')
+    with told(computing(self.progress, label(group, variants))):
+      made = table(group, seen, variants, work.missing)
+    if not self.split:
+      self.ahead.start(work.name, functools.partial(lowered, group, made, self.attack_size, self.size))
+    return made
+
+  def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, made: Table) -> Part:
+    """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
+    title, mask = label(group, work.variants), shown(made)
+    wanted = zlib.crc32(json.dumps(sorted(work.missing)).encode())  # others, where the folder has grown since
+    name = f'{name}-{wanted:08x}'
+    checkpoint = self.store and self.store.load_checkpoint(name)
+    resume = None
+    if checkpoint:
+      step, (steps, curve, *leaves) = checkpoint
+      resume = step, (steps, curve), leaves
+
+    def save(progress: driver.Progress, curve: tuple[list, list], **due: bool) -> None:
+      if self.store is not None and not progress.done:
+        so_far = [np.asarray(each) for each in curve]
+        self.store.save_checkpoint(name, progress.step, lambda: (*so_far, progress.states), **due)
+
+    def on_chunk(progress: driver.Progress, curve: tuple[list, list]) -> None:
+      if progress.group_size != self.attack_size:
+        self.attack_size = progress.group_size
+        if self.store is not None:
+          self.store.record_speed(attack_group_size=self.attack_size)
+      if self.progress is not None:
+        self.progress(title, progress, progress.objective[mask])
+      save(progress, curve)
+
+    self._note(f'compiling {title} …')
+    self.ahead.wait(work.name)
+    found = run(
+      group,
+      made,
+      self.attack_size,
+      fit=self.fit,
+      split=self.split,
+      resume=resume,
+      on_chunk=on_chunk,
+      on_failure=functools.partial(save, due=True),
+      evaluation_size=self.size,
+    )
+    return scored(group, sent, found)
+
+
+def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
+  """Returns (name of the part, index of the group, variants) of each structure; shares are told apart.
+
+  A name depends on the methods alone, so that it stays the same where others are added to the audit; '' for nothing to
+  run on this share.
+  """
+  share = '' if count == 1 else f'-{index}of{count}'
+  found, names = [], []
+  for which, group in enumerate(made.groups):
+    for variants in structures(group):
+      method = variants[0].method
+      everywhere = expected(group, variants, *_share(group, 0, 1))
+      if not everywhere:
+        continue  # none of its trials is attacked
+      static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
+      if variants[0].change[1] is not None:
+        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change[1])
+      word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
+      name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
+      names.append(name)
+      name = f'{name}-{names.count(name)}' if name in names[:-1] else name
+      here = everywhere if count == 1 else expected(group, variants, *_share(group, index, count))
+      found.append((f'{name}{share}' if here else '', which, variants))
+  return found
+
+
+class _Work(NamedTuple):
+  """One structure on one share: its name, group and variants, the parts that are there and the rows that are not."""
+
+  name: str
+  which: int
+  variants: list
+  parts: list[Part]
+  missing: frozenset[Key] = frozenset()
+
+  @property
+  def learns(self) -> bool:
+    """Whether its attack learns something before it runs: this has its turn, and is not done ahead."""
+    return self.variants[0].method.prepare is not None
+
+  def with_missing(self, group: Group, index: int, count: int) -> '_Work':
+    """Returns the same with the rows that no part has."""
+    known = {key for part in self.parts for key in keys_of(part)}
+    return self._replace(missing=frozenset(expected(group, self.variants, *_share(group, index, count)) - known))
+
+
+def _share(group: Group, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the trials and the control runs of one share: every count-th from the index-th on."""
+  trials, controls = (np.arange(number)[index::count] for number in (group.num_trials, group.settings.controls))
+  return trials, controls
+
+
+def check_group_size(size: int | None) -> None:
+  """Raises `UsageError` for anything but a number of trials, or None."""
+  if size is not None:
+    errors.check_number('group_size', size, low=1, integer=True)
+
+
+def check_process(process: tuple[int, int], shards: int | None, num_trials: int, workdir: Any) -> None:
+  """Checks how the work is shared.
+
+  Args:
+    process, shards, num_trials, workdir: as `audit` takes them.
+
+  Raises:
+    UsageError: for ranks and shares that do not fit, or several processes without a work directory.
+  """
+  errors.check_number('trials', num_trials, low=1, integer=True)
+  if not isinstance(process, tuple | list) or len(process) != 2:
+    raise errors.UsageError(f'process is {errors.shown(process)}, expected (rank, number of processes)')
+  rank, processes = process
+  errors.check_number('number of processes', processes, low=1, high=num_trials, integer=True)  # each has a trial
+  errors.check_number('rank of the process', rank, low=0, high=processes - 1, integer=True)
+  if shards is not None:
+    errors.check_number('shards', shards, low=processes, high=num_trials, integer=True)
+  if processes > 1 and workdir is None:
+    raise errors.UsageError(f'{processes} processes need a work directory that all of them see')
+
+
+def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir: Any) -> None:
+  if not errors.check_instance('split', split, bool, 'True or False'):
+    if jax.process_count() > 1 and workdir is not None:
+      raise errors.UsageError(
+        'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
+        'processes that do not know of each other'
+      )
+    return
+  if process[1] > 1:
+    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
+  if batch_size % jax.device_count():
+    raise errors.UsageError(
+      f'{batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
+    )
+
+
+def _log_time(store: Workdir, name: str, seconds: float) -> None:
+  """Keeps how long a part took, and with what it was made."""
+  append_time(store.path / 'timing.jsonl', part=name, seconds=seconds, **versions())
+
+
+def _logged_time(store: Workdir) -> float:
+  """Returns the seconds behind all parts of a work directory; of a part that was run twice the last ones."""
+  entries = read_times(store.path / 'timing.jsonl')
+  return sum({entry.get('part'): entry['seconds'] for entry in entries}.values())
+
+
+def _write(store: Workdir, outcome: AuditResult) -> None:
+  """Writes what `load` reads, from the parts alone; result.json comes last, with the settings that all of it is of."""
+  facts = {name: getattr(outcome, name) for name in FACTS}
+  curves = {
+    json.dumps([*case, name]): array
+    for case, steps_and_objective in outcome.curves.items()
+    for name, array in zip(('steps', 'objective'), steps_and_objective, strict=True)
+  }
+  reconstructions = {json.dumps(case, ensure_ascii=False): images for case, images in outcome.reconstructions.items()}
+  contents: dict[str, str | bytes] = {
+    'rows.jsonl': json_lines(outcome.rows),
+    'controls.jsonl': json_lines(outcome.controls),
+    'reconstructions.npz': packed({'truth': outcome.truth, **reconstructions}),
+    'curves.npz': packed(curves),
+  }
+  for name, content in contents.items():
+    write_atomically(store.path / name, content)
+  found = {'config': plain(outcome.config), **plain(facts, finite=False)}
+  seal(store.path / RESULT, found, {name: description(content) for name, content in contents.items()})
+
+
+def _stands(folder: pathlib.Path, advice: str) -> dict[str, Any] | None:
+  """Returns the facts of a result that is whole and of the settings in config.json; None if it is unfinished.
+
+  A `Caution` says where a file is not as it was written.
+  """
+  try:
+    return _facts(folder, advice)
+  except errors.UsageError as error:
+    warnings.warn(str(error), Caution, stacklevel=3)
+    return None
+
+
+def _facts(folder: pathlib.Path, advice: str) -> dict[str, Any] | None:
+  """Returns the content of result.json; None if a file is missing, or it is not of the settings in config.json.
+
+  Raises:
+    UsageError: if a file is not as it was written; names it, what differs, and the advice.
+  """
+  try:
+    config = read_json(folder / 'config.json', 'choose another folder', dict)
+    known = read_json(folder / RESULT, advice, dict)
+    return sealed(folder / RESULT, advice) if known.get('config') == config else None
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+
+
+def load(workdir: Any) -> AuditResult:
+  """Returns the result of a finished audit from its work directory.
+
+  Args:
+    workdir: the folder that `audit` was given.
+
+  Raises:
+    UsageError: if the folder holds no finished audit of this version, or a damaged file.
+  """
+  folder = errors.check_path('workdir', workdir)
+  anew = 'run the audit with this workdir again, which writes it anew from its parts, or restore it'
+  found = _facts(folder, anew)
+  if found is None:
+    inside = sorted(place.parent for place in folder.glob('*/curves.npz'))
+    raise errors.UsageError(
+      f'{workdir} holds no finished audit of this version: '
+      + (
+        f'its folders do, such as {str(inside[0])!r}'
+        if inside
+        else f'run the audit with workdir={str(workdir)!r}, which computes only what is missing, and load it then'
+      )
+    )
+  try:
+    rows, controls = (
+      [schema.check(row) for row in read_json_lines(folder / name, anew)] for name in ('rows.jsonl', 'controls.jsonl')
+    )
+    images, curves = (_named(unpacked(folder / name, anew)) for name in ('reconstructions.npz', 'curves.npz'))
+    cases = dict.fromkeys(case[:-1] for case in curves)
+    return AuditResult(
+      config=found['config'],
+      rows=rows,
+      controls=controls,
+      truth=images.pop(('truth',)),
+      reconstructions=images,
+      curves={case: (curves[*case, 'steps'], curves[*case, 'objective']) for case in cases},
+      **{name: found[name] for name in FACTS},
+      resumed=True,
+    )
+  except errors.UsageError:
+    raise
+  except (OSError, KeyError, TypeError, ValueError) as error:
+    raise damaged(f'a file in {workdir}', error, anew) from error
+
+
+def _named(arrays: dict[str, np.ndarray]) -> dict[tuple[str, ...], np.ndarray]:
+  """Returns {name: array} of arrays whose names are JSON lists, and 'truth'."""
+  return {('truth',) if name == 'truth' else tuple(json.loads(name)): array for name, array in arrays.items()}

@@ -1,0 +1,85 @@
+"""One process at a time in a work directory, or the processes that share its work."""
+
+import contextlib
+import os
+import pathlib
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+from gradleak.core import errors
+
+try:
+  import fcntl
+except ImportError:  # Windows has none
+  fcntl = None  # type: ignore[assignment]
+
+_NAME = '.lock'
+
+
+@contextlib.contextmanager
+def alone(path: Any, process: tuple[int, int] = (0, 1)) -> Iterator[None]:
+  """Holds a work directory for this process, and makes it if it does not exist.
+
+  The lock is one of the operating system (`flock`), on a file in the folder that names process and machine. It ends
+  with its process, also by a kill, and a file that is left over holds nobody up. Network file systems pass the
+  lock on to other machines where they are mounted so (NFS since Linux 2.6.12). On a file system without locks, on
+  Windows, and in a folder that cannot be written, nothing is held.
+
+  Args:
+    path: of the folder; None for none.
+    process: (rank, number) of this process among several that share the folder: each rank is held by itself, and the
+      folder by all of them.
+
+  Raises:
+    UsageError: if another process, or another call in this one, has the folder; says which.
+  """
+  rank, number = process
+  with contextlib.ExitStack() as held:
+    if path is not None:
+      folder = errors.check_path('the work directory', path)
+      held.enter_context(_held(folder, _NAME, exclusive=number == 1))
+      if number > 1:
+        held.enter_context(_held(folder, f'{_NAME}-{rank}of{number}', exclusive=True))
+    yield
+
+
+@contextlib.contextmanager
+def _held(folder: pathlib.Path, name: str, exclusive: bool) -> Iterator[None]:
+  file = None if fcntl is None else _opened(folder, name, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+  try:
+    yield
+  finally:
+    if file is not None:
+      with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the last one of those that share it removes it
+        os.unlink(folder / name)
+      os.close(file)
+
+
+def _opened(folder: pathlib.Path, name: str, kind: int) -> int | None:
+  """Returns the descriptor of a locked file, None where none can be had; raises as `alone` does."""
+  while True:
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+      file = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+      return None  # whoever writes there says so
+    try:
+      fcntl.flock(file, kind | fcntl.LOCK_NB)
+      if os.path.samestat(os.fstat(file), os.stat(folder / name)):
+        os.ftruncate(file, 0)
+        os.pwrite(file, f'process {os.getpid()} on {platform.node()}'.encode(), 0)
+        return file
+    except BlockingIOError:
+      holder = os.pread(file, 200, 0).decode('utf-8', 'replace')
+      os.close(file)
+      raise errors.UsageError(
+        f'the work directory {folder} is in use by {holder or "another process"}: wait for its end, or choose another'
+      ) from None
+    except FileNotFoundError:
+      pass  # the one before removed it in between: a new one is needed
+    except OSError:
+      os.close(file)
+      return None  # the file system knows no locks
+    os.close(file)

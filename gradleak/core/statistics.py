@@ -1,0 +1,144 @@
+"""Statistics of trials: confidence intervals of means and proportions, thresholds from control runs."""
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from gradleak.core import errors
+
+# Of two runs, Student's interval is 12.7 standard errors wide on each side, and tells nothing.
+MIN_RUNS = 3
+
+
+def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, float]:
+  """Returns Student's t interval for the mean of independent trials.
+
+  Args:
+    values: numbers, any shape. NaNs (diverged trials) are ignored: report their number beside the mean.
+    confidence: between 0 and 1, both excluded.
+
+  Returns:
+    (mean, low, high), floats. The bounds are NaN for a single value; all are NaN for none. With an infinite value, the
+    mean is infinite (NaN for infinities of both signs) and the bounds are NaN.
+
+  Raises:
+    UsageError: if `confidence` is not between 0 and 1.
+  """
+  from scipy import stats
+
+  _check_confidence(confidence)
+  values = _without_nan(values)
+  if not values.size:
+    return math.nan, math.nan, math.nan
+  with np.errstate(invalid='ignore'):
+    mean = float(values.mean())
+  if values.size == 1 or not math.isfinite(mean):
+    return mean, math.nan, math.nan
+  half = float(stats.t.ppf((1 + confidence) / 2, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+  return mean, mean - half, mean + half
+
+
+def proportion_interval(
+  successes: int, n: int, confidence: float = 0.95, *, independent: int | None = None
+) -> tuple[float, float, float]:
+  """Returns the exact (Clopper–Pearson) interval for the proportion of successes in `n` trials.
+
+  Args:
+    successes: integer in [0, n].
+    n: integer ≥ 0.
+    confidence: between 0 and 1, both excluded; the interval covers the true proportion at least this often.
+    independent: how many of the trials are independent, by default all. The others repeat these (an image under another
+      seed), and may tell nothing new: the interval is that of the same proportion among so many trials.
+
+  Returns:
+    (proportion, low, high), floats in [0, 1]; (nan, 0, 1) for n = 0.
+
+  Raises:
+    UsageError: if a number is out of range.
+  """
+  from scipy import stats
+
+  _check_confidence(confidence)
+  n = int(errors.check_number('n', n, low=0, integer=True))
+  successes = int(errors.check_number('successes', successes, low=0, high=n, integer=True))
+  if n == 0:
+    return math.nan, 0.0, 1.0
+  sure = n if independent is None else int(errors.check_number('independent', independent, low=1, high=n, integer=True))
+  hits, tail = successes / n * sure, (1 - confidence) / 2
+  low = float(stats.beta.ppf(tail, hits, sure - hits + 1)) if successes else 0.0
+  high = float(stats.beta.isf(tail, hits + 1, sure - hits)) if successes < n else 1.0
+  return successes / n, low, high
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float, float]:
+  """Returns (share, low, high): Wilson's 95 % interval of `successes` among `n` ≥ 1 trials."""
+  from scipy import stats
+
+  interval = stats.binomtest(successes, n).proportion_ci(0.95, method='wilson')
+  return successes / n, float(interval.low), float(interval.high)
+
+
+def difference_interval(successes: int, n: int, others: int, m: int) -> tuple[float, float, float]:
+  """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10).
+
+  Args:
+    successes, n: of the share from which the other is subtracted.
+    others, m: of the other one; the two are independent.
+  """
+  p, low_p, high_p = wilson_interval(successes, n)
+  q, low_q, high_q = wilson_interval(others, m)
+  return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
+
+
+def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float, float]:
+  """Returns (difference of two shares of the same trials, low, high), by Agresti and Min's adjusted Wald (2005).
+
+  It is narrower than `difference_interval` where most trials end alike on both sides. Half a trial is added to each of
+  the four cells.
+
+  Args:
+    gained: trials that succeed on the first side alone.
+    lost: on the other side alone, the share of which is subtracted.
+    n: trials, ≥ 1.
+  """
+  from scipy import stats
+
+  first, second, total = gained + 0.5, lost + 0.5, n + 2
+  centre = (first - second) / total
+  half = float(stats.norm.ppf(0.975)) * math.sqrt(first + second - total * centre**2) / total
+  return (gained - lost) / n, max(-1.0, centre - half), min(1.0, centre + half)
+
+
+def percentile_threshold(values: Any, q: float = 95) -> float:
+  """Returns the threshold that a successful trial exceeds: the `q`-th percentile of control runs.
+
+  Args:
+    values: the controls' values of a metric, larger is better; any shape. NaNs (diverged runs) are ignored.
+    q: in [0, 100]; percentiles between two runs are interpolated linearly, or the higher one if either is infinite.
+
+  Returns:
+    A float; NaN, which nothing exceeds, if all control runs diverged.
+
+  Raises:
+    UsageError: if `q` is not in [0, 100].
+  """
+  errors.check_number('q', q, low=0, high=100)
+  values = _without_nan(values)
+  if not values.size:
+    return math.nan
+  with np.errstate(invalid='ignore'):
+    threshold = np.percentile(values, q)
+  # Interpolation between −inf and a number is −inf, a threshold that any trial would exceed.
+  return float(threshold if np.isfinite(threshold) else np.percentile(values, q, method='higher'))
+
+
+def _without_nan(values: Any) -> np.ndarray:
+  values = errors.host_array('values', values).astype(np.float64).ravel()
+  return values[~np.isnan(values)]
+
+
+def _check_confidence(confidence: Any) -> None:
+  if not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):  # type: ignore[operator]
+    raise errors.UsageError(f'confidence is {confidence!r}, expected a number between 0 and 1, such as 0.95')

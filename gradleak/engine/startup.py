@@ -1,0 +1,33 @@
+"""How JAX runs in this process; the programs of `launch/` begin with it, and so may a script of your own."""
+
+import os
+
+import jax
+
+from gradleak.core import errors
+from gradleak.engine import ahead
+
+
+def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool | None = None) -> None:
+  """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
+
+  Without it JAX on CPU has one device, however many cores there are: of an attack's groups of lanes one then runs at a
+  time, not one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
+
+  Args:
+    cache: folder of JAX's persistent compilation cache; `None` or '' for none.
+    x64: whether 64-bit numbers are allowed, for closed forms; `None` leaves JAX's own setting.
+
+  Raises:
+    UsageError: if JAX has already been used in this process, with another number of devices.
+  """
+  try:
+    jax.config.update('jax_num_cpu_devices', ahead.cores())  # lanes are sharded over devices
+  except RuntimeError:
+    raise errors.UsageError(
+      'JAX has already been used here: call gl.configure() first, before arrays, keys or models are made'
+    ) from None
+  if x64 is not None:
+    jax.config.update('jax_enable_x64', x64)
+  if cache:
+    jax.config.update('jax_compilation_cache_dir', os.path.expanduser(cache))

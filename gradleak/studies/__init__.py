@@ -1,0 +1,1 @@
+"""Studies: each composes audits, or attacks of one update."""

@@ -1,0 +1,332 @@
+"""AutoLeak: a fixed, parameter-free ensemble of attacks, and the worst that any of them sees of each image.
+
+What AutoAttack (Croce, Hein: Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free
+Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one; an image
+that is reconstructed exactly under a defense is not attacked again under it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from gradleak.audit import AuditResult, audit, plan
+from gradleak.audit.labelled import named_defenses
+from gradleak.audit.result import frame
+from gradleak.audit.settings import AuditSettings
+from gradleak.audit.verdict import LEVELS, worst
+from gradleak.core import errors
+from gradleak.core.storage import description, json_lines, made_folder, plain, seal, write_atomically
+from gradleak.defenses import Mechanism
+from gradleak.defenses.defense import Defense
+from gradleak.engine.progress import end, note, reporter
+from gradleak.federated.scenario import Scenario
+from gradleak.studies.autoleak import flags
+from gradleak.studies.autoleak.bounds import identification
+from gradleak.studies.autoleak.ensemble import CONTROLS, STAGES, VERSION, WITNESSES, Stage
+
+RESULT = 'autoleak.json'  # seals what stands beside it
+
+__all__ = ['STAGES', 'VERSION', 'AutoLeak', 'Stage', 'autoleak']
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class AutoLeak:
+  """What the ensemble found; T trials of B images.
+
+  Attributes:
+    config: the settings, plain JSON; 'version' is that of the ensemble.
+    rows: of all attacks, one dict each, see docs/ROWS.md; also 'stage' and 'honest' (whether the server was).
+    controls: of the null-gradient control runs, likewise.
+    stages: one dict each: 'stage', 'honest', 'attacks', 'left_out' ({attack: why it cannot run here}), 'targets' (pairs
+      of defense and trial that were attacked) of 'all_targets', and 'seconds'.
+    flags: defense -> reasons to distrust its verdict, sentences.
+    bounds: defense -> the largest probability, by differential privacy, of finding any of a trial's B originals among
+      the candidates (of one, times B), from as many uploads of it as its attackers have read.
+    audits: stage -> its `AuditResult`, with pictures.
+    defenses: facts about the defenses, see `AuditResult.methods`.
+    seconds: wall time.
+  """
+
+  config: dict[str, Any]
+  rows: list[dict[str, Any]]
+  controls: list[dict[str, Any]]
+  stages: list[dict[str, Any]]
+  flags: dict[str, list[str]]
+  bounds: dict[str, float]
+  audits: dict[str, AuditResult]
+  defenses: dict[str, dict[str, Any]]
+  seconds: float
+
+  def verdicts(self, honest: bool = True) -> dict[str, list[str]]:
+    """Returns {defense: the worst verdict on each trial}, by honest-but-curious servers or by malicious ones."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for row in self.rows:
+      if row['honest'] == honest:
+        found.setdefault(row['defense'], {}).setdefault(row['trial'], set()).add(row['verdict'])
+    return {defense: [worst(trials[trial]) for trial in sorted(trials)] for defense, trials in found.items()}
+
+  def success_rate(self, defense: str, level: str = 'recognisable', honest: bool = True) -> tuple[int, int]:
+    """Returns (trials that come to a level or further, trials): the worst-case attack success rate.
+
+    Raises:
+      UsageError: for an unknown defense or level.
+    """
+    errors.check_choice('level', level, LEVELS)
+    verdicts = self.verdicts(honest)
+    errors.check_choice('defense', defense, list(verdicts))
+    enough = LEVELS[: LEVELS.index(level) + 1]
+    return sum(verdict in enough for verdict in verdicts[defense]), len(verdicts[defense])
+
+  def to_frame(self) -> Any:
+    """Returns the rows as a `pandas.DataFrame`; raises `UsageError` if pandas is not installed."""
+    return frame(self.rows)
+
+  def __repr__(self) -> str:
+    lines = []
+    for defense, verdicts in self.verdicts().items():
+      found = worst(set(verdicts))
+      lines.append(f'  {defense}: {found} {verdicts.count(found)} of {len(verdicts)} trials')
+    return '\n'.join([f'{self.config["version"]}: {self.config["model"]} on {self.config["dataset"]}', *lines])
+
+
+def autoleak(
+  key: Any,
+  scenario: Scenario,
+  defenses: Any,
+  num_trials: int,
+  *,
+  batch_size: int = 1,
+  staged: bool = True,
+  malicious: bool = True,
+  workdir: Any = None,
+  progress: str | Callable = 'auto',
+) -> AutoLeak:
+  """Runs the ensemble against defenses and returns the worst that it sees of each image.
+
+  There is nothing to choose but what is audited: attacks, steps, restarts, control runs and counter-measures are those
+  of the version (`VERSION`). Labels are granted; attacks that learn do so from the scenario's public images, and are
+  left out without any, as are attacks that the model does not admit: the result names both.
+
+  Args:
+    key: a typed JAX key.
+    scenario: what is audited: client, model, weights and private samples; see `gradleak.scenario`.
+    defenses: as `gradleak.audit` takes them. No defense is always audited, too.
+    num_trials: T. A published worst-case rate takes 400 or more.
+    batch_size: private images behind one upload.
+    staged: whether images that are exact already are left out of later stages; False runs everything on all of them.
+    malicious: whether servers that modify the model are run, too; they are counted apart.
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
+    progress: 'auto', 'bar', 'lines' or 'none', or a callback, see `gradleak.audit`.
+
+  Raises:
+    UsageError: for settings that cannot be run.
+  """
+  for name, value in (('staged', staged), ('malicious', malicious)):
+    errors.check_instance(name, value, bool, 'True or False')
+  errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
+  for name, number in (('trials', num_trials), ('batch_size', batch_size)):
+    errors.check_number(name, number, low=1, high=10**6, integer=True)
+  chosen = named_defenses(defenses)
+  if not any(one.label == 'none' for one in chosen):
+    chosen = [*named_defenses([None]), *chosen]
+  given = {one.label: None if one.label == 'none' else one.method for one in chosen}
+  run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress)
+  started = time.monotonic()
+  try:
+    for stage in STAGES:
+      if stage.honest or malicious:
+        run.attack(stage)
+  finally:
+    end(run.show)
+  return run.result(time.monotonic() - started)
+
+
+class _Run:
+  """The stages so far: what is broken, and what was found."""
+
+  def __init__(
+    self,
+    key: Any,
+    scenario: Scenario,
+    defenses: Mapping[str, Any],
+    num_trials: int,
+    batch_size: int,
+    staged: bool,
+    workdir: Any,
+    progress: str | Callable,
+  ):
+    self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
+    self.batch_size, self.staged = batch_size, staged
+    self.show = progress if progress is None or callable(progress) else reporter(progress)
+    self.folder = None if workdir is None else made_folder(workdir)
+    self.audits: dict[str, AuditResult] = {}
+    self.stages: list[dict[str, Any]] = []
+
+  def attack(self, stage: Stage) -> None:
+    """Runs a stage on what no earlier one has broken."""
+    settings = AuditSettings(
+      batch_size=self.batch_size, restarts=stage.restarts, rounds=stage.rounds, labels='known', controls=CONTROLS
+    )
+    left_out = self._left_out(stage, settings)
+    attacks = [attack for attack in stage.attacks if str(attack) not in left_out]
+    targets = self._targets(stage)
+    entry = {
+      'stage': stage.name,
+      'honest': stage.honest,
+      'attacks': [str(attack) for attack in attacks],
+      'left_out': left_out,
+      'targets': sum(len(trials) for trials in targets.values()),
+      'all_targets': len(self.defenses) * self.num_trials,
+      'seconds': 0.0,
+    }
+    self.stages.append(entry)
+    if not attacks or not entry['targets']:
+      return
+    note(self.show, f'stage “{stage.name}”: {entry["targets"]} of {entry["all_targets"]} uploads are attacked')
+    found = audit(
+      self.key,
+      self.scenario,
+      {label: self.defenses[label] for label in targets},
+      attacks,
+      self.num_trials,
+      settings=settings,
+      only=targets,
+      workdir=None if self.folder is None else self.folder / folder_of(stage.name),
+      progress='none' if self.show is None else self.show,
+    )
+    assert found is not None  # this is the only process
+    entry['seconds'] = found.seconds
+    self.audits[stage.name] = found
+
+  def _targets(self, stage: Stage) -> dict[str, list[int]]:
+    """Returns {defense: trials} to attack; without a defense always some, as witnesses that an attack works."""
+    broken = {
+      (row['defense'], row['trial'])
+      for name, found in self.audits.items()
+      for row in found.rows
+      if row['verdict'] == 'exact' and _of(name).honest == stage.honest and self.staged
+    }
+    targets = {}
+    for label, defense in self.defenses.items():
+      keep = WITNESSES if defense is None else 0
+      trials = [t for t in range(self.num_trials) if t < keep or (label, t) not in broken]
+      if stage.rounds > 1 and not _random(defense):
+        trials = trials[:keep]  # all rounds are equal
+      if trials:
+        targets[label] = trials
+    return targets if stage.rounds == 1 or any(self.defenses[label] is not None for label in targets) else {}
+
+  def _left_out(self, stage: Stage, settings: AuditSettings) -> dict[str, str]:
+    """Returns {attack: why it cannot run here}."""
+    found = {}
+    for attack in stage.attacks:
+      if attack.learns and self.scenario.public is None:
+        found[str(attack)] = 'it learns from public images, and there are none'
+        continue
+      try:
+        plan(self.key, self.scenario, [None], [attack], self.num_trials, settings)
+      except errors.UsageError as error:
+        found[str(attack)] = str(error)
+    return found
+
+  def result(self, seconds: float) -> AutoLeak:
+    """Returns the `AutoLeak`; with a folder, its rows and flags stand there, too."""
+    if not self.audits:
+      reasons = dict.fromkeys(reason for stage in self.stages for reason in stage['left_out'].values())
+      raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')
+    rows, controls, facts = gathered(self.audits, {name: _of(name).honest for name in self.audits})
+    first = next(iter(self.audits.values()))
+    dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
+    config = {name: value for name, value in first.config.items() if name not in dropped}
+    config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
+    made = AutoLeak(
+      config,
+      rows,
+      controls,
+      self.stages,
+      self._flags(rows, controls),
+      _bounds(facts, rows, self.batch_size),
+      self.audits,
+      facts,
+      seconds,
+    )
+    if self.folder is not None:
+      contents = {name: json_lines(plain(each)) for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls))}
+      for name, content in contents.items():
+        write_atomically(self.folder / name, content)
+      told = {name: getattr(made, name) for name in ('config', 'stages', 'flags', 'bounds', 'seconds')}
+      files = {name: description(content) for name, content in contents.items()}
+      seal(self.folder / RESULT, plain(told, finite=False), files)
+    return made
+
+  def _flags(self, rows: list[dict], controls: list[dict]) -> dict[str, list[str]]:
+    """Returns {defense: reasons to distrust its verdict}."""
+    key = jax.random.fold_in(errors.check_key('key', self.key, traced=False), 0)
+    found = {}
+    bare = [row for row in rows if row['defense'] == 'none' and row['honest']]
+    failing = flags.of_undefended(key, self.scenario, bare, self.batch_size) if len(self.defenses) > 1 else []
+    for label, defense in self.defenses.items():
+      of = [row for row in rows if row['defense'] == label]
+      own = [row for row in of if row['honest']]
+      random = _random(defense)
+      averaged = any(row['rounds'] > 1 for row in own)
+      broken = len({row['trial'] for row in own if row['verdict'] == 'exact'}) == self.num_trials
+      said = flags.of_rows(own, controls, random and not broken, averaged)
+      if defense is not None:
+        said += [*flags.of_uploads(key, self.scenario, defense, self.batch_size), *failing]
+      found[label] = said
+    return found
+
+
+def folder_of(stage: str) -> str:
+  """Returns the name of a stage's folder in the work directory."""
+  return stage.replace(' ', '_')
+
+
+def gathered(
+  audits: Mapping[str, AuditResult], honest: Mapping[str, bool]
+) -> tuple[list[dict], list[dict], dict[str, dict]]:
+  """Returns the rows and control runs of all stages, each with its 'stage' and 'honest', and the defenses' facts.
+
+  Args:
+    audits: stage -> its `AuditResult`.
+    honest: stage -> whether its server is.
+  """
+  marks = {stage: {'stage': stage, 'honest': honest[stage]} for stage in audits}
+  rows, controls = (
+    [{**row, **marks[stage]} for stage, audit in audits.items() for row in getattr(audit, kind)]
+    for kind in ('rows', 'controls')
+  )
+  facts = {label: known for audit in audits.values() for label, known in audit.methods['defenses'].items()}
+  return rows, controls, facts
+
+
+def _bounds(facts: Mapping[str, dict], rows: list[dict], batch_size: int) -> dict[str, float]:
+  """Returns `AutoLeak.bounds`."""
+  found = {}
+  for label, known in facts.items():
+    mechanisms = [_repeated(Mechanism(**one), _rounds(rows, label)) for one in known['mechanisms']]
+    bound = identification(mechanisms, rows[0]['candidates'])
+    if bound is not None:
+      found[label] = min(1.0, batch_size * bound)
+  return found
+
+
+def _rounds(rows: list[dict], defense: str) -> int:
+  """Returns how many uploads of the same samples an attacker of a defense has read at most."""
+  return max((row['rounds'] for row in rows if row['defense'] == defense), default=1)
+
+
+def _repeated(mechanism: Mechanism, times: int) -> Mechanism:
+  return dataclasses.replace(mechanism, releases=mechanism.releases * times)
+
+
+def _random(defense: Defense | None) -> bool:
+  return defense is not None and any(member.traits.random for member in defense.members)
+
+
+def _of(name: str) -> Stage:
+  return next(stage for stage in STAGES if stage.name == name)

@@ -1,0 +1,176 @@
+"""Reasons to distrust a verdict: on what a defense sends, and on how the attacks went."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradleak.core.trees import Tree
+from gradleak.defenses.defense import Context, Defense, place
+from gradleak.federated import Client
+from gradleak.federated.roughness import roughness
+from gradleak.federated.scenario import Scenario
+
+LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
+SMALLEST = 64  # entries of a tensor that is looked at
+MOVED = 1e-6  # relative fall of an objective that counts as none
+MARGIN = 1.0  # dB by which an attack is worse than its control
+UPLOADS = 8  # at most, of which it is asked how far noise on their images turns them
+NOISE = 0.01  # its standard deviation, in units of the pixels' range
+
+MASKED = 'gradient masked'
+FROZEN = 'noise frozen'
+UNCHANGED = 'changes nothing'
+WEAKER = 'attack weaker than its control'
+FAILS = 'undefended attack fails'
+UNAVERAGED = 'randomness not averaged'
+
+
+def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size: int) -> list[str]:
+  """Returns what two uploads of a client with a defense give away about it, sentences that begin with the flag.
+
+  Both are computed anew with different keys, of the first private batch and of the second one, if there is one.
+
+  Args:
+    key: of this look.
+    scenario: the `Scenario`.
+    defense: the `Defense`.
+    batch_size: private images behind one upload.
+  """
+  if not defense.members:
+    return []
+  context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
+  defended, bare = place(defense, context).client(scenario.client), scenario.client
+  batches = [slice(0, batch_size), slice(batch_size, 2 * batch_size)]
+  batches = batches if len(scenario.images) >= 2 * batch_size else batches[:1] * 2
+  keys = jax.random.split(key)
+
+  def sent(client: Client, one: jax.Array, batch: slice) -> Tree:
+    samples = scenario.images[batch], scenario.labels[batch]
+    return jax.device_get(_update(client, one, scenario.variables, *samples))
+
+  uploads = [sent(defended, one, batch) for one, batch in zip(keys, batches, strict=True)]
+  undefended = [sent(bare, one, batch) for one, batch in zip(keys, batches, strict=True)]
+  found = []
+  sizes = _sizes(uploads[0])
+  if sizes and max(sizes) <= LEVELS and not max(_sizes(undefended[0]), default=0) <= LEVELS:
+    found.append(
+      f'{MASKED}: the entries of each tensor have at most {max(sizes)} sizes, so that attacks that match directions or '
+      'sizes start from little; one with many restarts may still succeed'
+    )
+  added = [_flat(upload) - _flat(before) for upload, before in zip(uploads, undefended, strict=True)]
+  if _alike(*added) and not _alike(*(_flat(before) for before in undefended)):
+    found.append(f'{FROZEN}: two uploads bear the same noise, which whoever knows it subtracts')
+  again = sent(defended, keys[1], batches[0])
+  random = any(member.traits.random for member in defense.members)
+  same = np.array_equal(_flat(again), _flat(uploads[0]))
+  altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
+  if random and same and altered.any():  # what only withholds entries may choose them without chance
+    found.append(f'{FROZEN}: it is called random, but another key gives the same upload of the same samples')
+  return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _update(client: Client, key: jax.Array, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
+  return client.local_update(key, variables, images, labels).update
+
+
+def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averaged: bool) -> list[str]:
+  """Returns what the rows of one defense say about its attacks, sentences that begin with the flag.
+
+  Args:
+    rows: of one defense, by all attackers.
+    controls: the control runs of the same attacks.
+    random: whether the defense is random.
+    averaged: whether any attacker averaged several uploads.
+  """
+  found = []
+  changes = [row['change'] for row in rows if row['change'] is not None]
+  if changes and not any(changes) and any(row['defense'] != 'none' for row in rows):
+    found.append(f'{UNCHANGED}: every upload is that of an undefended client')
+  stuck = [attack for attack, of in _by_attack(rows).items() if _stuck(of)]
+  if stuck:
+    found.append(f'{MASKED}: the objective of {", ".join(stuck)} never moved, so its gradient vanishes')
+  weaker = [attack for attack, of in _by_attack(rows).items() if all(_weaker(each, controls) for each in _by_pool(of))]
+  if weaker:
+    found.append(f'{WEAKER}: {", ".join(weaker)} {"is" if len(weaker) == 1 else "are"} nearer to the images on noise')
+  if random and not averaged:
+    found.append(f'{UNAVERAGED}: it is random, and no attacker averaged several uploads')
+  return found
+
+
+def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batch_size: int) -> list[str]:
+  """Returns what undefended uploads say about all defenses: a sentence where nothing is recovered of them.
+
+  It ends with how far noise on the private images turns the update (`federated.roughness`).
+
+  Args:
+    key: of that noise.
+    scenario: the `Scenario`.
+    rows: of undefended uploads by honest-but-curious servers: that a malicious one succeeds shows nothing about these.
+    batch_size: private images behind one upload.
+  """
+  if not rows or any(row['success'] for row in rows):
+    return []
+  size = min(UPLOADS, len(scenario.images) // batch_size) * batch_size
+  samples = scenario.images[:size], scenario.labels[:size]
+  turned = roughness(key, scenario.client, scenario.variables, *samples, stddevs=(NOISE,), batch_size=batch_size)
+  return [
+    f'{FAILS}: no honest-but-curious attacker recovers anything without a defense, where noise of {NOISE:g} on the '
+    f'pixels turns the update by a cosine distance of {turned[NOISE]:.2g}'
+  ]
+
+
+def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:
+  found: dict[str, list[dict]] = {}
+  for row in rows:
+    found.setdefault(row['attack'], []).append(row)
+  return found
+
+
+def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
+  """Returns the rows of one attack by control pool: a counter-measure that changes the attack has its own."""
+  pools: dict[float | None, list[dict]] = {}
+  for row in rows:
+    pools.setdefault(row['control_psnr'], []).append(row)
+  return list(pools.values())
+
+
+def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:
+  """Returns whether rows are further from the images than the control runs of their pool."""
+  of = rows[0]['attack'], rows[0]['control_psnr']
+  return _mean(rows) + MARGIN < _mean([row for row in controls if (row['attack'], row['control_psnr']) == of])
+
+
+def _stuck(rows: Sequence[dict]) -> bool:
+  """Returns whether an attack with steps ends where it started, in all runs."""
+  moves = [
+    row['objective_start'] - row['objective'] > MOVED * abs(row['objective_start'])
+    for row in rows
+    if row['steps'] and not row['diverged'] and row['objective_start'] is not None
+  ]
+  return bool(moves) and not any(moves)
+
+
+def _mean(rows: Sequence[dict]) -> float:
+  values = [row['psnr'] for row in rows if row['psnr'] is not None]
+  return float(np.mean(values)) if values else float('nan')
+
+
+def _sizes(update: Any) -> list[int]:
+  """Returns how many distinct absolute values the entries of each tensor have, zeros aside."""
+  leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(update)]
+  entries = [np.abs(leaf[leaf != 0]) for leaf in leaves]
+  return [len(np.unique(np.float32(each))) for each in entries if each.size >= SMALLEST]
+
+
+def _flat(update: Any) -> np.ndarray:
+  return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(update)])
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> bool:
+  """Returns whether two vectors point the same way, to one in ten thousand."""
+  norms = np.linalg.norm(a) * np.linalg.norm(b)
+  return bool(norms > 0 and a @ b / norms > 0.9999)

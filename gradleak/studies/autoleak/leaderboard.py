@@ -1,0 +1,263 @@
+"""A leaderboard of defenses: one JSON file per defense, with what AutoLeak saw of it and the settings to run it again.
+
+A folder of entries is a leaderboard; `gradleak.report.leaderboard` makes a page of it.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak.audit import load as load_audit
+from gradleak.audit.verdict import LEVELS
+from gradleak.core import errors
+from gradleak.core.storage import (
+  damaged,
+  description,
+  json_lines,
+  made_folder,
+  plain,
+  read_json,
+  sealed,
+  write_atomically,
+)
+from gradleak.studies.autoleak import RESULT, AutoLeak, folder_of, gathered
+from gradleak.studies.autoleak.costs import Cost
+from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
+from gradleak.summary import cases, worst
+
+BITS = 'the rows are not the same bits'
+TRAINED = 'the weights, which are trained before, are not the same bits'
+ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
+SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
+_TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
+# Of an AutoLeak's config: not of the task, but of the run.
+_OF_THE_RUN = {'seed', 'trials', 'key', 'version', 'staged', 'defenses', 'labels', 'knowledge'}
+
+
+def load(workdir: Any) -> AutoLeak:
+  """Returns the `AutoLeak` of a finished run from its work directory.
+
+  Raises:
+    UsageError: if the folder holds none of this version, or a damaged file.
+  """
+  folder = errors.check_path('workdir', workdir)
+  path = folder / RESULT
+  if not path.is_file():
+    raise errors.UsageError(f'{folder} holds no finished AutoLeak: run launch/autoleak.py with this workdir')
+  again = 'run launch/autoleak.py with this workdir again, which computes what is missing, or restore it'
+  try:
+    told = sealed(path, again)
+    files = told.pop('files')
+    run = [stage for stage in told['stages'] if stage['attacks'] and stage['targets']]
+    audits = {stage['stage']: load_audit(folder / folder_of(stage['stage'])) for stage in run}
+    rows, controls, facts = gathered(audits, {stage['stage']: stage['honest'] for stage in run})
+    for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls)):
+      if description(json_lines(plain(each))) != files[name]:
+        raise damaged(folder / name, 'the stages hold others', again)
+    return AutoLeak(rows=rows, controls=controls, audits=audits, defenses=facts, **told)
+  except errors.UsageError:
+    raise
+  except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    raise damaged(path, error, again) from error
+
+
+def entries(
+  found: AutoLeak, settings: Mapping[str, Any] | None = None, costs: Mapping[str, Cost | tuple] | None = None
+) -> list[dict[str, Any]]:
+  """Returns the entries of a run, one per defense, plain JSON; `gradleak.studies.autoleak.entry.FORM` has the fields.
+
+  Args:
+    found: what `gradleak.autoleak` returns.
+    settings: flags of launch/autoleak.py that repeat the run, see `entry.SETTINGS`; None for a run
+      that this program cannot repeat.
+    costs: defense -> its `Cost`, or (accuracy that it costs, in percentage points, where this figure is from), and its
+      interval (low, high) as a third element where there is one; others are unknown.
+
+  Raises:
+    UsageError: for anything else, and for costs of a defense that was not run.
+  """
+  errors.check_instance('found', found, AutoLeak, 'what gradleak.autoleak returns')
+  labels, costs = found.config['defenses'], dict(costs or {})
+  for label in costs:
+    errors.check_choice('defense with a cost', label, labels)
+  honest, malicious = (_seen(found, kind) for kind in (True, False))
+  common = _common(found)
+  made = []
+  for label in labels:
+    facts, rows = found.defenses[label], [row for row in found.rows if row['defense'] == label]
+    entry = {
+      **common,
+      'defense': label,
+      **{fact: facts[fact] for fact in ('text', 'places', 'citations')},
+      'candidates': rows[0]['candidates'],
+      'honest': honest[label]['counts'],
+      'malicious': malicious[label]['counts'] if malicious else None,
+      'flags': found.flags[label],
+      'bound': found.bounds.get(label),
+      'cost': _cost(label, costs[label]) if label in costs else None,
+      'rows_sha256': digest(rows),
+      'example': honest[label]['example'],
+      'settings': None if settings is None else {**settings, 'defenses': facts['text']},
+    }
+    made.append(checked(errors.check_json('the entry', plain(entry)), f'the entry of {label}'))
+  return made
+
+
+def _common(found: AutoLeak) -> dict[str, Any]:
+  """Returns what all entries of a run have in common."""
+  config, versions = found.config, next(iter(found.audits.values())).versions
+  known = {*_TASK, *_OF_THE_RUN}
+  more = {part: value for part, value in config.items() if part not in known and not part.endswith('_fingerprint')}
+  task = {part: config.get(part) for part in _TASK} | {'rounds_before': config.get('rounds_before', 0), 'more': more}
+  return {
+    'format': FORMAT,
+    'task': task,
+    'seed': config.get('seed'),
+    'trials': config['trials'],
+    'versions': {'autoleak': config['version'], **{part: versions[part] for part in ('gradleak', 'jax', 'device')}},
+    'fingerprints': {part: config.get(f'{part}_fingerprint') for part in FINGERPRINTS},
+  }
+
+
+def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
+  """Returns {defense: its 'counts' and its 'example'} by one kind of server."""
+  rows = [row for row in found.rows if row['honest'] == honest]
+  if not rows:
+    return {}
+  noise = [
+    {'n': line['n'], 'steps': [{part: step[part] for part in ('level', 'count')} for step in line['steps']]}
+    for line in worst.alarms([row for row in found.controls if row['honest'] == honest])
+  ]
+  lines = worst.lines(rows, cases.worst_case(rows), lambda row: worst.pair(found.audits[row['stage']], row))
+  return {
+    line['defense']: {
+      'counts': {
+        **{part: line[part] for part in ('verdict', 'count', 'n', 'by')},
+        'steps': [
+          {'level': one['level'], 'count': one['count'], 'low': one['success_low'], 'high': one['success_high']}
+          for one in level['steps']
+        ],
+        **({'noise': noise[0]} if noise else {}),
+      },
+      'example': {
+        'private': line['truth'],
+        'seen': line['found'],
+        'by': ' · '.join(filter(None, [line['example']['attack'], line['example']['counter']])),
+        'trial': line['example']['trial'],
+      },
+    }
+    for line, level in zip(lines, worst.levels(rows), strict=True)
+  }
+
+
+def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
+  """Returns an entry with another cost; the arguments are those of `entries`, for its defense."""
+  given = checked(errors.check_json('entry', entry), 'the entry')
+  return checked({**given, 'cost': _cost(given['defense'], cost)}, f'the entry of {given["defense"]}')
+
+
+def _cost(label: str, given: Any) -> dict[str, Any]:
+  at_chance = ''
+  if isinstance(given, Cost):
+    at_chance, given = given.at_chance, given[: 3 if given.interval else 2]
+  if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+    raise errors.UsageError(
+      f'the cost of {label} is {errors.shown(given)}, expected (percentage points, where the figure is from) and, '
+      'optionally, (low, high)'
+    )
+  points, source, *interval = given
+  points = float(errors.check_number(f'the cost of {label}', points, low=-100, high=100))
+  found = {'points': points, 'source': errors.check_text(f'the source of the cost of {label}', source)}
+  for one in interval:
+    found['interval'] = list(
+      errors.check_instance(f'the interval of the cost of {label}', one, (tuple, list), '(low, high)')
+    )
+  return found | ({'at_chance': at_chance} if at_chance else {})
+
+
+def digest(rows: Sequence[dict]) -> str:
+  """Returns the SHA-256 of rows, in an order that does not depend on theirs, hexadecimal; times are no columns."""
+  lines = sorted(json.dumps(plain(row), sort_keys=True) for row in rows)
+  return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+
+
+def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib.Path:
+  """Writes an entry into a folder, all of it or nothing, and returns its path.
+
+  Args:
+    folder: of the leaderboard; made if it does not exist.
+    entry: one of `entries`.
+    replace: whether one of the same name that differs is overwritten.
+
+  Raises:
+    UsageError: if there is one that differs, and it is not to be replaced.
+  """
+  given = checked(errors.check_json('entry', entry), 'the entry')
+  path = made_folder(folder) / f'{name(given)}.json'
+  if path.exists() and not replace:
+    old = _read(path)
+    differing = [part for part in FORM if old[part] != given[part]]
+    if not differing:
+      return path
+    raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
+  write_atomically(path, json.dumps(given, indent=1, ensure_ascii=False) + '\n')
+  return path
+
+
+def read(folder: Any) -> dict[str, dict[str, Any]]:
+  """Returns {name: entry} of a folder, checked.
+
+  Raises:
+    UsageError: for no folder, and for a file that is damaged, lacks a field, has an unknown one or is of an unknown
+      version; it names the file.
+  """
+  folder = errors.check_path('the folder', folder)
+  if not folder.is_dir():
+    raise errors.UsageError(f'the folder of the leaderboard is {errors.shown(str(folder))}, which is none')
+  return {path.stem: _read(path) for path in sorted(folder.glob('*.json'))}
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  entry = read_json(path, 'restore it, or remove it', dict)
+  if path.stem != name(checked(entry, str(path))):
+    raise errors.UsageError(f'{path} holds the entry {name(entry)}: the file needs this name')
+  return entry
+
+
+def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
+  """Returns what differs between an entry and another run of its defense, in sentences; nothing where none differs.
+
+  Settings and data come first, then the counts of each step. One of `ROUNDED` begins what is said of weights that are
+  trained before, and of rows, that are not the same bits: they are for the same versions on processors of one type, on
+  as many devices.
+
+  Raises:
+    UsageError: if the other run is not of the entry's defense.
+  """
+  then = checked(errors.check_json('entry', entry), 'the entry')
+  errors.check_choice('defense of the run', then['defense'], found.config['defenses'])
+  now = next(one for one in entries(found) if one['defense'] == then['defense'])
+  said = _changes(*({**one['task'], **{p: one[p] for p in ('text', 'seed', 'trials')}} for one in (then, now)))
+  fingerprints = [dict(one['fingerprints']) for one in (then, now)]
+  trained = all(one['task']['rounds_before'] for one in (then, now)) and not said
+  if trained and len({one.pop('weights') for one in fingerprints}) > 1:
+    said.append(TRAINED)
+  said += [f'fingerprint of {change}' for change in _changes(*fingerprints)]
+  said += _changes(*({'version': one['versions']['autoleak']} for one in (then, now)))
+  for side, words in SIDES.items():
+    said += [f'{words}, {change}' for change in _changes(_counts(then[side]), _counts(now[side]))]
+  if then['rows_sha256'] != now['rows_sha256']:
+    said.append('; '.join([BITS, *_changes(then['versions'], now['versions'])]))
+  return said
+
+
+def _counts(side: Mapping[str, Any] | None) -> dict[str, str]:
+  if side is None:
+    return dict.fromkeys(LEVELS, 'not run')
+  return {step['level']: f'{step["count"]} of {side["n"]}' for step in side['steps']}
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  return [f'{part} was {then[part]}, now {now[part]}' for part in then if then[part] != now[part]]

@@ -1,0 +1,310 @@
+"""A captured upload: attacks on an update that a user brings, with no truth at hand.
+
+Without the private images nothing can be called recovered. What can be measured is how closely the update that the
+pictures would cause matches the one that was captured, and what the same attack makes of noise in its place: the
+control, attacked on the same entries with the same weights.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradleak import attacks as methods
+from gradleak.attacks import labels as label_rules
+from gradleak.attacks.base import AttackMethod, as_attack
+from gradleak.audit import versions
+from gradleak.audit.group import Group
+from gradleak.audit.labelled import Labelled, labelled
+from gradleak.audit.plan import plan
+from gradleak.audit.settings import AuditSettings
+from gradleak.core import errors, settings
+from gradleak.core.locks import alone
+from gradleak.core.settings import setting
+from gradleak.core.storage import Workdir, description, packed, plain, seal, write_atomically
+from gradleak.core.trees import Tree
+from gradleak.defenses import Defense
+from gradleak.defenses.defense import as_defense
+from gradleak.engine.progress import end, reporter
+from gradleak.federated import Client, ClientSettings
+from gradleak.federated.scenario import Scenario, fingerprint, scenario
+from gradleak.models import Model
+from gradleak.models.model import check_image_shape
+from gradleak.studies.captured.hints import hints, of_scale
+from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
+from gradleak.studies.captured.update import checked, derived_image_shape, norm, read_update, read_weights
+
+__all__ = [
+  'SHOWN_CONTROLS',
+  'Captured',
+  'CapturedSettings',
+  'Inversion',
+  'attack',
+  'derived_image_shape',
+  'read_update',
+  'read_weights',
+]
+
+_ATTACKER: dict[str, Any] = {'group': 'attacker', 'integer': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedSettings:
+  """The settings of `attack` that are no objects; each is a keyword argument and a flag of launch/attack.py."""
+
+  num_samples: int = setting(1, 'Private samples behind the update.', low=1, high=10**4, **_ATTACKER)
+  restarts: int = setting(1, 'Starts per attack; the least matching distance is kept.', low=1, high=10**4, **_ATTACKER)
+  steps: int | None = setting(
+    None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
+  )
+  controls: int = setting(16, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+  """What the attacks on a captured update found.
+
+  Attributes:
+    inversions: one `Inversion` per attack and way to know the defense.
+    warnings: sentences on what stands out in the update.
+    config: the settings, plain JSON.
+    versions: of what it was made with.
+    citations: the sources of the attacks and the defense.
+  """
+
+  inversions: list[Inversion]
+  warnings: list[str]
+  config: dict[str, Any]
+  versions: dict[str, str]
+  citations: list[str]
+
+
+def attack(
+  key: Any,
+  model: Model,
+  variables: Mapping,
+  update: Any,
+  *,
+  attacks: Any = None,
+  image_shape: Sequence[int] | None = None,
+  labels: Any = None,
+  client: ClientSettings | None = None,
+  defense: Any = None,
+  given: CapturedSettings | None = None,
+  workdir: Any = None,
+  progress: str | Callable = 'auto',
+  **fields: Any,
+) -> Captured:
+  """Attacks an update that was captured, and a control beside it; no truth is needed, and none is claimed.
+
+  Args:
+    key: a typed JAX key; the same key and settings give the same figures.
+    model: the `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
+    variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
+    update: what it sent back: a tree like the parameters, such as `read_update` returns.
+    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `csdlg_fast` (from random starts where
+      there are several samples or restarts), and those of `fidel` and `peeling` that can read this network.
+    image_shape: (H, W, C); by default derived where only one usual shape fits.
+    labels: the labels of the private samples, integers [N]; or 'inferred', 'optimised', or a rule of `attacks.labels`.
+      By default optimised where that is how the attack was published, else inferred.
+    client: how the client trains and what it shares; its fields may also be given as keyword arguments.
+    defense: what the client is known to use, of `gradleak.defenses`: attackers who know it then run, too.
+    given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
+    workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
+    progress: as in `gradleak.audit`.
+    **fields: of `ClientSettings` and `CapturedSettings`.
+
+  Returns:
+    A `Captured`; `gradleak.report.write` makes a page of it.
+
+  Raises:
+    UsageError: for an update that does not fit the model, is not finite or zero throughout, or settings that cannot be
+      run.
+  """
+  key = errors.check_key('key', key)
+  if not isinstance(model, Model):
+    raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
+  show = progress if progress is None or callable(progress) else reporter(progress)
+  chosen, trained = _settings(given, client, fields)
+  shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
+  mode, known = _labels(labels, chosen.num_samples)
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained)
+  update, factor, lost = checked(update, stand_in.variables['params'])
+  protected = as_defense(defense)
+  named = _attacks(attacks, key, stand_in, chosen)
+  if factor != 1 and mode in label_rules.SIZED:
+    raise errors.UsageError(
+      f'the label rule {mode!r} reads the size of the update, and its norm of '
+      f'{norm(jax.tree.leaves(update)) / factor:.3g} is beyond what float32 can compare: choose another rule'
+    )
+  rule = rule_without_bias(stand_in, update, chosen.num_samples)
+  modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
+  groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
+  config = _config(key, stand_in, update, groups, chosen, labels, protected)
+  warned = [
+    *of_scale(update, factor, lost),
+    *hints(
+      update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members), factor
+    ),
+  ]
+  citations = [one.method.citation for one in named if one.method.citation] + protected.citations
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
+    try:
+      found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
+    finally:
+      end(show)
+    outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
+    if store is not None:
+      _write(store, outcome)
+  return outcome
+
+
+def _settings(
+  given: CapturedSettings | None, client: ClientSettings | None, fields: dict[str, Any]
+) -> tuple[CapturedSettings, ClientSettings]:
+  """Returns the settings of the attack and of the client, with the fields that were given one by one."""
+  both: tuple[Any, Any] = (
+    CapturedSettings()
+    if given is None
+    else errors.check_instance('given', given, CapturedSettings, 'CapturedSettings'),
+    ClientSettings() if client is None else errors.check_instance('client', client, ClientSettings, 'ClientSettings'),
+  )
+  names = [{field.name for field in dataclasses.fields(one)} for one in both]
+  for name in fields:
+    errors.check_choice('setting of gradleak.attack:', name, names[0] | names[1])
+  chosen, trained = (
+    dataclasses.replace(one, **{name: value for name, value in fields.items() if name in own})
+    for one, own in zip(both, names, strict=True)
+  )
+  settings.check(chosen)
+  return chosen, trained
+
+
+def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:
+  """Returns (how labels are obtained, or '' for each attack's own way; the labels given or None)."""
+  if labels is None:
+    return '', None
+  words = ('inferred', 'optimised', *label_rules.RULES)
+  if isinstance(labels, str):
+    errors.check_choice('way to obtain labels', labels, words)
+    return labels, None
+  found = errors.host_array('labels', labels).reshape(-1)
+  if not np.issubdtype(found.dtype, np.integer) or len(found) != num_samples:
+    raise errors.UsageError(
+      f'labels are {errors.shown(labels)}, expected {num_samples} integers, one for each private sample, or one of '
+      f'{", ".join(words)}'
+    )
+  return 'known', [int(label) for label in found]
+
+
+def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
+  """Returns the label mode of one attack: labels that nobody gave cannot be known; `rule` infers them, if not ''."""
+  published = method(client).labels
+  if not mode:
+    mode = 'optimised' if published == 'optimised' else 'inferred' if published == 'known' else 'auto'
+  return rule if rule and mode == 'inferred' else mode
+
+
+def _stand_in(
+  model: Model, variables: Mapping, shape: tuple, labels: list[int] | None, number: int, client: ClientSettings
+) -> Scenario:
+  """Returns the `Scenario` of the client; black images stand where an audit holds the private ones."""
+  images = np.zeros((number, *shape), np.float32)
+  return scenario(
+    model, images, np.asarray(labels or [0] * number), variables=variables, dataset='captured', client=client
+  )
+
+
+def _group(
+  key: jax.Array, stand_in: Scenario, named: Labelled, protected: Defense, chosen: CapturedSettings, mode: str
+) -> Group:
+  """Returns the `Group` of one attack against one defense; what cannot be run says so here."""
+  given = AuditSettings(
+    batch_size=chosen.num_samples,
+    restarts=chosen.restarts,
+    steps=chosen.steps,
+    labels=mode,
+    controls=chosen.controls,
+    knowledge='both' if protected.members else 'unaware',
+  )
+  try:
+    (group,) = plan(key, stand_in, [protected], {named.label: named.method}, 1, given).groups
+  except errors.UsageError as error:
+    if 'label inference' not in str(error):
+      raise
+    raise errors.UsageError(f"{error}; or give labels=…, or labels='optimised'") from error
+  return group
+
+
+def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings) -> list[Labelled]:
+  """Returns the attacks with their labels; without entries those that can read this network."""
+  if entries is None:
+    optional = [methods.fidel(), methods.peeling()]
+    entries = [one for one in optional if _reads(one, key, stand_in, chosen)]
+    # Several starts from one grey image would be one start.
+    several = max(chosen.num_samples, chosen.restarts) > 1
+    descent = methods.csdlg_fast(start='uniform') if several else methods.csdlg_fast()
+    entries += [] if jax.config.jax_enable_x64 else [descent]
+  named = labelled('attack', entries, as_attack)
+  for one in named:
+    if one.method.server is not None:
+      raise errors.UsageError(f'the attack {one.label!r} belongs to a malicious server: it needs what that has sent')
+    if one.method.learns:
+      held = 'give it what was learned before, file=… of launch/train_prior.py, or ' * ('file' in one.method.settings)
+      raise errors.UsageError(
+        f'the attack {one.label!r} learns from public data, and beside a captured upload there are none: {held}audit a '
+        'client with gradleak.audit and public=(images, labels)'
+      )
+  return named
+
+
+def _reads(method: AttackMethod, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings) -> bool:
+  """Returns whether a closed form can read the network and what the client shares."""
+  try:
+    _group(key, stand_in, Labelled(str(method), method), as_defense(None), chosen, 'auto')
+  except errors.UsageError:
+    return False
+  return True
+
+
+def _config(
+  key: Any,
+  stand_in: Scenario,
+  update: Tree,
+  groups: list[Group],
+  chosen: CapturedSettings,
+  labels: Any,
+  protected: Defense,
+) -> dict[str, Any]:
+  """Returns what identifies a run, plain JSON."""
+  left_out = ('dataset', 'data_fingerprint', 'public_fingerprint', 'previous_fingerprint')
+  return {
+    **{name: value for name, value in stand_in.settings.items() if name not in left_out},
+    'update_fingerprint': fingerprint(update),
+    'attacks': [group.attacks[0].label for group in groups],
+    'methods': [str(group.attacks[0].method) for group in groups],
+    'defense': str(protected),
+    'labels': labels if labels is None or isinstance(labels, str) else np.asarray(labels).reshape(-1).tolist(),
+    **dataclasses.asdict(chosen),
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
+  }
+
+
+def _write(store: Workdir, outcome: Captured) -> None:
+  """Writes the pictures of all attackers and their figures; each file whole or not at all."""
+  pictures = packed({json.dumps([one.attack, one.counter]): one.images for one in outcome.inversions})
+  write_atomically(store.path / 'reconstructions.npz', pictures)
+  figures = [
+    {
+      **{field.name: getattr(one, field.name) for field in dataclasses.fields(one) if 'images' not in field.name},
+      'closer': one.closer,
+    }
+    for one in outcome.inversions
+  ]
+  listed = [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in one.items()} for one in figures]
+  found = {'inversions': listed, 'warnings': outcome.warnings, 'config': outcome.config, 'versions': outcome.versions}
+  seal(store.path / 'result.json', plain(found), {'reconstructions.npz': description(pictures)})

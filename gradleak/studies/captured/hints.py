@@ -1,0 +1,177 @@
+"""What an update itself says about how it was made: sentences for the person who captured it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from gradleak.attacks.labels import last_layer
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client, cross_entropy
+from gradleak.studies.captured.update import norm
+
+ROUND = 2e-5  # relative distance within which a norm equals a number of at most two digits
+ALIKE = 0.9  # correlation from which an update looks like the weights themselves
+MANY = 0.9  # share of zeros, in whole rows and columns of a tensor, that is worth a word
+LOST = 0.01  # share of values with fewer digits than their type, that is worth a word
+SCATTERED = 0.02  # share of zeros that stand alone, neither in a row nor in a column of zeros
+
+
+def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
+  """Returns sentences on the size of an update; empty if float32 can hold its squares.
+
+  Args:
+    update, factor, lost: of a `captured.update.Checked`.
+  """
+  found = []
+  if factor != 1:
+    size = norm(jax.tree.leaves(update)) / factor
+    found.append(
+      f'The norm of the update is {size:.3g}: squares of its values leave the range of its type. It is attacked at a '
+      'scale at which its largest value is 0.5 to 1; directions and quotients are the same at any scale. Attacks that '
+      'compare sizes, by squared distances or a known clip, say nothing here.'
+    )
+  if lost >= LOST:
+    found.append(
+      f'{100 * lost:.0f} % of its values that are not zero were given as subnormal numbers, which have lost digits: '
+      'save the update in a wider type, or at a larger scale.'
+    )
+  return found
+
+
+def hints(
+  update: Tree,
+  variables: Mapping,
+  client: Client,
+  image_shape: Sequence[int],
+  num_samples: int,
+  labels: Sequence[int] | None = None,
+  protected: bool = False,
+  factor: float = 1.0,
+) -> list[str]:
+  """Returns sentences on what stands out in an update; empty if nothing does.
+
+  Args:
+    update: a tree of NumPy arrays, finite and not all zero.
+    variables: the model's.
+    client: how the update is said to be made.
+    image_shape: (H, W, C).
+    num_samples: private samples that are said to be behind it.
+    labels: their labels, where they are given.
+    protected: whether the client's defense is given.
+    factor: what the captured update was multiplied by, see `update.checked`.
+  """
+  named = {'.'.join(trees.path_names(path)): np.asarray(x) for path, x in jax.tree.leaves_with_path(update)}
+  found = [
+    *_withheld(named),
+    *_zeros(named, protected),
+    *_clipped(named, protected, factor),
+    *_weights(update, variables['params']),
+  ]
+  if client.loss is cross_entropy:
+    found += _labels(update, client, tuple(image_shape), num_samples, labels)
+  return found
+
+
+def _withheld(named: Mapping[str, np.ndarray]) -> Iterator[str]:
+  empty = [name for name, array in named.items() if not array.any()]
+  if empty:
+    yield (
+      f'Nothing but zeros: {_names(empty)}. These tensors were withheld, missing in the file, or nothing reached them. '
+      'They are not compared.'
+    )
+
+
+def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
+  shares = {name: float((array == 0).mean()) for name, array in named.items() if array.any()}
+  alone = {name: _scattered(named[name]) for name in shares}
+  pruned = {name: shares[name] for name, share in alone.items() if share >= SCATTERED}
+  if pruned:
+    yield (
+      f'Single entries are exactly zero: {_shares(pruned)}. Pruning and top-k leave such zeros; a batch under ReLU '
+      'leaves some, too, in the layers behind it and at black pixels.'
+      + ('' if protected else ' If the client withheld entries, name its defense.')
+    )
+  inactive = {
+    name: share for name, share in shares.items() if share >= MANY and name not in pruned and named[name].ndim > 1
+  }
+  if inactive:
+    yield (
+      f'Whole rows or columns are exactly zero: {_shares(inactive)}. Inactive ReLU neurons and black pixels leave such '
+      'zeros, and so does a client that withholds neurons.'
+    )
+
+
+def _scattered(array: np.ndarray) -> float:
+  """Returns the share of entries that are zero, in a row and a column that hold something else."""
+  if array.ndim < 2:
+    return 0.0
+  empty = (array == 0).reshape(-1, array.shape[-1])
+  alone = empty & ~empty.all(axis=0, keepdims=True) & ~empty.all(axis=1, keepdims=True)
+  return float(alone.mean())
+
+
+def _clipped(named: Mapping[str, np.ndarray], protected: bool, factor: float) -> Iterator[str]:
+  size = norm(named.values()) / factor
+  rounded = float(f'{size:.1e}')
+  if abs(size - rounded) <= ROUND * rounded:
+    yield (
+      f'The norm of the update is {rounded:g}, a round number: it was probably clipped.'
+      + ('' if protected else f' If so, the defense is clip(norm={rounded:g}).')
+    )
+
+
+def _weights(update: Tree, params: Tree) -> Iterator[str]:
+  pairs = list(zip(jax.tree.leaves(update), jax.tree.leaves(params), strict=True))
+  flat = [np.concatenate([np.asarray(pair[i], np.float64).ravel() for pair in pairs]) for i in (0, 1)]
+  norms = [float(np.linalg.norm(x)) for x in flat]
+  alike = float(flat[0] @ flat[1]) / (norms[0] * norms[1]) if min(norms) > 0 else 0.0
+  if abs(alike) > ALIKE:
+    yield (
+      f'The update has a cosine of {alike:.2f} with the weights: it looks like weights after training, not like a '
+      "gradient or a difference. Subtract the weights that were sent, and attack it with share='delta'."
+    )
+
+
+def _labels(
+  update: Tree, client: Client, image_shape: tuple[int, ...], num_samples: int, labels: Sequence[int] | None
+) -> Iterator[str]:
+  """Reads the bias of the classifying layer: of one sample, only that of its class is negative in a gradient."""
+  try:
+    kernel, bias = last_layer(client.model, update, image_shape, client.num_classes)
+  except errors.UsageError:  # the model has no such layer
+    return
+  if bias is None:
+    return
+  bias = np.asarray(bias, np.float64)
+  if not bias.any():
+    if labels is None:
+      other = 'read from its weights' if np.any(kernel) else 'optimised'
+      yield f'The bias of the classifying layer is missing: labels that are not given are {other}.'
+    return
+  bias = -bias if client.share == 'delta' else bias
+  negative, positive = ({int(c) for c in np.flatnonzero(side)} for side in (bias < 0, bias > 0))
+  if len(positive) == 1 and len(negative) == client.num_classes - 1 > num_samples:  # more than the samples can ask for
+    other = 'gradient' if client.share == 'delta' else 'delta'
+    yield (
+      f'The signs in the classifying layer are those of share={other!r}, and the client is said to have '
+      f'share={client.share!r}: the sign of the update may be reversed.'
+    )
+  elif len(negative) > num_samples:
+    yield (
+      f'The classifying layer asks for {len(negative)} classes, and {num_samples} '
+      f'{"sample is" if num_samples == 1 else "samples are"} said to be behind the update: there are more samples, '
+      'several local steps, or noise.'
+    )
+  elif labels is not None and num_samples == 1 and negative and not set(labels) <= negative:
+    asked = ', '.join(map(str, sorted(negative)))
+    yield f'The label is given as {labels[0]}, and the classifying layer asks for {asked}: one of them is wrong.'
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+  return _names([f'{100 * share:.0f} % of {name}' for name, share in shares.items()])
+
+
+def _names(names: Sequence[str]) -> str:
+  return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')

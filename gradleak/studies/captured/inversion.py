@@ -1,0 +1,325 @@
+"""Runs the attacks on a captured update and on noise in its place, as lanes of one compiled program."""
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.adaptive import UNAWARE, Counter, View
+from gradleak.attacks import labels as label_rules
+from gradleak.attacks.base import Reconstruction
+from gradleak.attacks.distances import cosine, weighed
+from gradleak.audit import lanes
+from gradleak.audit.group import Group
+from gradleak.audit.scores import kept_distance
+from gradleak.audit.verdict import CONTROL
+from gradleak.audit.views import Target, Views, stack
+from gradleak.core import errors
+from gradleak.core.storage import Workdir
+from gradleak.core.trees import Tree
+from gradleak.engine import driver
+from gradleak.engine.progress import note
+from gradleak.federated import Upload
+from gradleak.federated.scenario import Scenario
+
+SHOWN_CONTROLS = 3  # control runs whose pictures are kept
+
+Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `Inversion`, as they are stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Inversion:
+  """What one attacker made of the update. It says how well that matches, never that it is the private image.
+
+  Attributes:
+    attack: its name with its settings.
+    counter: how it makes use of the defense, None for an attacker who does not know it.
+    does: what the counter-measure does, a sentence.
+    granted: what the attacker is granted, sentences.
+    labels_mode: 'known', 'inferred', 'optimised' or 'unused', see `federated.Knowledge`.
+    images: float [K, H, W, C], the surest first. Closed forms may find more or fewer than the private ones.
+    labels: int [K], −1 where unknown; empty if the attack returns none.
+    objective, objective_start: what the attack minimised, priors included; 0 for closed forms.
+    distance: its own matching distance.
+    mismatch: 1 − the cosine between the update that the first pictures would cause and the captured one, on the entries
+      that the attacker compares, in [0, 2]; NaN where labels are not known well enough to simulate the client.
+    diverged: whether a value was not finite.
+    steps: of the attack.
+    control_objective, control_distance, control_mismatch: the same of the control runs, float [controls].
+    control_images: pictures of the first control runs, [≤ `SHOWN_CONTROLS`, K, H, W, C].
+    likeness: the highest Pearson correlation of the first picture with any of the control runs, NaN without these: high
+      where the pictures come from the attack's prior and not from the update.
+    control_likeness: the median over the control runs of the same among them.
+  """
+
+  attack: str
+  counter: str | None
+  does: str
+  granted: list[str]
+  labels_mode: str
+  images: np.ndarray
+  labels: np.ndarray
+  objective: float
+  objective_start: float
+  distance: float
+  mismatch: float
+  diverged: bool
+  steps: int
+  control_objective: np.ndarray
+  control_distance: np.ndarray
+  control_mismatch: np.ndarray
+  control_images: np.ndarray
+  likeness: float
+  control_likeness: float
+
+  @property
+  def closer(self) -> int | None:
+    """How many control runs end at a larger mismatch than this one, or find nothing; None where it was not measured."""
+    if not len(self.control_mismatch) or np.isnan(self.mismatch):
+      return None
+    return int((~(self.control_mismatch <= self.mismatch)).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+  """(shared, lane) -> 1 − the cosine between what the lane's pictures would cause and what it compares them with.
+
+  Attributes:
+    build: of the lanes.
+    rule: of `attacks.labels`, by which the label is read from the update where the attack gives none; '' where it does.
+  """
+
+  build: lanes.Build
+  rule: str
+
+  def __call__(self, shared: dict, lane: dict) -> jax.Array:
+    """Called while tracing, by the driver."""
+    _, _, observation = self.build(shared, lane)
+    client, labels = self.build.simulated, lane['labels']
+    if self.rule:
+      labels = label_rules.infer(self.rule, client.model, observation)
+    images = lane['images']
+    known = jax.nn.one_hot(labels, client.num_classes, dtype=images.dtype)
+    simulated = client.local_update(None, observation.variables, images, known).update
+    apart = cosine(weighed(simulated, observation), weighed(observation.update, observation))
+    return jnp.where((labels >= 0).all(), apart, jnp.nan)
+
+
+def group_size(group: Group) -> int:
+  """Returns the default number of lanes that share one pass."""
+  return driver.default_group_size(group.scenario.variables, group.settings.batch_size)
+
+
+def inverted(
+  group: Group, update: Tree, number: int, store: Workdir | None, show: Callable | None
+) -> Iterator[Inversion]:
+  """Yields what one attack makes of an update, an `Inversion` for each way to know the defense.
+
+  Args:
+    group: of one attack and one defense.
+    update: a tree of NumPy arrays.
+    number: of the attack among all, which tells its parts from those of others.
+    store: the work directory, or None.
+    show: a progress callback, see `gradleak.engine.progress`, or None.
+  """
+  (named,) = group.attacks
+  for i, variants in enumerate(lanes.structures(group)):
+    word = re.sub(r'\W', '_', named.method.name)
+    name = f'{number:02}-{word}-{zlib.crc32(str(named.method).encode()):08x}-{i}'
+    part = store.load_part(name) if store is not None else None
+    if part is None:
+      part = _attacked(group, update, name, variants, store, show)
+      if store is not None:
+        store.save_part(name, *part)
+    rows, arrays = part
+    for j, row in enumerate(rows):
+      own: dict[str, Any] = {key.partition('/')[2]: x for key, x in arrays.items() if key.startswith(f'{j}/')}
+      yield Inversion(**row, **own)
+
+
+def _attacked(
+  group: Group, update: Tree, name: str, variants: list, store: Workdir | None, show: Callable | None
+) -> Part:
+  """Runs one structure, or goes on from its checkpoint."""
+  attackers = group.attackers(group.attacks[0].method, group.defenses[0].method)
+  wanted = {
+    key
+    for variant in variants
+    for counter in attackers
+    if counter.change == variant.change
+    for key in _keys(group, variant, counter)
+  }
+  made = lanes.table(group, _views(group, update, attackers), variants, wanted)
+  title, mask = lanes.label(group, variants), lanes.shown(made)
+  checkpoint = store.load_checkpoint(name) if store is not None else None
+  size = store.speed['group_size'] if store is not None else group_size(group)
+
+  def on_chunk(progress: driver.Progress) -> None:
+    if show is not None:
+      show(title, progress, progress.objective[mask])
+    if store is not None and not progress.done:
+      store.save_checkpoint(name, progress.step, lambda: progress.states)
+
+  note(show, f'compiling {title} …')
+  options: dict[str, Any] = {'group_size': size, 'on_chunk': on_chunk, 'resume': checkpoint}
+  if made.on_host:
+    found = driver.run_on_host(made.build, made.shared, made.arrays, **options)
+  else:
+    found = driver.run(made.build, made.shared, made.arrays, num_steps=made.num_steps, **options)
+  return _part(group, made, jax.tree.map(np.asarray, found), _mismatches(group, update, made, found, size))
+
+
+def _keys(group: Group, variant: lanes.Variant, counter: Counter) -> Iterator[lanes.Key]:
+  """Yields the keys of what one attacker runs: on the update, and on the noise of each control."""
+  name = variant.name(group)
+  yield name, group.defenses[0].label, counter.name, 0
+  for number in range(group.settings.controls):
+    yield name, CONTROL, counter.name, number
+
+
+def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
+  """Returns what each attacker compares, and the same of noise, on the entries and with the weights of that view."""
+  alone = jax.tree.map(lambda x: np.asarray(x)[np.newaxis], update)
+  sent = jax.tree.map(lambda x: np.ones(1, bool), update)
+  upload = Upload(alone, sent, np.full(1, group.settings.batch_size, np.int32))  # type: ignore[arg-type]
+  reads = group.attacks[0].method.reads
+  found: list[View] = []
+  targets: list[Target] = []
+  for counter in attackers:
+    made = counter.views(upload)
+    for number in range(-1, group.settings.controls):
+      views = made if number < 0 else [_noise(jax.random.fold_in(group.stream('control'), number), v) for v in made]
+      views = [_without_missing(view, update) for view in views]
+      places = tuple(range(len(found), len(found) + len(views)))
+      address = max(number, 0)
+      targets.append(Target(-1 if number >= 0 else 0, counter, reads, 0, address, address, places))
+      found.extend(views)
+  return Views(stack(found), targets)
+
+
+def _without_missing(view: View, update: Tree) -> View:
+  """Returns the same view without the tensors that are zero throughout: they were not sent, or say next to nothing."""
+  weights = jax.tree.map(lambda w, u: w if np.any(u) else np.zeros_like(w), view.weights, update)
+  return view._replace(weights=weights)
+
+
+def _noise(key: jax.Array, view: View) -> View:
+  """Returns the same view of noise: of the norm of each tensor, where the attacker compares anything."""
+  rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+  def noise(like: Any, weights: Any) -> np.ndarray:
+    drawn = np.where(np.asarray(weights) > 0, rng.standard_normal(np.shape(like)), 0.0)
+    norms = [float(np.linalg.norm(np.asarray(x, np.float64))) for x in (like, drawn)]
+    return np.asarray(drawn * (norms[0] / norms[1] if norms[1] else 0.0), np.asarray(like).dtype)
+
+  return view._replace(update=jax.tree.map(noise, view.update, view.weights))
+
+
+def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
+  """Returns the `Mismatch` of each lane, float [lanes]; NaN where the labels of its pictures are not known."""
+  number, images, labels = group.settings.batch_size, np.asarray(found.images), np.asarray(found.labels)
+  unknown = np.full(len(images), np.nan, np.float32)
+  if images.shape[1] < number:
+    return unknown
+  rule = ''
+  if labels.shape[1] >= number:
+    labels = labels[:, :number]
+  elif number == 1:  # a closed form that returns no label: it is given, or read from the update
+    labels = np.repeat(group.labels, len(images), axis=0)
+    if group.settings.labels != 'known':
+      rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
+  if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label
+    return unknown
+  arrays = {**made.arrays, 'images': jnp.asarray(images[:, :number]), 'labels': jnp.asarray(labels, jnp.int32)}
+  try:
+    return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, group_size=size))
+  except errors.UsageError:  # no layer that tells the label
+    if not rule:
+      raise
+    return unknown
+
+
+def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
+  """Returns how labels are inferred where the bias of the classifying layer is missing or zero; '' for any other."""
+  client = scenario.client
+  try:
+    kernel, bias = label_rules.last_layer(client.model, update, scenario.images.shape[1:], client.num_classes)
+  except errors.UsageError:  # the model has no such layer
+    return ''
+  if bias is not None and np.any(bias):
+    return ''
+  if not np.any(kernel) or number > client.num_classes:
+    return 'optimised'
+  return 'idlg' if number == 1 else 'yin'
+
+
+def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray) -> Part:
+  """Returns what is stored of one structure: of each attacker its best start, and those of its controls."""
+  best: dict[tuple[int, str], dict[int, int]] = {}
+  far = kept_distance(found.distance, found.diverged_step)
+  for lane, (variant, target, _, _) in enumerate(made.lanes):
+    runs = best.setdefault((variant, target.counter.name), {})
+    number = target.address if target.defense < 0 else -1
+    if number not in runs or far[lane] < far[runs[number]]:
+      runs[number] = lane
+  rows, arrays = [], {}
+  for i, ((variant, _), runs) in enumerate(best.items()):
+    own, controls = runs.pop(-1), [runs[number] for number in sorted(runs)]
+    shown = min(group.settings.batch_size, found.images.shape[1])
+    others = found.images[controls]
+    likeness, among = _likeness(found.images[own][:shown], others, shown)
+    counter = made.lanes[own].target.counter
+    granted = dataclasses.replace(
+      group.knowledge(made.variants[variant].method), defense='unknown' if counter is UNAWARE else 'known'
+    )
+    rows.append(
+      {
+        'attack': group.attacks[0].label,
+        'counter': None if counter is UNAWARE else counter.name,
+        'does': counter.words,
+        'granted': granted.in_words(),
+        'labels_mode': granted.labels,
+        **{name: float(getattr(found, name)[own]) for name in ('objective', 'objective_start', 'distance')},
+        'mismatch': float(apart[own]),
+        'diverged': int(found.diverged_step[own]) >= 0,
+        'steps': 0 if made.on_host else made.num_steps,
+        'likeness': likeness,
+        'control_likeness': among,
+      }
+    )
+    kept = {
+      'images': found.images[own],
+      'labels': found.labels[own],
+      'control_objective': found.objective[controls],
+      'control_distance': found.distance[controls],
+      'control_mismatch': apart[controls],
+      'control_images': others[:SHOWN_CONTROLS],
+    }
+    arrays |= {f'{i}/{name}': np.asarray(array) for name, array in kept.items()}
+  return rows, arrays
+
+
+def _likeness(images: np.ndarray, controls: np.ndarray, shown: int) -> tuple[float, float]:
+  """Returns (the highest correlation with any control's pictures, mean over the images; the same among controls)."""
+  if not len(controls):
+    return float('nan'), float('nan')
+  units, pool = _units(images), [_units(control) for control in controls]
+
+  def like(some: np.ndarray, others: list[np.ndarray]) -> float:
+    return float(np.max(some @ np.concatenate(others).T, axis=1).mean())
+
+  among = [like(one[:shown], pool[:i] + pool[i + 1 :]) for i, one in enumerate(pool)] if len(pool) > 1 else [np.nan]
+  return like(units, pool), float(np.median(among))
+
+
+def _units(images: np.ndarray) -> np.ndarray:
+  """Returns the images [K, pixels], float64, less their means and of norm 1; zeros for constant ones."""
+  rows = np.nan_to_num(np.asarray(images, np.float64).reshape(len(images), -1), posinf=0.0, neginf=0.0)
+  rows = rows - rows.mean(axis=1, keepdims=True)
+  norms = np.linalg.norm(rows, axis=1, keepdims=True)
+  return rows / np.where(norms > 1e-12, norms, np.inf)

@@ -1,0 +1,377 @@
+"""An update that a user brings: read from a file, and checked against the parameters that it should fit."""
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.models import Model, flattening, torch_weights
+from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
+
+SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
+FLATTENED = ('channels_first', 'channels_last')
+_RANGE = (2.0**-50, 2.0**50)  # of an update's norm: squares of its values fit float32
+_LISTED = 4  # names in one part of a message
+_BUFFERS = ('num_batches_tracked',)  # what a state dict holds beside tensors of the model
+_STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
+
+
+def read_update(
+  path: Any,
+  model: Model,
+  variables: Mapping,
+  *,
+  image_shape: Sequence[int] | None = None,
+  names: Mapping[str, str] | None = None,
+  partial: bool = False,
+  flattened: str = 'channels_first',
+) -> Tree:
+  """Returns the update in a file, a tree of NumPy arrays shaped like the model's parameters, in single precision or as
+  the file has them in double.
+
+  The file is an `.npz`, a `.safetensors`, or of `torch.save` with a dictionary of tensors; the content decides, not the
+  suffix, and no code in it is run. Names are those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel',
+  in the layout of the parameters; or PyTorch's, such as 'Dense_0.weight', in PyTorch's layout: convolutions [out, in,
+  row, column], dense weights [out, in], channels before rows where an image is flattened. Which tensors meet a
+  flattened image is read from the traced model. A common prefix 'params' or 'module', and statistics of BatchNorm, are
+  left out.
+
+  Args:
+    path: of the file.
+    model: the `Model`.
+    variables: its variables; only their names and shapes are read.
+    image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
+    names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
+    partial: whether tensors may be missing, which are then zeros, as of a client that withholds whole layers.
+    flattened: for PyTorch's layout, how the file's network flattens an image: 'channels_first' from [C, H, W], as
+      PyTorch has it, or 'channels_last' in the order of the model.
+
+  Raises:
+    UsageError: for a file that cannot be read; for tensors that are missing, not in the model or of another shape; and
+      where the order of a tensor in PyTorch is not settled.
+  """
+  check_model(model)
+  errors.check_instance('partial', partial, bool, 'True or False')
+  if not isinstance(variables, Mapping) or 'params' not in variables:
+    raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
+  return _fitted(path, 'update', model, dict(variables), image_shape, names, partial, flattened)['params']
+
+
+def read_weights(
+  path: Any,
+  model: Model,
+  image_shape: Sequence[int],
+  *,
+  names: Mapping[str, str] | None = None,
+  flattened: str = 'channels_first',
+) -> dict[str, Tree]:
+  """Returns the variables of a model with the weights in a file, of the formats and names of `read_update`.
+
+  Args:
+    path: of the file. The statistics of BatchNorm stand in it like parameters.
+    model: the `Model`.
+    image_shape: (H, W, C).
+    names, flattened: as in `read_update`.
+
+  Raises:
+    UsageError: as `read_update` does, and for values that are not finite.
+  """
+  image_shape = check_image_shape(image_shape)
+  shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
+  if torch_weights.has_published_names(shapes['params']) and not names:
+    try:
+      return torch_weights.load(path, model, image_shape)
+    except errors.UsageError as error:
+      if 'do not fit' not in str(error):
+        raise
+  return _fitted(path, 'weights', model, dict(shapes), image_shape, names, False, flattened)
+
+
+def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
+  """Returns the only square shape of a usual side, grey or in colour, for which a model has these variables.
+
+  Raises:
+    UsageError: if none fits, or several do, as for networks that average over all pixels.
+  """
+  fitting = []
+  for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
+    try:
+      check_variables(model, variables, shape)
+    except Exception:  # whatever a user's network raises on images that it does not take
+      continue
+    fitting.append(shape)
+  if len(fitting) != 1:
+    found = f'several do ({", ".join(map(str, fitting[:_LISTED]))}, …)' if fitting else 'none of the usual ones does'
+    raise errors.UsageError(
+      f'image_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
+      'image_shape=(height, width, channels)'
+    )
+  return fitting[0]
+
+
+class Checked(NamedTuple):
+  """An update that can be attacked.
+
+  Attributes:
+    update: NumPy arrays in the structure and the types of the parameters.
+    factor: a power of two that it was multiplied by. It is 1 unless the squares of its values leave the range of
+      float32, or its values that of the parameters' type; its largest value is 0.5 to 1 then.
+    lost: part of its values that were given as subnormal numbers, which have fewer digits than their type.
+  """
+
+  update: Tree
+  factor: float
+  lost: float
+
+
+def checked(update: Any, params: Tree) -> Checked:
+  """Returns the `Checked` update: it is measured in float64 before it is rounded.
+
+  Args:
+    update: a tree like the parameters, or {'params': such a tree}.
+    params: the parameters.
+
+  Raises:
+    UsageError: for tensors that are missing, not in the model or of another shape; for values that are not finite; and
+      if every value is zero.
+  """
+  if isinstance(update, str | os.PathLike):
+    raise errors.UsageError(
+      f'the update is the path {str(update)!r}: gradleak.read_update(path, model, variables) reads it'
+    )
+  if (
+    isinstance(update, Mapping)
+    and set(update) == {'params'}
+    and not (isinstance(params, Mapping) and 'params' in params)
+  ):
+    update = update['params']
+  found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(update)}
+  wanted = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+  arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+  _refuse_misfits('the update does not fit the model', arrays, {name: leaf.shape for name, leaf in wanted.items()})
+  for name, array in arrays.items():
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise errors.UsageError(f'the tensor {name} of the update is {array.dtype}, expected floats')
+    bad = int((~np.isfinite(array.astype(np.float64))).sum())
+    if bad:
+      raise errors.UsageError(
+        f'the update has values that are not finite: {bad} of {array.size} in {name}. Nothing can be compared with '
+        'them: the training may have diverged, or the file be damaged'
+      )
+  if not any(array.any() for array in arrays.values()):
+    raise errors.UsageError('every value of the update is zero: there is nothing to attack')
+  largest, factor = max(float(np.abs(x.astype(np.float64)).max()) for x in arrays.values() if x.size), 1.0
+  rounded = _rounded(arrays, wanted, factor)
+  if not _RANGE[0] <= norm(arrays.values()) <= _RANGE[1] or not _fits(rounded):
+    factor = math.ldexp(1.0, max(-1000, min(1000, -math.frexp(largest)[1])))
+    rounded = _rounded(arrays, wanted, factor)
+  lost = sum(int(((x != 0) & (np.abs(x) < jnp.finfo(x.dtype).tiny)).sum()) for x in arrays.values())
+  whole = jax.tree.unflatten(jax.tree.structure(params), rounded)
+  return Checked(whole, factor, lost / max(sum(np.count_nonzero(x) for x in arrays.values()), 1))
+
+
+def norm(arrays: Iterable[np.ndarray]) -> float:
+  """Returns the L2 norm of arrays, in float64; infinity beyond its range."""
+  values = [np.abs(array.astype(np.float64)) for array in arrays if array.size]
+  largest = max(float(each.max()) for each in values)
+  return largest * math.sqrt(sum(float(np.square(each / largest).sum()) for each in values)) if largest else 0.0
+
+
+def _rounded(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any], factor: float) -> list[np.ndarray]:
+  """Returns the arrays times a factor, in the types of the parameters."""
+  with np.errstate(over='ignore', under='ignore'):
+    return [(arrays[name].astype(np.float64) * factor).astype(leaf.dtype) for name, leaf in wanted.items()]
+
+
+def _fits(rounded: Sequence[np.ndarray]) -> bool:
+  return all(np.isfinite(x.astype(np.float64)).all() for x in rounded) and any(x.any() for x in rounded)
+
+
+def _name(path: Sequence) -> str:
+  return '.'.join(trees.path_names(path))
+
+
+def _fitted(
+  path: Any,
+  what: str,
+  model: Model,
+  variables: dict[str, Tree],
+  image_shape: Sequence[int] | None,
+  names: Mapping[str, str] | None,
+  partial: bool,
+  flattened: str,
+) -> dict[str, Tree]:
+  """Returns the variables with the values in a file, or of an update the parameters alone; `what` is 'update' or so."""
+  names = _checked_names(names)
+  errors.check_choice('order: flattened', flattened, FLATTENED)
+  wanted = {'params': variables['params']} if what == 'update' else variables
+  try:
+    entries = torch_weights.read(path)
+  except errors.UsageError as error:
+    raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
+  paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
+  entries = _renamed(entries, names, statistics=len(wanted) > 1)
+  if torch_weights.has_published_names(wanted['params']):
+    entries = torch_weights.common_names(entries)
+  ours = {'.'.join(place): place for place in paths}
+  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
+  is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+  in_file = {name: values.shape for name, values in entries.items()}
+  if is_torch:
+    shape = check_image_shape(image_shape) if image_shape else derived_image_shape(model, variables)
+    entries = _from_torch(entries, theirs, model, variables, shape, flattened)
+  known = theirs if is_torch else ours
+  shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
+  verb = 'do' if what == 'weights' else 'does'
+  _refuse_misfits(
+    f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial, in_file, what == 'update'
+  )
+  leaves = [entries.get(name, np.zeros(shapes[name], np.float32)) for name in known]
+  if what == 'update':  # not rounded before its scale is known
+    return jax.tree.unflatten(
+      jax.tree.structure(wanted), [np.asarray(x, np.promote_types(x.dtype, np.float32)) for x in leaves]
+    )
+  dtypes = [np.float64 if jax.config.jax_enable_x64 else paths[place].dtype for place in known.values()]
+  with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
+    rounded = [jnp.asarray(np.asarray(leaf, dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+  variables = jax.tree.unflatten(jax.tree.structure(wanted), rounded)
+  check_finite(f'the weights in {str(path)!r}', variables)
+  return variables
+
+
+def _checked_names(names: Any) -> Mapping[str, str]:
+  """Returns the names of modules; raises `UsageError` for anything but a mapping of texts to texts."""
+  if names is None:
+    return {}
+  expected = 'a mapping {module in the file: module of the model}'
+  for one in itertools.chain(*errors.check_instance('names', names, Mapping, expected).items()):
+    errors.check_instance('a module in names', one, str, 'a text')
+  return names
+
+
+def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistics: bool) -> dict[str, np.ndarray]:
+  """Returns the entries by names joined by dots, without common prefixes and without what is no tensor of the model."""
+  found = {name.replace('/', '.'): values for name, values in entries.items()}
+  for prefix in ('params.', 'module.'):
+    if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
+      found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): values for name, values in found.items()}
+  dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
+  found = {name: values for name, values in found.items() if name.rpartition('.')[2] not in dropped}
+  renamed = {}
+  for name, values in found.items():
+    module, _, leaf = name.rpartition('.')
+    renamed['.'.join(filter(None, (names.get(module, module), leaf)))] = values
+  return renamed
+
+
+def _from_torch(
+  entries: dict[str, np.ndarray],
+  places: Mapping[str, tuple[str, ...]],
+  model: Model,
+  variables: Tree,
+  image_shape: Sequence[int],
+  flattened: str,
+) -> dict[str, np.ndarray]:
+  """Returns the entries in the layout of our parameters; one that does not fit is left as it is.
+
+  Args:
+    entries: of the file.
+    places: the paths of our parameters by PyTorch's names.
+    model: the `Model`.
+    variables: its variables, or their shapes.
+    image_shape: (H, W, C).
+    flattened: as `read_update` takes it.
+
+  Raises:
+    UsageError: for a model that cannot be traced, and where PyTorch's order of a tensor is not settled.
+  """
+  converted = dict(entries)
+  if torch_weights.has_published_names(variables['params']):
+    for name, values in entries.items():
+      if name in places:
+        converted[name] = torch_weights.our_layout(places[name], values, image_shape[2])
+    return converted
+  check_apply(model, variables, image_shape)
+  orders = flattening.orders(model, variables, image_shape)
+  shapes = {trees.path_names(path)[1:]: leaf.shape for path, leaf in jax.tree.leaves_with_path(dict(variables))}
+  for name, values in entries.items():
+    place = places.get(name)
+    if place is None or values.ndim not in (1, 2, 4) or (values.ndim > 1 and place[-1] != 'kernel'):
+      continue
+    if values.ndim == 4:
+      straight = len(shapes[place]) == 4
+      turned = values.transpose((2, 3, 1, 0) if straight else (0, 3, 2, 1))
+      converted[name] = turned if straight else turned.reshape(len(values), -1)
+      continue
+    order = orders.get(place, flattening.Order(0, None, 'its product with a value of the network is not found'))
+    if values.ndim == 1 and place not in orders:
+      continue
+    if order.problem and flattened == 'channels_first':
+      raise errors.UsageError(
+        f'the order of {name} in PyTorch is not settled for {model.name!r}: {order.problem}. '
+        "flattened='channels_last' takes it in the order of the model"
+      )
+    if values.ndim == 2 and order.axis == 0:
+      values = values.T
+    if order.places is not None and flattened == 'channels_first' and values.shape[order.axis] == len(order.places):
+      values = np.take(values, order.places, order.axis)
+    converted[name] = values
+  return converted
+
+
+def _refuse_misfits(
+  what: str,
+  found: Mapping[str, np.ndarray],
+  shapes: Mapping[str, tuple[int, ...]],
+  partial: bool = False,
+  in_file: Mapping[str, tuple[int, ...]] | None = None,
+  withholds: bool = False,
+) -> None:
+  """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape.
+
+  Args:
+    what: the beginning of the message.
+    found: the tensors in the layout of the model.
+    shapes: those of the model.
+    partial: whether tensors may be missing.
+    in_file: the shapes in the file that they come from, None for no file.
+    withholds: whether it is of an update, which need not hold all tensors.
+  """
+
+  def shape(name: str, values: np.ndarray) -> str:
+    stored = tuple(values.shape) if in_file is None else tuple(in_file[name])
+    turned = '' if stored == tuple(values.shape) else f', here {tuple(values.shape)},'
+    return f'{name} {stored}{turned}'
+
+  faults = {
+    'missing': [] if partial else [name for name in shapes if name not in found],
+    'not in the model': [name for name in found if name not in shapes],
+    'of another shape': [
+      f'{shape(name, values)} where the model has {tuple(shapes[name])}'
+      for name, values in found.items()
+      if name in shapes and tuple(values.shape) != tuple(shapes[name])
+    ],
+  }
+  if any(faults.values()):
+    listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
+    advice = ''
+    if in_file is not None and faults['missing'] and faults['not in the model']:
+      advice = ". names={'module in the file': 'module of the model'} says which is which"
+    elif withholds and faults['missing']:
+      advice = '. partial=True takes missing tensors for withheld ones'
+    raise errors.UsageError(f'{what}: {listed}{advice}')
+  if not found:
+    raise errors.UsageError(f'{what}: it holds no tensor')
+
+
+def _some(names: Sequence[str]) -> str:
+  more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+  return ', '.join(names[:_LISTED]) + more

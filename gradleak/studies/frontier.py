@@ -1,0 +1,491 @@
+"""What a defense costs beside what it hides: federated training under each defense, and attacks on its uploads."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from gradleak import data
+from gradleak.audit import AuditResult, AuditSettings, audit, plan
+from gradleak.audit.labelled import Labelled, listed, named_defenses
+from gradleak.audit.result import facts
+from gradleak.core import errors
+from gradleak.core import settings as settings_of
+from gradleak.core.settings import setting
+from gradleak.core.storage import (
+  check_sealed,
+  computed_once,
+  damaged,
+  description,
+  folder_name,
+  json_lines,
+  read_json_lines,
+  seal,
+  write_atomically,
+)
+from gradleak.data import partition
+from gradleak.defenses import Context, Placed, place
+from gradleak.defenses.base import sequence
+from gradleak.defenses.differential_privacy import Epsilon
+from gradleak.engine.progress import rounds as reporter
+from gradleak.federated import Client, ClientSettings, accounting, heads, simulation, training
+from gradleak.federated.scenario import Scenario, fingerprint, num_logits, scenario
+from gradleak.models import Model, check_apply, check_variables
+from gradleak.models.model import check_finite, check_model, check_parameters
+
+Samples = tuple[np.ndarray, np.ndarray]
+SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
+  'sgd': lambda rate, momentum: optax.sgd(rate, momentum or None),
+  'adam': lambda rate, momentum: optax.adam(rate, eps=1e-3),  # τ of Reddi et al. 2021
+}
+WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
+LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
+RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
+TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
+_TRAINING: dict[str, Any] = {'group': 'training'}
+_SERVER: dict[str, Any] = {'group': 'server'}
+_ATTACKS: dict[str, Any] = {'group': 'attacks'}
+_COUNT: dict[str, Any] = {'low': 1, 'integer': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontierSettings:
+  """How a federation is trained and attacked; each is an argument of `frontier` and a flag of launch/train.py."""
+
+  rounds: int = setting(100, 'Rounds of training.', **_TRAINING, **_COUNT)
+  per_round: int = setting(10, 'Clients that are drawn for a round.', **_TRAINING, **_COUNT)
+  drop_out: float = setting(0.0, 'Probability that a drawn client does not answer.', **_TRAINING, low=0, high=1)
+  weighting: str = setting(
+    'samples', 'How much an upload counts: samples or equal.', **_TRAINING, choices=simulation.WEIGHTINGS
+  )
+  evaluate_every: int = setting(1, 'Rounds between two measurements on the test split.', **_TRAINING, **_COUNT)
+  server: str = setting('sgd', "The server's optimizer: sgd or adam (FedAdam).", **_SERVER, choices=tuple(SERVERS))
+  server_learning_rate: float = setting(1.0, 'Its learning rate.', **_SERVER, low=1e-12, finite=True)
+  server_momentum: float = setting(0.0, 'Its momentum, of sgd.', **_SERVER, low=0, high=1)
+  server_noise: float = setting(
+    0.0,
+    "Noise multiplier of Geyer's mechanism at the server, which clips at the median norm.",
+    **_SERVER,
+    low=0,
+    finite=True,
+  )
+  budget: float | None = setting(
+    None,
+    'Training stops before the round that would spend more than this ε, in the relation that is printed beside it.',
+    **_SERVER,
+    low=1e-12,
+    finite=True,
+  )
+  delta: float = setting(1e-5, 'δ of every ε.', **_SERVER, low=1e-300, high=1 - 1e-12)
+  attack_every: int = setting(
+    0, 'Rounds between two attacks; 0: before the first alone.', **_ATTACKS, low=0, integer=True
+  )
+  trials: int = setting(4, 'Samples that are attacked under each defense.', **_ATTACKS, **_COUNT)
+  controls: int = setting(32, 'Null-gradient runs per attack that define success.', **_ATTACKS, **_COUNT)
+  steps: int | None = setting(1000, 'Steps of attacks that do not set their own.', **_ATTACKS, **_COUNT)
+
+
+class Trained(NamedTuple):
+  """One training, under one defense.
+
+  Attributes:
+    rows: of `federated.training.train`.
+    seconds: the median of a warm round.
+    seconds_defense: of these the defense's, None where they were not measured.
+    stopped: whether the ε budget ended the training.
+    epsilon: its `defenses.differential_privacy.Epsilon` after all rounds; None where none is counted.
+    wrong: the numbers of the test samples that the last model takes for another class; None where that is not known.
+  """
+
+  rows: list
+  seconds: float
+  seconds_defense: float | None = None
+  stopped: bool = False
+  epsilon: Epsilon | None = None
+  wrong: list[int] | None = None
+
+
+class Leak(NamedTuple):
+  """What attacks found after a round: label of the defense, the round (0: before the first), rows of the audit."""
+
+  defense: str
+  round: int
+  rows: list[dict]
+
+
+class Frontier(NamedTuple):
+  """What training under each defense cost, and what its uploads gave away.
+
+  Attributes:
+    config: the settings, plain JSON.
+    trained: label of the defense -> `Trained`, 'none' for no defense.
+    rows: of the audit before the first round, under all defenses; empty without attacks.
+    leakage: a `Leak` per defense and audit, in the order of the rounds; empty unless some come after rounds.
+    audits: text -> the folder of an audit, relative to the work directory.
+    methods: what is known of the methods, see `AuditResult.methods`.
+    partition: an array of sample numbers for each client.
+    labels: of the training samples, int [N].
+  """
+
+  config: dict
+  trained: dict[str, Trained]
+  rows: list[dict]
+  leakage: list[Leak]
+  audits: dict[str, str]
+  methods: dict
+  partition: list[np.ndarray]
+  labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What all defenses of one call share.
+
+  Attributes:
+    key: of the trainings and the audits.
+    client: the undefended `Client`.
+    variables: the initial model's.
+    train, test, public: (images, labels); `public` may be None.
+    gallery: as `scenario` takes it, or None for the training samples.
+    partition: an array of sample numbers for each client.
+    settings, local: the `FrontierSettings` and `ClientSettings`.
+    config: what identifies the run, plain JSON.
+    group_size, progress: as `frontier` takes them.
+  """
+
+  key: jax.Array
+  client: Client
+  variables: Mapping
+  train: Samples
+  test: Samples
+  public: Samples | None
+  gallery: Any
+  partition: list[np.ndarray]
+  settings: FrontierSettings
+  local: ClientSettings
+  config: dict
+  group_size: int | None
+  progress: str
+
+  def federation(self, placed: Placed) -> simulation.Federation:
+    """Returns the federation whose clients, and server, are under a defense."""
+    given = self.settings
+    at_server = [member.build(member.numbers) for member in placed.defense.at('round')]
+    return simulation.Federation(
+      placed.client(self.client),
+      *self.train,
+      self.partition,
+      given.per_round,
+      server=SERVERS[given.server](given.server_learning_rate, given.server_momentum),
+      chain=sequence(*at_server) if at_server else simulation.NO_DEFENSE,
+      weighting=given.weighting,
+      server_noise=given.server_noise,
+      drop_out=given.drop_out,
+      group_size=self.group_size,
+    )
+
+  def ledger(self, placed: Placed) -> accounting.Ledger | None:
+    """Returns what accounts for the ε of a training, or None where nothing does."""
+    return accounting.ledger(
+      placed.defense,
+      epochs=self.client.epochs,
+      server_noise=self.settings.server_noise,
+      sampling_rate=self.settings.per_round / len(self.partition),
+      delta=self.settings.delta,
+    )
+
+  def scenario(self, variables: Mapping, previous: Mapping | None) -> Scenario:
+    """Returns the scenario of clients of one sample each, which all take one local step per epoch."""
+    return scenario(
+      self.client.model,
+      *(part[: self.settings.trials] for part in self.train),
+      variables=variables,
+      num_classes=self.client.num_classes,
+      dataset=self.config['dataset'],
+      client=dataclasses.replace(self.local, local_batch_size=None),
+      public=self.public,
+      previous=previous,
+      gallery=data.Candidates(*self.train) if self.gallery is None else self.gallery,
+    )
+
+  @property
+  def audit_settings(self) -> AuditSettings:
+    """The settings of every audit."""
+    return AuditSettings(steps=self.settings.steps, controls=self.settings.controls)
+
+
+def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, shape: tuple[int, ...]) -> Mapping:
+  """Returns the variables given, or initial ones; raises `UsageError` for those of another model."""
+  if variables is None:
+    variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+  check_variables(model, variables, shape)
+  check_finite(f'the weights of {model.name!r}', variables)
+  check_apply(model, variables, shape)
+  check_parameters(model, variables)
+  return variables
+
+
+def frontier(
+  key: Any,
+  model: Model,
+  train: Samples,
+  test: Samples,
+  defenses: Any,
+  attacks: Any = (),
+  *,
+  clients: int | Sequence,
+  variables: Mapping | None = None,
+  client: ClientSettings | None = None,
+  public: Samples | None = None,
+  gallery: Any = None,
+  settings: FrontierSettings | None = None,
+  config: Mapping | None = None,
+  workdir: Any = 'results/frontier',
+  group_size: int | None = None,
+  progress: str = 'auto',
+  on_audit: Callable[[AuditResult, Any], None] | None = None,
+  **changes: Any,
+) -> Frontier:
+  """Trains a federation under each defense, and attacks the uploads of clients of one sample.
+
+  `gradleak.report.write` makes a page of the result.
+
+  Args:
+    key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
+    model: a `Model`.
+    train, test: (images float32 [N, H, W, C] in [0, 1], labels int [N]).
+    defenses: as `gradleak.audit` takes them; None is no defense. Members of the place 'round' act at the server.
+    attacks: as `gradleak.audit` takes them; without any, nothing is attacked.
+    clients: how many share the training samples evenly, or an array of sample numbers for each client.
+    variables: the initial model's; initialised from `key` by default.
+    client: `ClientSettings`; by default FedAvg (share='delta') with batches of 10.
+    public: (images, labels) that everyone holds, for defenses that need any.
+    gallery: among which the originals are to be found, as `scenario` takes it; by default the training samples.
+    settings: `FrontierSettings`.
+    config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
+    workdir: a folder for rounds, audits and checkpoints; a run that was stopped goes on from there.
+    group_size: clients that share one pass; changes speed, and bits.
+    progress: 'auto', 'bar', 'lines' or 'none'.
+    on_audit: called with (`AuditResult`, its folder) after each audit.
+    **changes: fields of `FrontierSettings` and of `ClientSettings`.
+
+  Raises:
+    UsageError: for settings that cannot be run, before anything is trained.
+  """
+  given, local = _settings(settings, client, changes)
+  key = errors.check_key('key', key, traced=False)
+  train = data.pair('train', train)
+  shape = train[0].shape[1:]
+  variables = _checked_variables(key, model, variables, shape)
+  made = local.client(model, num_logits(model, variables, shape))
+  heads.check_client(made, variables, shape)
+  data.check_classes(train[1], made.num_classes)
+  test = data.pair('test', test, made.num_classes, shape)
+  public = None if public is None else data.pair('public', public, made.num_classes, shape)
+  parts = _parts(key, train[1], clients)
+  identity = {
+    **dataclasses.asdict(given),
+    **local.plain(),
+    'model': model.name,
+    'dataset': 'custom',
+    'clients': len(parts),
+    'num_classes': made.num_classes,
+    **errors.check_json('config', {} if config is None else config),
+    'data_fingerprint': fingerprint((train, test)),
+    'weights_fingerprint': fingerprint(variables),
+  }
+  task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
+  context = Context(made, variables, shape, public)
+  placed = [Labelled(label, place(defense, context)) for label, defense in named_defenses(defenses)]
+  if given.budget is not None and not any(task.ledger(one.method) for one in placed):
+    raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
+  attacks = listed(() if attacks is None else attacks)
+  before = task.scenario(variables, None) if attacks else None
+  if before is not None:
+    plan(key, before, _defenses(placed), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
+  return _run(task, placed, attacks, before, errors.check_path('workdir', workdir), on_audit)
+
+
+def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
+  """Returns the sample numbers of each client: those given, or an even share."""
+  if isinstance(clients, list | tuple):
+    return list(clients)
+  return partition.iid(jax.random.fold_in(key, 1), labels, clients)
+
+
+def _run(
+  task: Task,
+  placed: list[Labelled],
+  attacks: Any,
+  before: Scenario | None,
+  folder: pathlib.Path,
+  on_audit: Callable | None,
+) -> Frontier:
+  """Trains under each defense, then audits all of them before the first round."""
+  trained, folders, leakage, audits = {}, {}, [], {}
+
+  def attacked(scenario_: Scenario, defenses: dict, where: pathlib.Path) -> AuditResult:
+    result = audit(
+      task.key,
+      scenario_,
+      defenses,
+      attacks,
+      task.settings.trials,
+      settings=task.audit_settings,
+      workdir=where,
+      progress=task.progress,
+    )
+    assert result is not None  # this process runs all of it
+    if on_audit is not None:
+      on_audit(result, where)
+    return result
+
+  for number, one in enumerate(placed):
+    if len(placed) > 1 and task.progress != 'none':
+      print(f'{one.label}, {number + 1} of {len(placed)}', file=sys.stderr, flush=True)
+    folders[one.label] = folder_name(number, one.label)
+    place_ = folder / folders[one.label]
+    after = _after_rounds(task, one, place_, attacked) if before is not None else None
+    trained[one.label] = _train(task, one, place_, after)
+    for leak in _remembered(place_):
+      leakage.append(leak._replace(defense=one.label))
+      audits[f'{one.label}, after round {leak.round}'] = f'{place_.name}/audit-{leak.round:05}'
+  write_atomically(folder / TRAININGS, json.dumps(folders) + '\n')
+  rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in placed}}
+  if before is not None:
+    result = attacked(before, _defenses(placed), folder / 'audit')
+    rows, methods = result.rows, result.methods
+    first = [Leak(one.label, 0, [row for row in rows if row['defense'] == one.label]) for one in placed]
+    leakage = [*first, *leakage] if task.settings.attack_every else []
+    audits = {'before the first round, all defenses': 'audit', **audits}
+  leakage = sorted(leakage, key=lambda leak: leak.round)
+  return Frontier(task.config, trained, rows, leakage, audits, methods, task.partition, task.train[1])
+
+
+def _defenses(placed: list[Labelled]) -> dict:
+  return {one.label: one.method.defense for one in placed}
+
+
+def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | None) -> Trained:
+  """Trains under one defense, or goes on from its folder."""
+  check_sealed(folder / RESULT, 'restore it, or remove the folder to train anew', renewed=(WRONG,))
+  federation, ledger, given = task.federation(one.method), task.ledger(one.method), task.settings
+  report_round = reporter(task.progress, given.rounds)
+
+  def on_round(row: dict, state: simulation.State, seconds: float) -> None:
+    if report_round:
+      report_round(row, state, seconds)
+    if after is not None:
+      after(row, state)
+
+  state, rows = training.train(
+    task.key,
+    federation,
+    task.variables,
+    given.rounds,
+    test=task.test,
+    evaluate_every=given.evaluate_every,
+    workdir=folder,
+    config={
+      **task.config,
+      'defense': one.label,
+      'defense_text': str(one.method.defense),
+      **({'epsilon': ledger.terms} if ledger else {}),
+    },
+    privacy=ledger,
+    budget=given.budget if ledger else None,  # an undefended reference has none to spend
+    on_round=on_round,
+  )
+  bare = not one.method.defense.members and not given.server_noise
+  trained = Trained(
+    rows,
+    training.seconds_of_a_round(folder),
+    None if bare else _added(task, federation, folder),
+    stopped=len(rows) < given.rounds,
+    epsilon=ledger.epsilon(len(rows), int(state.participations.max())) if ledger else None,
+    wrong=computed_once(folder / WRONG, lambda: _wrong(task, state.variables)),
+  )
+  if not (folder / RESULT).exists():
+    kept = [folder / name for name in ('rounds.jsonl', WRONG, LEAKAGE)]
+    seal(folder / RESULT, {}, {path.name: description(path.read_bytes()) for path in kept if path.exists()})
+  return trained
+
+
+def _wrong(task: Task, variables: Mapping) -> list[int]:
+  """Returns the numbers of the test samples that a model takes for another class."""
+  return np.flatnonzero(simulation.classified(task.client.model, variables, *task.test)[0] != task.test[1]).tolist()
+
+
+def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:
+  """Returns the seconds that the defense adds to a round, measured once and kept in the folder."""
+
+  def split() -> dict[str, float]:
+    without, added = training.seconds_split(federation, task.variables, task.key)
+    return {'seconds_without': without, 'seconds_defense': added}
+
+  return computed_once(folder / 'split.json', split)['seconds_defense']
+
+
+def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Callable) -> Callable:
+  """Returns the function that attacks after every so many rounds.
+
+  The client that is attacked has taken part once before, in the first round: the model before is the initial one.
+  """
+
+  def after(row: dict, state: simulation.State) -> None:
+    every, number = task.settings.attack_every, row['round']
+    if not every or number % every:
+      return
+    current = task.scenario(state.variables, task.variables)
+    result = attacked(current, {one.label: one.method.defense}, folder / f'audit-{number:05}')
+    _remember(folder, Leak(one.label, number, result.rows))
+
+  return after
+
+
+def _remembered(folder: pathlib.Path) -> list[Leak]:
+  """Returns what attacks after rounds found, one `Leak` per round."""
+  path, advice = folder / LEAKAGE, 'restore it, or remove the folder to train anew'
+  try:
+    return [Leak(**entry) for entry in read_json_lines(path, advice)]
+  except FileNotFoundError:
+    return []
+  except TypeError as error:
+    raise damaged(path, error, advice) from error
+
+
+def _remember(folder: pathlib.Path, leak: Leak) -> None:
+  """Keeps what the attack after a round found; a round that is done again after a resume replaces itself."""
+  others = [other for other in _remembered(folder) if other.round != leak.round]
+  entries = sorted([*others, leak], key=lambda entry: entry.round)
+  write_atomically(folder / LEAKAGE, json_lines([entry._asdict() for entry in entries]))
+
+
+def _settings(
+  given: FrontierSettings | None, client: ClientSettings | None, changes: dict
+) -> tuple[FrontierSettings, ClientSettings]:
+  """Returns both settings objects, the keyword arguments given to whichever has them.
+
+  Raises:
+    UsageError: for a name that neither has.
+  """
+  sends_gradient = changes.get('share') == 'gradient'
+  default = ClientSettings() if sends_gradient else ClientSettings(share='delta', local_batch_size=10)
+  local = default if client is None else client
+  own = [field.name for field in dataclasses.fields(FrontierSettings)]
+  of_client = [field.name for field in dataclasses.fields(ClientSettings)]
+  for name in changes:
+    if name not in own and name not in of_client:
+      raise errors.unknown('setting of gradleak.frontier:', name, [*own, *of_client])
+  errors.check_instance('client', local, ClientSettings, 'ClientSettings')
+  given = FrontierSettings() if given is None else given
+  errors.check_instance('settings', given, FrontierSettings, 'FrontierSettings')
+  given = dataclasses.replace(given, **{k: v for k, v in changes.items() if k in own})
+  settings_of.check(given)
+  return given, dataclasses.replace(local, **{k: v for k, v in changes.items() if k in of_client})

@@ -1,0 +1,419 @@
+"""Which assumption protects: an attack in its laboratory setting, and what is left of it as assumptions are dropped.
+
+    assumptions ─► settings, one per set of dropped assumptions ─► one audit each ─► rows ─► effects ─► judgements
+
+Published attacks assume an untrained model, wide initialisation, known labels, one image and one local step. Each of
+these is an `Assumption`: a function that takes a `Setting` from the laboratory to production. What a judgement says is
+computed from rows, in `judged`, and from nothing else.
+"""
+
+import dataclasses
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import data, metrics
+from gradleak.attacks import csdlg_fast
+from gradleak.attacks.base import as_attack
+from gradleak.audit import AuditResult, AuditSettings, audit, plan
+from gradleak.core import errors
+from gradleak.core import settings as settings_of
+from gradleak.defenses.defense import as_defense
+from gradleak.engine.progress import rounds as reporter
+from gradleak.federated import ClientSettings, simulation, training
+from gradleak.federated.scenario import Scenario, num_logits, scenario
+from gradleak.models import Model, check_variables
+from gradleak.models.model import check_finite, check_model
+from gradleak.studies.sensitivity.assumptions import (
+  LABORATORY,
+  LOCAL,
+  PROBE,
+  PRODUCTION,
+  WIDTH,
+  Assumption,
+  SensitivitySettings,
+  Setting,
+  assumptions,
+  check_assumptions,
+  steps_of,
+)
+from gradleak.studies.sensitivity.judgement import (
+  CLEAR,
+  MARGIN,
+  Effect,
+  Judgement,
+  Sensitivity,
+  effect,
+  judged,
+  untrained,
+)
+
+__all__ = [
+  'CLEAR', 'LABORATORY', 'MARGIN', 'PRODUCTION', 'Assumption', 'Effect', 'Judgement', 'Sensitivity',
+  'SensitivitySettings', 'Setting', 'assumptions', 'effect', 'judged', 'redrawn', 'sensitivity', 'untrained',
+]  # fmt: skip
+
+Samples = tuple[np.ndarray, np.ndarray]
+_HELD_OUT = 4  # one of so many public images measures the accuracy, the others train
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+  """What all settings of one call share; arguments of `sensitivity`, checked."""
+
+  key: jax.Array
+  model: Model
+  samples: Samples
+  public: Samples | None
+  variables: Mapping
+  given: bool
+  num_classes: int
+  settings: SensitivitySettings
+  config: dict
+  folder: Any
+  group_size: int | None
+  progress: str
+  gallery: Any = None
+
+
+def sensitivity(
+  key: Any,
+  model: Model,
+  images: Any,
+  labels: Any,
+  *,
+  attack: Any = None,
+  client: ClientSettings | None = None,
+  defense: Any = None,
+  variables: Mapping | None = None,
+  public: Samples | None = None,
+  num_classes: int | None = None,
+  gallery: Any = None,
+  chosen: Sequence[Assumption] | None = None,
+  settings: SensitivitySettings | None = None,
+  config: Mapping | None = None,
+  workdir: Any = 'results/sensitivity',
+  group_size: int | None = None,
+  progress: str = 'auto',
+  on_audit: Callable[[AuditResult, Any], None] | None = None,
+  **changes: Any,
+) -> Sensitivity:
+  """Attacks the laboratory setting, drops one assumption at a time, and all; restores each alone in production.
+
+  `gradleak.report.write` makes a page of the result.
+
+  Args:
+    key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
+    model: a `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
+    images, labels: floats [N, H, W, C] in [0, 1] and integers [N], N ≥ trials · batch_size · cohort. In production
+      trial t is the t-th batch; where an upload is of one image, it is the first of that batch, which all share.
+    attack: one of `gradleak.attacks`; `csdlg_fast(tv=1e-6)` by default.
+    client: `ClientSettings` of production; by default it shares its delta after two epochs in batches of two.
+    defense: the client's in production, or None.
+    variables: the weights that the client is sent in production, such as trained ones; by default initialised from
+      `key`, then trained on the public images.
+    public: (images, labels) apart from the private ones, to train on; a quarter of them measures the accuracy.
+    num_classes: number of classes; by default as many as the model returns.
+    gallery: among which the originals are to be found, as `scenario` takes it; by default the images that are given.
+    chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.
+    settings: `SensitivitySettings`.
+    config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
+    workdir: a folder, which holds one folder per audit; a run that was stopped goes on from there.
+    group_size: as `gradleak.audit` takes it.
+    progress: 'auto', 'bar', 'lines' or 'none'.
+    on_audit: called with (`AuditResult`, its folder) after each audit.
+    **changes: fields of `SensitivitySettings` and of `ClientSettings`, the latter of production.
+
+  Raises:
+    UsageError: for settings that cannot be run, before anything is trained or attacked.
+  """
+  given, local = _settings(settings, client, changes)
+  key = errors.check_key('key', key, traced=False)
+  method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
+  hidden = as_defense(defense)
+  task = _task(
+    key, model, (images, labels), public, variables, num_classes, given, local, config, workdir, group_size, progress
+  )
+  task = dataclasses.replace(task, gallery=data.Candidates(images, labels) if gallery is None else gallery)
+  if chosen is None:
+    chosen = assumptions(
+      local,
+      method,
+      given,
+      defense=hidden if hidden.members else None,
+      num_classes=task.num_classes,
+      public=task.public,
+      batch_norm=bool(task.variables.get('batch_stats')),
+      given=task.given,
+    )
+  check_assumptions(chosen)
+  labels_of = 'auto' if method(LOCAL.client(PROBE, task.num_classes)).labels == 'unused' else 'known'
+  start = Setting(
+    ClientSettings(loss=local.loss, batch_norm='eval'),
+    AuditSettings(steps=given.steps, controls=given.controls, labels=labels_of),
+    method,
+    as_defense(None),
+  )
+  task.config.update(attack=str(method), defense=str(hidden) if hidden.members else None, **local.recorded())
+  return _run(task, list(chosen), start, on_audit)
+
+
+def _settings(
+  given: SensitivitySettings | None, client: ClientSettings | None, changes: dict
+) -> tuple[SensitivitySettings, ClientSettings]:
+  """Returns both settings objects, the keyword arguments given to whichever has them."""
+  own = [field.name for field in dataclasses.fields(SensitivitySettings)]
+  of_client = [field.name for field in dataclasses.fields(ClientSettings)]
+  for name in changes:
+    if name not in own and name not in of_client:
+      raise errors.unknown('setting of gradleak.sensitivity:', name, [*own, *of_client])
+  default = ClientSettings() if changes.get('share') == 'gradient' else LOCAL
+  local = errors.check_instance('client', default if client is None else client, ClientSettings, 'ClientSettings')
+  made = SensitivitySettings() if given is None else given
+  errors.check_instance('settings', made, SensitivitySettings, 'SensitivitySettings')
+  made = dataclasses.replace(made, **{k: v for k, v in changes.items() if k in own})
+  settings_of.check(made)
+  return made, dataclasses.replace(local, **{k: v for k, v in changes.items() if k in of_client})
+
+
+def _task(
+  key: jax.Array,
+  model: Any,
+  samples: tuple,
+  public: Any,
+  variables: Mapping | None,
+  num_classes: int | None,
+  given: SensitivitySettings,
+  local: ClientSettings,
+  config: Any,
+  workdir: Any,
+  group_size: int | None,
+  progress: str,
+) -> _Task:
+  """Returns the arguments of `sensitivity`, checked."""
+  images, labels = data.pair('images and labels', samples, num_classes)
+  needed = given.trials * given.batch_size * local.cohort
+  if len(images) < needed:
+    raise errors.UsageError(
+      f'{given.trials} trials of {needed // given.trials} images need {needed}, there are {len(images)}: give fewer '
+      'trials or a smaller batch_size'
+    )
+  shape = images.shape[1:]
+  own = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
+  if variables is not None:
+    check_variables(model, variables, shape)
+    check_finite(f'the weights of {model.name!r}', variables)
+  weights = own if variables is None else variables
+  classes = num_classes or num_logits(model, weights, shape)
+  reporter(progress, 1)  # an unknown mode says so now
+  if public is not None:
+    public = data.pair('public', public, classes, shape)
+    least = _HELD_OUT * given.training_clients
+    if len(public[0]) < least:
+      raise errors.UsageError(
+        f'public holds {len(public[0])} images, and {given.training_clients} clients that train on them need {least}'
+      )
+  identity = {
+    **dataclasses.asdict(given),
+    'model': model.name,
+    'dataset': 'custom',
+    'num_classes': classes,
+    'image_shape': list(shape),
+    **errors.check_json('config', {} if config is None else config),
+  }
+  folder = errors.check_path('workdir', workdir)
+  chosen = images[:needed], labels[:needed]
+  return _Task(
+    key, model, chosen, public, weights, variables is not None, classes, given, identity, folder, group_size, progress
+  )
+
+
+def _run(task: _Task, chosen: list[Assumption], start: Setting, on_audit: Callable | None) -> Sensitivity:
+  """Trains, then runs one audit per setting, or finds them in the work directory."""
+  used = [one for one in chosen if not one.skipped]
+  steps = steps_of(used)
+  settings = {name: _setting(start, used, dropped) for name, dropped in steps.items()}
+  for name in (LABORATORY, PRODUCTION):  # what cannot be run says so now
+    one = settings[name]
+    made = _scenario(task, one, task.variables)
+    plan(task.key, made, [one.defense], [one.attack], task.settings.trials, one.audit)
+  weights: dict[tuple[bool, bool], Mapping] = {}
+  accuracy: dict[str, dict[str, float]] = {}
+  rows, examples, audits, methods = [], {}, {}, {}
+  began, seconds = time.monotonic(), 0.0
+  for number, (name, one) in enumerate(settings.items()):
+    which = one.wide, one.trained
+    if which not in weights:
+      weights[which], measured, took = _weights(task, *which)
+      seconds += took
+      if measured:
+        accuracy[_origin(one.wide)] = measured
+    _say(task, number, len(settings), name, began)
+    folder = task.folder / _folder(name)
+    result = audit(
+      jax.random.fold_in(task.key, 1),
+      _scenario(task, one, weights[which]),
+      [one.defense],
+      [one.attack],
+      task.settings.trials,
+      settings=one.audit,
+      workdir=folder,
+      group_size=task.group_size,
+      progress=task.progress,
+    )
+    assert result is not None  # this process runs all of it
+    if on_audit is not None:
+      on_audit(result, folder)
+    found, image = _found(name, result)
+    rows += found
+    examples[name], audits[name] = image, folder.name
+    methods = _joined(methods, result.methods)
+    seconds += result.seconds
+  truth = task.samples[0][0]
+  return Sensitivity(task.config, chosen, steps, rows, examples, truth, accuracy, audits, methods, seconds)
+
+
+def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str]) -> Setting:
+  """Returns the setting in which some assumptions are dropped; local batches are no larger than the upload's."""
+  made = start
+  for one in used:
+    if one.name in dropped:
+      made = one.change(made)
+  size = made.client.local_batch_size
+  if size is not None and size >= made.audit.batch_size // made.client.cohort:
+    made = made._replace(client=dataclasses.replace(made.client, local_batch_size=None))
+  return made
+
+
+def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
+  """Returns the scenario of a setting: all images, or the first of each batch where an upload is of one image."""
+  apart = max(1, len(task.samples[0]) // (task.settings.trials * one.audit.batch_size))
+  images, labels = (part[::apart] for part in task.samples)
+  return scenario(
+    task.model,
+    images,
+    labels,
+    variables=variables,
+    num_classes=task.num_classes,
+    dataset=task.config['dataset'],
+    client=one.client,
+    public=task.public,
+    gallery=task.gallery,
+    notes={'init': _origin(one.wide), 'trained': one.trained},
+  )
+
+
+def _origin(wide: bool) -> str:
+  return f'U(−{WIDTH}, {WIDTH})' if wide else 'own'
+
+
+def _folder(name: str) -> str:
+  return re.sub(r'[^\w+]+', '-', name.replace(' + ', '+').lower())
+
+
+def _say(task: _Task, number: int, count: int, name: str, began: float) -> None:
+  """Says which setting is next, and how long the rest takes at the pace so far."""
+  if task.progress == 'none':
+    return
+  pace = (time.monotonic() - began) / number if number else 0.0
+  left = f' (about {pace * (count - number):.0f} s left)' if number else ''
+  what = name if name in (LABORATORY, PRODUCTION) else f'dropped: {name}'
+  print(f'setting {number + 1} of {count}, {what}{left}', file=sys.stderr, flush=True)
+
+
+def redrawn(key: jax.Array, variables: Mapping) -> dict:
+  """Returns the variables with every parameter drawn from U(−0.5, 0.5), as in DLG's code; statistics stay."""
+  leaves, structure = jax.tree.flatten(variables['params'])
+  keys = jax.random.split(key, max(len(leaves), 1))
+  drawn = [
+    jax.random.uniform(each, jnp.shape(leaf), jnp.result_type(leaf), minval=-WIDTH, maxval=WIDTH)
+    for each, leaf in zip(keys, leaves, strict=False)
+  ]
+  return {**variables, 'params': jax.tree.unflatten(structure, drawn)}
+
+
+def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str, float], float]:
+  """Returns (variables, accuracies measured, seconds); a training goes on from its folder."""
+  start = redrawn(jax.random.fold_in(task.key, 2), task.variables) if wide else task.variables
+  if not trained:
+    return start, {}, 0.0
+  assert task.public is not None
+  given, began = task.settings, time.monotonic()
+  images, labels = task.public
+  order = np.asarray(jax.random.permutation(jax.random.fold_in(task.key, 3), len(images)))
+  held, rest = np.split(order, [len(order) // _HELD_OUT])
+  size = len(rest) // given.training_clients
+  local = ClientSettings(
+    share='delta', optimizer='adam', learning_rate=given.training_rate, local_batch_size=min(8, size)
+  )
+  federation = simulation.Federation(
+    local.client(task.model, task.num_classes),
+    images[rest],
+    labels[rest],
+    np.split(np.arange(given.training_clients * size), given.training_clients),
+    given.training_clients,
+  )
+  test = images[held], labels[held]
+  name = f'training-{"wide" if wide else "own"}'
+  if task.progress != 'none':
+    print(f'training on {len(rest)} public images, initialised from {_origin(wide)} …', file=sys.stderr, flush=True)
+  state, rows = training.train(
+    jax.random.fold_in(task.key, 4),
+    federation,
+    start,
+    given.training_rounds,
+    test=test,
+    evaluate_every=given.training_rounds,
+    workdir=task.folder / name,
+    config={**task.config, 'wide': wide},
+    on_round=reporter(task.progress, given.training_rounds),
+  )
+  measured = {
+    'trained': rows[-1]['accuracy'],
+    'untrained': simulation.accuracy(task.model, start, *test)[0],
+    'guessing': float(np.bincount(test[1]).max() / len(held)),
+  }
+  return state.variables, measured, time.monotonic() - began
+
+
+def _found(name: str, result: AuditResult) -> tuple[list[dict[str, Any]], np.ndarray]:
+  """Returns (rows of a setting, what the strongest attacker makes of the first trial's image)."""
+  cases: dict[Any, list[dict]] = {}
+  for row in result.rows:
+    cases.setdefault(row['counter'], []).append(row)
+  counter = max(cases, key=lambda one: _strength(cases[one]))
+  rows = cases[counter]
+  case = rows[0]['attack'], rows[0]['defense'], *filter(None, [counter])
+  images = np.asarray(result.reconstructions[case])[:, 0]
+  psnr = np.asarray(metrics.psnr(images.astype(np.float32), np.asarray(result.truth)[:, 0].astype(np.float32)))
+  return [
+    {
+      'setting': name,
+      'trial': row['trial'],
+      'psnr': None if np.isnan(value) else float(value),
+      'recovered': row['success'],
+      'by': counter,
+      'control_psnr': row['control_psnr'],
+      'verdict': row['verdict'],
+      'upload_psnr': row['psnr'],
+    }
+    for row, value in zip(rows, psnr, strict=True)
+  ], images[0]
+
+
+def _strength(rows: Sequence[dict]) -> tuple[int, float]:
+  """Returns what orders attackers: uploads recovered, then the mean PSNR."""
+  finite = [row['psnr'] for row in rows if row['psnr'] is not None]
+  return sum(row['success'] for row in rows), float(np.mean(finite)) if finite else -math.inf
+
+
+def _joined(known: dict, found: Mapping[str, Any]) -> dict:
+  """Returns what is known of the methods of all settings together."""
+  return {kind: {**known.get(kind, {}), **facts} for kind, facts in found.items()}

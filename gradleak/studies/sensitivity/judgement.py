@@ -1,0 +1,172 @@
+"""What rows say about assumptions: the effect of each, on its own and in production, and a judgement."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradleak import metrics
+from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
+
+CLEAR = 30.0  # dB: eight grey levels of 255; what is clearer is no larger leak, and is not counted as one
+MARGIN = 3.0  # dB: half of the squared error; a smaller effect on the PSNR is none
+
+
+class Effect(NamedTuple):
+  """What one assumption does to the leak, paired over the trials of two settings that differ in it.
+
+  Attributes:
+    laboratory, production: the names of the two settings.
+    psnr, low, high: mean difference of the PSNR, laboratory − production, and its 95 % interval, dB; PSNR above `CLEAR`
+      counts as `CLEAR`. NaN where too few trials are finite.
+    recovered: the numbers of images recovered, (laboratory, production).
+    recovered_low, recovered_high: 95 % interval of the difference of the fractions recovered.
+    n: trials.
+  """
+
+  laboratory: str
+  production: str
+  psnr: float
+  low: float
+  high: float
+  recovered: tuple[int, int]
+  recovered_low: float
+  recovered_high: float
+  n: int
+
+  @property
+  def shown(self) -> bool:
+    """Whether the leak is larger in the laboratory: more is recovered, or what is recovered is clearer by `MARGIN`."""
+    return self.recovered_low > 0 or (self.low > 0 and self.psnr >= MARGIN and self.recovered[0] > 0)
+
+  @property
+  def excluded(self) -> bool:
+    """Whether the intervals exclude that the leak is larger by `MARGIN`, or by half of the images."""
+    return self.high < MARGIN and self.recovered_high < 0.5
+
+
+class Judgement(NamedTuple):
+  """What the rows say about one assumption.
+
+  Attributes:
+    assumption: the `Assumption`.
+    verdict: 'protects': restored to the laboratory, it raises the leak of production. 'others hold': dropped from the
+      laboratory it lowers the leak, but production leaks no more with it restored. 'does not protect': neither, and
+      the intervals exclude a large effect. 'not shown': skipped, the intervals decide nothing, or the training
+      did not train.
+    alone: the `Effect` of dropping it alone from the laboratory (with what it needs); None where it was skipped.
+    restored: the `Effect` of restoring it alone in production (with what needs it); None where it was skipped.
+  """
+
+  assumption: Assumption
+  verdict: str
+  alone: Effect | None
+  restored: Effect | None
+
+
+class Sensitivity(NamedTuple):
+  """What an attack recovers from the laboratory to production.
+
+  Attributes:
+    config: the settings, plain JSON.
+    assumptions: in the order in which they are dropped, the skipped ones among them.
+    steps: {name of a setting: names of the assumptions that are dropped in it}, the laboratory first.
+    rows: one dict per setting and trial, plain JSON: 'setting', 'trial', 'psnr' (dB, of the image that all settings
+      share; None where it diverged), 'recovered' (of the upload, as in the audit), 'by' (the counter-measure of the
+      strongest attacker, None for the unaware one), 'control_psnr' (dB), and of the upload 'verdict' and 'upload_psnr'.
+    examples: {name of a setting: what is reconstructed of the first trial's image, [H, W, C]}.
+    truth: that image.
+    accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing'}}: fractions of the public
+      images held out that are classified correctly; guessing is the most frequent class. Empty without training.
+    audits: {name of a setting: the folder of its audit, relative to the work directory}.
+    methods: what is known of attack, defense and model, see `AuditResult.methods`.
+    seconds: wall time of all audits and trainings.
+  """
+
+  config: dict[str, Any]
+  assumptions: list[Assumption]
+  steps: dict[str, tuple[str, ...]]
+  rows: list[dict[str, Any]]
+  examples: dict[str, np.ndarray]
+  truth: np.ndarray
+  accuracy: dict[str, dict[str, float]]
+  audits: dict[str, str]
+  methods: dict[str, Any]
+  seconds: float
+
+  @property
+  def waterfall(self) -> list[str]:
+    """The names of the settings from the laboratory down to production, one more assumption dropped in each."""
+    names = [one.name for one in self.assumptions if not one.skipped]
+    return [named(names[:count], names) for count in range(len(names) + 1)]
+
+  def of(self, name: str) -> list[dict[str, Any]]:
+    """Returns the rows of a setting, in the order of the trials."""
+    return [row for row in self.rows if row['setting'] == name]
+
+
+def judged(found: Sensitivity) -> list[Judgement]:
+  """Returns a `Judgement` per assumption, computed from the rows."""
+  used = [one for one in found.assumptions if not one.skipped]
+  names = [one.name for one in used]
+  result = []
+  for one in found.assumptions:
+    if one.skipped:
+      result.append(Judgement(one, 'not shown', None, None))
+      continue
+    alone = effect(found, named(one.needs, names), named((*one.needs, one.name), names))
+    restored = effect(found, named(without(one, used), names), named(names, names))
+    verdict = _verdict(alone, restored)
+    if one.name == TRAINING and verdict == 'does not protect' and untrained(found):
+      verdict = 'not shown'
+    result.append(Judgement(one, verdict, alone, restored))
+  return result
+
+
+def untrained(found: Sensitivity) -> list[str]:
+  """Returns the initialisations from which the training does not beat guessing, names of `Sensitivity.accuracy`."""
+  return [origin for origin, one in found.accuracy.items() if one['trained'] <= one['guessing']]
+
+
+def _verdict(alone: Effect, restored: Effect) -> str:
+  if restored.shown:
+    return 'protects'
+  if alone.shown:
+    return 'others hold'
+  return 'does not protect' if restored.excluded and alone.excluded else 'not shown'
+
+
+def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
+  """Returns the `Effect` between two settings, named as in `Sensitivity.steps`."""
+  rows = found.of(laboratory), found.of(production)
+  psnr = [np.array([math.nan if row['psnr'] is None else min(row['psnr'], CLEAR) for row in side]) for side in rows]
+  recovered = [np.array([row['recovered'] for row in side], float) for side in rows]
+  differences = psnr[0] - psnr[1]
+  few = np.isfinite(differences).sum() < 3  # Student's interval of two is 12.7 standard errors wide
+  mean, low, high = metrics.mean_interval(differences)
+  recovered_low, recovered_high = _paired(*recovered)
+  if few:
+    low = high = recovered_low = recovered_high = math.nan
+  return Effect(
+    laboratory,
+    production,
+    mean,
+    low,
+    high,
+    (int(recovered[0].sum()), int(recovered[1].sum())),
+    recovered_low,
+    recovered_high,
+    len(differences),
+  )
+
+
+def _paired(laboratory: np.ndarray, production: np.ndarray) -> tuple[float, float]:
+  """Returns a 95 % interval of the difference of two fractions of the same trials, 0 or 1 each, from exact ones.
+
+  It is that of the trials recovered in the laboratory alone less those recovered in production alone, whose exact
+  intervals hold at 97.5 % each: wide for few trials, also where all agree.
+  """
+  n = len(laboratory)
+  only = [int((one > other).sum()) for one, other in ((laboratory, production), (production, laboratory))]
+  (_, low, high), (_, others_low, others_high) = (metrics.proportion_interval(count, n, 0.975) for count in only)
+  return low - others_high, high - others_low

@@ -1,0 +1,268 @@
+"""Rows of an audit by case: means, counts and intervals; the worst case of each defense."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gradleak.audit.result import AuditResult, Case
+from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
+from gradleak.core import errors, statistics
+
+# Metrics whose means are summarised, and the range that each lies in by definition.
+METRICS = {
+  'psnr': (0.0, math.inf),
+  'ssim': (-1.0, 1.0),
+  'mse': (0.0, 1.0),
+  'pearson': (-1.0, 1.0),
+  'ms_ssim': (0.0, 1.0),
+  'lpips': (0.0, math.inf),
+  'fmse': (0.0, math.inf),
+}
+
+Row = dict[str, Any]
+Summary = dict[str, Any]
+
+
+def summarise(rows: Iterable[Row]) -> list[Summary]:
+  """Returns one summary per attack, defense and counter-measure, in order of appearance.
+
+  Runs that diverged have no metrics: the means leave them out, and they count as not recovered. Runs on the same images
+  are not independent (a sweep repeats a trial for every seed): the intervals are of the images, not of the runs.
+
+  Args:
+    rows: of an audit or a sweep, one dict per run.
+
+  Returns:
+    A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
+    counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
+    `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
+    runs recovered, that is exact or recognisable) with its exact 95 % interval; the counts `recovered`, of every
+    verdict by its name (`exact`, …, `not_solved`), and `unfinished` (runs that show something, from exact to traces,
+    before the attack had converged); the means of `revealed` (images of a batch that are fully revealed),
+    `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `rank`, `label_correct`, `change` and
+    `sent` (fraction of the entries sent); `candidates`; and `verdict`, the worst of the runs. What cannot be computed
+    is None.
+  """
+  return [_summary(group) for group in by_case(rows).values()]
+
+
+def strongest(summaries: Iterable[Summary]) -> Summary:
+  """Returns the summary with the most runs recovered; among equals, that with the highest mean PSNR."""
+  return max(summaries, key=_strength)
+
+
+def paired(summaries: Iterable[Summary]) -> dict[tuple[str, str], list[Summary]]:
+  """Returns {(attack, defense): summaries} of at most two: the unaware attacker's and the strongest aware one's."""
+  pairs = {}
+  for pair, group in grouped(summaries, 'attack', 'defense').items():
+    unaware = [summary for summary in group if summary['counter'] is None]
+    aware = [summary for summary in group if summary['counter'] is not None]
+    pairs[pair] = [*unaware, strongest(aware)] if aware else unaware
+  return pairs
+
+
+def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
+  """Returns one entry per defense: of how many trials any attacker, unaware or aware, recovers the images.
+
+  Args:
+    rows: of an audit.
+
+  Returns:
+    A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
+    `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
+    `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover one, the strongest
+    first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
+    trials that any attacker brings there or further; `attackers`, the number of attacks and counter-measures, of which
+    that is the worst; `runs`, how many of them are `searches` (closed forms are none),
+    and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
+    over runs.
+  """
+  groups = grouped(rows, 'defense')
+  undefended = groups.get(('none',))
+  setting = []
+  if undefended is None:
+    setting = ['no undefended run']
+  elif not any(row['success'] for row in undefended):
+    setting = ['undefended run fails']
+  return [_worst(defense, group, setting) for (defense,), group in groups.items()]
+
+
+def summary_csv(rows: Iterable[Row]) -> str:
+  """Returns the summaries of rows as CSV text, one line each; None is an empty cell."""
+  summaries = summarise(rows)
+  text = io.StringIO()
+  writer = csv.DictWriter(text, fieldnames=list(summaries[0]) if summaries else ['attack', 'defense'])
+  writer.writeheader()
+  writer.writerows(summaries)
+  return text.getvalue()
+
+
+def grouped(rows: Iterable[dict], *keys: str) -> dict[tuple, list[dict]]:
+  """Returns {values of the keys: rows} in order of appearance; the value of a missing key is None."""
+  groups: dict[tuple, list[dict]] = {}
+  for row in check_rows(rows):
+    groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+  return groups
+
+
+def check_rows(rows: Any, *columns: str) -> list[dict]:
+  """Returns rows as a list; raises `UsageError` for anything but dictionaries that have these columns."""
+  if isinstance(rows, AuditResult):
+    raise errors.UsageError('rows is an AuditResult: give its rows, as in summarise(result.rows)')
+  rows = list(errors.check_instance('rows', rows, Iterable, 'the rows of an audit'))
+  for row in rows:
+    if not isinstance(row, dict) or not all(column in row for column in columns):
+      raise errors.UsageError(f'a row is {errors.shown(row)}, expected one of docs/ROWS.md, with {", ".join(columns)}')
+  return rows
+
+
+def case(row: dict) -> Case:
+  """Returns the `Case` of a row or summary, as in an audit's reconstructions and curves."""
+  return row['attack'], row['defense'], *filter(None, [row.get('counter')])
+
+
+def by_case(rows: Iterable[dict]) -> dict[Case, list[dict]]:
+  """Returns {`case`: rows} in order of appearance."""
+  groups: dict[Case, list[dict]] = {}
+  for row in check_rows(rows, 'attack', 'defense'):
+    groups.setdefault(case(row), []).append(row)
+  return groups
+
+
+def _numbers(rows: Iterable[Row], key: str) -> list[float]:
+  """Returns the values of a column that are neither missing, None nor NaN."""
+  values = [row.get(key) for row in rows]
+  return [float(value) for value in values if value is not None and not math.isnan(value)]
+
+
+def _mean(rows: Iterable[Row], key: str) -> float | None:
+  values = _numbers(rows, key)
+  return math.fsum(values) / len(values) if values else None
+
+
+def _mean_interval(by_image: Iterable[Sequence[Row]], key: str) -> dict[str, float | None]:
+  """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
+
+  The bounds are None where they cannot be computed, for fewer than `statistics.MIN_RUNS` images, and for equal values:
+  of these no spread is known, as of several at 100 dB, the most that is given.
+  """
+  values = [value for group in by_image if (value := _mean(group, key)) is not None]
+  if not values:
+    return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
+  mean, low, high = (float(value) for value in statistics.mean_interval(values))
+  bounded = len(values) >= statistics.MIN_RUNS and math.isfinite(low) and math.isfinite(high) and low < high
+  least, most = METRICS[key]
+  return {
+    key: mean,
+    f'{key}_low': max(low, least) if bounded else None,
+    f'{key}_high': min(high, most) if bounded else None,
+  }
+
+
+def _by_image(rows: Iterable[Row]) -> list[list[Row]]:
+  """Returns the rows of each private batch: several where a sweep attacks the same one under several seeds."""
+  return list(grouped(rows, 'dataset', 'trial').values())
+
+
+def _fraction(successes: int, n: int, independent: int | None = None) -> dict[str, float]:
+  names = ('success', 'success_low', 'success_high')
+  interval = statistics.proportion_interval(successes, n, independent=independent)
+  return dict(zip(names, map(float, interval), strict=True))
+
+
+def _counts(rows: Sequence[Row]) -> dict[str, int]:
+  counts = {named(verdict): sum(row['verdict'] == verdict for row in rows) for verdict in VERDICTS}
+  return {'recovered': sum(counts[level] for level in RECOVERED), **counts}
+
+
+def named(verdict: str) -> str:
+  """Returns the key of a verdict's count."""
+  return verdict.replace(' ', '_')
+
+
+def _summary(rows: Sequence[Row]) -> Summary:
+  first, counts, by_image = rows[0], _counts(rows), _by_image(rows)
+  return {
+    'attack': first['attack'],
+    'defense': first['defense'],
+    'knowledge': first.get('knowledge', 'unaware'),
+    'counter': first.get('counter'),
+    'tier': first.get('tier'),
+    'n': len(rows),
+    **{key: value for name in METRICS for key, value in _mean_interval(by_image, name).items()},
+    **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
+    **counts,
+    'unfinished': sum(map(unfinished, rows)),
+    'revealed': _mean(rows, 'revealed'),
+    'revealed_psnr': _mean(rows, 'revealed_psnr'),
+    'trained_psnr': _mean(rows, 'trained_psnr'),
+    'oracle_psnr': _mean(rows, 'oracle_psnr'),
+    'control_psnr': _mean(rows, 'control_psnr'),
+    'rank': _mean(rows, 'rank'),
+    'candidates': min((row['candidates'] for row in rows if row.get('candidates') is not None), default=None),
+    'label_correct': _mean(rows, 'label_correct'),
+    'change': _mean(rows, 'change'),
+    'sent': _mean(rows, 'sent'),
+    'verdict': worst({row['verdict'] for row in rows}),
+  }
+
+
+def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[str, Any]:
+  """Returns one entry of `worst_case`; `setting` are the flags that all defenses have."""
+  trials = {row['trial'] for row in rows}
+  recovered = _recovered(rows)
+  unaware = [row for row in rows if row.get('counter') is None]
+  aware = [row for row in rows if row.get('counter') is not None]
+  leaking = [row for row in rows if row['success']]
+  by_strength = sorted(summarise(aware), key=_strength, reverse=True)
+  counts, runs = _counts(rows), len(rows)
+  flags = list(setting)
+  if counts['not_solved']:
+    flags.append(f'{counts["not_solved"]} of {runs} not solved')
+  changes = _numbers(rows, 'change')
+  if defense != 'none' and changes and not any(changes):
+    flags.append('defense changed nothing')
+  if counts['diverged']:
+    flags.append(f'diverged {counts["diverged"]}')
+  return {
+    'defense': defense,
+    'n': len(trials),
+    **counts,
+    'recovered': recovered,
+    **_fraction(recovered, len(trials)),
+    'verdict': worst({row['verdict'] for row in rows}),
+    'reached': {level: _reached(rows, level) for level in LEVELS},
+    'attackers': len(by_case(rows)),
+    'runs': runs,
+    'searches': sum(row.get('steps', 1) > 0 for row in rows),
+    'unaware': _recovered(unaware) if unaware else None,
+    'aware': _recovered(aware) if aware else None,
+    'by': attackers(leaking),
+    'counters': list(dict.fromkeys(summary['counter'] for summary in by_strength if summary['recovered'])),
+    'flags': flags,
+  }
+
+
+def attackers(rows: Iterable[Row]) -> list[str]:
+  """Returns the attackers of these rows, 'attack · counter-measure', the one with the most trials among them first."""
+  trials: dict[str, set] = {}
+  for row in rows:
+    trials.setdefault(' · '.join(filter(None, [row['attack'], row.get('counter')])), set()).add(row['trial'])
+  return sorted(trials, key=lambda name: -len(trials[name]))
+
+
+def _recovered(rows: Iterable[Row]) -> int:
+  """Returns the number of trials with a success among their rows."""
+  return len({row['trial'] for row in rows if row['success']})
+
+
+def _reached(rows: Iterable[Row], level: str) -> int:
+  """Returns the number of trials of which any row has this verdict or a stronger one."""
+  enough = LEVELS[: LEVELS.index(level) + 1]
+  return len({row['trial'] for row in rows if row['verdict'] in enough})
+
+
+def _strength(summary: Summary) -> tuple[int, float]:
+  return summary['recovered'], -math.inf if summary['psnr'] is None else summary['psnr']

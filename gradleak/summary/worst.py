@@ -1,0 +1,128 @@
+"""The worst attacker of each defense: one line each, the rates of every step, and how often noise comes there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradleak import metrics
+from gradleak.audit.result import AuditResult
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, false_alarms
+from gradleak.core import statistics
+from gradleak.summary import cases
+from gradleak.summary.shown import data_uri
+
+
+def lines(
+  rows: Sequence[dict],
+  worst: Sequence[dict],
+  picture: Callable[[dict], tuple[np.ndarray, np.ndarray]],
+  **more: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+  """Returns what the first screen shows of each defense, in the order of `worst`.
+
+  Args:
+    rows: of an audit.
+    worst: from `cases.worst_case`.
+    picture: row -> (private images, reconstructions) of it, [B, H, W, C].
+    **more: name -> {defense: what else stands in its line}.
+
+  Returns:
+    Dicts: 'defense', 'verdict', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
+    interval 'success_low' to 'success_high', 'by' (the attackers that reach it, see `cases.attackers`), 'example' (the
+    row with the highest SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the
+    highest PSNR), and `more`.
+  """
+  of = cases.grouped(rows, 'defense')
+  return [
+    {
+      **_line(entry, of[entry['defense'],], picture),
+      **{name: told.get(entry['defense']) for name, told in more.items()},
+    }
+    for entry in worst
+  ]
+
+
+def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
+  verdict, n = entry['verdict'], entry['n']
+  at = [row for row in rows if row['verdict'] == verdict]
+  count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
+  _, low, high = statistics.proportion_interval(count, n)
+  example = max(at, key=_score)
+  truth, found = _nearest(*picture(example))
+  return {
+    'defense': entry['defense'],
+    'verdict': verdict,
+    'count': count,
+    'n': n,
+    'success_low': low,
+    'success_high': high,
+    'by': cases.attackers(at),
+    'truth': data_uri(truth),
+    'found': data_uri(found),
+    'example': example,
+  }
+
+
+def candidates(rows: Sequence[dict]) -> dict[str, Any]:
+  """Returns 'size', the least number of candidates, 'chance', in per cent, and whether they are 'enough'.
+
+  The chance is that of one attacker of an upload, of which one image is found at least: of each of its images one in
+  the candidates.
+
+  Args:
+    rows: of an audit.
+  """
+  count = min((row['candidates'] for row in rows), default=0)
+  images = rows[0].get('batch_size', 1) if rows else 1
+  return {'size': count, 'chance': 100 * (1 - (count / (count + 1)) ** images), 'enough': count >= MIN_CANDIDATES}
+
+
+def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the private images and the reconstructions of a row of an audit, [B, H, W, C]."""
+  case = cases.case(row)
+  trials = [other['trial'] for other in result.rows if cases.case(other) == case]
+  return result.truth[row['trial']], result.reconstructions[case][trials.index(row['trial'])]
+
+
+def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
+  """Returns, per defense, its worst-case attack success rate at each step.
+
+  Args:
+    rows: of AutoLeak, by honest-but-curious servers or by malicious ones.
+
+  Returns:
+    Dicts: 'defense', 'n' trials, and 'steps': one dict per step, from 'exact' to 'traces', with 'level', 'count' and
+    the exact 95 % interval of the fraction, 'success_low' to 'success_high'.
+  """
+  found = []
+  for entry in cases.worst_case(rows):
+    steps = []
+    for level in LEVELS:
+      _, low, high = statistics.proportion_interval(entry['reached'][level], entry['n'])
+      steps.append({'level': level, 'count': entry['reached'][level], 'success_low': low, 'success_high': high})
+    found.append({'defense': entry['defense'], 'n': entry['n'], 'steps': steps})
+  return found
+
+
+def alarms(controls: Sequence[dict]) -> list[dict[str, Any]]:
+  """Returns how often noise comes to each step: the `levels` of the control runs, one dict, or none without any.
+
+  Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`). As of an upload, the
+  worst counts of all attackers that met the same noise.
+
+  Args:
+    controls: control runs of AutoLeak, by honest-but-curious servers or by malicious ones.
+  """
+  return levels(false_alarms(list(controls)))
+
+
+def _nearest(truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the pair of a batch with the highest PSNR."""
+  psnr = np.asarray(metrics.psnr(np.asarray(images, np.float32), np.asarray(truth, np.float32)))
+  best = int(np.argmax(np.where(np.isnan(psnr), -np.inf, psnr)))
+  return truth[best], images[best]
+
+
+def _score(row: dict) -> float:
+  return -np.inf if row['ssim'] is None else row['ssim']
