@@ -12,7 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import plan, schema
+from gradleak.audit import granted, plan, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
@@ -659,4 +659,4 @@ def test_trials_are_added_to_a_finished_work_directory(linear, tmp_path):
 def test_a_client_without_a_defense_is_said_to_have_none(linear, defenses, known):
   attack = gl.attacks.csdlg(steps=1)
   (group,) = plan(KEY, linear, defenses, [attack], 1, gl.AuditSettings(controls=2)).groups
-  assert group.knowledge(attack).defense == known
+  assert granted.knowledge(group, attack).defense == known

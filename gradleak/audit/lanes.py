@@ -15,7 +15,9 @@ import numpy as np
 
 from gradleak.adaptive import UNAWARE
 from gradleak.attacks.base import AttackMethod, Reconstruction
-from gradleak.audit.group import Group, folded
+from gradleak.audit import granted
+from gradleak.audit.group import Group
+from gradleak.audit.streams import folded
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.core import trees
@@ -140,17 +142,17 @@ class Build:
   def of(cls, group: Group, method: AttackMethod, simulates: Defense | None = None) -> 'Build':
     """Returns the function of an attack in a group, on a client with the defense that it simulates."""
     shape = (group.settings.batch_size, *group.scenario.images.shape[1:])
-    simulated = group.client if simulates is None else place(simulates, group.context).client(group.client)
-    return cls(method, method.structure, group.client, simulates, simulated, group.knowledge(method), shape)
+    simulated = group.client if simulates is None else place(simulates, group.scenario.context).client(group.client)
+    return cls(method, method.structure, group.client, simulates, simulated, granted.knowledge(group, method), shape)
 
   def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
     """Called while tracing, by the driver."""
     labels, view = shared['labels'][lane['trial']], trees.take(shared['views'], lane['view'])
-    granted = self.knowledge.labels == 'known'  # an attack sees no labels that it was not granted
+    known = self.knowledge.labels == 'known'  # an attack sees no labels that it was not granted
     observation = Observation(
       view.get('variables', shared['variables']),
       view['update'],
-      labels if granted else jnp.zeros_like(labels),
+      labels if known else jnp.zeros_like(labels),
       self.knowledge,
       self.image_shape,
       self.client.num_classes,
@@ -181,7 +183,7 @@ def structures(group: Group) -> list[list[Variant]]:
   """Returns the attacks to run, changed as the counter-measures ask for, grouped by structure: one compilation each."""
   grouped: dict[Hashable, list[Variant]] = {}
   for a, (_, attack) in enumerate(group.attacks):
-    counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
+    counters = [counter for _, placed in group.defenses for counter in granted.attackers(group, attack, placed)]
     for change in dict.fromkeys(counter.change for counter in counters):
       settings, simulates = change
       changed = attack.changed(**dict(settings)) if settings else attack
@@ -203,7 +205,7 @@ def planned(group: Group) -> list[Planned]:
     runs = 0
     for variant in variants:
       attack = group.attacks[variant.attack].method
-      counters = [counter for _, placed in group.defenses for counter in group.attackers(attack, placed)]
+      counters = [counter for _, placed in group.defenses for counter in granted.attackers(group, attack, placed)]
       runs += sum(c.count for c in counters if c.change == variant.change) * group.num_trials
       runs += group.settings.controls
     num_steps = variants[0].method(group.client).num_steps
@@ -218,7 +220,7 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
     name, attack = variant.name(group), group.attacks[variant.attack].method
     runs = False
     for label, placed in group.defenses:
-      counters = [c.name for c in group.attackers(attack, placed) if c.change == variant.change]
+      counters = [c.name for c in granted.attackers(group, attack, placed) if c.change == variant.change]
       keys |= {(name, label, counter, int(t)) for counter in counters for t in trials if group.attacks_trial(label, t)}
       runs |= bool(counters) and any(group.attacks_trial(label, t) for t in range(group.num_trials))
     if runs:  # on whichever share
@@ -233,9 +235,9 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
     'variables': group.scenario.variables,
     'views': seen.stacked,
     'labels': jax.nn.one_hot(jnp.asarray(group.labels), group.client.num_classes, dtype=jnp.float32),
-    'class_means': group.class_means(first),
-    'class_images': group.class_images(first),
-    'prepared': group.prepared(first, simulates),
+    'class_means': granted.class_means(group, first),
+    'class_images': granted.class_images(group, first),
+    'prepared': granted.prepared(group, first, simulates),
   }
   lanes = [
     Lane(v, target, view, restart)
@@ -272,7 +274,8 @@ def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
   """Returns the key of each lane: of its stream, its address and its start."""
   of_each = [(lane.target.defense < 0, lane.target.address, lane.restart) for lane in lanes]
   which, addresses, restarts = np.asarray(of_each, np.int32).reshape(-1, 3).T
-  return folded(jnp.stack([group.stream('attack'), group.stream('attack control')])[which], addresses, restarts)
+  streams = jnp.stack([group.streams.named(name) for name in ('attack', 'attack control')])
+  return folded(streams[which], addresses, restarts)
 
 
 def shown(made: Table) -> np.ndarray:

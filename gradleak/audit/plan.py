@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,13 +11,15 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.attacks.base import AttackMethod, as_attack
+from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled, named_defenses
 from gradleak.audit.lanes import Build
 from gradleak.audit.settings import _COUNT, AuditSettings
+from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
 from gradleak.core.methods import code_of_ones_own
-from gradleak.defenses.defense import Context, Defense, code_of, place
+from gradleak.defenses.defense import Defense, code_of, place
 from gradleak.federated.scenario import Scenario
 from gradleak.metrics import perceptual
 
@@ -83,16 +84,15 @@ def plan(
   }
   stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
   candidates = functools.cache(functools.partial(_gallery, scenario, num_trials * size))
-  groups = []
+  streams, groups = Streams(key), []
   for server in dict.fromkeys(attack.method.server for attack in stepped):
     sent, built = scenario, None
     if server is not None:
       built = server.build(server.numbers)
-      sent = built.prepare(jax.random.fold_in(key, zlib.crc32(b'server')), scenario._replace(previous=None), size)
-    context = Context(sent.client, sent.variables, sent.images.shape[1:], sent.public, sent.previous)
-    placed = tuple(Labelled(label, place(defense, context)) for label, defense in chosen_defenses)
+      sent = built.prepare(streams.named('server'), scenario._replace(previous=None), size)
+    placed = tuple(Labelled(label, place(defense, sent.context)) for label, defense in chosen_defenses)
     chosen = tuple(attack for attack in stepped if attack.method.server == server)
-    groups.append(Group(key, sent, context, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
+    groups.append(Group(streams, sent, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
     for attack in chosen:
       with errors.raised_here():
         _trace(groups[-1], attack)
@@ -162,11 +162,10 @@ def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dic
 
   Of a method of a user's own that is the code, too.
   """
-  context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
 
   def text(one: Labelled) -> str:
     own = isinstance(one.method, Defense)
-    code = code_of(one.method, context, num_samples) if own else code_of_ones_own(one.method.factory)
+    code = code_of(one.method, scenario.context, num_samples) if own else code_of_ones_own(one.method.factory)
     return f'{one.method}, code {code}' if code else str(one.method)
 
   texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
@@ -193,7 +192,11 @@ def _trace(group: Group, attack: Labelled) -> None:
     'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
     'labels': jax.ShapeDtypeStruct((group.settings.batch_size, client.num_classes), jnp.float32),
   }
-  rest = {'variables': variables, 'class_means': group.class_means(method), 'class_images': group.class_images(method)}
+  rest = {
+    'variables': variables,
+    'class_means': granted.class_means(group, method),
+    'class_images': granted.class_images(group, method),
+  }
 
   def start(shared: dict, key: jax.Array) -> Any:
     shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gradleak.attacks.base import AttackMethod
+from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.plan import Plan
 from gradleak.audit.scores import Part, judged
@@ -175,13 +176,15 @@ def _counters(plan: Plan) -> dict[str, dict[str, str]]:
   for group in plan.groups:
     for label, placed in group.defenses:
       for _, attack in group.attacks:
-        found[label] |= {c.name: c.words for c in group.attackers(attack, placed) if c.name != 'unaware'}
+        found[label] |= {c.name: c.words for c in granted.attackers(group, attack, placed) if c.name != 'unaware'}
   return found
 
 
 def _threat_models(plan: Plan) -> dict[str, list[str]]:
   """Returns {attack: what its attacker was granted}."""
-  return {label: group.knowledge(attack).in_words() for group in plan.groups for label, attack in group.attacks}
+  return {
+    label: granted.knowledge(group, attack).in_words() for group in plan.groups for label, attack in group.attacks
+  }
 
 
 def _inspected(group: Group) -> list[str] | None:
@@ -208,7 +211,7 @@ def methods(plan: Plan) -> dict[str, dict[str, Any]]:
   return {
     'attacks': {label: {'citations': list(filter(None, [attacks[label].citation]))} for label in plan.attacks},
     'defenses': {
-      label: {**facts(placed.defense, epochs), 'remark': remarks(placed.defense, plan.groups[0].context)}
+      label: {**facts(placed.defense, epochs), 'remark': remarks(placed.defense, plan.groups[0].scenario.context)}
       for label, placed in plan.groups[0].defenses
     },
     'model': {'citations': list(client.model.citations)},

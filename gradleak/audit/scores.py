@@ -11,7 +11,7 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.adaptive import UNAWARE
-from gradleak.audit import schema
+from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Lane
 from gradleak.audit.uploads import Uploads, share_sent
@@ -109,7 +109,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])
   permutation = figures.pop('permutation')
   diverged = int(reconstructions.diverged_step[chosen])
-  granted = group.knowledge(variant.method)
+  known = granted.knowledge(group, variant.method)
   row = {
     'dataset': scenario.settings['dataset'],
     'model': scenario.settings['model'],
@@ -120,7 +120,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'seed': scenario.settings.get('seed'),
     'batch_size': group.settings.batch_size,
     'restarts': group.settings.restarts,
-    'labels': granted.labels,
+    'labels': known.labels,
     **figures,
     **_by_networks(group, reconstructions.images[chosen], truth, permutation),
     'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
@@ -133,7 +133,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'diverged_step': diverged if diverged >= 0 else None,
     'change': sent.changes[target.defense][target.place],
     'sent': share_sent(trees.take(trees.take(sent.sent[target.defense], 0), target.place)),
-    'tier': granted.tier,
+    'tier': known.tier,
   }
   return row, chosen, permutation
 
@@ -190,7 +190,7 @@ def _met(group: Group, target: Target) -> dict:
     'knowledge': 'unaware' if unaware else 'aware',
     'counter': None if unaware else target.counter.name,
     'rounds': target.counter.rounds,
-    'remark': '' if control else remarks(group.defenses[target.defense].method.defense, group.context),
+    'remark': '' if control else remarks(group.defenses[target.defense].method.defense, group.scenario.context),
   }
 
 

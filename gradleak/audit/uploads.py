@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.audit.group import Group, folded
+from gradleak.audit import granted
+from gradleak.audit.group import Group
+from gradleak.audit.streams import folded
 from gradleak.core import trees
 from gradleak.core.methods import identity
 from gradleak.core.trees import Tree
@@ -113,12 +115,12 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
     group_size: lanes that share one pass.
   """
   rounds = [_rounds(group, placed) for _, placed in group.defenses]
-  requests = [_Request(place(NO_DEFENSE, group.context), 'client', trials, 1)]
+  requests = [_Request(place(NO_DEFENSE, group.scenario.context), 'client', trials, 1)]
   requests += [
     _Request(placed, 'client', trials, number) for (_, placed), number in zip(group.defenses, rounds, strict=True)
   ]
   if len(controls):
-    requests.append(_Request(place(null_gradient(), group.context), 'control', controls, min(rounds)))
+    requests.append(_Request(place(null_gradient(), group.scenario.context), 'control', controls, min(rounds)))
   undefended, *first = _computed(group, requests, group_size)
   changed = [_changes(sent, undefended) for sent in first[: len(group.defenses)]]
   sent, variables = first, [None] * len(first)
@@ -133,7 +135,7 @@ def _rounds(group: Group, placed: Placed) -> int:
   """Returns how many uploads of a trial any attacker of a defense reads."""
   if any('uploads' in attack.reads for _, attack in group.attacks):
     return group.settings.rounds
-  return max(counter.rounds for _, attack in group.attacks for counter in group.attackers(attack, placed))
+  return max(counter.rounds for _, attack in group.attacks for counter in granted.attackers(group, attack, placed))
 
 
 def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:
@@ -194,7 +196,7 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   names = [
     f'{request.stream} round {i}' if i else request.stream for i in range(first_round, first_round + request.rounds)
   ]
-  keys = jnp.concatenate([folded(group.stream(name), np.asarray(request.addresses, np.int32)) for name in names])
+  keys = jnp.concatenate([folded(group.streams.named(name), np.asarray(request.addresses, np.int32)) for name in names])
   count = request.rounds * len(trial)
   numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.placed.defense.numbers)
   return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}

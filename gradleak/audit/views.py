@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.adaptive import UNAWARE, Counter, View
+from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.uploads import Uploads
 from gradleak.audit.verdict import CONTROL
@@ -76,7 +77,7 @@ def views(group: Group, sent: Uploads) -> Views:
     counters = {
       (counter.name, None if counter is UNAWARE else attack.reads): counter
       for _, attack in group.attacks
-      for counter in group.attackers(attack, placed)
+      for counter in granted.attackers(group, attack, placed)
     }
     for (_, reads), counter in counters.items():
       for i, t in enumerate(sent.trials.tolist()):

@@ -12,6 +12,7 @@ from gradleak import data, metrics
 from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
 from gradleak.data.images import span
+from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
 from gradleak.models import Model
 from gradleak.models.model import (
@@ -48,6 +49,11 @@ class Scenario(NamedTuple):
   gallery: data.Candidates
   public: tuple | None = None
   previous: dict | None = None
+
+  @property
+  def context(self) -> Context:
+    """What defenses are made for."""
+    return Context(self.client, self.variables, self.images.shape[1:], self.public, self.previous)
 
   def trained(self, variables: Mapping, previous: Mapping | None = None) -> 'Scenario':
     """Returns the same with other weights of the model, and those that clients were sent before.

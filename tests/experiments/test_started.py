@@ -7,7 +7,7 @@ import pytest
 
 import experiments
 from experiments.experiment import Run
-from gradleak.defenses import Context, place
+from gradleak.defenses import place
 
 RUN = experiments.get('dcs2_6').runs['ggl'].scaled('smoke')
 
@@ -29,7 +29,7 @@ def test_start_points_fit_the_private_images(data):
 def test_concealed_samples_start_there(data):
   """The same defense sends something else than from the attacker's public images; others are as they were."""
   scenario = RUN.scenario(data, 0)
-  context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public)
+  context = scenario.context
   made, plain = RUN.protections(scenario, data), Run.protections(RUN, scenario, data)
   assert list(map(str, made)) == list(map(str, plain)) == list(RUN.texts().values())
   others = dataclasses.replace(RUN, starts='digits')

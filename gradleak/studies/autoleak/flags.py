@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import Context, Defense, place
+from gradleak.defenses.defense import Defense, place
 from gradleak.federated import Client
 from gradleak.federated.roughness import roughness
 from gradleak.federated.scenario import Scenario
@@ -41,8 +41,7 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   """
   if not defense.members:
     return []
-  context = Context(scenario.client, scenario.variables, scenario.images.shape[1:], scenario.public, scenario.previous)
-  defended, bare = place(defense, context).client(scenario.client), scenario.client
+  defended, bare = place(defense, scenario.context).client(scenario.client), scenario.client
   batches = [slice(0, batch_size), slice(batch_size, 2 * batch_size)]
   batches = batches if len(scenario.images) >= 2 * batch_size else batches[:1] * 2
   keys = jax.random.split(key)

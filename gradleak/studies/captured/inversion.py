@@ -14,7 +14,7 @@ from gradleak.adaptive import UNAWARE, Counter, View
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.distances import cosine, weighed
-from gradleak.audit import lanes
+from gradleak.audit import granted, lanes
 from gradleak.audit.group import Group
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import CONTROL
@@ -146,7 +146,7 @@ def _attacked(
   group: Group, update: Tree, name: str, variants: list, store: Workdir | None, show: Callable | None
 ) -> Part:
   """Runs one structure, or goes on from its checkpoint."""
-  attackers = group.attackers(group.attacks[0].method, group.defenses[0].method)
+  attackers = granted.attackers(group, group.attacks[0].method, group.defenses[0].method)
   wanted = {
     key
     for variant in variants
@@ -190,10 +190,11 @@ def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
   reads = group.attacks[0].method.reads
   found: list[View] = []
   targets: list[Target] = []
+  stream = group.streams.named('control')
   for counter in attackers:
     made = counter.views(upload)
     for number in range(-1, group.settings.controls):
-      views = made if number < 0 else [_noise(jax.random.fold_in(group.stream('control'), number), v) for v in made]
+      views = made if number < 0 else [_noise(jax.random.fold_in(stream, number), v) for v in made]
       views = [_without_missing(view, update) for view in views]
       places = tuple(range(len(found), len(found) + len(views)))
       address = max(number, 0)
@@ -274,16 +275,16 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
     others = found.images[controls]
     likeness, among = _likeness(found.images[own][:shown], others, shown)
     counter = made.lanes[own].target.counter
-    granted = dataclasses.replace(
-      group.knowledge(made.variants[variant].method), defense='unknown' if counter is UNAWARE else 'known'
+    known = dataclasses.replace(
+      granted.knowledge(group, made.variants[variant].method), defense='unknown' if counter is UNAWARE else 'known'
     )
     rows.append(
       {
         'attack': group.attacks[0].label,
         'counter': None if counter is UNAWARE else counter.name,
         'does': counter.words,
-        'granted': granted.in_words(),
-        'labels_mode': granted.labels,
+        'granted': known.in_words(),
+        'labels_mode': known.labels,
         **{name: float(getattr(found, name)[own]) for name in ('objective', 'objective_start', 'distance')},
         'mismatch': float(apart[own]),
         'diverged': int(found.diverged_step[own]) >= 0,

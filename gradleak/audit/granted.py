@@ -1,0 +1,96 @@
+"""What each attacker of a group is granted: counter-measures, knowledge, and what it makes of the public data."""
+
+import jax
+import jax.numpy as jnp
+
+from gradleak.adaptive import UNAWARE, Counter, counters
+from gradleak.attacks import labels as label_rules
+from gradleak.attacks.base import AttackMethod
+from gradleak.audit.group import Group
+from gradleak.core.trees import Tree
+from gradleak.defenses.defense import Defense, Placed, place
+from gradleak.priors.trained import check_apart, fingerprints
+from gradleak.threat import Knowledge
+
+
+def attackers(group: Group, attack: AttackMethod, placed: Placed) -> list[Counter]:
+  """Returns the `Counter`s by which an attack meets a defense.
+
+  Without a counter-measure, an aware attacker equals an unaware one, and is run once.
+  """
+  given = group.settings
+  if given.knowledge == 'unaware':
+    return [UNAWARE]
+  rounds = given.rounds if group.server is None or group.server.rounds == 1 else 1
+  aware = counters(placed, group.scenario.context, given.batch_size, attack, rounds)
+  if given.counters is not None:
+    aware = [counter for counter in aware if counter.name in given.counters]
+  return [UNAWARE, *aware] if given.knowledge == 'both' else aware or [UNAWARE]
+
+
+def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
+  """Returns what the attacker is granted; what it knows of the defense is in the evidence."""
+  mode, rule = group.settings.labels, attack.label_rule
+  made = attack(group.client)
+  if mode == 'auto':
+    mode = made.labels
+  elif mode in label_rules.RULES:
+    mode, rule = 'inferred', mode
+  defense = {'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[group.settings.knowledge]
+  if not any(one.method.defense.members for one in group.defenses):
+    defense = 'none'
+  held = made.auxiliary_data or (mode == 'inferred' and rule in label_rules.AUXILIARY)
+  return Knowledge(
+    labels=mode,
+    label_inference=rule,
+    local_steps=group.client.num_steps(group.settings.batch_size),
+    share=group.client.share,
+    batch_norm=group.scenario.settings['batch_norm'],
+    defense=defense,
+    model='honest' if group.server is None else 'modified',
+    auxiliary_data=len(group.scenario.public[0]) if held and group.scenario.public is not None else 0,
+    prior=made.prior,
+    training=made.assumes,
+    cohort=group.client.cohort,
+  )
+
+
+def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = None) -> Tree | None:
+  """Returns what an attack learns from the public data before it sees an upload; None for most.
+
+  Args:
+    group: the `Group`.
+    attack: the `AttackMethod`.
+    simulates: the defense that an adaptive attack learns through, None for none.
+
+  Raises:
+    UsageError: if a private image is among the public ones.
+  """
+  if attack.prepare is None:
+    return None
+  scenario = group.scenario
+  if attack.learns and scenario.public is not None:
+    check_apart(fingerprints(scenario.public[0]), scenario.images)
+  if attack.adaptive and simulates is not None:
+    scenario = scenario._replace(client=place(simulates, group.scenario.context).client(group.client))
+  found = attack.prepare(group.streams.named('prepare'), scenario, attack.settings, group.settings.batch_size)
+  return jax.block_until_ready(found)  # so that a progress bar says what takes the time
+
+
+def class_means(group: Group, attack: AttackMethod) -> jax.Array | None:
+  """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
+  public = group.scenario.public
+  if public is None or not knowledge(group, attack).auxiliary_data:
+    return None
+  images, labels = public
+  classes = range(group.client.num_classes)
+  return jnp.stack([images[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
+
+
+def class_images(group: Group, attack: AttackMethod) -> jax.Array | None:
+  """Returns public images of each class, where the labels are inferred by a rule that uses them."""
+  known, public = knowledge(group, attack), group.scenario.public
+  if public is None or known.labels != 'inferred' or known.label_inference not in label_rules.AUXILIARY:
+    return None
+  images, labels = public
+  return label_rules.class_images(images, labels, group.client.num_classes)

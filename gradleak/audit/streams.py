@@ -1,0 +1,28 @@
+"""Randomness of an audit: named streams of one key, made here and handed to uploads, lanes and learning alone."""
+
+import zlib
+from typing import NamedTuple
+
+import jax
+
+
+class Streams(NamedTuple):
+  """The streams of one key: each has a name, and a place in it for every number.
+
+  Attributes:
+    key: of the audit.
+  """
+
+  key: jax.Array
+
+  def named(self, name: str) -> jax.Array:
+    """Returns the key of a stream."""
+    return jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+
+
+@jax.jit  # one program, in place of several
+def folded(keys: jax.Array, *numbers: jax.Array) -> jax.Array:
+  """Returns keys [N], or one for all, with the N numbers of each array folded in, one array after the other."""
+  for each in numbers:
+    keys = jax.vmap(jax.random.fold_in, (0 if keys.ndim else None, 0))(keys, each)
+  return keys
