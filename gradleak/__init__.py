@@ -1,6 +1,6 @@
 """gradleak: what a federated-learning update reveals about the data behind it, and what hiding it costs."""
 
-from gradleak import adaptive, attacks, data, defenses, federated, metrics, models, report, servers
+from gradleak import adaptive, attacks, data, defenses, federated, metrics, modalities, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
 from gradleak.core.errors import UsageError
 from gradleak.core.version import VERSION as __version__
@@ -50,6 +50,7 @@ __all__ = [
   'inspect',
   'load',
   'metrics',
+  'modalities',
   'models',
   'parse',
   'read_update',

@@ -303,7 +303,7 @@ ROW = {
   'psnr': 30.0, 'pearson': 0.9, 'objective': 0.001, 'objective_at_truth': 1e-7, 'objective_start': 1.0,
   'diverged': False, 'revealed': 0, 'recognised': 1, 'identified': 1, 'candidates': 1000,
 }  # fmt: skip
-CONTROL = Threshold(psnr=10.0, revealed=0.0, recognised=0.0, identified=0.0, pearson=0.3, certain_psnr=20.0)
+CONTROL = Threshold(score=10.0, revealed=0.0, recognised=0.0, identified=0.0, correlation=0.3, certain=20.0)
 FLAT = {'recognised': 0, 'identified': 0, 'pearson': math.nan, 'flat': 1, 'batch_size': 1, 'steps': 300}
 UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
 

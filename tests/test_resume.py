@@ -170,7 +170,7 @@ def test_stopped_between_the_attack_and_its_tables(linear, uninterrupted, tmp_pa
     write(path, content)
 
   with monkeypatch.context() as patch, pytest.raises(Stop):
-    patch.setattr(sys.modules['gradleak.audit'], 'write_atomically', stop)  # gl.audit is the function
+    patch.setattr(sys.modules['gradleak.audit.run'], 'write_atomically', stop)
     audit(linear, tmp_path / 'new')
   watch = Watch()
   result = audit(linear, tmp_path / 'new', progress=watch)

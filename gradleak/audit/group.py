@@ -11,6 +11,7 @@ from gradleak.audit.settings import AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
+from gradleak.modalities import Modality
 from gradleak.servers.base import Server
 
 
@@ -45,6 +46,11 @@ class Group:
   def attacks_trial(self, defense: str, trial: int) -> bool:
     """Returns whether a trial is attacked under the defense of this label."""
     return self.only is None or int(trial) in self.only.get(defense, ())
+
+  @property
+  def modality(self) -> Modality:
+    """What a sample is."""
+    return self.client.modality
 
   @property
   def client(self) -> Client:

@@ -117,11 +117,11 @@ def _only(
 def _gallery(scenario: Scenario, private: int) -> dict[int, metrics.Gallery]:
   """Returns label -> the gallery of the private images of that label: one for all of one kind."""
   given, images, labels = scenario.gallery, scenario.images[:private], scenario.labels[:private]
+  make = scenario.client.modality.gallery
   if not given.by_class:
-    return dict.fromkeys(np.unique(labels).tolist(), metrics.gallery(given.images, images))
+    return dict.fromkeys(np.unique(labels).tolist(), make(given.images, images))
   return {
-    label: metrics.gallery(given.images[given.labels == label], images[labels == label])
-    for label in np.unique(labels).tolist()
+    label: make(given.images[given.labels == label], images[labels == label]) for label in np.unique(labels).tolist()
   }
 
 

@@ -1,15 +1,12 @@
 """Scored and judged: what the attacks found against the private images, one row per target."""
 
-import functools
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from gradleak import metrics
 from gradleak.adaptive import UNAWARE
 from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
@@ -18,14 +15,9 @@ from gradleak.audit.uploads import Uploads, share_sent
 from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.core import trees
-from gradleak.core.reuse import reusable
 from gradleak.core.storage import plain
-from gradleak.core.trees import Tree
 from gradleak.defenses.defense import remarks
-from gradleak.engine import compiler
-from gradleak.models import Model
-
-_PAIRS = 16  # that a network compares at once
+from gradleak.modalities import Modality
 
 Part = tuple[list[dict], dict[str, np.ndarray]]
 
@@ -87,12 +79,12 @@ def _by_target(lanes: list[Lane]) -> list[range]:
 
 def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict, int, Any]:
   """Returns a target's row without its verdict, the lane that the attacker keeps, and how its images are matched."""
-  reconstructions, scenario = found.reconstructions, group.scenario
+  reconstructions, scenario, kind = found.reconstructions, group.scenario, group.modality
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.labels[target.trial]
   measured = [
-    metrics.evaluate(
+    kind.evaluate(
       reconstructions.images[i],
       truth,
       reconstructions.labels[i],
@@ -106,7 +98,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   started = slice(lanes.start, lanes.stop)
   best = int(np.argmin(kept_distance(reconstructions.distance[started], reconstructions.diverged_step[started])))
   chosen, figures = lanes[best], measured[best]
-  oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure['psnr']) else figure['psnr'])
+  oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure[kind.score]) else figure[kind.score])
   permutation = figures.pop('permutation')
   diverged = int(reconstructions.diverged_step[chosen])
   known = granted.knowledge(group, variant.method)
@@ -123,12 +115,12 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'labels': known.labels,
     **figures,
     **_by_networks(group, reconstructions.images[chosen], truth, permutation),
-    'trained_psnr': _to_trained(sent, target, reconstructions.images[chosen]),
+    f'trained_{kind.score}': _to_trained(kind, sent, target, reconstructions.images[chosen]),
     'objective': float(reconstructions.objective[chosen]),
     'distance': float(reconstructions.distance[chosen]),
     'objective_start': float(reconstructions.objective_start[chosen]),
     'objective_at_truth': float(found.at_truth[chosen]),
-    **{f'oracle_{name}': oracle[name] for name in ('psnr', 'ssim', 'mse_unclipped')},
+    **{f'oracle_{name}': oracle[name] for name in kind.oracle},
     'diverged': diverged >= 0,
     'diverged_step': diverged if diverged >= 0 else None,
     'change': sent.changes[target.defense][target.place],
@@ -138,47 +130,23 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   return row, chosen, permutation
 
 
-def _by_networks(group: Group, images: jax.Array, truth: np.ndarray, permutation: list[int]) -> dict:
-  """Returns 'fmse' and 'lpips', means over the pairs; the latter None where its weights were not given."""
+def _by_networks(group: Group, samples: jax.Array, truth: np.ndarray, permutation: list[int]) -> dict:
+  """Returns the figures of networks, means over the pairs, see `Modality.by_networks`."""
+  compared = group.modality.by_networks
+  if compared is None:
+    return {}
   matched = np.asarray(permutation) >= 0
-  pairs = np.asarray(images)[np.asarray(permutation)[matched]], truth[matched]
-  fmse = functools.partial(_fmse(group.client.model), group.scenario.variables)
-  return {
-    'fmse': _mean(fmse, *pairs),
-    'lpips': None if group.lpips is None else _mean(functools.partial(_lpips, group.lpips), *pairs),
-  }
+  pairs = np.asarray(samples)[np.asarray(permutation)[matched]], truth[matched]
+  return compared(group.client.model, group.scenario.variables, group.lpips)(*pairs)
 
 
-def _mean(metric: Callable[[np.ndarray, np.ndarray], jax.Array], images: np.ndarray, truth: np.ndarray) -> float:
-  """Returns the mean of a metric over pairs of images, of which a network is given a few at a time."""
-  chunks = [slice(start, start + _PAIRS) for start in range(0, len(truth), _PAIRS)]
-  return float(np.mean(np.concatenate([metric(images[chunk], truth[chunk]) for chunk in chunks]), dtype=np.float64))
-
-
-@reusable(8)
-def _fmse(model: Model) -> Callable[[Tree, jax.Array, jax.Array], jax.Array]:
-  def fmse(variables: Tree, images: jax.Array, truth: jax.Array) -> jax.Array:
-    def logits(pixels: jax.Array) -> jax.Array:
-      return model.apply(variables, pixels.astype(truth.dtype), False, None)[0]
-
-    return metrics.fmse(images, truth, logits)
-
-  # Run on few images once per row: compiling it well would take longer than running it.
-  return jax.jit(fmse, compiler_options=compiler.known(xla_backend_optimization_level=0))
-
-
-@jax.jit
-def _lpips(weights: metrics.LpipsWeights, images: jax.Array, truth: jax.Array) -> jax.Array:
-  return metrics.lpips(images, truth, weights)
-
-
-def _to_trained(sent: Uploads, target: Target, images: jax.Array) -> float | None:
-  """Returns the PSNR of a reconstruction to what the client trained on, None where this is what is private."""
+def _to_trained(kind: Modality, sent: Uploads, target: Target, samples: jax.Array) -> float | None:
+  """Returns the score of a reconstruction to what the client trained on, None where this is what is private."""
   trained = None if target.defense < 0 else sent.trained[target.defense]
   if trained is None:
     return None
   nothing = np.zeros(0, np.int32), np.zeros(len(trained[target.place]), np.int32)
-  return metrics.evaluate(images, trained[target.place], *nothing)['psnr']
+  return kind.evaluate(samples, trained[target.place], *nothing)[kind.score]
 
 
 def _met(group: Group, target: Target) -> dict:

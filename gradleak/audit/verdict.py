@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import metrics
+from gradleak.core import statistics
+from gradleak.modalities import of_rows
 
 CONTROL = 'null_gradient'
 # The verdicts on a reconstruction, the strongest first; then those on a run that shows nothing.
@@ -21,29 +22,33 @@ class Threshold(NamedTuple):
   """What a run has to exceed, from its control pool.
 
   Attributes:
-    psnr, revealed, recognised, identified: the 95th percentile of these columns.
-    pearson: three standard deviations above the mean, of Fisher's z; more for a small pool (Student's bound).
-    certain_psnr: the same bound of the PSNR, for images that have no correlation.
+    score, revealed, recognised, identified: the 95th percentile of these columns.
+    correlation: three standard deviations above the mean, of Fisher's z; more for a small pool (Student's bound).
+    certain: the same bound of the score, for samples that have no correlation.
   """
 
-  psnr: float
+  score: float
   revealed: float
   recognised: float
   identified: float
-  pearson: float
-  certain_psnr: float
+  correlation: float
+  certain: float
 
 
-_PERCENTILES = ('psnr', 'revealed', 'recognised', 'identified')  # columns of which a percentile counts
+_COUNTS = ('revealed', 'recognised', 'identified')  # columns of which a percentile counts, beside the score
 
 
 def threshold(controls: list[dict]) -> Threshold:
   """Returns the `Threshold` of the control runs of one attack; NaN, which nothing exceeds, without any."""
-  finite = {name: [row[name] for row in controls if math.isfinite(row[name])] for name in ('pearson', 'psnr')}
+  kind = of_rows(controls)
+  correlations, scores = (
+    [row[name] for row in controls if math.isfinite(row[name])] for name in (kind.correlation, kind.score)
+  )
   return Threshold(
-    **{n: metrics.percentile_threshold([row[n] for row in controls]) for n in _PERCENTILES},
-    pearson=float(np.tanh(_exceeded(np.arctanh(np.clip(finite['pearson'], -0.999999, 0.999999))))),
-    certain_psnr=_exceeded(finite['psnr']),
+    score=statistics.percentile_threshold([row[kind.score] for row in controls]),
+    **{name: statistics.percentile_threshold([row[name] for row in controls]) for name in _COUNTS},
+    correlation=float(np.tanh(_exceeded(np.arctanh(np.clip(correlations, -0.999999, 0.999999))))),
+    certain=_exceeded(scores),
   )
 
 
@@ -58,7 +63,7 @@ def _exceeded(values: Any) -> float:
 
 
 def judge(row: dict, beyond: Threshold) -> dict:
-  """Returns a row's `control_psnr`, `control_pearson`, `success`, `solved` and `verdict`.
+  """Returns a row's `success`, `solved` and `verdict`, and what its score and correlation had to exceed.
 
   The four steps; of a batch, each asks for more images than the 95th percentile of the control shows, none as a rule:
     exact: an image correlates with what the attack returned by at least 0.98, or its root mean squared error is at
@@ -75,15 +80,16 @@ def judge(row: dict, beyond: Threshold) -> dict:
   defense's merit then, else it is 'not solved'), or, for a success, when 99.9 % of the descent from the start to the
   truth is done; less means that the leak is at least this.
   """
+  kind = of_rows([row])
   if is_flat(row):
-    correlated = row['steps'] > 0 and row['psnr'] > beyond.certain_psnr
+    correlated = row['steps'] > 0 and row[kind.score] > beyond.certain
   else:
-    correlated = row['pearson'] > beyond.pearson
+    correlated = row[kind.correlation] > beyond.correlation
   reached = (
     row['revealed'] > beyond.revealed,
     row['recognised'] > beyond.recognised,
     row['identified'] > beyond.identified and row['candidates'] >= MIN_CANDIDATES and correlated,
-    row['psnr'] > beyond.psnr and correlated,
+    row[kind.score] > beyond.score and correlated,
   )
   level = next((name for name, holds in zip(LEVELS, reached, strict=True) if holds and not row['diverged']), None)
   success = level in RECOVERED
@@ -93,7 +99,7 @@ def judge(row: dict, beyond: Threshold) -> dict:
   )
   solved = bool(gap <= tolerance)
   verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'not solved')
-  control = {'control_psnr': beyond.psnr, 'control_pearson': beyond.pearson}
+  control = dict(zip(kind.controls, (beyond.score, beyond.correlation), strict=True))
   return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
 
 
@@ -111,15 +117,16 @@ def false_alarms(controls: list[dict]) -> list[dict]:
     controls: control runs of any attacks, rows; those of one pool have the same thresholds.
   """
   pools: dict[tuple, list[dict]] = {}
+  kind = of_rows(controls)
   for row in controls:
-    pools.setdefault((row['attack'], row['control_psnr'], row['control_pearson']), []).append(row)
+    pools.setdefault((row['attack'], *(row[name] for name in kind.controls)), []).append(row)
   found = []
   for pool in pools.values():
     numbers = [{name: math.nan if value is None else value for name, value in row.items()} for row in pool]
     usual = threshold(numbers)
     for row, given in zip(pool, numbers, strict=True):
       beyond = usual
-      if any(given[name] > getattr(usual, name) for name in _PERCENTILES):  # else the others are as high
+      if given[kind.score] > usual.score or any(given[name] > getattr(usual, name) for name in _COUNTS):
         beyond = threshold([other for other in numbers if other['trial'] != row['trial']])
       judged = judge(given, beyond)
       found.append({**row, 'verdict': judged['verdict'], 'success': judged['success']})

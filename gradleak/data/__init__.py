@@ -165,20 +165,31 @@ def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
   Raises:
     UsageError: for anything else; names the value and the first image that has it.
   """
-  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
+  check_images(images)
+  check_labels(labels, len(np.asarray(images)), num_classes)
+
+
+def check_images(images: Any) -> None:
+  """Checks images: floating [N, H, W, C], N ≥ 1, pixels finite and in [0, 1]; raises `UsageError` for others."""
+  images = errors.host_array('images', images)
   if images.ndim != 4 or not images.size:
     raise errors.UsageError(f'images have the shape {images.shape}, expected [N, H, W, C], none of them 0')
   if not np.issubdtype(images.dtype, np.floating):
     advice = '; divide by 255 and convert to float32' if images.dtype == np.uint8 else ''
     raise errors.UsageError(f'images are {images.dtype.name}, expected floats in [0, 1]{advice}')
-  if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-    raise errors.UsageError(
-      f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {len(images)} images'
-    )
   wrong: np.ndarray = np.argwhere(~((images >= 0) & (images <= 1)))  # true for NaN too
   if len(wrong):
     value = images[tuple(wrong[0])]
     raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
+
+
+def check_labels(labels: Any, count: int, num_classes: int | None = None) -> None:
+  """Checks labels: integers [count], in [0, num_classes); raises `UsageError` for others, and names the first."""
+  labels = errors.host_array('labels', labels)
+  if labels.shape != (count,) or not np.issubdtype(labels.dtype, np.integer):
+    raise errors.UsageError(
+      f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {count} images'
+    )
   check_classes(labels, num_classes)
 
 
@@ -201,7 +212,11 @@ def two(name: str, given: Any) -> tuple[Any, Any]:
 
 
 def pair(
-  name: str, given: Any, num_classes: int | None = None, image_shape: tuple[int, ...] | None = None
+  name: str,
+  given: Any,
+  num_classes: int | None = None,
+  image_shape: tuple[int, ...] | None = None,
+  check: Callable[[Any], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a user's (images, labels) as NumPy arrays.
 
@@ -210,13 +225,15 @@ def pair(
     given: a pair that `validate` accepts.
     num_classes: as `validate` takes it.
     image_shape: (H, W, C) that the images must have, or None.
+    check: of samples that are no images; by default `check_images`.
 
   Raises:
     UsageError: for anything else.
   """
   images, labels = two(name, given)
   try:
-    validate(images, labels, num_classes)
+    (check or check_images)(images)
+    check_labels(labels, len(images), num_classes)
   except errors.UsageError as error:
     raise errors.UsageError(f'{name}: {error}') from error
   images, labels = np.asarray(images), np.asarray(labels)

@@ -19,6 +19,7 @@ from gradleak.core.promotion import lenient
 from gradleak.core.trees import Tree
 from gradleak.federated import heads
 from gradleak.federated.losses import cross_entropy
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.counted import counted, heeds
 from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
@@ -75,6 +76,7 @@ class Client:
     frozen: names of layers, or of modules in the parameters, that are neither trained nor shared.
     cohort: clients whose mean update the server sees (secure aggregation); each has an equal part of the samples.
     extra_gradients: how many gradients its defenses compute of each sample, beside its own.
+    modality: what a sample is.
   """
 
   model: Model
@@ -95,6 +97,7 @@ class Client:
   frozen: tuple[str, ...] = ()
   cohort: int = 1
   extra_gradients: int = 0
+  modality: Modality = IMAGES
 
   def __post_init__(self) -> None:
     check_model(self.model)
@@ -256,8 +259,7 @@ class Client:
   def _samples(self, images: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
     images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
-    if images.ndim != 4 or not images.size or not jnp.issubdtype(images.dtype, jnp.floating):
-      raise errors.UsageError(f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C], N ≥ 1')
+    self.modality.check_batch(images)
     count, classes = images.shape[0], self.num_classes
     if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (count, classes):
       return images, labels

@@ -1,5 +1,6 @@
 """What is audited: a client with its model, weights and private samples."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,12 +9,12 @@ import jax
 import numpy as np
 import optax
 
-from gradleak import data, metrics
+from gradleak import data
 from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
-from gradleak.data.images import span
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import (
   check_apply,
@@ -87,6 +88,7 @@ def scenario(
   previous: Mapping | None = None,
   gallery: Any = None,
   notes: Mapping[str, Any] | None = None,
+  modality: Modality = IMAGES,
   **changes: Any,
 ) -> Scenario:
   """Returns the `Scenario` of a model and private samples.
@@ -109,6 +111,7 @@ def scenario(
     gallery: real images of the same kind, among which an original is to be found, private ones among them or not:
       floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them; or (images, labels); or `gradleak.data.Candidates`,
       which may have several kinds. By default the images that are given here. The first 4,000 count, and public ones.
+    modality: what a sample is, a `gradleak.modalities.Modality`; that of a `Client` where one is given.
     notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
@@ -117,17 +120,20 @@ def scenario(
       finite; and for a setting that a client does not have.
   """
   check_model(model)
-  data.validate(images, labels, num_classes)
+  kind = client.modality if isinstance(client, Client) else modality
+  kind.check(images)
+  data.check_labels(labels, len(images), num_classes)
   images, labels = np.asarray(images), np.asarray(labels)
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   variables = _checked_variables(model, variables, key, image_shape)
   num_classes = _checked_classes(model, variables, image_shape, num_classes)
   data.check_classes(labels, num_classes)
-  public = _checked_public(public, image_shape, num_classes)
+  public = _checked_public(kind, public, image_shape, num_classes)
   previous = _checked_previous(model, previous, image_shape)
-  given = _checked_gallery((images, labels) if gallery is None else gallery, image_shape, num_classes)
-  found, composition = _candidates(given, labels, public)
+  given = _checked_gallery(kind, (images, labels) if gallery is None else gallery, image_shape, num_classes)
+  found, composition = _candidates(kind, given, labels, public)
   client, recorded = _client(client, changes, model, num_classes)
+  client = dataclasses.replace(client, modality=kind)
   heads.check_client(client, variables, image_shape)
   described = {
     'dataset': errors.check_text('dataset', dataset),
@@ -136,7 +142,8 @@ def scenario(
     'num_classes': num_classes,
     'image_shape': list(image_shape),
     **recorded,
-    **_range(images),
+    **kind.describe(images),
+    **({} if kind is IMAGES else {'modality': kind.name}),
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
     **_fingerprints(data=(images, labels), weights=variables, public=public, previous=previous, gallery=found.images),
     **({'precision': 'float64'} if double else {}),
@@ -152,12 +159,6 @@ def scenario(
     public,
     previous,
   )
-
-
-def _range(images: np.ndarray) -> dict[str, list[float]]:
-  """Returns {'pixel_range': [least, largest]} of images that use a small part of [0, 1]."""
-  small = span(images)
-  return {} if small is None else {'pixel_range': list(small)}
 
 
 def num_logits(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> int:
@@ -227,20 +228,23 @@ def _client(
   return given.client(model, num_classes), given.recorded()
 
 
-def _checked_public(public: tuple | None, image_shape: tuple, num_classes: int) -> tuple | None:
+def _checked_public(kind: Modality, public: tuple | None, image_shape: tuple, num_classes: int) -> tuple | None:
   """Returns public images and labels as float32 and int32."""
   if public is None:
     return None
-  images, labels = data.pair('public', public, num_classes, image_shape)
+  images, labels = data.pair('public', public, num_classes, image_shape, kind.check)
   return images.astype(np.float32), labels.astype(np.int32)
 
 
-def _candidates(given: data.Candidates, private: np.ndarray, public: tuple | None) -> tuple[data.Candidates, dict]:
+def _candidates(
+  kind: Modality, given: data.Candidates, private: np.ndarray, public: tuple | None
+) -> tuple[data.Candidates, dict]:
   """Returns the gallery, and what it is made of, plain JSON, see `report.wording.gallery`.
 
   Of each kind it has as many different images as ranks are taken of, none of them flat.
 
   Args:
+    kind: the modality.
     given: the images that are given for it; a label of −1 is unknown.
     private: the labels of the private images, which decide what kinds there are to be.
     public: (images, labels) that everyone holds, or None; they count, too.
@@ -252,8 +256,8 @@ def _candidates(given: data.Candidates, private: np.ndarray, public: tuple | Non
     seen = {image.tobytes() for image in public[0]}
   wanted = np.unique(private)
   kinds = [np.flatnonzero(labels == label) for label in wanted] if given.by_class else [np.arange(len(labels))]
-  kept = np.concatenate([kind[metrics.distinct(images[kind])] for kind in kinds])
-  flat = {one.tobytes() for kind in kinds for one in images[kind] if one.std(dtype=np.float64) <= metrics.LEVEL}
+  kept = np.concatenate([places[kind.distinct(images[places])] for places in kinds])
+  flat = {one.tobytes() for places in kinds for one in images[places][kind.flat(images[places])]}
   other = {one.tobytes(): label for one, label in zip(images, labels, strict=True) if label not in wanted}
   composition = {
     'by_class': given.by_class,
@@ -274,7 +278,7 @@ def _counted(given: data.Candidates, labels: np.ndarray) -> dict[str, int]:
   }
 
 
-def _checked_gallery(gallery: Any, image_shape: tuple, num_classes: int) -> data.Candidates:
+def _checked_gallery(kind: Modality, gallery: Any, image_shape: tuple, num_classes: int) -> data.Candidates:
   """Returns the gallery; images that are given alone are of one kind, and their classes are not known."""
   given = data.Candidates(*gallery) if type(gallery) is tuple and len(gallery) == 2 else gallery
   labelled = isinstance(given, data.Candidates)
@@ -284,10 +288,13 @@ def _checked_gallery(gallery: Any, image_shape: tuple, num_classes: int) -> data
     labels = errors.host_array('the labels of the gallery', given.labels)
   if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.floating):
     raise errors.UsageError(
-      f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {str(image_shape)[1:-1]}]'
+      f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {", ".join(map(str, image_shape))}]'
     )
-  if images.size and not (images.min() >= 0 and images.max() <= 1):
-    raise errors.UsageError(f'the gallery has pixels in [{images.min():g}, {images.max():g}], expected [0, 1]')
+  if images.size:
+    try:
+      kind.check(images)
+    except errors.UsageError as error:
+      raise errors.UsageError(f'the gallery: {error}') from error
   if labelled:
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
       raise errors.UsageError(

@@ -39,6 +39,7 @@ class Model(NamedTuple):
       adds nothing.
     citations: its sources.
     normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
+    axes: how many axes one sample has, 3 for images.
   """
 
   name: str
@@ -49,6 +50,7 @@ class Model(NamedTuple):
   penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
   citations: tuple[str, ...] = ()
   normalisation: 'Normalisation | None' = None
+  axes: int = 3
 
 
 class Normalisation(NamedTuple):
@@ -167,14 +169,12 @@ def check_model(model: Any) -> Model:
   )
 
 
-def check_image_shape(image_shape: Any) -> ImageShape:
-  """Returns (H, W, C) as a tuple of integers; raises `UsageError` for anything else."""
-  if not isinstance(image_shape, tuple | list) or len(image_shape) != 3:
-    raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected (height, width, channels)')
-  height, width, channels = (
-    int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape
-  )
-  return height, width, channels
+def check_image_shape(image_shape: Any, axes: int = 3) -> ImageShape:
+  """Returns the shape of one sample, (H, W, C) of an image, as integers; raises `UsageError` for another one."""
+  if not isinstance(image_shape, tuple | list) or len(image_shape) != axes:
+    expected = '(height, width, channels)' if axes == 3 else f'{axes} sides'
+    raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected {expected}')
+  return tuple(int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape)
 
 
 def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) -> None:
@@ -188,8 +188,8 @@ def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) ->
   Raises:
     UsageError: if they differ; names the first difference.
   """
-  image_shape = check_image_shape(image_shape)
-  expected = _shapes(check_model(model), image_shape)
+  image_shape = check_image_shape(image_shape, check_model(model).axes)
+  expected = _shapes(model, image_shape)
   if isinstance(variables, Mapping) and 'params' in variables:
     difference = _difference(variables, expected)
     if difference:
@@ -268,7 +268,7 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
   Raises:
     UsageError: if it returns anything else, or fails.
   """
-  model, image_shape = check_model(model), check_image_shape(image_shape)
+  image_shape = check_image_shape(image_shape, check_model(model).axes)
   images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))  # float64 if that is enabled
 
   def trace(variables: Tree, images: jax.Array) -> None:
@@ -315,7 +315,7 @@ def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], bat
     return
   leaves, structure = jax.tree.flatten(dict(variables))
   shapes = tuple((tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-  same, updated = _modes(model, structure, shapes, check_image_shape(image_shape))
+  same, updated = _modes(model, structure, shapes, check_image_shape(image_shape, model.axes))
   how = (
     f'let its call take an argument that says whether it trains ({", ".join(modes.NAMES)}), and hand it to BatchNorm'
   )
@@ -535,6 +535,7 @@ def from_functions(
   *,
   features: Callable[[Tree, jax.Array], jax.Array] | None = None,
   layers: Sequence[Layer] | None = None,
+  axes: int = 3,
 ) -> Model:
   """Returns the `Model` of plain functions (plain JAX, Haiku, or an Equinox module partitioned into arrays and rest).
 
@@ -545,6 +546,7 @@ def from_functions(
     name: how results call it.
     features: optional, (params, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
+    axes: how many axes one sample has, 3 for images.
 
   Raises:
     UsageError: for anything but two functions of these arguments; when `init` is called, for leaves that are not
@@ -561,7 +563,7 @@ def from_functions(
   taken = modes.arguments(apply, 2, 'apply of from_functions')
 
   def init_variables(key: jax.Array, image_shape: ImageShape) -> Tree:
-    params = init(errors.check_key('key', key), check_image_shape(image_shape))
+    params = init(errors.check_key('key', key), check_image_shape(image_shape, axes))
     leaves = [None] if params is None else jax.tree.leaves(params)
     wrong = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int)]
     if wrong:
@@ -579,7 +581,7 @@ def from_functions(
 
   features_of = None if features is None else lambda variables, images: features(variables['params'], images)
   layers_of = None if layers is None else lambda image_shape: tuple(layers)
-  return Model(name, init_variables, apply_variables, features_of, layers_of)
+  return Model(name, init_variables, apply_variables, features_of, layers_of, axes=axes)
 
 
 def _is_function(value: Any) -> bool:

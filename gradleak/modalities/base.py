@@ -1,0 +1,159 @@
+"""What a modality is: what a sample is, how it is judged and shown. Nothing else in the package knows."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors
+
+NUMBER = (int, float)
+
+
+class Column(NamedTuple):
+  """One column of `rows.jsonl` and `controls.jsonl`.
+
+  Attributes:
+    name: its key.
+    type: of its values in JSON.
+    unit: 'dB', a range, or '' where there is none.
+    meaning: a sentence.
+    none: when the value is null; '' for never.
+    bounds: the range that it has by definition, if a mean of it is summarised; else None.
+  """
+
+  name: str
+  type: type | tuple[type, ...]
+  unit: str
+  meaning: str
+  none: str = ''
+  bounds: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Modality:
+  """What a sample is. Modalities are compared as objects, and known to stored results by their names.
+
+  A batch of samples is a float array [N, …]; batches of one upload have one shape.
+
+  Attributes:
+    name: what results call it, such as 'images'.
+    axis_names: of one sample, such as ('H', 'W', 'C').
+    check: samples [N, …] -> None; raises `UsageError` for what are none, and names the first of them.
+    describe: samples -> what is recorded of them, plain JSON; {} for nothing.
+    evaluate: (reconstructions [K, …], truth [N, …], their labels, the true ones, signed=, blank=, among=) -> the
+      figures of one reconstructed batch: `columns` but those of networks, 'revealed', 'flat', 'rank', 'identified',
+      'recognised', 'candidates', 'label_correct', 'label_counts_correct' and 'permutation', see `metrics.evaluate`.
+    distinct: samples -> the places of those that can be candidates, each once.
+    flat: samples -> which of them are alike whatever they show, bool [N].
+    gallery: (candidates, private samples) -> what `evaluate` takes as `among`.
+    columns: those of its rows that others do not have.
+    score: the column that grows with the likeness of a reconstruction; a run has to exceed its control.
+    correlation: the column that tells a weak trace from none, in [-1, 1].
+    likeness: the column by which the example of a verdict is chosen.
+    oracle: the columns of which the best start is recorded, as 'oracle_…'.
+    shown: (column, its title, digits) of what tables show.
+    picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
+    by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
+      pairs; None for none.
+    noun: what one sample is called, singular and plural.
+  """
+
+  name: str
+  axis_names: tuple[str, ...]
+  check: Callable[[Any], None]
+  evaluate: Callable[..., dict[str, Any]]
+  distinct: Callable[[np.ndarray], list[int]]
+  gallery: Callable[[Any, Any], Any]
+  columns: tuple[Column, ...]
+  score: str
+  correlation: str
+  likeness: str
+  oracle: tuple[str, ...]
+  shown: tuple[tuple[str, str, int], ...]
+  picture: Callable[[np.ndarray], np.ndarray]
+  noun: tuple[str, str]
+  flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
+  describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}
+  by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
+
+  def __post_init__(self) -> None:
+    named = {column.name for column in self.columns}
+    for name in (self.score, self.correlation, self.likeness, *self.oracle, *(one[0] for one in self.shown)):
+      errors.check_choice('column of the modality', name, named)
+    if self.score == self.correlation:
+      raise errors.UsageError(f'the modality {self.name!r} has {self.score!r} for its score and its correlation')
+
+  def __repr__(self) -> str:
+    return self.name
+
+  def check_batch(self, samples: Any) -> None:
+    """Checks type and axes of samples, which may be traced; raises `UsageError` for others. Values are not read."""
+    if samples.ndim != 1 + self.axes or not samples.size or not jnp.issubdtype(samples.dtype, jnp.floating):
+      expected = f'[N, {", ".join(self.axis_names)}]'
+      raise errors.UsageError(
+        f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected floats {expected}, N ≥ 1'
+      )
+
+  @property
+  def axes(self) -> int:
+    """How many axes one sample has."""
+    return len(self.axis_names)
+
+  @property
+  def controls(self) -> tuple[str, ...]:
+    """The columns that a run has to exceed: of the score, and of the correlation."""
+    return f'control_{self.score}', f'control_{self.correlation}'
+
+  def derived(self) -> tuple[Column, ...]:
+    """Returns the columns that an audit adds for some of `columns`."""
+    of = {column.name: column for column in self.columns}
+    trained = of[self.score]._replace(name=f'trained_{self.score}')
+    score, correlation = (of[name]._replace(name=f'control_{name}') for name in (self.score, self.correlation))
+    starts = [of[name]._replace(name=f'oracle_{name}') for name in self.oracle]
+    return tuple(
+      {
+        column.name: column._replace(meaning=meaning, none=none)
+        for columns, meaning, none in (
+          ([trained], f'{self.score} to what the client trained on.', 'these are the private samples'),
+          (starts, 'The same, of the best start, chosen by the truth.', 'all diverged'),
+          ([score], '95th percentile of the control runs.', 'there is no control run'),
+          ([correlation], 'Three deviations above the mean of the control.', 'there is none'),
+        )
+        for column in columns
+      }.values()
+    )
+
+
+REGISTRY: dict[str, Modality] = {}
+
+
+def modality(made: Modality) -> Modality:
+  """Returns a modality, which stored results are known by from now on.
+
+  Raises:
+    UsageError: if another one has its name, or a column of its own has the name of another's score.
+  """
+  errors.check_instance('modality', made, Modality, 'a gradleak.modalities.Modality')
+  for other in REGISTRY.values():
+    if other is not made and (other.name == made.name or other.score == made.score):
+      raise errors.UsageError(f'the modality {made.name!r} has the name or the score of {other.name!r}')
+  REGISTRY[made.name] = made
+  return made
+
+
+def of_rows(rows: Sequence[Mapping[str, Any]]) -> Modality:
+  """Returns the modality of an audit's rows, by the column of its score; images, where there is no row.
+
+  Raises:
+    UsageError: for rows of no modality that is known.
+  """
+  if not rows:
+    return REGISTRY['images']
+  found = [one for one in REGISTRY.values() if one.score in rows[0]]
+  if len(found) != 1:
+    scores = ', '.join(one.score for one in REGISTRY.values())
+    raise errors.UsageError(f'a row has none of the columns {scores}: its modality is not known')
+  return found[0]

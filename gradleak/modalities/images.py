@@ -1,0 +1,103 @@
+"""Images: float [N, H, W, C] with pixels in [0, 1]."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from gradleak import data, metrics
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
+from gradleak.data.images import span
+from gradleak.engine import compiler
+from gradleak.modalities.base import NUMBER, Column, Modality, modality
+from gradleak.models import Model
+
+_DIVERGED = 'the trial diverged'
+_UNDEFINED = 'the trial diverged, or no pair varies in both images'
+_NO_LPIPS = 'its weights were not given, or the trial diverged'
+_POSITIVE = (0, math.inf)
+_PAIRS = 16  # that a network compares at once
+
+COLUMNS = (
+  Column(
+    'ms_ssim', NUMBER, '[0, 1]', 'MS-SSIM, on as many of five scales as fit; mean of the batch.', _DIVERGED, (0, 1)
+  ),
+  Column('mse', NUMBER, '', 'Mean squared error, images clipped to [0, 1]; mean over the batch.', _DIVERGED, (0, 1)),
+  Column('mse_unclipped', NUMBER, '', 'The same without clipping.', _DIVERGED),
+  Column('pearson', NUMBER, '[-1, 1]', 'Pearson correlation; mean over the pairs that have one.', _UNDEFINED, (-1, 1)),
+  Column('psnr', NUMBER, 'dB', 'PSNR of images clipped to [0, 1], peak 1; mean over the batch.', _DIVERGED, _POSITIVE),
+  Column('psnr_unclipped', NUMBER, 'dB', 'The same without clipping.', _DIVERGED),
+  Column('ssim', NUMBER, '[-1, 1]', 'SSIM, 11×11 Gaussian window; mean over the batch.', _DIVERGED, (-1, 1)),
+  Column('revealed_psnr', NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
+  Column('fmse', NUMBER, '', 'Mean squared error of the logits of the model that was sent.', _DIVERGED, _POSITIVE),
+  Column('lpips', NUMBER, '', 'LPIPS, 0 for equal images; mean over the batch.', _NO_LPIPS, _POSITIVE),
+)
+
+
+def describe(images: np.ndarray) -> dict[str, list[float]]:
+  """Returns {'pixel_range': [least, largest]} of images that use a small part of [0, 1]."""
+  small = span(images)
+  return {} if small is None else {'pixel_range': list(small)}
+
+
+def by_networks(model: Model, variables: Tree, weights: metrics.LpipsWeights | None) -> Callable:
+  """Returns (images, truth) -> 'fmse' and 'lpips', means over pairs; the latter None without its weights.
+
+  Args:
+    model, variables: of the network whose logits `metrics.fmse` compares.
+    weights: of LPIPS, or None.
+  """
+  fmse = functools.partial(_fmse(model), variables)
+  return lambda images, truth: {
+    'fmse': _mean(fmse, images, truth),
+    'lpips': None if weights is None else _mean(functools.partial(_lpips, weights), images, truth),
+  }
+
+
+def _mean(metric: Callable[[np.ndarray, np.ndarray], jax.Array], images: np.ndarray, truth: np.ndarray) -> float:
+  """Returns the mean of a metric over pairs of images, of which a network is given a few at a time."""
+  chunks = [slice(start, start + _PAIRS) for start in range(0, len(truth), _PAIRS)]
+  return float(np.mean(np.concatenate([metric(images[chunk], truth[chunk]) for chunk in chunks]), dtype=np.float64))
+
+
+@reusable(8)
+def _fmse(model: Model) -> Callable[[Tree, jax.Array, jax.Array], jax.Array]:
+  def fmse(variables: Tree, images: jax.Array, truth: jax.Array) -> jax.Array:
+    def logits(pixels: jax.Array) -> jax.Array:
+      return model.apply(variables, pixels.astype(truth.dtype), False, None)[0]
+
+    return metrics.fmse(images, truth, logits)
+
+  # Run on few images once per row: compiling it well would take longer than running it.
+  return jax.jit(fmse, compiler_options=compiler.known(xla_backend_optimization_level=0))
+
+
+@jax.jit
+def _lpips(weights: metrics.LpipsWeights, images: jax.Array, truth: jax.Array) -> jax.Array:
+  return metrics.lpips(images, truth, weights)
+
+
+IMAGES = modality(
+  Modality(
+    name='images',
+    axis_names=('H', 'W', 'C'),
+    check=data.check_images,
+    describe=describe,
+    evaluate=metrics.evaluate,
+    distinct=metrics.distinct,
+    flat=lambda images: images.std(axis=(1, 2, 3), dtype=np.float64) <= metrics.LEVEL,
+    gallery=metrics.gallery,
+    columns=COLUMNS,
+    score='psnr',
+    correlation='pearson',
+    likeness='ssim',
+    oracle=('psnr', 'ssim', 'mse_unclipped'),
+    shown=(('psnr', 'PSNR dB', 1), ('ssim', 'SSIM', 2)),
+    picture=lambda image: image,
+    by_networks=by_networks,
+    noun=('image', 'images'),
+  )
+)

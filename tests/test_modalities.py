@@ -1,0 +1,80 @@
+"""A modality of one's own runs through audit, adaptive attackers, sweep and report, from one file of its own."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.audit import schema
+from gradleak.modalities import IMAGES, REGISTRY, Modality, modality, of_rows
+from tests import circle
+
+
+@pytest.fixture(scope='module')
+def scenario():
+  samples, classes = circle.points(101)
+  return gl.scenario(circle.network(), samples, classes, key=jax.random.key(0), modality=circle.CIRCLE, dataset='ring')
+
+
+@pytest.fixture(scope='module')
+def result(scenario, tmp_path_factory):
+  found = gl.audit(
+    jax.random.key(1),
+    scenario,
+    [None, gl.defenses.gaussian(stddev=0.02), gl.defenses.prune(rate=0.5)],
+    [gl.attacks.csdlg(tv=0.0, steps=150, learning_rate=0.05)],
+    4,
+    controls=8,
+    workdir=tmp_path_factory.mktemp('ring'),
+    progress='none',
+  )
+  return found
+
+
+def test_points_are_recovered_without_a_defense(result):
+  bare = [row for row in result.rows if row['defense'] == 'none']
+  assert sum(row['success'] for row in bare) >= 3 and all(row['candidates'] == 100 for row in bare)
+  assert result.config['modality'] == 'circle'
+  assert result.truth.shape == (4, 1, 2)
+
+
+def test_adaptive_attackers_meet_the_defenses(result):
+  counters = {row['counter'] for row in result.rows if row['defense'].startswith('prune')}
+  assert 'masked' in ' '.join(filter(None, counters))
+
+
+def test_rows_have_the_columns_of_their_modality(result):
+  names = {column.name for column in schema.columns(circle.CIRCLE)}
+  assert all(set(row) == names for row in [*result.rows, *result.controls])
+  assert {'nearness', 'control_nearness', 'oracle_nearness', 'trained_nearness', 'control_direction'} <= names
+  assert not {'psnr', 'ssim', 'control_psnr'} & names
+  assert of_rows(result.rows) is circle.CIRCLE and of_rows([{'psnr': 1.0}]) is IMAGES
+  with pytest.raises(gl.UsageError, match='its modality is not known'):
+    of_rows([{'loss': 1.0}])
+
+
+def test_control_runs_show_nothing(result):
+  assert np.mean([row['nearness'] for row in result.controls]) < np.mean(
+    [row['nearness'] for row in result.rows if row['defense'] == 'none']
+  )
+
+
+def test_what_is_no_sample_is_refused(scenario):
+  samples, classes = circle.points(8)
+  with pytest.raises(gl.UsageError, match=r'point 3 is .* not on the circle'):
+    wrong = samples.copy()
+    wrong[3] = 0.5
+    gl.scenario(circle.network(), wrong, classes, key=jax.random.key(0), modality=circle.CIRCLE)
+  with pytest.raises(gl.UsageError, match=r'images .*expected \[N, H, W, C\]'):
+    gl.scenario(circle.network(), samples, classes, key=jax.random.key(0))
+  with pytest.raises(gl.UsageError, match=r'points are float32 of shape \(8, 2, 1\), expected floats \[N, 2\]'):
+    scenario.client.local_update(None, scenario.variables, samples[..., np.newaxis], classes)
+
+
+def test_two_modalities_have_two_names_and_two_scores():
+  again = {**{name: getattr(circle.CIRCLE, name) for name in Modality.__dataclass_fields__}}
+  with pytest.raises(gl.UsageError, match='has the name or the score'):
+    modality(Modality(**again))
+  with pytest.raises(gl.UsageError, match='for its score and its correlation'):
+    Modality(**{**again, 'correlation': 'nearness'})
+  assert REGISTRY == {'images': IMAGES, 'circle': circle.CIRCLE}
