@@ -1,4 +1,4 @@
-"""gradleak: what a federated-learning update reveals about the data behind it, and what hiding it costs."""
+"""gradleak measures gradient inversion: what a federated-learning update reveals, and what hiding it costs."""
 
 from gradleak import adaptive, attacks, data, defenses, federated, metrics, modalities, models, report, servers
 from gradleak.audit import AuditResult, AuditSettings, audit, load
