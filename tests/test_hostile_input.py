@@ -255,13 +255,9 @@ TAKE_NUMBERS = {
   'per_round': lambda n: frontier(per_round=n),
   'rounds': lambda n: train(rounds=n),
   'the budget': lambda n: train(budget=n, privacy=accounting.ledger(DP)),
-  'num_classes': lambda n: gl.Client(MODEL, n),
   'local_steps': lambda n: gl.Knowledge(local_steps=n),
-  'prune(rate)': lambda n: gl.defenses.prune(rate=n if n is not True else '1'),
-  'sensitive': lambda n: gl.defenses.concealment(sensitive=n),
   'number of clients': lambda n: gl.data.partition.dirichlet(KEY, LABELS, n, alpha=1.0),
   'channels': lambda n: gl.data.load('digits', limit=1, channels=n),
-  'image_size': lambda n: gl.data.load('digits', limit=1, image_size=n),
 }
 
 

@@ -43,7 +43,9 @@ class Camera:
     (True, Count, 'an integer'),
     (0, Annotated[int | None, Range(1)], 'an integer in [1, inf]'),
     ('1', int, 'an integer'),
-    (1j, float, 'a number'),
+    *(
+      (value, Fraction, 'a number in [0, 1]') for value in (10**400, -1, math.nan, b'1', '1', [1], np.array([1, 2]), 1j)
+    ),
     (1, bool, 'expected bool'),
     (1, str, 'expected str'),
     ('vald', Annotated[str, Choice(MODES)], "did you mean 'valid'? (valid: same, valid)"),

@@ -266,6 +266,13 @@ def test_traced_numbers_pass_unchecked_and_traced_integers_do_not():
 
 
 @pytest.mark.parametrize(('name', 'setting'), EVERY)
+def test_there_are_no_other_choices(name, setting):
+  limit = settings.limits(annotations(found(name))[setting])[1]
+  if isinstance(limit, settings.Choice):
+    assert set(limit.names) == set(RANGES[name][setting].removesuffix('?').split('|'))
+
+
+@pytest.mark.parametrize(('name', 'setting'), EVERY)
 def test_on_the_bounds_is_accepted(name, setting):
   for value in values(RANGES[name][setting])[0]:
     assert settings.fitting(setting, value, annotations(found(name))[setting]) == value
