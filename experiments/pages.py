@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments import claims, comparison, judgement, results
-from experiments.experiment import Experiment, Outcome, duration, minutes
+from experiments.experiment import Experiment, Outcome, duration
 from experiments.judgement import Judged
 from experiments.table import UNCOUNTED, VERDICT, markdown, ordered
 from gradleak.core.storage import made_folder, write_atomically
@@ -189,8 +189,8 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
     _counted(counts),
     f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
     'value.',
-    f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing, the '
-    'cheapest first; `python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
+    f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing; '
+    '`python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
   ]
   for page, names in _grouped(judged).items():
     head = ('table', 'claim', *comparison.VERDICTS, 'not counted', 'not shown', 'run')
@@ -210,11 +210,11 @@ def _state(table: Judged, stored: results.Stored | None, scale: str) -> str:
   """Returns how long a table took, or why there is none."""
   experiment = table.experiment
   if table.outcomes is not None and stored is not None:
-    return duration(stored.seconds / 60)
+    return duration(stored.seconds)
   if stored is not None:
     return 'its settings have changed since'
   datasets = sorted({run.scaled(scale).dataset for run in experiment.runs.values()})
-  return f'not yet: about {duration(minutes(experiment, scale))}, with {", ".join(datasets)}'
+  return f'not yet, on {", ".join(datasets)}'
 
 
 def _unexplained(table: Judged, notes: Sequence[comparison.Note]) -> list[str]:
@@ -244,5 +244,5 @@ def _table(table: Judged, stored: results.Stored | None, scale: str, pictures: s
   parts += [f'![{experiment.table}: picture {n + 1}]({pictures}/{name})' for n, name in enumerate(stored.pictures)]
   made = ', '.join(f'{name} {version}' for name, version in stored.versions.items())
   revision = f', revision {stored.revision[:12]}' + stored.revision[40:] if stored.revision else ''
-  parts.append(f'Run in {duration(stored.seconds / 60)} with {made}{revision}. Again: {again}')
+  parts.append(f'Run in {duration(stored.seconds)} with {made}{revision}. Again: {again}')
   return '\n\n'.join(parts)

@@ -11,10 +11,11 @@ each dataset, with their curves; table.md and table.csv are in the work director
 continues from its last checkpoint when the same command is given again.
 
 The rows that a table's figures are computed from are stored in --results, with settings, seed, versions and revision.
---all runs every table that is not stored there, the cheapest first, as many as fit into --budget; --pages makes pages
-of what is stored.
+--all runs every table that is not stored there, as many as fit into --budget; those that were stored before come first,
+by the time that they took. --pages makes pages of what is stored.
 """
 
+import math
 import os
 import time
 
@@ -24,8 +25,8 @@ from launch import _program
 
 with _program.group('one of'):
   _EXPERIMENT = flags.DEFINE_string('experiment', None, 'Name of the table; --list prints all.')
-  _LIST = flags.DEFINE_boolean('list', False, 'Print all experiments with a rough estimate of their cost.')
-  _ALL = flags.DEFINE_boolean('all', False, 'Run every table that is not in --results, the cheapest first.')
+  _LIST = flags.DEFINE_boolean('list', False, 'Print all experiments, with the time that stored ones took.')
+  _ALL = flags.DEFINE_boolean('all', False, 'Run every table that is not in --results.')
   _PAGES = flags.DEFINE_string('pages', None, 'Folder for pages of all tables that are in --results.')
 with _program.group('what is reproduced'):
   _SCALE = flags.DEFINE_string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: a quick check.')
@@ -46,8 +47,6 @@ with _program.group('run'):
   _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
   _CACHE = _program.define_cache()
 
-_LEAST = 60.0  # seconds that a table takes: imports, data, compilation, pictures
-
 
 def main(argv: list[str]) -> None:
   """Runs what the flags name, and prints and writes its table."""
@@ -55,18 +54,17 @@ def main(argv: list[str]) -> None:
   _program.configure(_CACHE)
 
   import experiments
-  from experiments import experiment as machinery
-  from experiments import pages
+  from experiments import pages, study
   from gradleak.core import errors
   from gradleak.engine.progress import reporter
 
   errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
-  errors.check_choice('scale', _SCALE.value, machinery.SCALES)
+  errors.check_choice('scale', _SCALE.value, study.SCALES)
   reporter(_PROGRESS.value)  # an unknown mode is an error before the data are read
   if not _RESULTS.value and (_ALL.value or _PAGES.value is not None):
     raise errors.UsageError('--all and --pages need a folder of stored results: --results=results/tables')
   if _LIST.value:
-    print(_listing(experiments.REGISTRY.values(), machinery))
+    print(_listing(experiments.REGISTRY))
   elif _PAGES.value is not None:
     print('\n'.join(pages.write(_PAGES.value, _RESULTS.value, experiments.REGISTRY, _SCALE.value)))
   elif _ALL.value:
@@ -98,8 +96,11 @@ def _one(experiment):
   for index, (name, run) in enumerate(runs.items()):
     print(f'{experiment.name}, {run.kind} {index + 1} of {len(runs)}: {name}', flush=True)
     folder = os.path.join(workdir, name)
+    complete = clock.complete(name)
     with clock.timed(name):
       rows[name] = run.execute(data[name], _SEED.value, workdir=folder, progress=_PROGRESS.value)
+    if not complete:
+      _program.say(f'{index + 1} of {len(runs)} in {machinery.duration(clock.seconds)}')
 
   outcomes = [runs[cell.run].outcome(cell, machinery.gains(cell, rows)) for cell in experiment.cells]
   shown = experiment, _SCALE.value, _SEED.value, outcomes
@@ -118,32 +119,31 @@ def _one(experiment):
 
 def _all(registry):
   """Runs the tables that are not stored, each in a process of its own, and says which did not fit or failed."""
-  from experiments import experiment as machinery
   from experiments import results
+  from experiments.experiment import duration
   from gradleak.core import errors
 
   budget, started = _seconds(_BUDGET.value), time.monotonic()
   known = results.read(_RESULTS.value, _SCALE.value)
-  waiting = [one for one in registry.values() if not results.done(known.get(one.name), one, _SEED.value)]
-  waiting.sort(key=lambda one: machinery.minutes(one, _SCALE.value))
+  waiting = [one.name for one in registry.values() if not results.done(known.get(one.name), one, _SEED.value)]
+  took = {name: known[name].seconds for name in waiting if name in known}
+  waiting.sort(key=lambda name: took.get(name, math.inf))
   print(f'{len(registry) - len(waiting)} of {len(registry)} tables are stored in {_RESULTS.value}', flush=True)
-  spent, foreseen, failed, late = 0.0, 0.0, [], []
-  for index, experiment in enumerate(waiting):
-    left = budget - (time.monotonic() - started)
-    estimate = max(60 * machinery.minutes(experiment, _SCALE.value), _LEAST)
-    expected = estimate * (spent / foreseen if foreseen else 1)  # as this machine has kept to the estimates so far
-    if left <= 0 or (expected > left and foreseen):
-      late.append(experiment.name)
+  failed, late = [], []
+  for index, name in enumerate(waiting):
+    spent = time.monotonic() - started
+    left = budget - spent
+    if left <= 0 or (index and took.get(name, 0) > left):
+      late.append(name)
       continue
-    print(f'\ntable {index + 1} of {len(waiting)}: {experiment.name}, about {machinery.duration(expected / 60)}; '
-          f'{machinery.duration(left / 60)} of the budget left', flush=True)  # fmt: skip
-    begun = time.monotonic()
-    status = _child(experiment.name, left)
-    spent, foreseen = spent + time.monotonic() - begun, foreseen + estimate
+    before = f', which {results.took(known[name])}' if name in known else ''
+    print(f'\ntable {index + 1} of {len(waiting)}: {name}{before}; {duration(spent)} so far, {duration(left)} of the '
+          'budget left', flush=True)  # fmt: skip
+    status = _child(name, left)
     if status is None:
-      late.append(experiment.name)
+      late.append(name)
     elif status:
-      failed.append(experiment.name)
+      failed.append(name)
   print(f'\n{len(waiting) - len(late) - len(failed)} tables were run; {len(registry) - len(late) - len(failed)} of '
         f'{len(registry)} are stored')  # fmt: skip
   if late:
@@ -187,12 +187,14 @@ def _seconds(text):
   return sum(float(number) * units[unit] for number, unit in re.findall(part, text))
 
 
-def _listing(experiments, machinery):
-  lines = [f'{"experiment":24} {"mini":>8} {"paper":>8}  table']
-  for experiment in experiments:
-    costs = [machinery.duration(machinery.minutes(experiment, scale)) for scale in ('mini', 'paper')]
-    lines.append(f'{experiment.name:24} {costs[0]:>8} {costs[1]:>8}  {experiment.table}')
-  return '\n'.join([*lines, '', 'mini, paper: rough estimates of the time on two idle cores.'])
+def _listing(registry):
+  """Returns a line per table, with the time that it took where it is stored."""
+  from experiments import results
+
+  known = results.read(_RESULTS.value, _SCALE.value) if _RESULTS.value else {}
+  lines = [f'{name:24} {results.took(known[name]) if name in known else "not stored":22} {one.table}'
+           for name, one in registry.items()]  # fmt: skip
+  return '\n'.join([f'{"experiment":24} {f"at scale {_SCALE.value}":22} table', *lines])
 
 
 if __name__ == '__main__':

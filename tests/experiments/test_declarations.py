@@ -11,8 +11,8 @@ import pytest
 import experiments
 import gradleak as gl
 from experiments import comparison, utility
-from experiments import experiment as machinery
 from experiments.ffl import normalised_scores
+from experiments.study import SCALES
 from gradleak import registry
 from gradleak.core import errors, grammar
 from gradleak.data import partition
@@ -20,7 +20,6 @@ from tests import programs
 
 NAMES = sorted(experiments.REGISTRY)
 TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
-UNSCALED = ('peeling_cifar10', 'spear_exact', 'graddefense_readings')  # two cores carry all of it
 AUDITS = [name for name in NAMES if all(run.kind == 'audit' for run in experiments.get(name).runs.values())]
 
 
@@ -58,7 +57,7 @@ def test_cells_stand_on_runs_and_each_once(name):
 
 
 @pytest.mark.parametrize('name', AUDITS)
-@pytest.mark.parametrize('scale', machinery.SCALES)
+@pytest.mark.parametrize('scale', SCALES)
 def test_every_text_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)
@@ -161,29 +160,8 @@ def test_a_scale_says_what_it_changes(name):
       assert any(text.startswith(f'{attack.name} steps ') for text in said) == (attack != published)
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_scales_differ_in_cost(name):
-  smoke, mini, paper = (machinery.minutes(experiments.get(name), scale) for scale in ('smoke', 'mini', 'paper'))
-  assert smoke < mini <= paper if name in UNSCALED else smoke < mini < paper
-
-
-@pytest.mark.parametrize(('name', 'images'), [('outpost_4_resnet18', 15 * 15_000), ('outpost_figure_6', 300 * 128)])
-def test_the_time_of_a_table_counts_a_network_that_runs_share_once(name, images):
-  experiment = experiments.get(name)
-  runs = [run.scaled('mini') for run in experiment.runs.values()]
-  assert {run.trained_images() for run in runs} == {0, images}
-  attacked, whole = sum(run.minutes() for run in runs), machinery.minutes(experiment, 'mini')
-  assert whole - attacked == pytest.approx(images * runs[0].milliseconds() / machinery.SECOND_ORDER / 60_000)
-
-
-def test_the_time_of_a_table_counts_a_generator_that_attacks_share_once():
-  experiment = experiments.get('priors_faces')
-  attacked = sum(run.scaled('mini').minutes() for run in experiment.runs.values())
-  assert machinery.minutes(experiment, 'mini') - attacked == pytest.approx(1_000 * machinery.GENERATOR / 60_000)
-
-
 @pytest.mark.parametrize('name', TRAININGS)
-@pytest.mark.parametrize('scale', machinery.SCALES)
+@pytest.mark.parametrize('scale', SCALES)
 def test_every_training_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import experiment as machinery
 from experiments import peeling, separation, spear, table
+from experiments.study import SCALES
 from gradleak.attacks.peeling import Peeled
 from gradleak.attacks.spear import Separated
 from gradleak.core import errors
@@ -133,7 +133,7 @@ def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', NAMES)
 def test_batches_keep_their_labels_at_every_scale(name):
   for run in experiments.get(name).runs.values():
-    for scale in machinery.SCALES:
+    for scale in SCALES:
       now = run.scaled(scale)
       assert now.defenses == run.defenses and set(now.texts()) == set(run.defenses)
       assert (now.held(100) == 100) == (scale != 'smoke')

@@ -16,7 +16,11 @@ from tests import programs
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 FIGURES = [name for name in experiments.REGISTRY if name.startswith('fidel')]
 RUN = dataclasses.replace(
-  fidel.Revelations('mnist', 'mlp', 3).at_smoke(), activations=('relu',), dropouts=(0.5,), sizes=(6,), measurements=3
+  fidel.Revelations('mnist', 'mlp', 3).scaled('smoke'),
+  activations=('relu',),
+  dropouts=(0.5,),
+  sizes=(6,),
+  measurements=3,
 )
 LABEL = 'relu, dropout 0.5'
 

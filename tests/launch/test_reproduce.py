@@ -1,16 +1,19 @@
 """Tables of the papers, rerun end to end at their smallest."""
 
 import csv
+import dataclasses
 import json
-import re
+import sys
 
 import numpy as np
 import pytest
 
 import experiments
+from experiments import results
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
 from gradleak.metrics import perceptual
+from launch import _program
 from tests import programs
 
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none', '--results=')
@@ -87,12 +90,33 @@ def test_lpips_is_printed_where_its_weights_are_given(tmp_path, monkeypatch):
   assert done.status == 2 and 'graddefense_2a has no LPIPS' in done.err
 
 
-def test_the_list_names_all_with_their_cost():
-  done = programs.start('reproduce', '--list')
+def test_the_list_names_all_with_the_time_that_they_took(tmp_path):
+  (name, _), *others = experiments.REGISTRY.items()
+  experiment = experiments.get(name)
+  rows = {run: [] for run in experiment.runs}
+  bare = dataclasses.replace(experiment, cells=())
+  stored = results.store(tmp_path, bare, 'mini', 0, rows, 250.0)
+  done = programs.start('reproduce', '--list', f'--results={tmp_path}')
   assert (done.status, done.err) == (0, '')
-  lines = {line.split()[0]: line for line in done.out.splitlines() if line}
-  for name, experiment in experiments.REGISTRY.items():
-    assert experiment.table in lines[name] and re.search(' (s|min|h|d) ', lines[name])
+  lines = {line.split()[0]: line for line in done.out.splitlines()}
+  assert f'took 4 min on {stored.versions["device"]} ' in lines[name]
+  for other, one in others:
+    assert one.table in lines[other] and ' not stored ' in lines[other]
+
+
+def test_a_table_that_took_longer_than_what_is_left_waits(tmp_path, monkeypatch, capsys):
+  """In the order of the times that they took, those without one last; one that failed is named."""
+  registry = {name: experiments.get(name) for name in ('dcs2_3', 'spear_exact', 'peeling_cifar10')}
+  monkeypatch.setattr(experiments, 'REGISTRY', registry)
+  for name, seconds in (('dcs2_3', 900.0), ('spear_exact', 8.0)):
+    experiment = dataclasses.replace(experiments.get(name), cells=())
+    results.store(tmp_path, experiment, 'smoke', 1, {run: [] for run in experiment.runs}, seconds)
+  failing = [sys.executable, '-c', 'raise SystemExit(2)']
+  monkeypatch.setattr(_program, 'command', lambda name: failing)
+  done = programs.start('reproduce', '--all', '--budget=10min', '--scale=smoke', f'--results={tmp_path}')
+  assert done.status == 2 and 'these failed, see above: spear_exact, peeling_cifar10' in done.err
+  assert 'table 1 of 3: spear_exact, which took 8 s on ' in done.out and '10 min of the budget left' in done.out
+  assert 'table 3 of 3: peeling_cifar10; ' in done.out and 'give the same command again: dcs2_3\n' in done.out
 
 
 @pytest.mark.slow
