@@ -376,6 +376,21 @@ class Experiment:
   notes: tuple[Note, ...] = ()
 
 
+class Paper(NamedTuple):
+  """What the tables of a paper have in common: its `paper`, `metrics` and `choices`, see `Experiment`."""
+
+  paper: str
+  metrics: str
+  choices: tuple[str, ...] = ()
+
+  def table(
+    self, name: str, table: str, shows: str, runs: Mapping[str, Study], cells: Sequence[Cell], *choices: str, **own: Any
+  ) -> Experiment:
+    """Returns the `Experiment` of a table, which has more `choices`, and others of the common fields in `own`."""
+    given = {'paper': self.paper, 'metrics': self.metrics, 'choices': (*self.choices, *choices), **own}
+    return Experiment(name, table=table, shows=shows, runs=runs, cells=tuple(cells), **given)
+
+
 def with_weights(experiment: Experiment, path: str) -> Experiment:
   """Returns the `Experiment` with a file of weights in place of the training that its runs would do.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from experiments.experiment import Cell, Experiment, Outcome
+from experiments.experiment import Cell, Outcome, Paper
 from experiments.panels import plain
 from experiments.study import Measurement, Part, Study, mean_of
 from gradleak.attacks import decoder
@@ -37,6 +37,7 @@ CHOICES = (
   'The private samples are the test images after the first 6,000, which are the attacker’s.',
   'The dropout rate could not be read: 0.25 and 0.5 here.',
 )
+TABLES = Paper(PAPER, METRICS, CHOICES)
 BATCH, RATE = 50, 0.01  # tables I and II
 CHANNELS = 32  # of the features, table II
 PRINTED = {('mlp', 30): 20, ('cnn', 20): 13}  # averages of the abstract; the text has no other numbers of the figures
@@ -310,18 +311,13 @@ def _figure_13():
     'tenfold_rate': Revelations('mnist', 'mlp', 20_000, pace=10, **few, mini=mini),
   }
   tenfold = (cell._replace(row=f'{cell.row}, tenfold rate') for cell in _cells(runs['tenfold_rate'], 'tenfold_rate'))
-  return Experiment(
+  return TABLES.table(
     'fidel_13',
-    PAPER,
     'Figure 13: fully revealed samples, FCNN, MNIST',
     'With ReLU, and more so with dropout, a neuron is often active for one sample only; its gradient is that image.',
     runs,
     (*_cells(runs['clients'], 'clients'), *tenfold),
-    METRICS,
-    (
-      *CHOICES,
-      'Tenfold rate: a tenth of the steps at ten times the rate of table I; how many are revealed depends on it.',
-    ),
+    'Tenfold rate: a tenth of the steps at ten times the rate of table I; how many are revealed depends on it.',
   )
 
 
@@ -333,19 +329,16 @@ def _training():
   mini = {'pace': 10, 'trained': 20_000, 'measurements': 100}
   runs = {f'steps_{steps}': Revelations('mnist', 'mlp', steps, **few, mini=mini) for steps in STATES}
   runs['steps_20000_squared_error'] = Revelations('mnist', 'mlp', 20_000, loss='squared_error', **few, mini=mini)
-  return Experiment(
+  return TABLES.table(
     'fidel_13_training',
-    PAPER,
     'Figure 13, one point: how far the model was trained, and its loss, FCNN, MNIST',
     'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them.',
     runs,
-    tuple(
+    [
       cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}')
       for name, run in runs.items()
       for cell in _cells(run, name)
-    ),
-    METRICS,
-    CHOICES,
+    ],
   )
 
 
@@ -360,15 +353,13 @@ def _figure_14():
     decoder='windows',
     mini={'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500},
   )
-  return Experiment(
+  return TABLES.table(
     'fidel_14',
-    PAPER,
     'Figure 14: fully revealed samples, CNN, CIFAR-10, decoded',
     'A decoder trained on auxiliary images turns the feature maps that a neuron reveals into the image.',
     {'clients': run},
     _cells(run, 'clients'),
-    METRICS,
-    (*CHOICES, 'The decoder is ours (`windows`), trained for the convolution of each curve.'),
+    'The decoder is ours (`windows`), trained for the convolution of each curve.',
   )
 
 

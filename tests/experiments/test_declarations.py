@@ -146,19 +146,6 @@ def test_noise_has_the_variance_that_the_papers_state():
     assert run.settings.batch_size // run.client.local_batch_size == steps
 
 
-@pytest.mark.parametrize('name', AUDITS)
-def test_a_scale_says_what_it_changes(name):
-  experiment = experiments.get(name)
-  for run in experiment.runs.values():
-    assert run.changes('paper') == []
-    for scale in ('mini', 'smoke'):
-      now, said = run.scaled(scale), run.changes(scale)
-      assert all(' instead of ' in text for text in said)
-      assert (f'trials {now.trials} instead of {run.trials}' in said) == (now.trials != run.trials)
-      attack, published = (r.method() for r in (now, run))
-      assert any(text.startswith(f'{attack.name} steps ') for text in said) == (attack != published)
-
-
 @pytest.mark.parametrize('name', TRAININGS)
 @pytest.mark.parametrize('scale', SCALES)
 def test_every_training_is_understood(name, scale):
@@ -174,19 +161,6 @@ def test_every_training_is_understood(name, scale):
     labels = np.arange(run.samples) % classes
     parts = partition.parse(run.protocol.partition, jax.random.key(0), labels, run.protocol.clients)
     assert len(parts) == run.protocol.clients >= run.protocol.per_round
-
-
-@pytest.mark.parametrize('name', TRAININGS)
-def test_a_training_says_what_its_scale_changes(name):
-  for run in experiments.get(name).runs.values():
-    assert run.changes('paper') == []
-    for scale in ('mini', 'smoke'):
-      now, said = run.scaled(scale), run.changes(scale)
-      assert all(' instead of ' in text for text in said)
-      assert (f'samples {now.samples} instead of {run.samples}' in said) == (now.samples != run.samples)
-      assert any(text.startswith('rounds ') for text in said) == (now.protocol.rounds != run.protocol.rounds)
-      told = any(text.startswith(f'{label} ') for text in said for label in run.defenses)
-      assert told == (now.texts() != run.texts())
 
 
 @pytest.mark.parametrize(('name', 'count'), [('ffl_4_cifar10_convnet', 15), ('graddefense_2a_accuracy', 18)])
