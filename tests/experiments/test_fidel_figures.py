@@ -10,10 +10,8 @@ from scipy import stats
 import experiments
 from experiments import fidel, table
 from experiments.experiment import Cell, Experiment
-from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
-FIGURES = [name for name in experiments.REGISTRY if name.startswith('fidel')]
 RUN = dataclasses.replace(
   fidel.Revelations('mnist', 'mlp', 3).scaled('smoke'),
   activations=('relu',),
@@ -97,16 +95,3 @@ def test_the_table_sets_ours_beside_the_papers():
 def test_the_abstracts_averages_stand_at_their_points(name, place, printed, rows):
   cells = [cell for cell in experiments.get(name).cells if cell.paper is not None]
   assert [(cell.column, cell.row, cell.paper) for cell in cells] == [(place, row, printed) for row in rows]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', FIGURES)
-def test_every_figure_is_drawn(name, tmp_path):
-  experiment, workdir = experiments.get(name), tmp_path / 'new'
-  done, lines = programs.reproduce(experiment, workdir)
-  for line, cell in zip(lines, experiment.cells, strict=True):
-    assert (line['row'], line['metric']) == (cell.row, 'revealed') and float(line['mean']) >= 0
-    assert line['remark'].split()[1] == '%'
-  for name, run in experiment.runs.items():
-    assert (workdir / name / run.page).read_bytes().startswith(b'\x89PNG')
-    assert f'{run.shown}: {workdir}/{name}/{run.page}' in done.out

@@ -10,7 +10,7 @@ import pytest
 
 import experiments
 from experiments import results
-from experiments.comparison import Cell
+from experiments.comparison import BEST, Cell
 from experiments.experiment import Experiment, Run
 from gradleak.metrics import perceptual
 from launch import _program
@@ -18,48 +18,57 @@ from tests import programs
 
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none', '--results=')
 
-# Tables of trainings have a test of their own, in tests/experiments/test_utility.py.
-AUDITS = [
-  name
-  for name, experiment in sorted(experiments.REGISTRY.items())
-  if all(run.kind == 'audit' for run in experiment.runs.values())
-]
-
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', AUDITS)
+@pytest.mark.parametrize('name', sorted(experiments.REGISTRY))
 def test_every_table_is_rerun(name, tmp_path):
-  experiment, flags = experiments.get(name), (*SMOKE, f'--experiment={name}', f'--workdir={tmp_path}/new/er')
-  done = programs.start('reproduce', *flags)
-  assert done.status == 0, done.err
-  workdir = tmp_path / 'new' / 'er'
-  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', 'seconds.json', *experiment.runs}
-  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
-  assert len(lines) == len(experiment.cells)
+  experiment, workdir = experiments.get(name), tmp_path / 'new' / 'er'
+  done, lines = programs.reproduce(experiment, workdir)
   for line, cell in zip(lines, experiment.cells, strict=True):
-    rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
-    rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
-    assert int(line['n']) == len(rows) == 2
-    if cell.metric == 'lpips':
-      assert line['mean'] == ''
-    elif cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
-      values = [row[cell.metric] for row in rows]
-      assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
-      assert float(line['low']) <= float(line['mean']) <= float(line['high'])
+    assert (line['column'], line['row'], line['metric']) == cell[:3]
+    kind = experiment.runs[cell.run].kind
+    if kind == 'audit':
+      _check_audited(line, cell, workdir)
+    elif kind == 'trainings':
+      extrapolated = 'extrapolated from one local step' in line['remark']
+      tested = str(experiment.runs[cell.run].scaled('smoke').sensitive) if 'sensitive' in cell.metric else '50'
+      assert line['n'] == ('0' if extrapolated else tested) and (line['mean'] != '' or extrapolated)
+    elif line['mean']:
+      assert float(line['mean']) >= 0
   table = (workdir / 'table.md').read_text('utf-8')
-  assert f'# {experiment.table}\n' in table and 'trials 2 instead of ' in table
-  assert all((workdir / name / 'report.html').exists() for name in experiment.runs)
+  assert f'# {experiment.table}\n' in table and ' instead of ' in table
   assert experiment.table in done.out and f'table: {workdir}/table.md' in done.out
+  for run, study in experiment.runs.items():
+    assert (workdir / run / study.page).exists() and f'{study.shown}: {workdir}/{run}/{study.page}' in done.out
+    assert (workdir / run / study.pictured).read_bytes().startswith(b'\x89PNG')
+    if study.kind == 'trainings':
+      methods = (workdir / run / 'methods.jsonl').read_text('utf-8').splitlines()
+      assert len(methods) == len(study.defenses) * study.seeds
 
   if name == 'ffl_1':
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob('*.*') if path.parent != workdir}
+    flags = (*SMOKE, f'--experiment={name}', f'--workdir={workdir}')
     again = programs.start('reproduce', *flags)
     assert (again.status, again.out, again.err) == (0, done.out, '')
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is attacked or rendered again
     other = programs.start('reproduce', *flags, '--seed=1')
     assert other.status == 2 and 'belongs to other settings' in other.err and other.err.count('\n') == 1
+
+
+def _check_audited(line, cell, workdir):
+  """Checks a line against the rows of its audit."""
+  rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
+  rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
+  if cell.counter != BEST:
+    assert int(line['n']) == len(rows) == 2
+  if cell.metric == 'lpips':
+    assert line['mean'] == ''
+  elif rows and cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
+    values = [row[cell.metric] for row in rows]
+    assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
+    assert float(line['low']) <= float(line['mean']) <= float(line['high'])
 
 
 @pytest.mark.slow
