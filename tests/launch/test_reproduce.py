@@ -150,11 +150,9 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     ((), ('--experiment=… is needed', 'dcs2_1', 'outpost_3_4')),
     (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: assumptions_')),
     (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
-    (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
     (('--all', '--budget=soon'), ('budget is', "'soon'", 'such as 90min or 2h')),
     (('--all', '--budget=2h later'), ('budget is',)),
     (('--all', '--results='), ('--all and --pages need a folder',)),
-    (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
       ('mnist is not prepared in {new}', 'launch/prepare_data.py --dataset=mnist'),
