@@ -10,9 +10,9 @@ Each audit of the table has a folder of its own in the work directory, with its 
 each dataset, with their curves; table.md and table.csv are in the work directory itself. A run that was stopped
 continues from its last checkpoint when the same command is given again.
 
-The rows that a table's figures are computed from are stored in --results, with settings, seed, versions and revision.
---all runs every table that is not stored there, as many as fit into --budget; those that were stored before come first,
-by the time that they took. --pages makes pages of what is stored.
+The folder `--results` holds the rows behind each table's figures, with settings, seed, versions, revision and time.
+With `--all`, every table runs that is not stored there, within a `--budget` of time. Tables that were stored before,
+with other settings, come first, by the time that they took. Pages of what is stored are made by `--pages`.
 """
 
 import math
