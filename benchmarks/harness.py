@@ -89,12 +89,12 @@ class Variant(NamedTuple):
   Attributes:
     name: in the table.
     run: measures once, and returns figure -> value; raises `Unavailable` where it cannot.
-    once: returns figures that one measurement is enough for; it is called after the first run.
+    once: returns figures that one measurement is enough for, given those of the first run.
   """
 
   name: str
   run: Callable[[], Mapping[str, float]]
-  once: Callable[[], Mapping[str, float]] = dict
+  once: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda figures: {}
 
 
 class Column(NamedTuple):
@@ -122,7 +122,7 @@ def ratios(figure: str, core: str = '') -> list[Column]:
 
 
 def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: bool = False) -> Found:
-  """Returns name -> {figure: its runs}, with the 'peak' of memory, or name -> why it was not measured.
+  """Returns name -> {figure: its runs}, with the 'peak' of memory, or name -> why it was not measured at all.
 
   Args:
     variants: they take turns.
@@ -132,10 +132,11 @@ def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: b
   """
   listed = list(variants)
   found: Found = {variant.name: {} for variant in listed}
+  failed: set[str] = set()
   for repeat in range(0 if warm else 1, repeats + 1):
     for variant in listed:
       figures = found[variant.name]
-      if isinstance(figures, str):
+      if variant.name in failed or isinstance(figures, str):
         continue
       turn = f'run {repeat} of {repeats}' if repeat else 'compiling'
       print(f'{turn}: {label}{variant.name}', file=sys.stderr, flush=True)
@@ -143,10 +144,11 @@ def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: b
       try:
         given = {**variant.run(), 'peak': memory.peak()}
       except (Unavailable, errors.DeviceError) as error:
-        found[variant.name] = f'n/a: {error}'
+        failed.add(variant.name)  # what it measured before stays
+        found[variant.name] = figures or f'n/a: {error}'
         continue
       if repeat == 1:
-        given |= variant.once()
+        given |= variant.once(given)
       for name, value in given.items() if repeat else ():
         figures.setdefault(name, []).append(value)
   return found

@@ -32,7 +32,7 @@ def main(options: harness.Options) -> None:
         run = jax.jit(jax.grad(_squared(local, variables))).lower(image, label).compile()
         held = run.memory_analysis().temp_size_in_bytes / MIB
         timed = harness.timed(lambda run=run: run(image, label), 'ms', 1e3)
-        variants.append(Variant(f'{count} local steps, {name}', timed, lambda held=held: {'memory': held}))
+        variants.append(Variant(f'{count} local steps, {name}', timed, lambda figures, held=held: {'memory': held}))
       title = f'{model}, {options.dataset} at 32×32×3, one trial, {harness.hardware()}'
       harness.report(title, variants, COLUMNS, options.repeats, warm=True)
 

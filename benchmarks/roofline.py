@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +61,8 @@ def _variant(options: harness.Options, name: str, some: setting.Setting, devices
   """Returns the variant of a model, with its operations and bytes."""
   group = options.group_size or some.usual_group
 
-  def counted() -> dict[str, float]:
+  def counted(figures: Mapping[str, float]) -> dict[str, float]:
+    del figures
     flops, (xla, moved) = step_flops(some), xla_counts(some, group)
     return {'mflop': flops / 1e6, 'xla': xla / 1e6, 'mb': moved / 1e6, 'intensity': flops / moved}
 

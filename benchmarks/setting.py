@@ -1,7 +1,7 @@
 """The trials of every measurement: undefended gradients of single images, labels known."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -200,11 +200,11 @@ def run(setting: Setting, at_once: int, group_size: int, devices: Sequence[Any],
 
 def measured(
   setting: Setting, at_once: int, *, group_size: int, devices: Sequence[Any], compared: int = 0
-) -> tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]:
+) -> tuple[Callable[[], dict[str, float]], Callable[[Mapping[str, float]], dict[str, float]]]:
   """Returns `run` and `once` of a `harness.Variant`: the figures of a `Run`, and the MiB that XLA plans per device."""
 
-  def once() -> dict[str, float]:
-    return {'planned': memory.planned(setting.first(at_once), group_size, devices)}
+  def once(figures: Mapping[str, float]) -> dict[str, float]:
+    return {'planned': memory.planned(setting.first(at_once), int(figures['group']), devices)}
 
   return lambda: figures(setting, run(setting, at_once, group_size, devices, compared)), once
 

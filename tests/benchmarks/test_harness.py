@@ -23,7 +23,7 @@ def variants(turns):
 
   run = {name: (lambda name=name: timed(name)) for name in times}
   return [
-    *(Variant(name, run[name], lambda name=name: {'once': len(name)}) for name in times),
+    *(Variant(name, run[name], lambda figures, name=name: {'once': figures['ms'] + len(name)}) for name in times),
     Variant('other', missing),
   ]
 
@@ -35,7 +35,7 @@ def test_variants_take_turns_and_ratios_are_to_the_first(capsys):
   assert {name: figures['ms'] for name, figures in found.items() if name != 'other'} == {
     'slow': [2, 4, 3], 'fast': [1, 1, 2]
   }  # fmt: skip
-  assert found['other'] == 'n/a: torch is not installed' and found['slow']['once'] == [4]
+  assert found['other'] == 'n/a: torch is not installed' and found['slow']['once'] == [6]
   assert len(found['fast']['peak']) == 3
   said = capsys.readouterr().err.splitlines()
   assert said[0] == 'compiling: net, slow' and said[3] == 'run 1 of 3: net, slow' and len(said) == 9
@@ -45,6 +45,18 @@ def test_variants_take_turns_and_ratios_are_to_the_first(capsys):
     'fast     1.0    1.0  0.33×   0.50×',
     'other    n/a: torch is not installed',
   ]
+
+
+def test_what_was_measured_before_a_failure_stays():
+  runs = iter((4.0, None, 5.0))
+
+  def fails():
+    seconds = next(runs)
+    if seconds is None:
+      raise errors.DeviceError('out of memory')
+    return {'ms': seconds}
+
+  assert harness.measured([Variant('one', fails)], 3)['one']['ms'] == [4.0]
 
 
 def test_a_first_variant_that_is_missing_leaves_the_next_as_the_reference():
@@ -82,7 +94,7 @@ def test_figures_are_per_step_and_trial(monkeypatch):
   monkeypatch.setattr(setting.time, 'perf_counter', lambda: now[0])
   measure, once = setting.measured(ours, 2, group_size=2, devices=setting.jax.local_devices()[:1], compared=1)
   figures = measure()
-  assert figures['ms'] == pytest.approx(5) and figures['compile'] == pytest.approx(5) and once()['planned'] > 0
+  assert figures['ms'] == pytest.approx(5) and figures['compile'] == pytest.approx(5) and once(figures)['planned'] > 0
 
 
 @pytest.mark.usefixtures('fast_compilation')
