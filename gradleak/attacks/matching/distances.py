@@ -3,7 +3,6 @@
 A distance is a pure function (simulated, observed, weights of the tensors) -> a float32 scalar.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +47,7 @@ class Distance(NamedTuple):
 
   Attributes:
     between: (simulated update, observed one, weights of the tensors or None) -> a float32 scalar; None for 'prefix',
-      which is no function of two updates, see `prefix_matching`.
+      which is no function of two updates, see `matching.prefix`.
     unit: observed update -> its distance from an update of zeros.
     floor: (expected squared norm of the noise in an update, squared norm of that update) -> the distance that the truth
       would have.
@@ -147,12 +146,3 @@ def weighed(update: Tree, observation: Observation) -> Tree:
   return jax.tree.map(
     lambda u, w: jnp.where(w > 0, u * jnp.sqrt(w.astype(u.dtype)), jnp.zeros_like(u)), update, observation.weights
   )
-
-
-def compared(observation: Observation, thresholds: Tree | None) -> Observation:
-  """Returns the observation in which entries of the update below the thresholds have the weight 0."""
-  if thresholds is None:
-    return observation
-  large = jax.tree.map(lambda x, least: (jnp.abs(x) >= least).astype(jnp.float32), observation.update, thresholds)
-  weights = large if observation.weights is None else jax.tree.map(jnp.multiply, large, observation.weights)
-  return dataclasses.replace(observation, weights=weights)
