@@ -95,12 +95,12 @@ def with_settings(
   return factory
 
 
-def matched(client: Client, preset: Preset, further: Mapping[str, Any]) -> Attack:
+def matched(client: Client, made: Preset, further: Mapping[str, Any]) -> Attack:
   """Returns the attack that a preset and further settings are."""
-  return gradient_matching(client, preset.solver, preset.steps, labels=preset.labels, **{**preset.settings, **further})
+  return gradient_matching(client, made.solver, made.steps, labels=made.labels, **{**made.settings, **further})
 
 
-def _preset(
+def preset(
   citation: str,
   label_rule: str = 'bias_corrected',
   reads: tuple[str, ...] = ('weights', 'noise', 'clip'),
@@ -115,7 +115,7 @@ def _preset(
   return decorate
 
 
-@_preset(DLG)
+@preset(DLG)
 def dlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
@@ -128,7 +128,7 @@ def dlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   return Preset(lbfgs(history=history), steps, {'tv': tv}, 'optimised')
 
 
-@_preset(IDLG, 'idlg')
+@preset(IDLG, 'idlg')
 def idlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first.
 
@@ -139,7 +139,7 @@ def idlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   return Preset(lbfgs(history=history), steps, {'tv': tv}, 'inferred')
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def csdlg(
   *,
   steps: int = 24_000,
@@ -166,7 +166,7 @@ def csdlg(
   return Preset(solver, steps, given)
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def csdlg_lbfgs(*, steps: int = 3000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known.
 
@@ -177,7 +177,7 @@ def csdlg_lbfgs(*, steps: int = 3000, history: int = 100, tv: float = 0.0) -> Pr
   return Preset(lbfgs(history=history), steps, {'distance': 'cosine', 'tv': tv})
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def csdlg_fast(
   *,
   steps: int = 2000,
@@ -198,7 +198,7 @@ def csdlg_fast(
   return Preset(solver, steps, {'distance': 'cosine', 'tv': tv, 'box': True, 'start': start})
 
 
-@_preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
+@preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
 def prefix(*, steps: int = 400, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 
@@ -215,7 +215,7 @@ def prefix(*, steps: int = 400, history: int = 100, tv: float = 0.0) -> Preset:
   return Preset(lbfgs(history=history), steps, {'distance': 'prefix', 'tv': tv}, 'unused')
 
 
-@_preset(DLG)
+@preset(DLG)
 def dga(*, steps: int = 500, history: int = 100, tv: float = 0.0) -> Preset:
   r"""GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels.
 
@@ -225,7 +225,7 @@ def dga(*, steps: int = 500, history: int = 100, tv: float = 0.0) -> Preset:
   return Preset(lbfgs(history=history), steps, {'tv': tv})
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def gia(*, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4) -> Preset:
   r"""GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps.
 
@@ -237,7 +237,7 @@ def gia(*, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4) -> P
   return Preset(solver, steps, {'distance': 'cosine', 'tv': tv, 'box': True})
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def gs(*, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4) -> Preset:
   r"""DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known.
 
@@ -249,7 +249,7 @@ def gs(*, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4) -> 
   return Preset(solver, steps, {'distance': 'cosine', 'tv': tv})
 
 
-@_preset(CINET, without=('start',))
+@preset(CINET, without=('start',))
 def cinet(
   *,
   steps: int = 2000,
@@ -272,7 +272,7 @@ def cinet(
   return Preset(solver, steps, {'distance': distance, 'tv': tv, 'generator': generator})
 
 
-@_preset(MAGIA)
+@preset(MAGIA)
 def magia(
   *,
   steps: int = 6000,

@@ -17,14 +17,12 @@ import optax
 
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching import ghost, prefix
-from gradleak.attacks.matching.comparison import Comparison
-from gradleak.attacks.matching.distances import clipped, layer_weights, weighed
+from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, labels_of, starting_labels
 from gradleak.attacks.matching.simulation import Simulation, joined, reverse
 from gradleak.attacks.matching.subsets import Subsets
-from gradleak.attacks.matching.terms import TERMS, Given, Weighed, addends
-from gradleak.attacks.matching.terms import weighed as weighed_terms
+from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, summed
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -76,7 +74,7 @@ class Matching:
     simulation: what the update is taken for.
     samples: the parametrisation.
     comparison: the distance.
-    terms: what is added to it.
+    terms: names and terms, what is added to it.
     subsets: the `Subsets`, or None.
     sharpness: weight of the gradient's norm, see `flatter`; None for none.
   """
@@ -87,7 +85,7 @@ class Matching:
   simulation: Simulation
   samples: Samples
   comparison: Comparison
-  terms: tuple[Weighed, ...]
+  terms: tuple[tuple[str, Term], ...]
   subsets: Subsets | None
   sharpness: float | None
 
@@ -95,9 +93,10 @@ class Matching:
     errors.check_number('steps', self.steps, low=1, integer=True)
     if self.sharpness is not None:
       errors.check_number('sharpness', self.sharpness, low=0, finite=True)
-    distance = self.comparison.distance
-    if self.subsets is not None and distance in ('prefix', 'dense_input'):
-      raise errors.UsageError(f'distance={distance!r} is of one sample, which has no subsets: leave out subset')
+    if self.subsets is not None and self.comparison.measure.single:
+      raise errors.UsageError(
+        f'distance={self.comparison.distance!r} is of one sample, which has no subsets: leave out subset'
+      )
     if self.client is not None:
       self.simulation.check(self.client)
       gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
@@ -112,20 +111,13 @@ class Matching:
     return self.simulation.copies(self.client)
 
   def added(
-    self,
-    objective: jax.Array,
-    observation: Observation,
-    images: jax.Array,
-    count: jax.Array | int,
-    *,
-    together: bool,
-    seeds: int,
+    self, total: jax.Array, observation: Observation, images: jax.Array, count: jax.Array | int, together: bool = False
   ) -> jax.Array:
-    """Returns the objective with the terms of each seed, or of all of them together, after `count` steps."""
-    several = {'': True, 'seeds': seeds > 1, 'orders': self.copies > 1}
-    terms = [one for one in self.terms if one.term.together == together and several[one.term.beside]]
+    """Returns the total with the terms of a seed's images, or of those of all seeds together, after `count` steps."""
+    several = {'': True, 'seeds': together and len(images) > 1, 'orders': self.copies > 1}
+    terms = {name: one for name, one in self.terms if one.together == together and several[one.beside]}
     given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
-    return sum(addends(terms, images, given, self.comparison.unit(observation)), objective)
+    return sum(addends(terms, images, given, self.comparison.unit(observation)), total)
 
   def losses(
     self,
@@ -147,13 +139,13 @@ class Matching:
       count: steps done.
     """
     labels = jnp.tile(labels, (self.copies, 1))
-    if self.comparison.distance == 'prefix':
+    if self.comparison.measure.between is None:
       layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
       apart = prefix.distance(self.client, layers, observation, images)
     else:
       everything = images if decoys is None else jnp.concatenate([images, decoys])
       apart = self.apart(observation, everything, labels, place)
-    return self.added(apart, observation, images, count, together=False, seeds=1), apart
+    return self.added(apart, observation, images, count), apart
 
   def apart(
     self,
@@ -171,12 +163,11 @@ class Matching:
       towards = reverse(observed) if simulation.takes_gradient() else observed
       return ghost.cosine(ghost.products(self.client.gradient, towards, variables, images, labels, weights=weights))
     update = simulation.update(self.client, variables, images, labels)
-    options = {}
-    if self.comparison.distance == 'dense_input':
+    measure, options = self.comparison.measure, {}
+    if measure.layers:
       options['layers'] = models.require(self.client.model, 'layers')(image_shape)
-    between = self.comparison.measure.between
-    assert between is not None  # `losses` computes that of 'prefix'
-    return between(weighed(clipped(update, observation), observation), observed, weights, **options)
+    assert measure.between is not None  # `losses` computes that of 'prefix'
+    return measure.between(weighed(clipped(update, observation), observation), observed, weights, **options)
 
   def by_products(self, observation: Observation, images: jax.Array, labels: jax.Array) -> bool:
     """Returns whether the distance is computed without the whole gradient, see `ghost`; shapes alone decide.
@@ -184,7 +175,7 @@ class Matching:
     Raises:
       UsageError: if form='ghost' is asked for and cannot be had.
     """
-    directions = self.comparison.distance == 'cosine'  # to which a known clip makes no difference
+    directions = self.comparison.measure.direction  # to which a known clip makes no difference
     gradient = self.client.sends_gradient or self.simulation.takes_gradient()
     fits = directions and observation.weights is None and gradient
     if self.comparison.form == 'ghost' and not fits:
@@ -207,13 +198,10 @@ class Matching:
     def of(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
       return self.losses(observation, seed, labels, dummy.get('decoys'), dummy.get('place'), state.count)
 
-    seeds = self.samples.seeds
     objective, apart = self.samples.each(of, images)
-    if seeds == 1:
-      images = images[None]
-    else:
-      objective, apart = jnp.mean(objective), jnp.mean(apart)
-    return self.added(objective, observation, images, state.count, together=True, seeds=seeds), apart
+    if self.samples.seeds == 1:
+      return self.added(objective, observation, images[None], state.count, together=True), apart
+    return self.added(jnp.mean(objective), observation, images, state.count, together=True), jnp.mean(apart)
 
   def searched(
     self, dummy: dict, state: MatchState, observation: Observation
@@ -262,16 +250,9 @@ class Matching:
     dummy = self.samples.paced(dummy, -1)
     infinite = jnp.asarray(jnp.inf, jnp.float32)
     return MatchState(
-      jnp.zeros((), jnp.int32),
-      dummy,
-      given,
-      self.optimizer.init(dummy),
-      (dummy, infinite, infinite),
-      infinite,
-      jnp.full((), -1, jnp.int32),
-      self.comparison.thresholds(observation),
-      latents,
-    )
+      jnp.zeros((), jnp.int32), dummy, given, self.optimizer.init(dummy), (dummy, infinite, infinite), infinite,
+      jnp.full((), -1, jnp.int32), self.comparison.thresholds(observation), latents,
+    )  # fmt: skip
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
     """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
@@ -357,7 +338,7 @@ class Matching:
     observation = self.comparison.compared(observation, self.comparison.thresholds(observation))
     last = jnp.int32(self.steps - 1)
     objective = self.losses(observation, jnp.tile(images, (self.copies, 1, 1, 1)), labels, count=last)[0]
-    return self.added(objective, observation, images[None], last, together=True, seeds=1)
+    return self.added(objective, observation, images[None], last, together=True)
 
 
 # What holds the settings of a search, beside its terms.
@@ -393,7 +374,7 @@ def composed(
   subsets = _part(Subsets, given)
   return Matching(
     client, optax.with_extra_args_support(optimizer), num_steps, _part(Simulation, given), _part(Samples, given),
-    _part(Comparison, given), weighed_terms(given, changed), None if subsets.subset is None else subsets,
+    _part(Comparison, given), summed(given, changed), None if subsets.subset is None else subsets,
     given.get('sharpness'),
   )  # fmt: skip
 
@@ -433,7 +414,7 @@ def gradient_matching(
   matching = composed(client, optimizer, num_steps, given)
   return Attack(
     *(matching.init, matching.step, matching.reconstruct, matching.objective), num_steps, labels,
-    matching.samples.auxiliary or any(one.term.needs == 'class_means' for one in matching.terms),
+    matching.samples.auxiliary or any(one.needs == 'class_means' for _, one in matching.terms),
     assumes='' if client is None else matching.simulation.in_words(client),
   )  # fmt: skip
 

@@ -5,7 +5,7 @@ of it. Each is zero where the images are as expected.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -45,12 +45,12 @@ class Term(NamedTuple):
     relative: whether the weight is in units of the distance between the observed update and none.
     together: whether the images are those of all seeds, [seeds, copies · N, H, W, C].
     beside: 'seeds' or 'orders', the setting without which there is nothing to compare; the term is then left out.
-    needs: a name of `NEEDS`.
+    needs: one of `NEEDS`.
     without: settings that must keep their defaults.
   """
 
   of: Callable[..., Any]
-  weight: float | None = None
+  weight: float | jax.Array | None = None
   high: float = math.inf
   relative: bool = False
   together: bool = False
@@ -68,6 +68,7 @@ class Term(NamedTuple):
 
 # What a term may need -> (whether an `Observation` has it, in words).
 NEEDS: dict[str, tuple[Callable[[Observation], bool], str]] = {
+  '': (lambda seen: True, ''),
   'batch_stats': (lambda seen: bool(jax.tree.leaves(seen.variables.get('batch_stats', {}))), 'a model with BatchNorm'),
   'class_means': (lambda seen: seen.class_means is not None, 'auxiliary data: public=(images, labels) of a scenario'),
 }
@@ -208,65 +209,49 @@ TERMS: dict[str, Term] = {
 }
 
 
-class Weighed(NamedTuple):
-  """A term of one search: the name of its setting, the entry, its function and its weight."""
-
-  name: str
-  term: Term
-  of: Callable[[jax.Array, Given], jax.Array]
-  weight: float | jax.Array
-
-
-def weighed(settings: Mapping[str, Any], changed: Collection[str] = ()) -> tuple[Weighed, ...]:
-  """Returns the terms that are summed: those that settings give a weight, or that have one by default.
+def summed(given: Mapping[str, Any], changed: Collection[str] = ()) -> tuple[tuple[str, Term], ...]:
+  """Returns names and terms of a sum: those that settings, or their defaults, give a weight, each with that weight.
 
   Args:
-    settings: values by name.
+    given: settings by name.
     changed: names of all settings that are not at their defaults.
 
   Raises:
     UsageError: for a weight out of range, or a setting that a term must not meet.
   """
-  found = []
+  found = {}
   for name, term in TERMS.items():
-    value = settings.get(name, term.weight)
+    value = given.get(name, term.weight)
     if value is None:
       continue
-    if isinstance(term.of, type):
-      if not isinstance(value, term.of):
-        raise errors.UsageError(f'{name} is {errors.shown(value)}, expected a {term.of.__name__}')
-      function: Any = value
-      found.append(Weighed(name, term, function, function.weight))
-      continue
-    errors.check_number(name, value, low=0, high=term.high, finite=True)
-    found.append(Weighed(name, term, term.of, value))
-    met = [other for other in term.without if other in changed]
-    if met:
-      raise errors.UsageError(f'{name} is not for a search with {met[0]}: leave out one of the two')
-  return tuple(found)
+    if not isinstance(term.of, type):
+      errors.check_number(name, value, low=0, high=term.high, finite=True)
+    elif not isinstance(value, term.of):
+      raise errors.UsageError(f'{name} is {errors.shown(value)}, expected a {term.of.__name__}')
+    for other in set(term.without).intersection(changed):
+      raise errors.UsageError(f'{name} is not for a search with {other}: leave out one of the two')
+    own: Any = value
+    found[name] = term._replace(of=own, weight=own.weight) if isinstance(term.of, type) else term._replace(weight=value)
+  return tuple(found.items())
 
 
-def addends(terms: Iterable[Weighed], images: jax.Array, given: Given, unit: jax.Array) -> list[jax.Array]:
-  """Returns what is added to the distance; a function that several terms share is computed once.
+def addends(terms: Mapping[str, Term], images: jax.Array, given: Given, unit: jax.Array) -> list[jax.Array]:
+  """Returns what is added to the distance, weight · function; weights of one function are added first.
 
   Args:
-    terms: those that are summed.
-    images: as their functions take them.
-    given: what else these take.
+    terms: by name, as `summed` returns them.
+    images, given: what their functions take.
     unit: distance between the observed update and none.
 
   Raises:
     UsageError: for a term that needs what the observation lacks.
   """
-  sums: dict[Any, list] = {}
-  for name, term, function, weight in terms:
-    if term.needs:
-      has, words = NEEDS[term.needs]
-      if not has(given.observation):
-        raise errors.UsageError(f'{name} needs {words}')
-    weight = weight * unit if term.relative else weight
-    if term.of in sums:
-      sums[term.of][1] += weight
-    else:
-      sums[term.of] = [function, weight]
-  return [weight * function(images, given) for function, weight in sums.values()]
+  weights: dict[int, Any] = {}
+  for name, term in terms.items():
+    has, words = NEEDS[term.needs]
+    if not has(given.observation):
+      raise errors.UsageError(f'{name} needs {words}')
+    weight = term.weight * unit if term.relative else term.weight
+    weights[id(term.of)] = weights[id(term.of)] + weight if id(term.of) in weights else weight
+  functions = {id(term.of): term.of for term in terms.values()}
+  return [weight * functions[which](images, given) for which, weight in weights.items()]
