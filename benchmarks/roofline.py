@@ -71,7 +71,7 @@ def _variant(options: harness.Options, name: str, some: setting.Setting, devices
 
 
 def _compares_products(some: setting.Setting) -> bool:
-  """Returns whether the attack leaves wide layers' gradients unmultiplied (`attacks.ghost`)."""
+  """Returns whether the attack leaves wide layers' gradients unmultiplied (`attacks.matching.ghost`)."""
   images = jnp.asarray(some.scenario.images[:1])
   attack = some.method(some.scenario.client)
   matching = getattr(attack.init, '__self__', None)

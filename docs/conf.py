@@ -47,7 +47,7 @@ napoleon_use_ivar = True
 # and of these modules, which are no part of the public interface.
 INTERNAL = '|'.join(
   [
-    *('attacks.matching', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),
+    *(r'attacks\.matching(?:\.\w+)?', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),
     *('metrics.revealed', 'sensitivity.assumptions', 'specs', 'trees'),
   ]
 )

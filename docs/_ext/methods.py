@@ -17,8 +17,8 @@ import facts
 from sphinx.application import Sphinx
 
 import gradleak as gl
-from gradleak.attacks.matching import gradient_matching
-from gradleak.attacks.optimizers import first_order, lbfgs
+from gradleak.attacks.matching import PARTS, TERMS, gradient_matching
+from gradleak.attacks.matching.optimizers import first_order, lbfgs
 from gradleak.core.settings import Choice, limits
 from gradleak.models.registry import WRAPPERS
 
@@ -176,7 +176,7 @@ def _settings(factory: Callable, *documented: Callable, level: int = 2) -> list[
     *documented: further factories whose docstrings say what they mean, before that of `factory`.
     level: of the heading.
   """
-  sources = (*documented, factory, gradient_matching, first_order, lbfgs)
+  sources = (*documented, factory, gradient_matching, first_order, lbfgs, *PARTS)
   settings = [one for one in inspect.signature(factory).parameters.values() if one.kind is one.KEYWORD_ONLY]
   heading = ('name', 'type', 'default', 'meaning')
   code = inspect.unwrap(factory).__code__
@@ -196,6 +196,8 @@ def _meaning(name: str, sources: Sequence[Callable]) -> str:
     documented, parameter = ALIASES[name]
     own = docstrings.meaning(name, *(one for one in sources if one is not gradient_matching))
     found = own or docstrings.meaning(parameter, documented)
+  if not found and name in TERMS:
+    found = f'{TERMS[name].about}.'
   return docstrings.markdown(found, links())
 
 

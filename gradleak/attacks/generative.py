@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak.attacks.base import Attack, attack
-from gradleak.attacks.evolution import evolution
-from gradleak.attacks.matching import Denoising, Matching, Priors, gradient_matching
-from gradleak.attacks.optimizers import first_order, within
-from gradleak.attacks.simulated import Simulation
+from gradleak.attacks.base import Attack, AttackMethod, attack
+from gradleak.attacks.matching import Denoising, composed
+from gradleak.attacks.matching.evolution import evolution
+from gradleak.attacks.matching.optimizers import first_order, within
+from gradleak.attacks.presets import Preset, matched, offered, with_settings
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.engine.parts import tell
@@ -102,9 +102,34 @@ def _of_any_shape(width: int, make: Any) -> Generator:
   )
 
 
-@attack(citation=GGL, reads=('weights', 'clip'), prepare=_learned)
+def _generative(
+  citation: str, reads: tuple[str, ...] = ('weights', 'noise', 'clip'), kind: str = 'generator', make: Any = matched
+) -> Callable[[Callable[..., Any]], Callable[..., AttackMethod]]:
+  """Returns the decorator of a function (*, its own settings) -> (its `file`, a `Preset` or what `make` takes for one).
+
+  Terms that are left out by default are settings of the attack beside its own.
+  """
+
+  def told(client: Client, made: tuple[str, Any], terms: Mapping[str, Any]) -> Attack:
+    file, preset = made
+    return _told(make(client, preset, terms), file, kind)
+
+  def decorate(function: Callable[..., Any]) -> Callable[..., AttackMethod]:
+    factory = with_settings(function, told, offered(all_settings=False))
+    return attack(citation=citation, reads=reads, prepare=functools.partial(_learned, kind=kind))(factory)
+
+  return decorate
+
+
+def _evolved(client: Client, made: tuple[int, dict, dict], terms: Mapping[str, Any]) -> Attack:
+  """Returns CMA-ES of (generations, settings of `gradient_matching`, settings of `evolution`)."""
+  generations, settings, searched = made
+  matching = composed(client, optax.identity(), generations, {**settings, **terms})
+  return evolution(matching, labels='inferred', **searched)
+
+
+@_generative(GGL, reads=('weights', 'clip'), make=_evolved)
 def ggl(
-  client: Client,
   *,
   file: str = '',
   steps: int = 500,
@@ -113,7 +138,7 @@ def ggl(
   distance: str = 'squared_euclidean',
   width: int = 16,
   training_steps: int = 2000,
-) -> Attack:
+) -> tuple[str, tuple]:
   r"""Generative gradient leakage (Li et al. 2022): CMA-ES on the latents of a trained generator.
 
   500 generations of 50 candidates and the weight of the KL divergence are the published ones; there the generator is
@@ -125,12 +150,11 @@ def ggl(
     \tfrac{1}{2} (\mu_z^2 + \sigma_z^2 - \log \sigma_z^2 - 1)
 
   Args:
-    client: the `Client` that is simulated.
     file: of `launch/train_prior.py`, or of a PyTorch generator of dense layers; '' trains on the public images.
     steps: generations.
     population: candidates of each.
     kl: weight of `evolution.divergence`.
-    distance: as of `gradient_matching`.
+    distance: 'squared_euclidean', 'cosine', or another one of `gradient_matching`.
     width, training_steps: of a generator that is trained on the public images.
 
   Raises:
@@ -138,30 +162,12 @@ def ggl(
       image.
   """
   _check_training(width, training_steps)
-  matching = Matching(
-    client,
-    optax.with_extra_args_support(optax.identity()),
-    Simulation('client', 0, 0, 1.0, 'known'),
-    Priors(0.0, 0.0, 0.0, None, None, None),
-    distance=distance,
-    layer_weighting='uniform',
-    box=False,
-    start='normal',
-    decoys=0,
-    tolerance=0.0,
-    form='auto',
-    seeds=1,
-    partial=None,
-    sharpness=None,
-    generator=_generator(file, width, of_latents),
-  )
-  found = evolution(matching, population=population, generations=steps, kl=kl, labels='inferred')
-  return _told(found, file)
+  settings = {'distance': distance, 'generator': _generator(file, width, of_latents)}
+  return file, (steps, settings, {'population': population, 'kl': kl})
 
 
-@attack(citation=GIAS, reads=('weights', 'noise', 'clip'), prepare=_learned)
+@_generative(GIAS)
 def gias(
-  client: Client,
   *,
   file: str = '',
   steps: int = 6000,
@@ -172,7 +178,7 @@ def gias(
   distance: str = 'cosine',
   width: int = 16,
   training_steps: int = 2000,
-) -> Attack:
+) -> tuple[str, Preset]:
   r"""Gradient inversion with an adapted generator (Jeon et al. 2021): first the latents, then the weights.
 
   Adam at 3e-2 for 1,000 steps and then at 1e-3 for 5,000, the cosine distance and TV 1e-6 are the published settings
@@ -183,12 +189,12 @@ def gias(
     \quad x = G_w(z)
 
   Args:
-    client: the `Client` that is simulated.
     file, width, training_steps: as of `ggl`.
     steps: of both parts together.
     latent_steps: of the first part.
     learning_rate, weight_rate: of the first and of the second part.
-    tv, distance: as of `gradient_matching`.
+    tv: weight of the total variation.
+    distance: as of `ggl`.
 
   Raises:
     UsageError: as `ggl`.
@@ -202,21 +208,11 @@ def gias(
     latent_steps,
     steps,
   )
-  found = gradient_matching(
-    client,
-    optimizer,
-    steps,
-    distance=distance,
-    tv=tv,
-    labels='known',
-    generator=_generator(file, width, tuned),
-  )
-  return _told(found, file)
+  return file, Preset(optimizer, steps, {'distance': distance, 'tv': tv, 'generator': _generator(file, width, tuned)})
 
 
-@attack(citation=GIFD, reads=('weights', 'noise', 'clip'), prepare=_learned)
+@_generative(GIFD)
 def gifd(
-  client: Client,
   *,
   file: str = '',
   steps: int = 5000,
@@ -229,7 +225,7 @@ def gifd(
   distance: str = 'cosine',
   width: int = 16,
   training_steps: int = 2000,
-) -> Attack:
+) -> tuple[str, Preset]:
   r"""Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
 
   The features of a layer start where the layers before it ended, and stay in an l1-ball around that. Of all points on
@@ -246,7 +242,6 @@ def gifd(
     x = G_k(h_k), \quad \lVert h_k - h_k^0 \rVert_1 \le r_k
 
   Args:
-    client: the `Client` that is simulated.
     file, width, training_steps: as of `ggl`.
     steps: of all parts together; what the latents leave is divided evenly among the layers.
     latent_steps: of the first part.
@@ -254,7 +249,8 @@ def gifd(
     radius: of the ball of the first layer, per entry: the mean |change| of an image's features, whose root mean square
       is 1 (of a PyTorch generator, as they are).
     growth: by which share of this the radius per entry grows from layer to layer.
-    tv, l2, distance: as of `gradient_matching`.
+    tv, l2: weights of the total variation and of the mean square.
+    distance: as of `ggl`.
 
   Raises:
     UsageError: as `ggl`; when run, for a generator without layers between latents and images.
@@ -268,22 +264,13 @@ def gifd(
     adam = first_order('adam', learning_rate, length, decay='warm')
     return optax.chain(adam, within(radius * (1 + growth * number)))
 
-  found = gradient_matching(
-    client,
-    in_turn(first_order('adam', learning_rate, max(1, latent_steps), decay='warm'), of_layer, latent_steps, steps),
-    steps,
-    distance=distance,
-    tv=tv,
-    l2=l2,
-    labels='known',
-    generator=_generator(file, width, layered),
-  )
-  return _told(found, file)
+  first = first_order('adam', learning_rate, max(1, latent_steps), decay='warm')
+  settings = {'distance': distance, 'tv': tv, 'l2': l2, 'generator': _generator(file, width, layered)}
+  return file, Preset(in_turn(first, of_layer, latent_steps, steps), steps, settings)
 
 
-@attack(citation=PNP, reads=('weights', 'noise', 'clip'), prepare=functools.partial(_learned, kind='denoiser'))
+@_generative(PNP, kind='denoiser')
 def pnp(
-  client: Client,
   *,
   file: str = '',
   steps: int = 2000,
@@ -294,7 +281,7 @@ def pnp(
   last_level: float = 0.03,
   width: int = 16,
   training_steps: int = 2000,
-) -> Attack:
+) -> tuple[str, Preset]:
   r"""Plug-and-play matching: `csdlg_fast` with a denoiser's score in place of total variation, annealed.
 
   Ours; the regularisation is RED's (Romano et al. 2017, eq. 15), on a noisy image as in sampling by diffusion.
@@ -305,10 +292,9 @@ def pnp(
     + \text{tv} \cdot \text{TV}(x), \quad \varepsilon \sim \mathcal{N}(0, I)
 
   Args:
-    client: the `Client` that is simulated.
     file, width, training_steps: as of `ggl`; of `launch/train_prior.py --kind=denoiser`.
     steps, learning_rate, tv: as of `csdlg_fast`.
-    prior: weight of the regularisation, see `matching.Denoising`; attackers who know the noise weigh it by that.
+    prior: weight of the regularisation, see `matching.terms.Denoising`; attackers who know the noise weigh it by that.
     first_level, last_level: the noise's standard deviation at the first and the last step.
 
   Raises:
@@ -319,18 +305,10 @@ def pnp(
   for name, level in (('first_level', first_level), ('last_level', last_level)):
     errors.check_number(name, level, low=denoiser.LEVELS[0], high=denoiser.LEVELS[1])
   make = trained.load(file, 'denoiser').make if file else _denoise_any_shape(width)
-  found = gradient_matching(
-    client,
-    first_order('adam99', learning_rate, steps, gradient='plain', decay='cosine'),
-    steps,
-    distance='cosine',
-    tv=tv,
-    box=True,
-    start='constant',
-    labels='known',
-    denoising=Denoising(make, prior, first_level, last_level, steps),
-  )
-  return _told(found, file, 'denoiser')
+  optimizer = first_order('adam99', learning_rate, steps, decay='cosine')
+  denoising = Denoising(make, prior, first_level, last_level)
+  settings = {'distance': 'cosine', 'tv': tv, 'box': True, 'start': 'constant', 'denoising': denoising}
+  return file, Preset(optimizer, steps, settings)
 
 
 @functools.cache

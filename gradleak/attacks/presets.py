@@ -5,13 +5,16 @@ the authors' code. Settings annotated `float` are traced, the others decide the 
 attack with its settings, `csdlg(tv=1e-6)(client)` its functions for the client that is simulated.
 """
 
+import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import optax
 
 from gradleak.attacks.base import Attack, AttackMethod, attack
-from gradleak.attacks.matching import gradient_matching
-from gradleak.attacks.optimizers import first_order, lbfgs
+from gradleak.attacks.matching import TERMS, gradient_matching, settings
+from gradleak.attacks.matching.optimizers import first_order, lbfgs
 from gradleak.federated import Client
 
 DLG = 'Zhu, Liu, Han: Deep Leakage from Gradients. NeurIPS 2019.'
@@ -30,51 +33,90 @@ MAGIA = (
 )
 
 
-def _settings(
-  *,
-  start: str = 'normal',
-  decoys: int = 0,
-  prior: float = 0.0,
-  tolerance: float = 0.0,
-  form: str = 'auto',
-  match: str = 'client',
-  epochs: int = 0,
-  batch_size: int = 0,
-  rate: float = 1.0,
-  orders: str = 'known',
-  seeds: int = 1,
-  batch_norm: float | None = None,
-  group: float | None = None,
-  order: float | None = None,
-  partial: float | None = None,
-  sharpness: float | None = None,
-  generator: str | None = None,
-  subset: int | None = None,
-  subset_weight: float = 1e-3,
-  subset_growth: int = 0,
-) -> None:
-  """Settings of `gradient_matching` that all presets have."""
+# Settings of `gradient_matching` that a preset has where it names them itself.
+_OWN = ('distance', 'layer_weighting', 'tv', 'l2', 'box', 'denoising')
+
+# How texts and tables call the types of settings whose default is None.
+_TYPES = {'generator': str | None, 'subset': int | None}
 
 
-def _preset(
+class Preset(NamedTuple):
+  """An attack as data.
+
+  Attributes:
+    solver: the optimizer of the dummy samples.
+    steps: their number.
+    settings: of `gradient_matching`: the weights of terms, the start, the box.
+    labels: the mode that it was published with.
+  """
+
+  solver: optax.GradientTransformation
+  steps: int
+  settings: Mapping[str, Any]
+  labels: str = 'known'
+
+
+def offered(*, all_settings: bool = True) -> dict[str, inspect.Parameter]:
+  """Returns the settings that presets have beside their own; or those of terms that are left out by default, alone.
+
+  A number is annotated `float`, and so traced.
+  """
+  found = {}
+  for name, parameter in settings().items():
+    optional = name in TERMS and TERMS[name].weight is None and not TERMS[name].beside
+    if name in _OWN or not (all_settings or optional):
+      continue
+    static = _TYPES.get(name, parameter.annotation)
+    kind = static if parameter.default is None else type(parameter.default)
+    found[name] = parameter.replace(annotation=kind)
+  return found
+
+
+def with_settings(
+  function: Callable[..., Any], make: Callable[..., Attack], given: Mapping[str, inspect.Parameter]
+) -> Callable[..., Attack]:
+  """Returns the factory (client, *, settings) -> `Attack` of a function that holds its own settings alone.
+
+  Args:
+    function: (*, its own settings) -> anything; it has the docstring.
+    make: (client, what the function returns, values of the further settings) -> `Attack`.
+    given: the further settings by name; its own come first.
+  """
+  own = {name: one for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+  more = {name: one for name, one in given.items() if name not in own}
+
+  @functools.wraps(function)
+  def factory(client: Client, **values: Any) -> Attack:
+    made = function(**{name: value for name, value in values.items() if name in own})
+    return make(client, made, {name: value for name, value in values.items() if name not in own})
+
+  client = inspect.Parameter('client', inspect.Parameter.POSITIONAL_ONLY, annotation=Client)
+  factory.__signature__ = inspect.Signature([client, *own.values(), *more.values()])  # type: ignore[attr-defined]
+  return factory
+
+
+def matched(client: Client, made: Preset, further: Mapping[str, Any]) -> Attack:
+  """Returns the attack that a preset and further settings are."""
+  return gradient_matching(client, made.solver, made.steps, labels=made.labels, **{**made.settings, **further})
+
+
+def preset(
   citation: str,
   label_rule: str = 'bias_corrected',
   reads: tuple[str, ...] = ('weights', 'noise', 'clip'),
   without: tuple[str, ...] = (),
-) -> Callable[[Callable[..., Attack]], Callable[..., AttackMethod]]:
-  """Returns the decorator of a matching attack: `_settings` but those `without` are what `**shared` stands for."""
+) -> Callable[[Callable[..., Preset]], Callable[..., AttackMethod]]:
+  """Returns the decorator of a function (*, its own settings) -> `Preset`; all others but those `without` are added."""
 
-  def decorate(function: Callable[..., Attack]) -> Callable[..., AttackMethod]:
-    own = {name: p for name, p in inspect.signature(function).parameters.items() if name != 'shared'}
-    shared = {name: p for name, p in inspect.signature(_settings).parameters.items() if name not in (*own, *without)}
-    function.__signature__ = inspect.Signature([*own.values(), *shared.values()])  # type: ignore[attr-defined]
-    return attack(citation=citation, reads=reads, label_rule=label_rule)(function)
+  def decorate(function: Callable[..., Preset]) -> Callable[..., AttackMethod]:
+    shared = {name: one for name, one in offered().items() if name not in without}
+    return attack(citation=citation, reads=reads, label_rule=label_rule)(with_settings(function, matched, shared))
 
   return decorate
 
 
-@_preset(DLG)
-def dlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+@preset(DLG)
+def dlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
@@ -83,23 +125,22 @@ def dlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.
   Formula:
     \min_{x, y} \; \lVert \nabla_\theta L(f_\theta(x), \text{softmax}(y)) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
   """
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='optimised', **shared)
+  return Preset(lbfgs(history=history), steps, {'tv': tv}, 'optimised')
 
 
-@_preset(IDLG, 'idlg')
-def idlg(client: Client, *, steps: int = 6000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+@preset(IDLG, 'idlg')
+def idlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Improved DLG (Zhao, Mopuri and Bilen 2020): DLG with the label read from the last layer's gradient first.
 
   Formula:
     y = \arg\min_c \sum_i \frac{\partial L}{\partial W_{ic}}, \quad
     \min_x \; \lVert \nabla_\theta L(f_\theta(x), y) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
   """
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='inferred', **shared)
+  return Preset(lbfgs(history=history), steps, {'tv': tv}, 'inferred')
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def csdlg(
-  client: Client,
   *,
   steps: int = 24_000,
   learning_rate: float = 0.1,
@@ -111,8 +152,7 @@ def csdlg(
   box: bool = True,
   layer_weighting: str = 'uniform',
   l2: float = 0.0,
-  **shared: Any,
-) -> Attack:
+) -> Preset:
   r"""Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
   24,000 steps and TV 1e-4 are the published command line's; the CIFAR notebooks use TV 1e-6, the library 1e-1 unsigned.
@@ -121,41 +161,30 @@ def csdlg(
     \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
     {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
-  return gradient_matching(
-    client,
-    first_order(optimizer, learning_rate, steps, gradient=gradient, decay=decay),
-    steps,
-    distance=distance,
-    tv=tv,
-    l2=l2,
-    box=box,
-    layer_weighting=layer_weighting,
-    labels='known',
-    **shared,
-  )
+  solver = first_order(optimizer, learning_rate, steps, gradient=gradient, decay=decay)
+  given = {'distance': distance, 'tv': tv, 'l2': l2, 'box': box, 'layer_weighting': layer_weighting}
+  return Preset(solver, steps, given)
 
 
-@_preset(CSDLG)
-def csdlg_lbfgs(client: Client, *, steps: int = 3000, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+@preset(CSDLG)
+def csdlg_lbfgs(*, steps: int = 3000, history: int = 100, tv: float = 0.0) -> Preset:
   r"""OUTPOST's csDLG (Wang et al. 2024, section V-B): the cosine distance by L-BFGS, no prior, no box, labels known.
 
   Formula:
     \min_x \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
     {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
-  return gradient_matching(client, lbfgs(history=history), steps, distance='cosine', tv=tv, labels='known', **shared)
+  return Preset(lbfgs(history=history), steps, {'distance': 'cosine', 'tv': tv})
 
 
-@_preset(CSDLG)
+@preset(CSDLG)
 def csdlg_fast(
-  client: Client,
   *,
   steps: int = 2000,
   learning_rate: float = 0.03,
   tv: float = 1e-4,
   start: str = 'constant',
-  **shared: Any,
-) -> Attack:
+) -> Preset:
   r"""The objective and knowledge of csDLG, in a twelfth of its steps: Adam on the plain gradient, cosine decay, grey.
 
   With the sign, every pixel moves by the learning rate in each step until that has decayed. Adam with a memory of a
@@ -165,24 +194,16 @@ def csdlg_fast(
     \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
     {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
-  return csdlg(
-    steps=steps,
-    learning_rate=learning_rate,
-    tv=tv,
-    gradient='plain',
-    optimizer='adam99',
-    decay='cosine',
-    start=start,
-    **shared,
-  )(client)
+  solver = first_order('adam99', learning_rate, steps, decay='cosine')
+  return Preset(solver, steps, {'distance': 'cosine', 'tv': tv, 'box': True, 'start': start})
 
 
-@_preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
-def prefix(client: Client, *, steps: int = 400, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+@preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
+def prefix(*, steps: int = 400, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 
   Balunović et al. (2022) match the layer's input; here the gradients of the layers before it are matched, too, which a
-  single sample determines exactly. See `gradleak.attacks.prefix_matching`. It needs no labels.
+  single sample determines exactly. See `gradleak.attacks.matching.prefix`. It needs no labels.
 
   Formula:
     \min_x \; \frac{\lVert J(x)^\top \delta - g \rVert^2}{\lVert g \rVert^2}
@@ -191,44 +212,45 @@ def prefix(client: Client, *, steps: int = 400, history: int = 100, tv: float = 
     \delta = W \, \partial b, \quad h = \frac{\partial W \, \partial b}{\lVert \partial b \rVert^2}, \quad
     J = \frac{\partial h}{\partial \theta_{\text{before}}}
   """
-  return gradient_matching(client, lbfgs(history=history), steps, distance='prefix', tv=tv, labels='unused', **shared)
+  return Preset(lbfgs(history=history), steps, {'distance': 'prefix', 'tv': tv}, 'unused')
 
 
-@_preset(DLG)
-def dga(client: Client, *, steps: int = 500, history: int = 100, tv: float = 0.0, **shared: Any) -> Attack:
+@preset(DLG)
+def dga(*, steps: int = 500, history: int = 100, tv: float = 0.0) -> Preset:
   r"""GradDefense's deep gradient attack (Wang et al. 2022, section VI-A): DLG, 500 steps of L-BFGS, known labels.
 
   Formula:
     \min_x \; \lVert \nabla_\theta L(f_\theta(x), y) - g \rVert_2^2 + \text{tv} \cdot \text{TV}(x)
   """
-  return gradient_matching(client, lbfgs(history=history), steps, tv=tv, labels='known', **shared)
+  return Preset(lbfgs(history=history), steps, {'tv': tv})
 
 
-@_preset(CSDLG)
-def gia(client: Client, *, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
+@preset(CSDLG)
+def gia(*, steps: int = 1000, learning_rate: float = 0.1, tv: float = 1e-4) -> Preset:
   r"""GradDefense's gradient inverting attack (Wang et al. 2022, section VI-A): csDLG, 1,000 steps.
 
   Formula:
     \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
     {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
-  return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, **shared)(client)
+  solver = first_order('adam', learning_rate, steps, gradient='sign', decay='step')
+  return Preset(solver, steps, {'distance': 'cosine', 'tv': tv, 'box': True})
 
 
-@_preset(CSDLG)
-def gs(client: Client, *, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4, **shared: Any) -> Attack:
+@preset(CSDLG)
+def gs(*, steps: int = 10_000, learning_rate: float = 0.1, tv: float = 1e-4) -> Preset:
   r"""DCS²'s GradSim attacker (Wu et al. 2024): csDLG by Adam on the plain gradient, not boxed, labels known.
 
   Formula:
     \min_x \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
     {\lVert \nabla_\theta L(f_\theta(x), y) \rVert \, \lVert g \rVert} + \text{tv} \cdot \text{TV}(x)
   """
-  return csdlg(steps=steps, learning_rate=learning_rate, tv=tv, gradient='plain', box=False, **shared)(client)
+  solver = first_order('adam', learning_rate, steps, decay='step')
+  return Preset(solver, steps, {'distance': 'cosine', 'tv': tv})
 
 
-@_preset(CINET, without=('start',))
+@preset(CINET, without=('start',))
 def cinet(
-  client: Client,
   *,
   steps: int = 2000,
   learning_rate: float = 1e-3,
@@ -236,8 +258,7 @@ def cinet(
   distance: str = 'cosine',
   gradient: str = 'sign',
   generator: str = 'untrained',
-  **shared: Any,
-) -> Attack:
+) -> Preset:
   r"""CI-Net (Zhang et al. 2023): images from an untrained network, whose weights are optimised; labels known.
 
   Cosine distance, no TV, Adam on the sign at a constant rate; 2,000 steps for batches of 16 on CIFAR-10, 30,000 on
@@ -247,29 +268,19 @@ def cinet(
   Formula:
     \min_w \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x), \quad x = G_w(z)
   """
-  return gradient_matching(
-    client,
-    first_order('adam', learning_rate, steps, gradient=gradient),
-    steps,
-    distance=distance,
-    tv=tv,
-    labels='known',
-    generator=generator,
-    **shared,
-  )
+  solver = first_order('adam', learning_rate, steps, gradient=gradient)
+  return Preset(solver, steps, {'distance': distance, 'tv': tv, 'generator': generator})
 
 
-@_preset(MAGIA)
+@preset(MAGIA)
 def magia(
-  client: Client,
   *,
   steps: int = 6000,
   history: int = 100,
   tv: float = 0.005,
   subset: int = 1,
   subset_growth: int = 3000,
-  **shared: Any,
-) -> Attack:
+) -> Preset:
   r"""MAGIA (arXiv 2509.18170): DLG with TV, and beside the whole batch the gradients of random subsets are matched.
 
   300 iterations of up to 20 evaluations of L-BFGS, images and labels together, squared distance, weights 0.999 and
@@ -282,13 +293,5 @@ def magia(
     \min_{x, y} \; (1 - w) \lVert \bar{g}_{1..N}(x, y) - g \rVert^2 + \frac{w}{f} \lVert \bar{g}_S(x, y) - g \rVert^2
     + \text{tv} \cdot \text{TV}(x), \quad f = \frac{N - |S|}{|S| \, (N - 1)}
   """
-  return gradient_matching(
-    client,
-    lbfgs(history=history),
-    steps,
-    tv=tv,
-    labels='optimised',
-    subset=subset,
-    subset_growth=subset_growth,
-    **shared,
-  )
+  given = {'tv': tv, 'subset': subset, 'subset_growth': subset_growth}
+  return Preset(lbfgs(history=history), steps, given, 'optimised')

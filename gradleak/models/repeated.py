@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-# Fewer blocks are not looped over: products of their gradients are then seen by `attacks.ghost`.
+# Fewer blocks are not looped over: products of their gradients are then seen by `attacks.matching.ghost`.
 MANY = 7
 
 _apart = contextvars.ContextVar('apart', default=False)

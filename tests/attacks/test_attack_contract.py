@@ -15,6 +15,8 @@ import pytest
 
 import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError
+from gradleak.attacks import presets
+from gradleak.attacks.matching import TERMS
 from gradleak.core import trees
 from gradleak.core.settings import limits
 
@@ -42,11 +44,11 @@ class Row(NamedTuple):
 
 
 MATCHING = {
+  **{name: float('nan') for name in presets.offered() if name in TERMS},
   'steps': 0,
   'tv': -1.0,
   'start': 'unifrm',
   'decoys': -1,
-  'prior': float('nan'),
   'tolerance': -1.0,
   'form': 'ghst',
   'match': 'clint',
@@ -55,9 +57,6 @@ MATCHING = {
   'rate': 0.0,
   'orders': 'random',
   'seeds': 0,
-  'batch_norm': -0.1,
-  'group': -0.1,
-  'order': -0.1,
   'partial': 1.1,
   'sharpness': -0.1,
   'generator': 'untraned',

@@ -7,7 +7,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError
-from gradleak.attacks import prefix_matching
+from gradleak.attacks.matching import prefix
 from gradleak.core import trees
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -97,21 +97,16 @@ def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, mod
   layers = scenario.client.model.layers((8, 8, 1))
   for key in range(2):
     observation = sent(scenario, key=key)
-    apart = [
-      float(prefix_matching.distance(scenario.client, layers, observation, scenario.images[i : i + 1]))
-      for i in range(2)
-    ]
+    apart = [float(prefix.distance(scenario.client, layers, observation, scenario.images[i : i + 1])) for i in range(2)]
     assert apart[0] < 1e-8 and apart[1] > 1e-3
     scaled = Observation(**{**vars(observation), 'update': jax.tree.map(lambda x: -0.1 * x, observation.update)})
-    assert float(prefix_matching.distance(scenario.client, layers, scaled, scenario.images[:1])) < 1e-8
+    assert float(prefix.distance(scenario.client, layers, scaled, scenario.images[:1])) < 1e-8
 
 
 def test_one_sample_is_matched(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   with pytest.raises(UsageError, match='for a single sample, not for 2'):
-    prefix_matching.distance(
-      scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.images[:2]
-    )
+    prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.images[:2])
 
 
 @pytest.mark.slow
@@ -126,5 +121,5 @@ def test_nothing_is_nothing(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   observation = sent(scenario)
   dead = Observation(**{**vars(observation), 'update': jax.tree.map(jnp.zeros_like, observation.update)})
-  apart = prefix_matching.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), dead, scenario.images[:1])
+  apart = prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), dead, scenario.images[:1])
   assert np.isfinite(apart) and trees.norm(dead.update) == 0

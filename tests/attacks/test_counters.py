@@ -14,7 +14,8 @@ import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import counters as counters_of
 from gradleak.adaptive.base import AVERAGES, typical_squared_norm
-from gradleak.attacks import distances, matching
+from gradleak.attacks import matching
+from gradleak.attacks.matching import distances
 from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import concealed_samples

@@ -13,8 +13,9 @@ from jax.extend import core as jax_core
 
 import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError
-from gradleak.attacks import evolution, generative, matching
-from gradleak.attacks.optimizers import first_order, into_l1_ball, within
+from gradleak.attacks import generative, matching
+from gradleak.attacks.matching import evolution
+from gradleak.attacks.matching.optimizers import first_order, into_l1_ball, within
 from gradleak.core import trees
 from gradleak.priors import gan, latent, trained
 
@@ -253,14 +254,27 @@ def test_the_second_optimizer_starts_where_the_first_ends():
 
 def test_the_denoiser_is_a_force_without_its_own_slope():
   """Of a denoiser that halves what it gets, at the last level."""
-  made = matching.Denoising(lambda weights, noisy, levels: weights * noisy, 3.0, 0.4, 0.1, 3)
-  assert [float(made.level(jnp.int32(i))) for i in range(3)] == pytest.approx([0.4, 0.2, 0.1])
+  asked = []
+
+  def half(weights, noisy, levels):
+    asked.append(levels)
+    return weights * noisy
+
+  made = matching.Denoising(half, 3.0, 0.4, 0.1)
+  seen = types.SimpleNamespace(prepared=0.5)
   images = jnp.asarray([[1.0, 2.0], [0.5, 0.0]]).reshape(2, 2, 1, 1)
+
+  def term(images, done):
+    return made.weight * made(images[None], matching.Given(None, seen, 1, done, 3))
+
+  for done in range(3):
+    term(images, jnp.int32(done))
+  assert [float(level[0]) for level in asked] == pytest.approx([0.4, 0.2, 0.1])
   count = jnp.int32(2)
   noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), images.shape)
   removed = images - 0.5 * (images + 0.1 * noise)
   size = float(jnp.sqrt(jnp.mean(jnp.square(removed))))
-  value, slope = jax.value_and_grad(lambda x: made.term(0.5, x, count))(images)
+  value, slope = jax.value_and_grad(lambda x: term(x, count))(images)
   assert float(value) == pytest.approx(3.0 * size, rel=1e-5)
   np.testing.assert_allclose(slope, 3.0 * removed / 4 / size, rtol=1e-4)
 
@@ -269,7 +283,7 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
   """Where an update says nothing, the images are what a denoiser leaves; objectives at the truth have its term."""
   observation, image = seen
   silent = dataclasses.replace(observation, update=jax.tree.map(jnp.zeros_like, observation.update))
-  denoising = matching.Denoising(lambda weights, noisy, levels: jnp.full_like(noisy, 0.25), 1.0, 0.3, 0.03, 200)
+  denoising = matching.Denoising(lambda weights, noisy, levels: jnp.full_like(noisy, 0.25), 1.0, 0.3, 0.03)
   attack = gl.attacks.gradient_matching(
     linear[0],
     first_order('adam', 0.02, 200),

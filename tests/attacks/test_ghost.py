@@ -5,7 +5,8 @@ import pytest
 from flax import linen as nn
 
 from gradleak import Client, Knowledge, Observation, models
-from gradleak.attacks import csdlg, distances, ghost
+from gradleak.attacks import csdlg
+from gradleak.attacks.matching import distances, ghost
 from gradleak.core import errors, trees
 from gradleak.models import layers
 

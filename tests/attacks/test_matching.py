@@ -6,8 +6,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from gradleak import Client, Knowledge, Observation, attacks, metrics, models
-from gradleak.attacks import distances, image_priors, matching
-from gradleak.attacks.optimizers import first_order
+from gradleak.attacks import matching
+from gradleak.attacks.matching import distances, terms
+from gradleak.attacks.matching.optimizers import first_order
 from gradleak.core import errors, trees
 
 
@@ -36,7 +37,7 @@ def test_distances_and_prior_by_hand():
   np.testing.assert_allclose(distances.cosine(a, b), 1 - 15 / np.sqrt(26 * 17), rtol=1e-6)
   np.testing.assert_allclose(distances.cosine(a, jax.tree.map(lambda x: -7 * x, a)), 2, rtol=1e-6)
   images = jnp.asarray([[0.0, 1.0], [0.5, 0.5]]).reshape(1, 2, 2, 1)
-  np.testing.assert_allclose(image_priors.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
+  np.testing.assert_allclose(terms.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
 
 
 def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
@@ -55,7 +56,7 @@ def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
 @pytest.mark.parametrize('shape', [(2, 1, 3, 1), (2, 3, 1, 1), (2, 1, 1, 1)])
 def test_total_variation_of_images_one_pixel_wide_is_that_of_the_other_side(shape):
   images = jnp.asarray(np.arange(np.prod(shape)), jnp.float32).reshape(shape)
-  value, gradient = jax.value_and_grad(image_priors.total_variation)(images)
+  value, gradient = jax.value_and_grad(terms.total_variation)(images)
   assert float(value) == (0 if shape[1:] == (1, 1, 1) else 1)
   assert np.isfinite(gradient).all()
 

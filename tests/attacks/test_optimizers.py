@@ -7,7 +7,7 @@ import optax
 import pytest
 import scipy.optimize
 
-from gradleak.attacks.optimizers import DECAYS, FIRST_ORDER, GRADIENTS, first_order, lbfgs
+from gradleak.attacks.matching.optimizers import DECAYS, FIRST_ORDER, GRADIENTS, first_order, lbfgs
 from gradleak.core import errors
 
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from gradleak import Client, Knowledge, Observation, attacks, models
-from gradleak.attacks import simulated
+from gradleak.attacks.matching import simulation
 from gradleak.core import errors, trees
 
 CLASSES, SHAPE = 5, (4, 6, 6, 1)
@@ -33,7 +33,7 @@ def distance(client, seen, images, place=None, **settings):
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
   client, seen, images = problem
   gradient = client.gradient(seen.variables, images, seen.labels)
-  expected = 1 - trees.cosine(simulated.reverse(gradient), seen.update)
+  expected = 1 - trees.cosine(simulation.reverse(gradient), seen.update)
   found = distance(client, seen, images, match='approximation')
   np.testing.assert_allclose(found, expected, rtol=1e-3)
   assert distance(client, seen, images) < 1e-6 < found
@@ -47,7 +47,7 @@ def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   assert ends[-80] == pytest.approx(distance(client, seen, images, match='approximation'), rel=1e-3)
   moved = jax.tree.map(jnp.add, seen.variables['params'], seen.update)
   gradient = client.gradient({'params': moved}, images, seen.labels)
-  np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulated.reverse(gradient), seen.update), rtol=1e-3)
+  np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulation.reverse(gradient), seen.update), rtol=1e-3)
   assert ends[0] < 0.7 * min(ends[-80], ends[80])
   place = jax.grad(lambda p: attacks.csdlg(steps=1, match='surrogate')(client).init.__self__.losses(
     seen, images, seen.labels, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
@@ -73,7 +73,7 @@ def test_epochs_with_samples_of_their_own(problem):
   client, seen, images = problem
   assert distance(client, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free') < 1e-6
   shuffled = jnp.concatenate([images, images[jnp.asarray([2, 0, 3, 1])]])
-  np.testing.assert_allclose(simulated.joined(shuffled, 2), images, atol=1e-6)
+  np.testing.assert_allclose(simulation.joined(shuffled, 2), images, atol=1e-6)
   attack = attacks.csdlg(steps=2, orders='free', order=0.1)(client)
   state = jax.jit(attack.init)(jax.random.key(2), seen)
   assert state.dummy['images'].shape == (8, *SHAPE[1:])
@@ -117,7 +117,7 @@ def test_an_approximation_has_the_scale_of_the_delta(problem):
   for steps in (1, 2):
     one = dataclasses.replace(client, epochs=steps, batch_size=None)
     gradient = one.gradient(seen.variables, images, seen.labels)
-    update = simulated.Simulation('approximation').update(one, seen.variables, images, seen.labels)
+    update = simulation.Simulation('approximation').update(one, seen.variables, images, seen.labels)
     for ours, theirs in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True):
       np.testing.assert_allclose(ours, -0.05 * steps * theirs, rtol=1e-4, atol=1e-9)
   once = dataclasses.replace(client, epochs=1, batch_size=None)

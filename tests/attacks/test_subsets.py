@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradleak import Client, Knowledge, Observation, attacks, models
-from gradleak.attacks.optimizers import lbfgs
-from gradleak.attacks.subsets import _KEPT, Subsets
+from gradleak.attacks.matching.optimizers import lbfgs
+from gradleak.attacks.matching.subsets import _KEPT, Subsets
 from gradleak.core import errors, trees
 from gradleak.federated import losses
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import matching
-from gradleak.attacks.optimizers import first_order
+from gradleak.attacks.matching.optimizers import first_order
 from gradleak.core import errors, trees
 from gradleak.engine import ahead, driver, groups, memory, parts
 from tests import programs

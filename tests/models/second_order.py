@@ -6,7 +6,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from gradleak import Client
-from gradleak.attacks import distances
+from gradleak.attacks.matching import distances
 
 
 def check_second_order(model, image_shape, batch_norm='train'):

@@ -13,7 +13,7 @@ import numpy as np
 from gradleak.adaptive import UNAWARE, Counter, View
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
-from gradleak.attacks.distances import cosine, weighed
+from gradleak.attacks.matching.distances import cosine, weighed
 from gradleak.audit import granted, lanes
 from gradleak.audit.group import Group
 from gradleak.audit.scores import kept_distance

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks.base import Attack, Reconstruction
-from gradleak.attacks.distances import as_distance, weighed
-from gradleak.attacks.matching import Matching, starting_labels
+from gradleak.attacks.matching.samples import starting_labels
+from gradleak.attacks.matching.search import Matching
 from gradleak.core import errors
 from gradleak.core.promotion import relaxed, standard
 from gradleak.core.trees import Tree
@@ -63,20 +63,24 @@ class Evolution:
 
     return CMA_ES(population_size=self.population, solution=solution)
 
+  def images(self, made: Tree, kept: Tree, observation: Observation) -> jax.Array:
+    """Returns the images of one candidate."""
+    samples = self.matching.samples
+    return samples.images({samples.variables.name: made}, kept, observation, self.matching.copies)
+
   def evaluate(self, made: Tree, state: EvolutionState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) of one candidate."""
-    images = self.matching.images({'weights': made}, state.kept, observation)
-    objective, apart = self.matching.losses(observation, images, state.labels)
-    unit = as_distance(self.matching.distance).unit(weighed(observation.update, observation))
-    return objective + self.kl * unit * divergence(made), apart
+    images = self.images(made, state.kept, observation)
+    objective, apart = self.matching.losses(observation, images, state.labels, count=state.count)
+    return objective + self.kl * self.matching.comparison.unit(observation) * divergence(made), apart
 
   def init(self, key: jax.Array, observation: Observation) -> EvolutionState:
     """Returns the state before the first generation, whose mean is the latents' own, 0."""
     if observation.knowledge.labels == 'optimised':
       raise errors.UsageError('CMA-ES searches latents, not labels: leave the labels known or inferred')
     keys = jax.random.split(key)
-    made, kept = self.matching.start_samples(keys[0], observation, observation.labels)
-    mean = jax.tree.map(jnp.zeros_like, made['weights'])
+    made, kept = self.matching.samples.initial(keys[0], observation, observation.labels, self.matching.copies)
+    mean = jax.tree.map(jnp.zeros_like, made)
     labels = starting_labels(self.matching.client, observation)
     with standard():
       algorithm = self._algorithm(mean)
@@ -114,13 +118,13 @@ class Evolution:
   def reconstruct(self, state: EvolutionState, observation: Observation) -> Reconstruction:
     """Returns the images of the best candidate."""
     made, objective, apart = state.best
-    images = self.matching.images({'weights': made}, state.kept, observation)
+    images = self.images(made, state.kept, observation)
     labels = jnp.argmax(state.labels, axis=-1).astype(jnp.int32)
     return Reconstruction(images, labels, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
 
   def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the objective at the private samples without the latents' part: their latents are not known."""
-    return self.matching.losses(observation, images, labels)[0]
+    return self.matching.losses(observation, images, labels, count=self.matching.steps - 1)[0]
 
 
 def _alone(function: Callable) -> Callable:
@@ -142,13 +146,12 @@ def divergence(latents: Tree) -> jax.Array:
   return 0.5 * (jnp.square(mean) + variance - jnp.log(variance + 1e-12) - 1)
 
 
-def evolution(matching: Matching, *, population: int, generations: int, kl: float | jax.Array, labels: str) -> Attack:
+def evolution(matching: Matching, *, population: int, kl: float | jax.Array, labels: str) -> Attack:
   """Returns the `Attack` of CMA-ES.
 
   Args:
-    matching: what is minimised; it has a generator, one seed and no decoys.
+    matching: what is minimised; it has a generator, one seed and no decoys. Its steps are generations.
     population: candidates per generation, at least 4.
-    generations: the steps.
     kl: weight of `divergence`.
     labels: the mode that the attack was published with.
 
@@ -156,7 +159,6 @@ def evolution(matching: Matching, *, population: int, generations: int, kl: floa
     UsageError: for a number out of range; when run, where labels are to be optimised.
   """
   errors.check_number('population', population, low=4, high=10_000, integer=True)
-  errors.check_number('steps', generations, low=1, integer=True)
   errors.check_number('kl', kl, low=0, finite=True)
   made = Evolution(matching, population, kl)
-  return Attack(made.init, made.step, made.reconstruct, made.objective, generations, labels)
+  return Attack(made.init, made.step, made.reconstruct, made.objective, matching.steps, labels)

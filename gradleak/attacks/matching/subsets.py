@@ -1,7 +1,7 @@
 """Random subsets of the dummy batch, whose gradients are matched beside the whole batch's (MAGIA, arXiv 2509.18170)."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ from gradleak.core import errors
 _KEPT = 20
 
 
-class Subsets(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Subsets:
   """Matching of random subsets: (1 − w)·distance(whole batch) + w·distance(subset) / f, f = (N − S) / (S(N − 1)).
 
   The published objective rescales by a closed form in N and S that the published script calls and does not define; f is
@@ -23,31 +24,28 @@ class Subsets(NamedTuple):
   batch with labels of zero, so BatchNorm's statistics are those of all, and a step takes two evaluations of the batch.
 
   Attributes:
-    size: S, the least number of samples of a subset; None for no such term.
-    weight: w.
-    growth: evaluations over which the subset grows from `size` to the whole batch, linearly; 0 for never. The script
+    subset: S, the least number of samples of a subset; None for no such term.
+    subset_weight: w.
+    subset_growth: evaluations over which the subset grows from S to the whole batch, linearly; 0 for never. The script
       calls that its warm-up.
   """
 
-  size: int | None
-  weight: float | jax.Array
-  growth: int
+  subset: int | None = None
+  subset_weight: float | jax.Array = 1e-3
+  subset_growth: int = 0
 
-  def checked(self) -> 'Subsets | None':
-    """Returns this, or None without a size; raises `UsageError` for values out of range."""
-    errors.check_number('subset_weight', self.weight, low=0, high=1, finite=True)
-    errors.check_number('subset_growth', self.growth, low=0, integer=True)
-    if self.size is None:
-      return None
-    errors.check_number('subset', self.size, low=1, integer=True)
-    return self
+  def __post_init__(self) -> None:
+    errors.check_number('subset_weight', self.subset_weight, low=0, high=1, finite=True)
+    errors.check_number('subset_growth', self.subset_growth, low=0, integer=True)
+    if self.subset is not None:
+      errors.check_number('subset', self.subset, low=1, integer=True)
 
   def drawn(self, count: jax.Array, total: int) -> tuple[jax.Array, jax.Array]:
     """Returns (S, float32 weights [total] that make a mean over the batch one over the subset) after `count` steps."""
     turn = count // _KEPT
-    size = jnp.int32(min(self.size or total, total))
-    if self.growth:
-      done = (turn * _KEPT + 1).astype(jnp.float32) / self.growth
+    size = jnp.int32(min(self.subset or total, total))
+    if self.subset_growth:
+      done = (turn * _KEPT + 1).astype(jnp.float32) / self.subset_growth
       size = jnp.clip(jnp.ceil(total * done).astype(jnp.int32), size, total)
     order = jax.random.permutation(jax.random.fold_in(jax.random.key(0), turn), total)
     return size, jnp.where(order < size, total / size.astype(jnp.float32), 0.0)
@@ -65,7 +63,7 @@ class Subsets(NamedTuple):
     """
     size, weights = self.drawn(count, total)
     scale = (total - 1) * size.astype(jnp.float32) / jnp.maximum(total - size, 1).astype(jnp.float32)
-    return jnp.where(size < total, self.weight * (scale * distance(weights) - apart), 0.0)
+    return jnp.where(size < total, self.subset_weight * (scale * distance(weights) - apart), 0.0)
 
   def changed(self, count: jax.Array) -> jax.Array:
     """Returns whether the subset after `count` steps is another one than a step before."""

@@ -1,0 +1,222 @@
+"""What a search optimises: pixels or what a generator makes them of, decoys, and labels that are not known."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradleak.attacks import labels as label_rules
+from gradleak.core import errors
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
+from gradleak.priors import GENERATORS, Generator, as_generator
+from gradleak.threat import Observation
+
+# Beside a generator's weights, at CI-Net's rate of 1e-3, labels and decoys move as beside pixels, at csdlg's of 0.1.
+_PACE = 100.0
+
+# Noise on a constant start of several images: equal ones with one label would stay equal in every step.
+_APART = 1e-2
+
+
+def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array:
+  """Returns the mean auxiliary image of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
+
+  Raises:
+    UsageError: without auxiliary data.
+  """
+  if class_means is None:
+    raise errors.UsageError(
+      "the start 'class_average' needs auxiliary data: give public=(images, labels) to gradleak.scenario"
+    )
+  total = jnp.maximum(jnp.sum(labels, axis=1, keepdims=True), 1e-12)
+  return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
+
+
+def start_images(
+  start: Any,
+  key: jax.Array,
+  shape: tuple[int, ...],
+  labels: jax.Array | None = None,
+  class_means: jax.Array | None = None,
+  apart: bool = False,
+) -> jax.Array:
+  """Returns the first dummy images.
+
+  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5 (for several images, or those of one that are to be `apart`,
+  plus N(0, 0.01²)), 'class_average' the mean image of each sample's class; or they are the array given.
+  """
+  deviation = jnp.float32(_APART if apart or shape[0] > 1 else 0.0)
+  starts = {
+    'normal': lambda: jax.random.normal(key, shape),
+    'uniform': lambda: jax.random.uniform(key, shape),
+    'constant': lambda: 0.5 + deviation * jax.random.normal(key, shape),
+    'class_average': lambda: class_average(labels, class_means),
+  }
+  if isinstance(start, str):
+    errors.check_choice('start', start, starts)
+    return starts[start]()
+  start = jnp.asarray(start, jnp.float32)
+  if start.shape not in (shape, shape[1:]):
+    raise errors.UsageError(f'the start image has shape {start.shape}, expected {shape} or {shape[1:]}')
+  return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
+
+
+def starting_labels(client: Client, observation: Observation) -> jax.Array:
+  """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes].
+
+  Raises:
+    UsageError: if the client sends nothing of the layer that labels are inferred from.
+  """
+  knowledge, given = observation.knowledge, observation.labels
+  if knowledge.labels != 'inferred':
+    return given
+  layers = client.model.layers(observation.image_shape[1:]) if client.frozen and client.model.layers else ()
+  if layers and layers[-1].name in client.frozen:
+    raise errors.UsageError(
+      f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is frozen: no gradient of it is '
+      "sent. Choose labels='optimised' or labels='known'"
+    )
+  return jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+
+
+class Variables(NamedTuple):
+  """What is optimised of the images, and how they are made of it.
+
+  Attributes:
+    name: its key among the dummy samples.
+    pace: how many times faster labels and decoys move beside it.
+    init: (key, shape of the images, labels [copies · N, classes], `Observation`, whether images of one seed are to be
+      apart from those of others) -> (what is optimised, what stays as it is).
+    apply: (what is optimised, what stays as it is, shape, what was learned) -> images, as of a `Generator`.
+    project: what is optimised after a step -> the nearest that is allowed.
+  """
+
+  name: str
+  pace: float
+  init: Callable[..., tuple[Tree, Tree | None]]
+  apply: Callable[..., jax.Array]
+  project: Callable[[Tree], Tree]
+
+
+def _pixels(start: Any, box: bool) -> Variables:
+  """Returns the identity: pixels from a start, in [0, 1] if boxed."""
+
+  def init(key, shape, labels, observation, apart):
+    return start_images(start, key, shape, labels, observation.class_means, apart), None
+
+  def project(images):
+    return jnp.clip(images, 0.0, 1.0) if box else images
+
+  return Variables('images', 1.0, init, lambda images, kept, shape, learned: images, project)
+
+
+def _generated(generator: Generator) -> Variables:
+  """Returns what a generator is made of; it starts as it is made, and stays in its range by itself."""
+
+  def init(key, shape, labels, observation, apart):
+    return generator.init(key, shape, observation.prepared)
+
+  return Variables('weights', _PACE, init, generator.apply, lambda weights: weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+  """The parametrisation of the dummy samples, a dict.
+
+  Its keys are 'images' [seeds, copies · N, H, W, C], without the first axis for one seed; while labels are optimised,
+  'logits' [N, classes]; with decoys, the same of them under 'decoys' and 'decoy_logits'. A generator has 'weights' in
+  place of 'images', leaves [seeds, …].
+
+  Attributes:
+    start: 'normal', 'uniform', 'constant', 'class_average' or an array of images.
+    box: project the images into [0, 1] after each step.
+    decoys: dummy samples beside each of the N, with labels of their own, in the same batch and thrown away: for a
+      client that conceals (`defenses.concealment`), whose eq. 10 is the mean loss over both, by linearity in the label.
+    seeds: starts that are optimised together; the one with the smallest distance is kept.
+    generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
+  """
+
+  start: Any = 'normal'
+  box: bool = False
+  decoys: int = 0
+  seeds: int = 1
+  generator: Generator | str | None = None
+
+  def __post_init__(self) -> None:
+    errors.check_number('decoys', self.decoys, low=0, high=8, integer=True)
+    errors.check_number('seeds', self.seeds, low=1, high=64, integer=True)
+    if self.seeds > 1 and self.decoys:
+      raise errors.UsageError(f'decoys={self.decoys} are samples of one start: leave seeds at 1')
+    made = as_generator(self.generator, GENERATORS) is not None
+    if made and not (isinstance(self.start, str) and self.start == 'normal'):
+      raise errors.UsageError(
+        f'start={errors.shown(self.start)} is of pixels, and a generator makes them: leave start at normal'
+      )
+
+  @functools.cached_property
+  def variables(self) -> Variables:
+    """What is optimised of the images: pixels are the identity."""
+    generator = as_generator(self.generator, GENERATORS)
+    return _pixels(self.start, self.box) if generator is None else _generated(generator)
+
+  @property
+  def auxiliary(self) -> bool:
+    """Whether the start needs auxiliary data."""
+    return isinstance(self.start, str) and self.start == 'class_average'
+
+  def each(self, function: Callable, *given: Any) -> Any:
+    """Returns the function of each seed's part, leaves [seeds, …]; of one seed without this axis."""
+    return function(*given) if self.seeds == 1 else jax.vmap(function)(*given)
+
+  def initial(
+    self, key: jax.Array, observation: Observation, labels: jax.Array, copies: int
+  ) -> tuple[Tree, Tree | None]:
+    """Returns the first dummy images of each seed and epoch, or what makes them, and what stays as it is of that.
+
+    Args:
+      key: PRNG key.
+      observation: the `Observation`.
+      labels: probabilities [N, classes].
+      copies: dummy samples of each private one.
+    """
+    every, shape = jnp.tile(labels, (copies, 1)), self.shape(observation, copies)
+    keys = key if self.seeds == 1 else jax.random.split(key, self.seeds)
+    return self.each(lambda key: self.variables.init(key, shape, every, observation, self.seeds > 1), keys)
+
+  def hidden(self, key: jax.Array, label_key: jax.Array, observation: Observation, copies: int) -> dict[str, jax.Array]:
+    """Returns the first logits of labels that are optimised, and the first decoys; streams apart from the images'."""
+    count, classes = observation.labels.shape
+    found = {}
+    if observation.knowledge.labels == 'optimised':
+      found['logits'] = jax.random.normal(label_key, (count, classes))
+    if self.decoys:
+      keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]
+      number, *image = self.shape(observation, copies)
+      found['decoys'] = jax.random.normal(keys[0], (self.decoys * number, *image))
+      found['decoy_logits'] = jax.random.normal(keys[1], (self.decoys * count, classes))
+    return found
+
+  def paced(self, dummy: dict, towards: int = 1) -> dict:
+    """Returns the dummy samples at the pace of `Variables`; with −1, as they are optimised."""
+    pace = self.variables.pace**towards
+    return {name: leaf if name == self.variables.name else pace * leaf for name, leaf in dummy.items()}
+
+  def images(self, dummy: dict, kept: Tree | None, observation: Observation, copies: int) -> jax.Array:
+    """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed."""
+    shape, learned = self.shape(observation, copies), observation.prepared
+    apply = self.variables.apply
+    return self.each(lambda made, kept: apply(made, kept, shape, learned), dummy[self.variables.name], kept)
+
+  def shape(self, observation: Observation, copies: int) -> tuple[int, ...]:
+    """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""
+    count, *image = observation.image_shape
+    return (copies * count, *image)
+
+
+def labels_of(dummy: dict, given: jax.Array) -> jax.Array:
+  """Returns the labels of dummy samples at their pace, probabilities [N, classes]: those given, unless optimised."""
+  return jax.nn.softmax(dummy['logits']) if 'logits' in dummy else given

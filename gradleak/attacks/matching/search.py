@@ -1,0 +1,425 @@
+"""Gradient matching: dummy samples are optimised until the simulated client's update equals the observed one.
+
+DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020) and csDLG (Geiping et al. 2020) are this one algorithm with different
+distances, priors, optimizers and starts; see `gradleak.attacks.presets`. Deltas of several local steps are matched the
+same way, since the client simulation is the client's own code.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks.matching import ghost, prefix
+from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, weighed
+from gradleak.attacks.matching.optimizers import ComparesValues
+from gradleak.attacks.matching.samples import Samples, labels_of, starting_labels
+from gradleak.attacks.matching.simulation import Simulation, joined, reverse
+from gradleak.attacks.matching.subsets import Subsets
+from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, summed
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
+from gradleak.federated.losses import cross_entropy
+from gradleak.models import model as models
+from gradleak.threat import Observation
+
+P = TypeVar('P')
+_LARGE = 2**20  # entries: a gradient that leaves a core's cache
+
+# How far along its gradient the objective is looked at for its sharpness.
+_NEAR = 1e-2
+
+
+class MatchState(NamedTuple):
+  """State of a matching attack.
+
+  Attributes:
+    count: steps done.
+    dummy: the dummy samples, see `Samples`; and 'place', a scalar, of the surrogate model (`simulation.point`).
+    labels: the labels that are not optimised, probabilities [N, classes].
+    optimizer: its state.
+    best: (dummy, objective, distance) of the lowest objective so far.
+    objective_start: the objective of the start.
+    diverged_step: first step that was not finite, −1 before.
+    thresholds: the least magnitude that is compared of each tensor, a tree of scalars; None for all entries.
+    latents: what stays as it is of a generator, leaves [seeds, …]; None without one.
+  """
+
+  count: jax.Array
+  dummy: dict
+  labels: jax.Array
+  optimizer: Any
+  best: tuple
+  objective_start: jax.Array
+  diverged_step: jax.Array
+  thresholds: Tree | None
+  latents: Tree | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matching:
+  """Gradient matching of one client; the pure functions of an `Attack` are its methods.
+
+  Attributes:
+    client: the `Client` that is simulated.
+    optimizer: the solver: of the dummy samples, with support for extra arguments.
+    steps: their number.
+    simulation: what the update is taken for.
+    samples: the parametrisation.
+    comparison: the distance.
+    terms: names and terms, what is added to it.
+    subsets: the `Subsets`, or None.
+    sharpness: weight of the gradient's norm, see `flatter`; None for none.
+  """
+
+  client: Client
+  optimizer: optax.GradientTransformationExtraArgs
+  steps: int
+  simulation: Simulation
+  samples: Samples
+  comparison: Comparison
+  terms: tuple[tuple[str, Term], ...]
+  subsets: Subsets | None
+  sharpness: float | None
+
+  def __post_init__(self) -> None:
+    errors.check_number('steps', self.steps, low=1, integer=True)
+    if self.sharpness is not None:
+      errors.check_number('sharpness', self.sharpness, low=0, finite=True)
+    if self.subsets is not None and self.comparison.measure.single:
+      raise errors.UsageError(
+        f'distance={self.comparison.distance!r} is of one sample, which has no subsets: leave out subset'
+      )
+    if self.client is not None:
+      self.simulation.check(self.client)
+      gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
+      if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
+        raise errors.UsageError(
+          'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
+        )
+
+  @property
+  def copies(self) -> int:
+    """How many dummy samples there are of each private one."""
+    return self.simulation.copies(self.client)
+
+  def added(
+    self, total: jax.Array, observation: Observation, images: jax.Array, count: jax.Array | int, together: bool = False
+  ) -> jax.Array:
+    """Returns the total with the terms of a seed's images, or of those of all seeds together, after `count` steps."""
+    several = {'': True, 'seeds': together and len(images) > 1, 'orders': self.copies > 1}
+    terms = {name: one for name, one in self.terms if one.together == together and several[one.beside]}
+    given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
+    return sum(addends(terms, images, given, self.comparison.unit(observation)), total)
+
+  def losses(
+    self,
+    observation: Observation,
+    images: jax.Array,
+    labels: jax.Array,
+    decoys: jax.Array | None = None,
+    place: jax.Array | None = None,
+    count: jax.Array | int = 0,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) of one seed, at images and labels (probabilities); terms are of the images alone.
+
+    Args:
+      observation: the `Observation`.
+      images: [copies · N, H, W, C], N for each epoch that has dummy samples of its own.
+      labels: [N, classes], and behind them those of the decoys.
+      decoys: further images that the client is simulated on, or None.
+      place: of the surrogate model, or None.
+      count: steps done.
+    """
+    labels = jnp.tile(labels, (self.copies, 1))
+    if self.comparison.measure.between is None:
+      layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
+      apart = prefix.distance(self.client, layers, observation, images)
+    else:
+      everything = images if decoys is None else jnp.concatenate([images, decoys])
+      apart = self.apart(observation, everything, labels, place)
+    return self.added(apart, observation, images, count), apart
+
+  def apart(
+    self,
+    observation: Observation,
+    images: jax.Array,
+    labels: jax.Array,
+    place: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns the distance between what the client would send of these samples and what was observed, weighed."""
+    image_shape, simulation = observation.image_shape[1:], self.simulation
+    observed = weighed(observation.update, observation)
+    weights = layer_weights(self.client.model, observation.update, image_shape, self.comparison.layer_weighting)
+    variables = simulation.model(observation, place)
+    if self.by_products(observation, images, labels):
+      towards = reverse(observed) if simulation.takes_gradient() else observed
+      return ghost.cosine(ghost.products(self.client.gradient, towards, variables, images, labels, weights=weights))
+    update = simulation.update(self.client, variables, images, labels)
+    measure, options = self.comparison.measure, {}
+    if measure.layers:
+      options['layers'] = models.require(self.client.model, 'layers')(image_shape)
+    assert measure.between is not None  # `losses` computes that of 'prefix'
+    return measure.between(weighed(clipped(update, observation), observation), observed, weights, **options)
+
+  def by_products(self, observation: Observation, images: jax.Array, labels: jax.Array) -> bool:
+    """Returns whether the distance is computed without the whole gradient, see `ghost`; shapes alone decide.
+
+    Raises:
+      UsageError: if form='ghost' is asked for and cannot be had.
+    """
+    directions = self.comparison.measure.direction  # to which a known clip makes no difference
+    gradient = self.client.sends_gradient or self.simulation.takes_gradient()
+    fits = directions and observation.weights is None and gradient
+    if self.comparison.form == 'ghost' and not fits:
+      raise errors.UsageError(
+        "form='ghost' is for the cosine of plain gradients: not for other distances, weights of entries, deltas of "
+        'local training and simulated defenses'
+      )
+    if self.comparison.form != 'auto' or not fits:
+      return self.comparison.form == 'ghost'
+    if isinstance(self.optimizer, ComparesValues):
+      return False  # products leave no digits below 1e-7
+    if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
+      return False  # without tracing the gradient
+    return ghost.saved(self.client.gradient, observation.variables, images, labels) >= _LARGE
+
+  def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
+    """Returns (objective, distance) at dummy samples."""
+    dummy, images, labels = self.shown(dummy, state, observation)
+
+    def of(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
+      return self.losses(observation, seed, labels, dummy.get('decoys'), dummy.get('place'), state.count)
+
+    objective, apart = self.samples.each(of, images)
+    if self.samples.seeds == 1:
+      return self.added(objective, observation, images[None], state.count, together=True), apart
+    return self.added(jnp.mean(objective), observation, images, state.count, together=True), jnp.mean(apart)
+
+  def searched(
+    self, dummy: dict, state: MatchState, observation: Observation
+  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns (what the optimizer lowers: the objective and the term of a random subset; `evaluate`).
+
+    What is kept and reported is judged without that term, whose subset changes.
+    """
+    objective, apart = self.evaluate(dummy, state, observation)
+    if self.subsets is None:
+      return objective, (objective, apart)
+    dummy, images, labels = self.shown(dummy, state, observation)
+
+    def distance(weights: jax.Array) -> jax.Array:
+      chosen = labels * weights.astype(labels.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
+
+      def of(seed: jax.Array) -> jax.Array:
+        everything = jnp.concatenate([seed, dummy['decoys']]) if 'decoys' in dummy else seed
+        return self.apart(observation, everything, chosen, dummy.get('place'))
+
+      found = self.samples.each(of, images)
+      return jnp.mean(found) if found.ndim else found
+
+    return objective + self.subsets.term(distance, apart, state.count, labels.shape[0]), (objective, apart)
+
+  def shown(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[dict, jax.Array, jax.Array]:
+    """Returns (the dummy samples at their pace, their images, the labels, those of decoys behind them)."""
+    dummy = self.samples.paced(dummy)
+    labels = labels_of(dummy, state.labels)
+    images = self.samples.images(dummy, state.latents, observation, self.copies)
+    if 'decoy_logits' in dummy:
+      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+    return dummy, images, labels
+
+  def init(self, key: jax.Array, observation: Observation) -> MatchState:
+    """Returns the state before the first step."""
+    image_key, label_key = jax.random.split(key)
+    given = starting_labels(self.client, observation)
+    of_class = jnp.ones_like(given) if observation.knowledge.labels == 'optimised' else given
+    made, latents = self.samples.initial(image_key, observation, of_class, self.copies)
+    dummy = {
+      self.samples.variables.name: made,
+      **self.samples.hidden(key, label_key, observation, self.copies),
+      **({'place': jnp.zeros((), jnp.float32)} if self.simulation.match == 'surrogate' else {}),
+    }
+    dummy = self.samples.paced(dummy, -1)
+    infinite = jnp.asarray(jnp.inf, jnp.float32)
+    return MatchState(
+      jnp.zeros((), jnp.int32), dummy, given, self.optimizer.init(dummy), (dummy, infinite, infinite), infinite,
+      jnp.full((), -1, jnp.int32), self.comparison.thresholds(observation), latents,
+    )  # fmt: skip
+
+  def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
+    """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
+    arrived = self.comparison.arrived(state.best[2], observation)
+    improved = (objective < state.best[1]) & ~arrived & (state.diverged_step < 0)
+    return jax.tree.map(functools.partial(jnp.where, improved), (state.dummy, objective, apart), state.best)
+
+  def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
+    """Returns the state after one evaluation and update, and what is reported."""
+    observation = self.comparison.compared(observation, state.thresholds)
+    value_and_grad = jax.value_and_grad(self.searched, has_aux=True)
+    (value, (objective, apart)), gradient = value_and_grad(state.dummy, state, observation)
+    if self.sharpness is not None:
+      gradient = self.flatter(gradient, state, observation)
+    told = {} if self.subsets is None else {'changed': self.subsets.changed(state.count)}
+    updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=value, **told)
+    dummy, variables = optax.apply_updates(state.dummy, updates), self.samples.variables
+    dummy[variables.name] = made = variables.project(dummy[variables.name])  # decoys may leave the range of pixels
+    first = state.count == 0
+    # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
+    known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])
+    finite = known & (jnp.isfinite(objective) | ~first)
+    arrived = self.comparison.arrived(state.best[2], observation)
+    done = (state.diverged_step >= 0) | arrived  # its group may still be at work
+    diverged = jnp.where(done | finite, state.diverged_step, state.count)
+    state = state._replace(
+      count=state.count + 1,
+      dummy=dummy,
+      optimizer=optimizer_state,
+      best=self.better(state, objective, apart, observation),
+      objective_start=jnp.where(first, objective, state.objective_start),
+      diverged_step=diverged,
+    )
+    ended = self.comparison.arrived(state.best[2], observation)
+    reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
+    info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
+    return state, info
+
+  def flatter(self, gradient: dict, state: MatchState, observation: Observation) -> dict:
+    """Returns the gradient of objective + sharpness · ‖∇objective‖, by a finite difference along the gradient.
+
+    Gradient regularisation, as FedLeak (Fan et al. 2025) names it; how it is approximated there was not read.
+    """
+    length = trees.norm(gradient)
+    step = _NEAR / jnp.where(length > 0, length, jnp.ones_like(length))
+    ahead = jax.tree.map(lambda x, g: x + step.astype(x.dtype) * g, state.dummy, gradient)
+    there, _ = jax.grad(self.searched, has_aux=True)(ahead, state, observation)
+    return jax.tree.map(lambda g, t: g + self.sharpness * (t - g) / _NEAR, gradient, there)
+
+  def reconstruct(self, state: MatchState, observation: Observation) -> Reconstruction:
+    """Returns the best dummy samples."""
+    observation = self.comparison.compared(observation, state.thresholds)
+    best, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
+    dummy = self.samples.paced(best)
+    diverged = state.diverged_step >= 0
+    lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
+    images = self.chosen(dummy, state, observation)
+    return Reconstruction(
+      joined(images, self.copies) + lost,
+      jnp.argmax(dummy.get('logits', state.labels), axis=-1).astype(jnp.int32),
+      objective + lost,
+      jnp.where(diverged, jnp.inf, apart),
+      state.objective_start,
+      state.diverged_step,
+    )
+
+  def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
+    """Returns the images of the seed with the smallest distance."""
+    images = self.samples.images(dummy, state.latents, observation, self.copies)
+    if self.samples.seeds == 1:
+      return images
+    labels = labels_of(dummy, state.labels)
+    apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place'))[1])(images)
+    return images[jnp.argmin(apart)]
+
+  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the objective at the private samples; NaN with decoys, as the client's own are not part of the truth.
+
+    NaN, too, with a surrogate model: its best place is not known.
+    """
+    if self.samples.decoys or self.simulation.match == 'surrogate':
+      return jnp.full((), jnp.nan, jnp.float32)
+    observation = self.comparison.compared(observation, self.comparison.thresholds(observation))
+    last = jnp.int32(self.steps - 1)
+    objective = self.losses(observation, jnp.tile(images, (self.copies, 1, 1, 1)), labels, count=last)[0]
+    return self.added(objective, observation, images[None], last, together=True)
+
+
+# What holds the settings of a search, beside its terms.
+PARTS = (Samples, Comparison, Simulation, Subsets)
+
+
+def settings() -> dict[str, inspect.Parameter]:
+  """Returns the settings of `gradient_matching` by name, in their order: of samples, terms, and all else."""
+  samples, *others = [{one.name: (one.default, one.type) for one in dataclasses.fields(part)} for part in PARTS]
+  terms = {name: (term.weight, _type(term)) for name, term in TERMS.items()}
+  found = {**samples, **terms, **others[0], 'sharpness': (None, float | None), **others[1], **others[2]}
+  keyword = inspect.Parameter.KEYWORD_ONLY
+  return {name: inspect.Parameter(name, keyword, default=d, annotation=t) for name, (d, t) in found.items()}
+
+
+def _type(term: Any) -> Any:
+  weight = term.of if isinstance(term.of, type) else float
+  return weight if term.weight is not None else weight | None
+
+
+def composed(
+  client: Client, optimizer: optax.GradientTransformation, num_steps: int, given: Mapping[str, Any]
+) -> Matching:
+  """Returns the `Matching` that settings compose, see `gradient_matching`; others have their defaults.
+
+  Raises:
+    UsageError: for an unknown setting or word, or a value out of range.
+  """
+  known = settings()
+  for name in given:
+    errors.check_choice('setting of gradient_matching', name, known)
+  changed = [name for name, value in given.items() if _changed(value, known[name].default)]
+  subsets = _part(Subsets, given)
+  return Matching(
+    client, optax.with_extra_args_support(optimizer), num_steps, _part(Simulation, given), _part(Samples, given),
+    _part(Comparison, given), summed(given, changed), None if subsets.subset is None else subsets,
+    given.get('sharpness'),
+  )  # fmt: skip
+
+
+def _part(kind: Callable[..., P], given: Mapping[str, Any]) -> P:
+  """Returns a member of `PARTS` with those of the settings that are its own."""
+  names = [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+  return kind(**{name: given[name] for name in names if name in given})
+
+
+def _changed(value: Any, default: Any) -> bool:
+  """Returns whether a value is known to differ from a default; of a traced one it is not known."""
+  return not isinstance(value, jax.core.Tracer) and not (type(value) is type(default) and value == default)
+
+
+def gradient_matching(
+  client: Client, optimizer: optax.GradientTransformation, num_steps: int, *, labels: str = 'known', **given: Any
+) -> Attack:
+  """Returns the attack that minimises the sum of distance(simulated update, observed update) and terms of the images.
+
+  What the attacker knows of a defense reaches it as data in the observation: the simulated update is clipped to the
+  norm that is known, entries are compared by their weights, and where the noise is known the search ends at the
+  distance that the truth would have (Morozov's discrepancy principle): a lower one fits the noise.
+
+  Args:
+    client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.
+    optimizer: an optax optimizer of the dummy samples, which is given `value=`.
+    num_steps: number of evaluations.
+    labels: the mode that the attack was published with; the observation's knowledge decides.
+    sharpness: weight of the gradient's norm, see `Matching.flatter`; None for none.
+    **given: further settings: the fields of `Samples`, `Comparison`, `Simulation` and `Subsets`, and the weight of each
+      of `terms.TERMS`.
+
+  Raises:
+    UsageError: for an unknown setting or word, or a value out of range.
+  """
+  matching = composed(client, optimizer, num_steps, given)
+  return Attack(
+    *(matching.init, matching.step, matching.reconstruct, matching.objective), num_steps, labels,
+    matching.samples.auxiliary or any(one.needs == 'class_means' for _, one in matching.terms),
+    assumes='' if client is None else matching.simulation.in_words(client),
+  )  # fmt: skip
+
+
+gradient_matching.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+  [one for one in inspect.signature(gradient_matching).parameters.values() if one.kind is not one.VAR_KEYWORD]
+  + list(settings().values())
+)
