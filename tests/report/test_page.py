@@ -8,7 +8,7 @@ import pytest
 
 from gradleak import report
 from gradleak.report import headline
-from gradleak.report.page import _break
+from gradleak.report.html import _broken
 from gradleak.summary import cases, worst
 from tests.objects import objects
 from tests.report.parsing import Page
@@ -494,6 +494,6 @@ def test_the_chance_to_be_found_is_of_the_whole_upload():
 
 
 def test_long_words_are_broken_where_they_may_be_and_no_word_takes_quadratic_time():
-  assert _break('csdlg_fast(steps=3,tv=1)+x') == 'csdlg_fast(<wbr>steps=3,<wbr>tv=1)+<wbr>x'
-  assert _break('short(a)') == 'short(a)'
-  assert _break('a' * 10**6) == 'a' * 10**6  # hours, were it looked at from each of its letters on
+  assert _broken('csdlg_fast(steps=3,tv=1)+x') == 'csdlg_fast(<wbr>steps=3,<wbr>tv=1)+<wbr>x'
+  assert _broken('short(a)') == 'short(a)'
+  assert _broken('a' * 10**6) == 'a' * 10**6  # hours, were it looked at from each of its letters on

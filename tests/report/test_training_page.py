@@ -59,7 +59,8 @@ def said(trainings, rows=(), size=1, leakage=(), **config):
   stopped = [defense for defense, one in trainings.items() if one.stopped]
   config = {**CONFIG, **config}
   sentences = opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
-  return ' '.join(sentences), ' '.join(cautions(found, worst, config=config, trained=trainings))
+  notes = cautions(found, worst, config=config, trained=trainings)
+  return ' '.join(map(str, sentences)), ' '.join(map(str, notes))
 
 
 NONE, ALL, NOBODY = trained(0.961), (True,) * 4, (False,) * 4
