@@ -91,13 +91,6 @@ def write(
     result = load(result)
   if folder is None:
     raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
-  if isinstance(result, Frontier):
-    write_frontier(result, folder)
-  elif isinstance(result, Captured):
-    write_captured(result, folder)
-  elif isinstance(result, Sensitivity):
-    write_sensitivity(result, folder)
-  elif isinstance(result, AutoLeak):
-    write_autoleak(result, folder)
-  else:
-    write_audit(result, folder)
+  writers: dict[type, Any] = {Frontier: write_frontier, Captured: write_captured, Sensitivity: write_sensitivity}
+  writers |= {AutoLeak: write_autoleak, object: write_audit}
+  next(write for kind, write in writers.items() if isinstance(result, kind))(result, folder)

@@ -1,4 +1,4 @@
-"""What a page or a table for the terminal is made of; `html` and `text` render it.
+"""What a page is made of; `html` renders it.
 
 A text is read as prose: names stand in backticks, a line break is kept, and `Html` is taken as it is.
 """

@@ -8,7 +8,7 @@ from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
 from gradleak.core import statistics
 from gradleak.data.images import span_in_words
 from gradleak.report import privacy
-from gradleak.report.formatting import together
+from gradleak.report.formatting import defenses, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
@@ -142,7 +142,10 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
     key=lambda summary: (summary['recovered'], summary['psnr']),
   )
   weak = [found('findings.weak')] if 2 * entry['recovered'] < entry['n'] else []
-  return [found('findings.undefended', entry=entry, best=best, unit=_unit(entry['n'], config)), *weak]
+  return [
+    found('findings.undefended', entry=entry, best=best, unit=unit(entry['n'], config.get('batch_size', 1))),
+    *weak,
+  ]
 
 
 def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
@@ -158,9 +161,9 @@ def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
     made += _withstood(withstood, config)
   if unsolved:
     failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (_FAILED, ('runs',)))
-    of = {'defenses': _names(unsolved), 'none_of': _none_of(unsolved[0], config), 'n': len(unsolved)}
+    of = {'defenses': defenses(unsolved), 'none_of': _none_of(unsolved[0], config), 'n': len(unsolved)}
     made += [found('findings.unsolved', failed=failed, runs=runs, **of), *_tried(unsolved)]
-  return made + ([found('findings.idle', defenses=_names(idle))] if idle else [])
+  return made + ([found('findings.idle', defenses=defenses(idle))] if idle else [])
 
 
 def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
@@ -171,7 +174,7 @@ def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
   hidden = _all_of(entries[0], config)
   if len(entries) == 1:
     (entry,) = entries
-    return [found('findings.broken', defenses=_names(entries), hidden=hidden, entry=entry, means=_means(entry))]
+    return [found('findings.broken', defenses=defenses(entries), hidden=hidden, entry=entry, means=_means(entry))]
   groups = together(((-entry['recovered'], _means(entry)), entry) for entry in entries)
   counts = [
     _count('count_means', group, means=means)
@@ -187,7 +190,7 @@ def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
   for level, name in (('identifying', 'identifying'), ('traces', 'seen')):
     counts = [_count('count', [e], k=e['reached'][level]) for e in entries if e['verdict'] == level]
     if counts:
-      made.append(found(f'findings.{name}', unit=_unit(2, config), counts=counts))
+      made.append(found(f'findings.{name}', unit=unit(2, config.get('batch_size', 1)), counts=counts))
   return made
 
 
@@ -287,14 +290,14 @@ def _withstood(withstood: Sequence[Entry], config: Config) -> list[Finding]:
   for name, searches in (('searched', True), ('closed', False)):
     group = [entry for entry in withstood if bool(entry['searches']) == searches]
     if group:
-      of = {'defenses': _names(group), 'none_of': _none_of(group[0], config), 'entry': group[0]}
+      of = {'defenses': defenses(group), 'none_of': _none_of(group[0], config), 'entry': group[0]}
       made.append(found(f'findings.{name}', **of))
   made += _tried(withstood)
   untried = [entry for entry in withstood if entry['aware'] is None]
   if untried:
     all_known = config.get('knowledge') != 'unaware' and config.get('counters') is None
     name = 'uncountered' if all_known else 'untried_of' if len(untried) < len(withstood) else 'untried'
-    made.append(found(f'findings.{name}', defenses=_names(untried)))
+    made.append(found(f'findings.{name}', defenses=defenses(untried)))
   return made
 
 
@@ -303,7 +306,7 @@ def _tried(entries: Sequence[Entry]) -> list[Finding]:
   tried = [entry for entry in entries if entry['aware'] is not None]
   if not tried:
     return []
-  return [found('findings.tried' if len(tried) == len(entries) else 'findings.tried_of', defenses=_names(tried))]
+  return [found('findings.tried' if len(tried) == len(entries) else 'findings.tried_of', defenses=defenses(tried))]
 
 
 def _transformed(summaries: Sequence[Summary], worst: Sequence[Entry], methods: Mapping[str, Any]) -> list[Finding]:
@@ -318,7 +321,7 @@ def _transformed(summaries: Sequence[Summary], worst: Sequence[Entry], methods: 
     if reached:
       best.append(found('findings.to_trained', best=max(reached, key=lambda summary: summary['trained_psnr'])))
   near = said('findings.reached', best=best) if best else ''
-  return [found('findings.transformed', defenses=_names(transformed), reached=near)]
+  return [found('findings.transformed', defenses=defenses(transformed), reached=near)]
 
 
 def _active(worst: Sequence[Entry]) -> list[Entry]:
@@ -344,7 +347,8 @@ def _count(name: str, group: Sequence[Entry], **more: Any) -> Finding:
   """Returns a part of a finding: the count of a group of entries with the same figures."""
   first = group[0]
   return found(
-    f'findings.{name}', **{'k': first['recovered'], 'n': first['n'], 'defenses': _names(group), 'entry': first, **more}
+    f'findings.{name}',
+    **{'k': first['recovered'], 'n': first['n'], 'defenses': defenses(group), 'entry': first, **more},
   )
 
 
@@ -354,22 +358,11 @@ def _means(entry: Entry) -> str:
   return f'most by `{strongest}`' if others else f'`{strongest}`'
 
 
-def _unit(n: int, config: Config) -> str:
-  size = config.get('batch_size', 1)
-  if size == 1:
-    return 'image' if n == 1 else 'images'
-  return f'{"batch" if n == 1 else "batches"} of {size} images'
-
-
 def _none_of(entry: Entry, config: Config) -> str:
-  unit = _unit(entry['n'], config)
-  return f'the one {unit} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {unit} is'
+  what = unit(entry['n'], config.get('batch_size', 1))
+  return f'the one {what} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {what} is'
 
 
 def _all_of(entry: Entry, config: Config) -> str:
-  unit = _unit(entry['n'], config)
-  return f'the one {unit}' if entry['n'] == 1 else f'all {entry["n"]} {unit}'
-
-
-def _names(entries: Iterable[Entry]) -> list[str]:
-  return [entry['defense'] for entry in entries]
+  what = unit(entry['n'], config.get('batch_size', 1))
+  return f'the one {what}' if entry['n'] == 1 else f'all {entry["n"]} {what}'

@@ -79,9 +79,26 @@ def duration(seconds: float) -> str:
   return f'{minutes:.0f} minutes' if minutes < 120 else f'{minutes / 60:.1f} hours'
 
 
+def count(entry: Mapping[str, Any], key: str = 'recovered') -> str:
+  """Returns 'k of n'."""
+  return f'{entry[key]} of {entry["n"]}'
+
+
+def unit(n: int, size: int) -> str:
+  """Returns what `n` uploads of `size` images are called."""
+  if size == 1:
+    return 'image' if n == 1 else 'images'
+  return f'{"batch" if n == 1 else "batches"} of {size} images'
+
+
+def defenses(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+  """Returns the defenses of entries."""
+  return [entry['defense'] for entry in entries]
+
+
 def count_range(summary: Mapping[str, Any], key: str = 'recovered') -> str:
   """Returns 'k of n' with the exact interval of that fraction."""
-  return f'{summary[key]} of {summary["n"]} ({percent_range(summary)})'
+  return f'{count(summary, key)} ({percent_range(summary)})'
 
 
 def aligned(lines: Sequence[Sequence[str]], width: float = math.inf) -> list[str]:

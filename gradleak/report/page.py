@@ -12,7 +12,7 @@ from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
 from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
-from gradleak.report.formatting import interval, number, percent, percent_range, significant, together
+from gradleak.report.formatting import count, interval, number, percent, percent_range, significant, together
 from gradleak.report.html import code, mark, text
 from gradleak.report.pictures import Picture
 from gradleak.report.words import said
@@ -206,10 +206,8 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   axis = min([0.0, *finite]), max([10.0, *finite]) * 1.04
   perceptual = any(summary['lpips'] is not None for summary in summaries)
   restarted = config.get('restarts', 1) > 1
-  columns = ['defense', ('verdict', 'left'), 'recovered', 'PSNR, dB']
-  columns += [('every run', 'left'), 'SSIM']
-  columns += ['LPIPS'] * perceptual + ['oracle\nPSNR'] * restarted
-  columns += ['not\nsolved', 'diverged']
+  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', 'PSNR, dB', ('every run', 'left'), 'SSIM']
+  columns += ['LPIPS'] * perceptual + ['oracle\nPSNR'] * restarted + ['not\nsolved', 'diverged']
   runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', 'control_psnr')
 
   def means(summary: cases.Summary, rows: Sequence[cases.Row], kind: str, oracle: str) -> list[Any]:
@@ -228,7 +226,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     cells = [
       _who(summary['defense'], summary['counter'], place == 0, paired),
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
-      blocks.Cell(_of(summary), [percent_range(summary), fully, own and f'above {own} dB']),
+      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} dB']),
       *means(summary, runs[cases.case(summary)], 'runs', number(summary['oracle_psnr'])),
       str(summary['not_solved']),
       str(summary['diverged']),
@@ -253,39 +251,29 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     ]
     return bool(names), blocks.Row(cells, 'control')
 
-  bodies, more = [], []
+  bodies = []
   for (attack,), group in cases.grouped(summaries, 'attack').items():
     usual = group[0]['control_psnr']
     rows = []
     for of_defense in cases.grouped(group, 'defense').values():
       rows += [attacker(summary, place, len(of_defense) > 1, usual) for place, summary in enumerate(of_defense)]
-      more += [_more(summary, len(of_defense) > 1) for summary in of_defense]
     controls = [control(rows, group, usual) for (name, _), rows in pools.items() if name == attack]
     rows += [row for _, row in sorted(controls, key=lambda each: each[0])]
     title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} dB')
     bodies.append(blocks.Body(rows, text(title, f'; threat model {group[0]["tier"]}' if group[0]['tier'] else '')))
-  words = (
-    'MSE',
-    'Pearson\ncorrelation',
-    'MS-SSIM',
-    'error of\nthe logits',
-    'labels\nright',
-    'mean rank\nof the original',
-  )
-  heads = ['attack', ('defense', 'left'), *(*words, 'change of\nthe upload', 'entries\nsent')]
-  return blocks.Section(
-    'figures',
-    'How much is recovered',
-    [
-      blocks.Text(said('audit.figures', low=axis[0], high=axis[1]), 'note'),
-      blocks.Table(columns, bodies),
-      blocks.Details(
-        'More figures: MSE, correlation, MS-SSIM, labels, what was sent',
-        [blocks.Table(heads, [blocks.Body(more)], 'figures', 'More figures')],
-      ),
-    ],
-    'Figures',
-  )
+  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1]), 'note')
+  parts = [note, blocks.Table(columns, bodies), _more_figures(summaries)]
+  return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
+
+
+def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
+  """Returns further figures of all attackers, folded away."""
+  columns: list[Any] = ['attack', ('defense', 'left'), 'MSE', 'Pearson\ncorrelation', 'MS-SSIM', 'error of\nthe logits']
+  columns += ['labels\nright', 'mean rank\nof the original', 'change of\nthe upload', 'entries\nsent']
+  groups = cases.grouped(summaries, 'attack', 'defense').values()
+  rows = [_more(summary, len(group) > 1) for group in groups for summary in group]
+  table = blocks.Table(columns, [blocks.Body(rows)], 'figures', 'More figures')
+  return blocks.Details('More figures: MSE, correlation, MS-SSIM, labels, what was sent', [table])
 
 
 def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
@@ -303,10 +291,6 @@ def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
       *(percent(summary['label_correct'], 0), number(summary['rank']), significant(summary['change']), sent),
     ]
   )
-
-
-def _of(entry: Mapping[str, Any]) -> str:
-  return f'{entry["recovered"]} of {entry["n"]}'
 
 
 def _close(a: float | None, b: float | None) -> bool:
@@ -363,7 +347,7 @@ def _worst(worst: Sequence[dict]) -> blocks.Section:
     )
     bar = _svg('range', 210, f'{number(100 * entry["success"], 0)} %, interval {percent_range(entry)}', drawn)
     by = text(*map(code, entry['by'])) or '–'
-    counted = blocks.Cell(_of(entry), [percent_range(entry)])
+    counted = blocks.Cell(count(entry), [percent_range(entry)])
     flags = '; '.join(entry['flags']) or '–'
     rows.append(blocks.Row([code(entry['defense']), *(counts if aware else []), counted, bar, by, flags]))
   return blocks.Section(

@@ -11,7 +11,7 @@ from gradleak import metrics
 from gradleak.core import errors, storage
 from gradleak.report import blocks, figures, html, page, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, duration, listed, number, percent, signed, together
+from gradleak.report.formatting import aligned, count, duration, listed, number, percent, signed, together
 from gradleak.report.html import code, image, link, text
 from gradleak.report.words import Finding, said
 from gradleak.report.words import found as finding
@@ -83,7 +83,7 @@ def sensitivity_table(found: Sensitivity) -> str:
   for label, name in _waterfall(found):
     step = named[name]
     half = '' if step['psnr_low'] is None else f' ± {number(step["psnr_high"] - step["psnr"])}'
-    waterfall.append((label, number(step['psnr']) + half, number(step['control_psnr']), _of(step)))
+    waterfall.append((label, number(step['psnr']) + half, number(step['control_psnr']), count(step)))
   lines = [('assumption', 'dropped alone', 'restored alone', 'verdict')]
   for one in judged(found):
     lines.append((one.assumption.name, _change(one.alone), _change(one.restored), _words(found)[one.verdict]))
@@ -204,7 +204,7 @@ def _draw_bar(axes: Any, place: int, step: Mapping[str, Any], highest: float) ->
   if level:
     axes.plot([place - 0.42, place + 0.42], [level, level], color=figures.INK, linewidth=1.1, dashes=(2, 1.4))
   top = max(top, level)
-  axes.text(place, top + 0.02 * highest, _of(step), ha='center', va='bottom', fontsize=8)
+  axes.text(place, top + 0.02 * highest, count(step), ha='center', va='bottom', fontsize=8)
 
 
 def _draw_example(figure: Any, middle: float, low: float, wide: float, tall: float, pixels: np.ndarray) -> None:
@@ -276,7 +276,7 @@ def _one_after_the_other(found: Sensitivity, links: Mapping[str, str]) -> blocks
   named, rows = steps(found), []
   for (label, name), told in zip(_waterfall(found), meaning, strict=True):
     step = named[name]
-    recovered = blocks.Cell(_of(step), [step['by']], 'spent' if step['recovered'] else 'kept')
+    recovered = blocks.Cell(count(step), [step['by']], 'spent' if step['recovered'] else 'kept')
     bounded = step['psnr_low'] is not None
     psnr = blocks.Cell(number(step['psnr']), [bounded and f'{number(step["psnr_low"])} – {number(step["psnr_high"])}'])
     example = image(shown.data_uri(found.examples[name]), f'Reconstruction of the first image: {label}.')
@@ -333,10 +333,6 @@ def _interval(effect: Effect, sign: int) -> str:
     return ''
   low, high = sorted((sign * effect.low, sign * effect.high))
   return f'{signed(low)} to {signed(high)}'
-
-
-def _of(step: Mapping[str, Any]) -> str:
-  return f'{step["recovered"]} of {step["n"]}'
 
 
 def _accuracy(found: Sensitivity, origin: str) -> dict[str, Any]:

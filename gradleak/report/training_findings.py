@@ -7,7 +7,7 @@ from typing import Any
 from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.report import chance
-from gradleak.report.formatting import listed, significant
+from gradleak.report.formatting import defenses, listed, significant, unit
 from gradleak.report.frontier import Entry, between, epsilon, points, protects, undefended
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import Finding, found, said
@@ -136,15 +136,15 @@ def _of_attacks(entries: Sequence[Entry], worst: Worst) -> list[Finding]:
     failing = [e for e in worst.values() if not e['recovered'] and e['not_solved'] + e['diverged']]
     failed, runs = (sum(e[key] for e in failing for key in keys) for keys in (('not_solved', 'diverged'), ('runs',)))
     if failing:
-      notes.append(found('training.failed', defenses=_names(failing), failed=failed, runs=runs))
+      notes.append(found('training.failed', defenses=defenses(failing), failed=failed, runs=runs))
     unmet = [e for e in worst.values() if e['defense'] != 'none' and e['aware'] is None and not e['recovered']]
     if unmet:
-      notes.append(found('training.unmet', defenses=_names(unmet)))
+      notes.append(found('training.unmet', defenses=defenses(unmet)))
   bare = [one for one in entries if one['defense'] not in worst]
   if worst and bare:
-    notes.append(found('training.bare', defenses=_names(bare)))
+    notes.append(found('training.bare', defenses=defenses(bare)))
   idle = [entry for entry in worst.values() if 'defense changed nothing' in entry['flags']]
-  return notes + ([found('training.idle', defenses=_names(idle))] if idle else [])
+  return notes + ([found('training.idle', defenses=defenses(idle))] if idle else [])
 
 
 def _undefended(base: Entry | None, worst: Worst, config: Config, size: int) -> Finding:
@@ -162,7 +162,7 @@ def _undefended(base: Entry | None, worst: Worst, config: Config, size: int) -> 
     return found('training.unattacked', trained=trained)
   if attacked is None:
     return found('training.no_undefended', trained=trained)
-  facts = {'trained': trained, 'entry': attacked, 'uploads': _uploads(attacked['n'], size)}
+  facts = {'trained': trained, 'entry': attacked, 'uploads': f'{attacked["n"]} {unit(attacked["n"], size)}'}
   if not attacked['recovered']:
     return found('training.fails', **facts)
   images = 'one image' if size == 1 else f'{size} images'
@@ -178,7 +178,7 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   others = [one for one in defended if one not in hiding]
 
   def told(name: str, one: Entry, **more: Any) -> Finding:
-    facts = {'entry': worst[one['defense']], 'uploads': _uploads(n, size), 'cost': _cost(one, base), **more}
+    facts = {'entry': worst[one['defense']], 'uploads': f'{n} {unit(n, size)}', 'cost': _cost(one, base), **more}
     return found(f'training.{name}', defenses=[one['defense']], **facts)
 
   if len(defended) == 1:
@@ -264,13 +264,3 @@ def _bytes(one: Entry, base: Entry | None) -> str | None:
 def _trains(one: Entry) -> tuple[float, float]:
   """Returns what trainings are ordered by: accuracy, then few bytes."""
   return (-1 if one['accuracy'] is None else one['accuracy'], -(one['bytes_up'] or 0))
-
-
-def _names(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-  return [entry['defense'] for entry in entries]
-
-
-def _uploads(n: int, size: int) -> str:
-  if size == 1:
-    return f'{n} image{"s" if n > 1 else ""}'
-  return f'{n} batch{"es" if n > 1 else ""} of {size} images'
