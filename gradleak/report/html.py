@@ -95,9 +95,9 @@ def _inline(text: Any) -> str:
 
 
 def _broken(escaped: str) -> str:
-  """Returns an escaped text with places where a long label may be broken."""
+  """Returns an escaped text with places where a long label may be broken; numbers stay whole."""
   # A word is looked at from its beginning alone: from each of its letters on, a long one would take quadratic time.
-  return re.sub(r'([+,|/]|(?<!\w)\w{8,}\()(?=\S)', r'\1<wbr>', escaped)
+  return re.sub(r'([+,](?!\d)|[|/]|(?<!\w)\w{8,}\()(?=\S)', r'\1<wbr>', escaped)
 
 
 def _attributes(**values: Any) -> str:
