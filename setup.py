@@ -28,7 +28,7 @@ setup(
   python_requires='>=3.11',
   packages=find_packages(include=['gradleak', 'gradleak.*']) + (OUTSIDE if CHECKOUT else list(INSIDE)),
   package_dir=INSIDE,
-  package_data={'gradleak': ['py.typed'], 'gradleak.report': ['*.j2']},
+  package_data={'gradleak': ['py.typed'], 'gradleak.report': ['*.css', '*.js', '*.toml']},
   entry_points={'console_scripts': ['gradleak = gradleak.cli:main']},
   install_requires=[
     'absl-py>=2.1,<3',
@@ -40,7 +40,6 @@ setup(
     'jax>=0.10,<0.13',
     'jax-privacy>=2.0,<3',
     'jaxlib>=0.10,<0.13',
-    'jinja2>=3.1,<4',
     'matplotlib>=3.9,<4',
     'numpy>=2.0,<3',
     'optax>=0.2.8,<0.3',

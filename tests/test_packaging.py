@@ -45,7 +45,9 @@ def test_the_wheel_has_one_name_and_all_that_lies_in_the_checkout(built):
   names = zipfile.ZipFile(wheel).namelist()
   assert {name.split('/')[0].split('-')[0] for name in names} == {'gradleak'}
   source = {
-    str(path.relative_to(ROOT)) for path in (ROOT / 'gradleak').rglob('*') if path.suffix in ('.py', '.j2', '.typed')
+    str(path.relative_to(ROOT))
+    for path in (ROOT / 'gradleak').rglob('*')
+    if path.suffix in ('.py', '.css', '.js', '.toml', '.typed')
   }
   assert source <= set(names)
   for outside, inside in cli.INSIDE.items():

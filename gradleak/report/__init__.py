@@ -10,7 +10,7 @@ from gradleak.report.autoleak import autoleak_table, render_autoleak, write_auto
 from gradleak.report.borders import border_picture
 from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
-from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table, worst_case_of
+from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table
 from gradleak.report.leaderboard import render_leaderboard, write_leaderboard
 from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
@@ -30,7 +30,7 @@ from gradleak.studies.autoleak import AutoLeak
 from gradleak.studies.captured import Captured
 from gradleak.studies.frontier import Frontier
 from gradleak.studies.sensitivity import Sensitivity
-from gradleak.summary.cases import summarise, summary_csv, worst_case
+from gradleak.summary.cases import summarise, summary_csv, worst_case, worst_case_of
 from gradleak.summary.shown import data_uri
 from gradleak.summary.worst import levels
 
@@ -91,13 +91,6 @@ def write(
     result = load(result)
   if folder is None:
     raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
-  if isinstance(result, Frontier):
-    write_frontier(result, folder)
-  elif isinstance(result, Captured):
-    write_captured(result, folder)
-  elif isinstance(result, Sensitivity):
-    write_sensitivity(result, folder)
-  elif isinstance(result, AutoLeak):
-    write_autoleak(result, folder)
-  else:
-    write_audit(result, folder)
+  writers: dict[type, Any] = {Frontier: write_frontier, Captured: write_captured, Sensitivity: write_sensitivity}
+  writers |= {AutoLeak: write_autoleak, object: write_audit}
+  next(write for kind, write in writers.items() if isinstance(result, kind))(result, folder)

@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from gradleak.core import errors, storage
-from gradleak.report import figures, pictures, wording
-from gradleak.report.formatting import aligned, listed, number, significant, wrap
-from gradleak.report.page import environment
+from gradleak.core import errors
+from gradleak.report import blocks, figures, html, pictures
+from gradleak.report.formatting import aligned, listed, number, significant, together, wrap
+from gradleak.report.html import code, image, text
+from gradleak.report.page import every_setting, sources, write_files
+from gradleak.report.words import Finding, found, said
 from gradleak.studies.captured import Captured, Inversion
 from gradleak.summary import shown
-
-NO_TRUTH = (
-  'The private images are not known here, so nothing on this page says that a picture is one of them. What is measured '
-  'is how closely the update that the pictures would cause matches the captured one, beside the same attack on noise.'
-)
 
 
 def write_captured(result: Captured, folder: Any) -> None:
@@ -26,31 +23,39 @@ def write_captured(result: Captured, folder: Any) -> None:
     result: a `Captured`.
     folder: a path, made if it does not exist.
   """
-  _check(result)
-  folder = storage.made_folder(folder)
-  storage.write_atomically(folder / 'reconstructions.png', captured_grid(result))
-  storage.write_atomically(folder / 'report.html', render_captured(result))
+  write_files(folder, {'reconstructions.png': captured_grid(result), 'report.html': render_captured(result)})
 
 
 def render_captured(result: Captured) -> str:
   """Returns the page of a captured update, which loads nothing; the same result gives the same text."""
-  _check(result)
-  made = environment()
-  made.globals['bounds'] = bounds
-  size = result.config['num_samples']
-  return made.get_template('captured.html.j2').render(
-    config=result.config,
-    shape=wording.shape(result.config),
-    findings=[finding(one, result.config) for one in result.inversions],
-    no_truth=NO_TRUTH,
-    warnings=result.warnings,
-    attackers=[_attacker(one, size) for one in result.inversions],
-    side=128 if size <= 4 else 92,
-    granted=_together(result.inversions),
-    controls=result.config['controls'],
-    versions=result.versions,
-    citations=result.citations,
-  )
+  config = _check(result).config
+  model = config.get('model', 'a model')
+  findings = [finding(one) for one in result.inversions]
+  versions = ' · '.join(f'{name} {version}' for name, version in result.versions.items())
+  made = blocks.Page(
+    'captured',
+    f'A captured update of {model}',
+    'A captured update',
+    f'What a {"gradient" if config["share"] == "gradient" else "weight difference"} of {model} gives away',
+    [
+      blocks.Text(str(findings[0]), 'meaning') if len(findings) == 1 else blocks.Bullets(findings, 'meaning'),
+      blocks.Cautions([said('captured.no_truth'), *result.warnings]),
+    ],
+    [
+      _pictures(result),
+      _figures(result),
+      _granted(result),
+      blocks.Section('settings', 'Settings', [every_setting(config)]),
+      blocks.Section('reading', 'How to read this page', [blocks.Terms([
+        ('Mismatch', [said('captured.mismatch')]),
+        ('On noise (control)', [said('captured.on_noise')]),
+        ('Objective, distance', [said('captured.objective')]),
+        ('Like the control, controls alike', [said('captured.likeness')]),
+      ])]),
+    ],
+    [blocks.Text(versions), *sources(result.citations)],
+  )  # fmt: skip
+  return html.page(made)
 
 
 def _check(result: Any) -> Captured:
@@ -58,28 +63,22 @@ def _check(result: Any) -> Captured:
   return errors.check_instance('the result', result, Captured, 'a Captured: what gradleak.attack returns')
 
 
-def finding(one: Inversion, config: dict[str, Any]) -> str:
-  """Returns what was measured of one attacker, a sentence that claims no more; names stand in backticks."""
+def finding(one: Inversion) -> Finding:
+  """Returns what was measured of one attacker, which claims no more."""
   who = f'`{one.attack}`' + (f' that knows the defense (`{one.counter}`)' if one.counter else '')
   if one.diverged:
-    return f'{who} diverged: it has no picture.'
+    return found('captured.diverged', who=who)
   if not _found(one):
-    return f'{who} found nothing.'
+    return found('captured.nothing', who=who)
   if math.isnan(one.mismatch):
-    beside = (
-      '' if math.isnan(one.likeness) else f' What it makes of noise correlates with them by {number(one.likeness, 2)}.'
-    )
-    return f'{who} returns pictures whose labels are not known: no update can be simulated from them.{beside}'
-  found = (
-    f'The update that the pictures of {who} would cause differs from the captured one by {significant(one.mismatch)} '
-    '(1 − cosine)'
-  )
+    noise = '' if math.isnan(one.likeness) else said('captured.noise', likeness=one.likeness)
+    return found('captured.no_labels', who=who, noise=noise)
   if one.closer is None:
-    return f'{found}; no control was run.'
-  runs = len(one.control_mismatch)
+    return found('captured.differs', who=who, mismatch=one.mismatch, beside=said('captured.uncontrolled'))
+  runs, ends = len(one.control_mismatch), bounds(one.control_mismatch)
   how = 'closer than all of' if one.closer == runs else f'closer than {one.closer} of'
-  ends = bounds(one.control_mismatch)
-  return f'{found}, {how} {runs} runs on noise, which ' + ('find nothing.' if ends == '–' else f'end at {ends}.')
+  beside = said('captured.closer', how=how, runs=runs, ends='find nothing' if ends == '–' else f'end at {ends}')
+  return found('captured.differs', who=who, mismatch=one.mismatch, beside=beside)
 
 
 def _found(one: Inversion) -> bool:
@@ -96,6 +95,10 @@ def bounds(values: np.ndarray) -> str:
   return low if low == high else f'{low} – {high}'
 
 
+def _closer(one: Inversion) -> str:
+  return '–' if one.closer is None else f'{one.closer} of {len(one.control_mismatch)}'
+
+
 def captured_table(result: Captured) -> str:
   """Returns the figures of all attackers as a text for a terminal, the warnings below."""
   _check(result)
@@ -108,7 +111,7 @@ def captured_table(result: Captured) -> str:
       significant(one.distance, 3),
       'diverged' if one.diverged else significant(one.mismatch, 3),
       bounds(one.control_mismatch),
-      '–' if one.closer is None else f'{one.closer} of {len(one.control_mismatch)}',
+      _closer(one),
       number(one.likeness, 2),
     ]
     for one in result.inversions
@@ -150,39 +153,89 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
     return png()
 
 
-def _attacker(one: Inversion, size: int) -> dict[str, Any]:
-  """Returns what the template shows of one attacker: its figures, its pictures and those of its controls."""
-  shown = min(size, pictures.MAX_COLUMNS)
-  further = [image for image in one.images[size:] if np.ptp(image) > 0][: pictures.MAX_COLUMNS]  # the others are empty
+def _pictures(result: Captured) -> blocks.Section:
+  """Returns the pictures of each attacker, its further candidates, and what it makes of noise."""
+  size = result.config['num_samples']
+  bodies = [blocks.Body(_rows(one, size)) for one in result.inversions]
+  note = said('captured.pictures' if result.config['controls'] else 'captured.no_control')
+  table = blocks.Table([blocks.Column()], bodies, 'pictures', style=f'--side: {128 if size <= 4 else 92}px')
+  return blocks.Section('pictures', 'What the attacks make of it', [blocks.Text(note, 'note'), table], 'Pictures')
+
+
+def _rows(one: Inversion, size: int) -> list[blocks.Row]:
+  """Returns the rows of pictures of one attacker."""
+  if not _found(one):
+    return [blocks.Row([_who(one), 'nothing found'])]
+  columns = min(size, pictures.MAX_COLUMNS)
+  rows = [blocks.Row([_who(one), *_cells(one.images[:columns], one.labels, f'Reconstruction by {one.attack}')])]
+  further = [pixels for pixels in one.images[size:] if np.ptp(pixels) > 0]  # the others are empty
+  if further:
+    cells = _cells(further[: pictures.MAX_COLUMNS], [], f'Further candidate of {one.attack}')
+    rows.append(blocks.Row(['further candidates', *cells], 'further'))
   runs = list(one.control_images)
-  controls = [run[0] for run in runs] if size == 1 else [image for run in runs[:1] for image in run[:shown]]
-  return {
-    'one': one,
-    'cells': _cells(one.images[:shown], one.labels, f'Reconstruction by {one.attack}'),
-    'more': _cells(further, [], f'Further candidate of {one.attack}'),
-    'controls': _cells(controls, [], f'What {one.attack} makes of noise'),
-    'found': _found(one),
-    'closer': '–' if one.closer is None else f'{one.closer} of {len(one.control_mismatch)}',
-  }
+  controls = [run[0] for run in runs] if size == 1 else [pixels for run in runs[:1] for pixels in run[:columns]]
+  if controls:
+    how_many = f'{len(controls)} runs' if size == 1 and len(controls) > 1 else 'one run'
+    cells = _cells(controls, [], f'What {one.attack} makes of noise')
+    rows.append(blocks.Row([f'on noise, {how_many}', *cells], 'control'))
+  return rows
 
 
-def _cells(images: Any, labels: Any, what: str) -> list[dict[str, Any]]:
-  """Returns the pictures as data URIs, with labels where there are any."""
+def _who(one: Inversion) -> blocks.Cell:
+  return blocks.Cell(code(one.attack), [one.counter and f'aware: {one.counter}'])
+
+
+def _cells(images: Any, labels: Any, what: str) -> list[blocks.Cell]:
+  """Returns pictures, with labels where there are any."""
   known = [int(label) for label in labels]
-  return [
-    {
-      'uri': shown.data_uri(image),
-      'alt': f'{what}, picture {i + 1}.',
-      'label': known[i] if i < len(known) and known[i] >= 0 else None,
-    }
-    for i, image in enumerate(images)
-  ]
+  cells = []
+  for i, pixels in enumerate(images):
+    caption = html.Html(f'<span class="caption">class {known[i]}</span>') if i < len(known) and known[i] >= 0 else ''
+    cells.append(blocks.Cell(text(image(shown.data_uri(pixels), f'{what}, picture {i + 1}.'), caption)))
+  return cells
 
 
-def _together(inversions: Sequence[Inversion]) -> list[tuple[str, list[str]]]:
-  """Returns [(attackers in words, what they are granted)], those with the same grants together."""
-  together: dict[tuple[str, ...], list[str]] = {}
-  for one in inversions:
-    name = f'`{one.attack}`' + (f' (`{one.counter}`)' if one.counter else '')
-    together.setdefault(tuple(one.granted), []).append(name)
-  return [(listed(names), list(granted)) for granted, names in together.items()]
+def _figures(result: Captured) -> blocks.Section:
+  words = (
+    'attack',
+    'mismatch',
+    'closer than',
+    'objective',
+    'distance',
+    'like the\ncontrol',
+    'controls\nalike',
+    'steps',
+  )
+  rows = []
+  for one in result.inversions:
+    searched = [blocks.Cell('–'), blocks.Cell('–')]
+    if one.steps:
+      noise = [f'on noise {bounds(values)}' for values in (one.control_objective, one.control_distance)]
+      searched = [
+        blocks.Cell(significant(one.objective, 3), [f'from {significant(one.objective_start)}', noise[0]]),
+        blocks.Cell(significant(one.distance, 3), [noise[1]]),
+      ]
+    mismatch = 'diverged' if one.diverged else significant(one.mismatch)
+    cells = [
+      _who(one),
+      blocks.Cell(mismatch, [f'on noise {bounds(one.control_mismatch)}']),
+      blocks.Cell(_closer(one)),
+      *searched,
+    ]
+    likeness = [number(value, 2) for value in (one.likeness, one.control_likeness)]
+    rows.append(blocks.Row([*cells, *likeness, str(one.steps or 'closed form')]))
+  return blocks.Section('figures', 'How well it matches', [blocks.Table(words, [blocks.Body(rows)])], 'Figures')
+
+
+def _granted(result: Captured) -> blocks.Section:
+  """Returns what the attackers are granted, those with the same grants together, and what is assumed."""
+  names = [(one, f'`{one.attack}`' + (f' (`{one.counter}`)' if one.counter else '')) for one in result.inversions]
+  parts: list[Any] = []
+  for granted, of in together((tuple(one.granted), name) for one, name in names).items():
+    parts += [blocks.Heading(listed(of)), blocks.Bullets(granted)]
+  config = result.config
+  defense = text(', its defense ', code(config['defense'])) if config['defense'] != 'none' else ''
+  labels = ', the labels' if isinstance(config['labels'], Sequence) and not isinstance(config['labels'], str) else ''
+  parts.append(blocks.Text(text(said('captured.assumed'), defense, labels, said('captured.wrong'))))
+  parts += [blocks.Text(text(code(one.counter or ''), f': {one.does}')) for one in result.inversions if one.does]
+  return blocks.Section('granted', 'What the attackers know', parts)

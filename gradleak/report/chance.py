@@ -1,4 +1,4 @@
-"""Models at chance, in sentences: which they are, what they do not show, and why they may be there."""
+"""Models at chance: which they are, what they do not show, and why they may be there."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,30 @@ from typing import Any
 
 from gradleak.federated import ClientSettings
 from gradleak.report.formatting import listed
+from gradleak.report.words import Finding, found
 
 
-def sentences(found: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[str]:
-  """Returns what is said of models at chance; names stand in backticks.
+def findings(entries: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Finding]:
+  """Returns what is found of models at chance.
 
   Args:
-    found: `frontier.entries`.
+    entries: `frontier.entries`.
     config: the settings of the training, named as the flags of launch/train.py; missing ones are left out.
   """
-  said = []
-  for one in found:
+  made = []
+  for one in entries:
     why = one['at_chance']
     if why and one['defense'] == 'none':
-      said.append(f'The undefended model is at chance: no cost can be stated. {why[0].upper()}{why[1:]}.')
-      said.append(_cause(one, config))
+      made += [found('training.base_at_chance', why=f'{why[0].upper()}{why[1:]}'), _cause(one, config)]
     elif why:
-      said.append(f'The model under `{one["defense"]}` is at chance: {why}.')
-  return said
+      made.append(found('training.at_chance', defenses=[one['defense']], why=why))
+  return made
 
 
-def _cause(base: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _cause(base: Mapping[str, Any], config: Mapping[str, Any]) -> Finding:
   """Returns why the undefended model may be at chance, by the settings of its training."""
   if base['loss'] is not None and not math.isfinite(base['loss']):
-    return 'Its training diverged, as its loss is not finite: choose a smaller learning rate.'
+    return found('training.loss')
   causes, rate = [], config.get('learning_rate')
   if rate is not None and config.get('share') == 'delta':
     causes.append(f'the learning rate ({rate:g}{_momentum(rate, config.get("momentum") or 0.0)})')
@@ -38,7 +38,7 @@ def _cause(base: Mapping[str, Any], config: Mapping[str, Any]) -> str:
   if config.get('init'):
     causes.append(f'the initial weights (init={config["init"]})')
   causes.append(f'the number of rounds ({base["rounds"]})')
-  return f'The cause may be {listed(causes, "or")}.'
+  return found('training.cause', causes=listed(causes, 'or'))
 
 
 def _momentum(rate: float, momentum: float) -> str:

@@ -8,7 +8,7 @@ from gradleak.audit import AuditResult
 from gradleak.audit.result import frame
 from gradleak.audit.run import GROWS
 from gradleak.core import errors
-from gradleak.report.formatting import aligned, percent_range, plus_minus
+from gradleak.report.formatting import aligned, count_range, plus_minus
 from gradleak.summary.cases import summarise, worst_case
 
 _KEYS = ('attack', 'defense', 'counter')
@@ -162,16 +162,12 @@ def _of(entry: dict[str, Any], name: str, figures: Sequence[str]) -> dict[str, A
 
 def _cell(row: dict[str, Any], name: str) -> str:
   of = _of(row, name, _FIGURES)
-  return '–' if of['n'] is None else f'{plus_minus(of, "psnr")}, {_count(of)}'
+  return '–' if of['n'] is None else f'{plus_minus(of, "psnr")}, {count_range(of)}'
 
 
 def _worst_cell(entry: dict[str, Any], name: str) -> str:
   of = _of(entry, name, _WORST)
-  return '–' if of['n'] is None else f'{of["verdict"]}, {_count(of)}'
-
-
-def _count(of: dict[str, Any]) -> str:
-  return f'{of["recovered"]} of {of["n"]} ({percent_range(of)})'
+  return '–' if of['n'] is None else f'{of["verdict"]}, {count_range(of)}'
 
 
 def _shown(values: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -42,15 +42,79 @@ def percent_range(summary: Mapping[str, Any]) -> str:
   return f'{math.floor(low)}–{math.ceil(high)} %'
 
 
-def listed(parts: Sequence[str], last: str = 'and') -> str:
+def listed(parts: Iterable[Any], last: str = 'and') -> str:
   """Returns 'a, b and c', with another word for 'and' if `last` says so."""
+  parts = [str(part) for part in parts]
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} {last} {parts[-1]}'
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-  """Returns the lines of a table, each a sequence of cells, as aligned texts; a rule follows the first."""
+def together(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+  """Returns {key: what is paired with it}, both in order of appearance."""
+  groups: dict[Any, list[Any]] = {}
+  for key, one in pairs:
+    groups.setdefault(key, []).append(one)
+  return groups
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+  """Returns a fraction in per cent, '–' for None."""
+  return '–' if fraction is None else f'{100 * fraction:.{digits}f} %'
+
+
+def minus(text: str) -> str:
+  """Returns a text with minus signs in place of hyphens."""
+  return text.replace('-', '−')
+
+
+def signed(value: float | None) -> str:
+  """Returns a number with its sign and one decimal; '–' for a missing one."""
+  return '–' if value is None or math.isnan(value) else minus(f'{round(value, 1) + 0.0:+.1f}')
+
+
+def duration(seconds: float) -> str:
+  """Returns a wall time in words."""
+  if seconds < 120:
+    return f'{seconds:.1f} seconds'
+  minutes = seconds / 60
+  return f'{minutes:.0f} minutes' if minutes < 120 else f'{minutes / 60:.1f} hours'
+
+
+def count(entry: Mapping[str, Any], key: str = 'recovered') -> str:
+  """Returns 'k of n'."""
+  return f'{entry[key]} of {entry["n"]}'
+
+
+def unit(n: int, size: int) -> str:
+  """Returns what `n` uploads of `size` images are called."""
+  if size == 1:
+    return 'image' if n == 1 else 'images'
+  return f'{"batch" if n == 1 else "batches"} of {size} images'
+
+
+def defenses(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+  """Returns the defenses of entries."""
+  return [entry['defense'] for entry in entries]
+
+
+def count_range(summary: Mapping[str, Any], key: str = 'recovered') -> str:
+  """Returns 'k of n' with the exact interval of that fraction."""
+  return f'{count(summary, key)} ({percent_range(summary)})'
+
+
+def aligned(lines: Sequence[Sequence[str]], width: float = math.inf) -> list[str]:
+  """Returns the lines of a table, each a sequence of cells, as aligned texts; a rule follows the first.
+
+  Short lines are filled up. Where the table is wider than `width`, its first cells are wrapped.
+  """
+  lines = [[*line, *[''] * (len(lines[0]) - len(line))] for line in lines]
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  texts = ['  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+  widths[0] = int(min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1)))
+  texts = []
+  for first, *rest in lines:
+    indent = len(first) - len(first.lstrip()) if math.isfinite(width) else 0
+    start, *more = [' ' * indent + part for part in wrap(first[indent:], widths[0] - indent)]
+    cells = [f'{cell:<{size}}' for cell, size in zip([start, *rest], widths, strict=True)]
+    texts += ['  '.join(cells).rstrip(), *more]
   return [texts[0], '-' * (sum(widths) + 2 * (len(widths) - 1)), *texts[1:]]
 
 

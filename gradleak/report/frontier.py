@@ -1,8 +1,6 @@
 """What defenses hide against what they cost: one table, and one picture with the frontier."""
 
-import csv
 import dataclasses
-import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +14,12 @@ from gradleak.federated import chance, training
 from gradleak.report import chance as at_chance
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, number, upwards
+from gradleak.report.formatting import aligned, minus, number, percent, signed, upwards
 from gradleak.report.privacy import NO_PROTECTION
+from gradleak.report.words import said
 from gradleak.studies.frontier import Trained
 from gradleak.summary import cases
+from gradleak.summary.cases import csv_text, worst_case_of
 
 COLUMNS = (
   'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points',
@@ -66,30 +66,6 @@ def entries(
   ]
 
 
-def worst_case_of(rows: Iterable[cases.Row]) -> dict[str, dict[str, Any]]:
-  """Returns {defense: dict}: of 'n' trials, any attacker, unaware or aware, has 'recovered' the images of so many.
-
-  'psnr' (dB) and 'ssim' are the means of the strongest single attacker (most recovered, then highest PSNR), which 'by'
-  names.
-
-  Args:
-    rows: of an audit.
-  """
-  rows = cases.check_rows(rows)
-  groups = cases.grouped(cases.summarise(rows), 'defense')
-  found = {}
-  for entry in cases.worst_case(rows):
-    strongest = cases.strongest(groups[entry['defense'],])
-    found[entry['defense']] = {
-      'psnr': strongest['psnr'],
-      'ssim': strongest['ssim'],
-      'recovered': entry['recovered'],
-      'n': entry['n'],
-      'by': ', '.join(filter(None, (strongest['attack'], strongest['counter']))),
-    }
-  return found
-
-
 def last_measured(trained: Trained) -> Mapping[str, Any]:
   """Returns the last row of a training that holds an accuracy; an empty one for none."""
   return next((row for row in reversed(trained.rows) if 'accuracy' in row), {})
@@ -128,11 +104,7 @@ def _entry(
 
 def frontier_csv(found: Iterable[Entry]) -> str:
   """Returns `entries` as CSV text; bytes are per upload, seconds per round; an empty cell is not known."""
-  text = io.StringIO()
-  writer = csv.DictWriter(text, fieldnames=COLUMNS)
-  writer.writeheader()
-  writer.writerows(_check(found))
-  return text.getvalue()
+  return csv_text(({name: one[name] for name in COLUMNS} for one in _check(found)), COLUMNS)
 
 
 def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
@@ -164,20 +136,15 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
     for one in found
   ]
   given = errors.check_json('config', {} if config is None else config)
-  below = [sentence.replace('`', '') for sentence in at_chance.sentences(found, given)]
+  below = [str(one).replace('`', '') for one in at_chance.findings(found, given)]
   below += dict.fromkeys(f'ε: {_spent(one).said}.' for one in found if one['epsilon'] is not None)
-  below += ['Attacked are uploads of clients of one sample.'] if any(one['n'] for one in found) else []
+  below += [said('training.attacked')] if any(one['n'] for one in found) else []
   return '\n'.join([*aligned([head, *lines]), *below])
 
 
 def undefended(found: Iterable[Entry]) -> Entry | None:
   """Returns the entry of training without a defense."""
   return next((one for one in found if one['defense'] == 'none'), None)
-
-
-def percent(fraction: float | None) -> str:
-  """Returns a fraction in per cent with one decimal, '–' for None."""
-  return '–' if fraction is None else f'{100 * fraction:.1f} %'
 
 
 def points(one: Entry, base: Entry | None) -> float | None:
@@ -193,17 +160,12 @@ def points(one: Entry, base: Entry | None) -> float | None:
 def beside(one: Entry, base: Entry | None) -> str:
   """Returns the points of accuracy that a defense adds, with their interval where it is known; '' for none."""
   added = points(one, base)
-  if added is None:
-    return ''
-  interval = f' ({between(one)})' if between(one) else ''
-  return f'{added:+.1f}'.replace('-', '−') + interval
+  return '' if added is None else signed(added) + (f' ({between(one)})' if between(one) else '')
 
 
 def between(one: Entry) -> str:
   """Returns the interval of the points that a defense adds; '' where it is not known."""
-  if one['points'] is None:
-    return ''
-  return f'{number(one["points_low"])} to {number(one["points_high"])}'.replace('-', '−')
+  return '' if one['points'] is None else minus(f'{number(one["points_low"])} to {number(one["points_high"])}')
 
 
 def kib(size: float | None) -> str:

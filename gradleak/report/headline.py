@@ -3,31 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
-from gradleak.report import wording
-from gradleak.report.formatting import listed
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
+from gradleak.report import blocks, wording
+from gradleak.report.formatting import percent_range
+from gradleak.report.html import code, image, mark, text
+from gradleak.report.words import said, texts
 from gradleak.summary import worst
 
 # Verdict -> what it says of an image, in plain words.
-MEANINGS = {
-  'exact': 'the image itself',
-  'recognisable': 'a picture in which the original can be recognised',
-  'identifying': 'no picture, but enough to find the original among others',
-  'traces': 'more than nothing, but neither a picture nor an identity',
-  'not solved': 'the attack failed as an optimisation: this shows no protection',
-  'diverged': 'the attack ended in numbers that are not finite: this shows no protection',
-  NOTHING: 'no more than an attacker sees who is given noise',
-}
-# Verdict -> what so many defenses do.
-_DONE = {
-  'exact': ('gives images away exactly', 'give images away exactly'),
-  'recognisable': ('leaves recognisable pictures', 'leave recognisable pictures'),
-  'identifying': ('gives away which image it was', 'give away which image it was'),
-  'traces': ('leaves traces', 'leave traces'),
-  'not solved': ('is undecided, as attacks on it failed', 'are undecided, as attacks on them failed'),
-  'diverged': ('is undecided, as attacks on it failed', 'are undecided, as attacks on them failed'),
-  NOTHING: ('hides what these attackers look for', 'hide what these attackers look for'),
-}
+MEANINGS = {verdict: meaning for verdict, meaning in texts()['meaning'].items() if verdict != 'unjudged'}
 
 
 def sentence(entries: Sequence[dict], config: Mapping[str, Any]) -> str:
@@ -40,24 +24,22 @@ def sentence(entries: Sequence[dict], config: Mapping[str, Any]) -> str:
   undefended = next((entry for entry in entries if entry['defense'] == 'none'), None)
   defended = [entry for entry in entries if entry['defense'] != 'none']
   if undefended is None:
-    start = 'No undefended upload was attacked'
+    start = said('headline.none')
   elif undefended['verdict'] not in RECOVERED:
-    start = f'Even without a defense no image is recovered ({undefended["verdict"]}): nothing here speaks for a defense'
-  else:
-    seen = undefended['recovered']
-    batches = config.get('batch_size', 1) > 1  # of which one image decides
-    counted = f'{seen} of {undefended["n"]} {"uploads" if batches else "image" if seen == 1 else "images"}'
-    start = f'Without a defense, {"images of " if batches else ""}{counted} can be recovered'
+    start = said('headline.fails', **undefended)
+  else:  # of a batch, one image decides
+    start = said('headline.batches' if config.get('batch_size', 1) > 1 else 'headline.images', **undefended)
   if not defended:
     return f'{start}.'
-  groups: dict[tuple[str, str], int] = {}
+  counts: dict[str, list[str]] = {}
   for entry in sorted(defended, key=lambda entry: VERDICTS.index(entry['verdict'])):
-    words = _DONE[entry['verdict']]
-    groups[words] = groups.get(words, 0) + 1
+    verdict = 'not solved' if entry['verdict'] == 'diverged' else entry['verdict']
+    counts.setdefault(verdict, []).append(entry['defense'])
+  done = [said(f'done.{verdict}', n=len(names)) for verdict, names in counts.items()]
   if len(defended) == 1:
-    return f'{start}; the defense {_DONE[defended[0]["verdict"]][0]}.'
-  told = [f'{count} {words[count > 1]}' for words, count in groups.items()]
-  return f'{start}; of {len(defended)} defenses, {listed(told)}.'
+    return said('headline.one', start=start, done=done[0])
+  numbered = [f'{len(names)} {words}' for names, words in zip(counts.values(), done, strict=True)]
+  return said('headline.several', start=start, defenses=len(defended), done=numbered)
 
 
 def recovering(entries: Sequence[dict]) -> str:
@@ -67,12 +49,10 @@ def recovering(entries: Sequence[dict]) -> str:
     entries: of `cases.worst_case`.
   """
   defended = [entry for entry in entries if entry['defense'] != 'none']
-  if not defended:
-    return ''
   leaking = sum(entry['verdict'] in RECOVERED for entry in defended)
   if len(defended) == 1:
-    return f'images are {"" if leaking else "not "}recovered under the one defense'
-  return f'images are recovered under {leaking} of {len(defended)} defenses'
+    return said('headline.recovered' if leaking else 'headline.not')
+  return said('headline.some', leaking=leaking, defenses=len(defended)) if defended else ''
 
 
 def lines(rows: Sequence[dict], found: Sequence[dict], picture: Callable, **more: Mapping[str, Any]) -> list[dict]:
@@ -82,11 +62,64 @@ def lines(rows: Sequence[dict], found: Sequence[dict], picture: Callable, **more
 
 
 def gallery(rows: Sequence[dict], config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what `worst.candidates` does, and what the gallery is made of, 'said'."""
-  return {**worst.candidates(rows), 'said': wording.gallery(config)}
+  """Returns what `worst.candidates` does, and what the gallery is made of, 'made'."""
+  return {**worst.candidates(rows), 'made': wording.gallery(config)}
+
+
+def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, bounded: bool = False) -> blocks.Table:
+  """Returns the table of `lines`, with the flags of each defense and the bound by DP, if asked for."""
+  columns = ['defense', ('worst attacker sees', 'left verdict'), 'in']
+  columns += [('private,\nclearest seen', 'left'), ('by', 'left by')]
+  columns += [('flags', 'left flags')] * flagged + ['found at\nmost, by DP'] * bounded
+  rows = []
+  for line in told:
+    example, others = line['example'], len(line['by']) - 1
+    pictures = text(
+      image(line['truth'], f'Private image of trial {example["trial"]}.'),
+      ' ',
+      image(line['found'], f'Its reconstruction by {example["attack"]}.'),
+    )
+    uploads = ' uploads' * (example.get('batch_size', 1) > 1)
+    cells = [
+      code(line['defense']),
+      blocks.Cell(mark(line['verdict']), [line['meaning']]),
+      blocks.Cell(f'{line["count"]} of {line["n"]}{uploads}', [percent_range(line)]),
+      pictures,
+      blocks.Cell(code(line['by'][0]), [others and f'and {others} more attacker{"s" * (others > 1)}']),
+      *(['; '.join(line['flags']) or '–'] if flagged else []),
+      *([line['bound'] or '–'] if bounded else []),
+    ]
+    rows.append(blocks.Row(cells))
+  return blocks.Table(columns, [blocks.Body(rows)], 'verdicts', 'Verdicts')
+
+
+def levels_table(levels: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], noise: str) -> blocks.Table:
+  """Returns the table of `worst.levels`, and below it `worst.alarms` in a line called `noise`."""
+  named = [(code(line['defense']), line) for line in levels] + [(blocks.Html(noise), line) for line in alarms]
+  rows = [
+    blocks.Row([name, *(blocks.Cell(f'{one["count"]} of {line["n"]}', [percent_range(one)]) for one in line['steps'])])
+    for name, line in named
+  ]
+  return blocks.Table(['defense', *(mark(level) for level in LEVELS)], [blocks.Body(rows)])
+
+
+def verdict_terms(gallery: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+  """Returns what each verdict means; `gallery` is that of `gallery`."""
+  many = said('verdicts.batches') if config.get('batch_size', 1) > 1 else ''
+  made = f' {gallery["made"]}' if gallery['made'] else ''
+  identifying = 'verdicts.identifying' if gallery['enough'] else 'verdicts.unjudged'
+
+  def term(verdict: str, name: str = '') -> tuple[str, list[str]]:
+    return mark(verdict), [said(name or f'verdicts.{verdict}', **{**gallery, 'made': made})]
+
+  return [
+    *(term('exact'), term('recognisable'), term('identifying', identifying), term('traces')),
+    ('Recovered', [said('verdicts.recovered', batches=many)]),
+    *(term(NOTHING), term('not solved'), term('diverged')),
+  ]
 
 
 def _meaning(verdict: str, enough: bool) -> str:
   if verdict == 'traces' and not enough:
-    return f'more than nothing, but no picture; identity was not judged: {MIN_CANDIDATES} candidates are needed'
+    return said('meaning.unjudged', needed=MIN_CANDIDATES)
   return MEANINGS[verdict]

@@ -7,17 +7,15 @@ from typing import Any
 
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, storage
-from gradleak.report import headline, page, pictures
+from gradleak.report import blocks, headline, html
 from gradleak.report.autoleak import ENOUGH
-from gradleak.report.formatting import percent_range, upwards
+from gradleak.report.formatting import minus, number, percent_range, together, upwards
+from gradleak.report.html import code, image, mark, text
+from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
 
-# Of entries that do not say what their gallery holds.
-EARLIER = (
-  'These entries are of an earlier version. It took all classes for one kind, also faces and images of none, and its '
-  'bar of SSIM depended on the number of attacked images: a new run may judge differently.'
-)
+EARLIER = said('leaderboard.earlier')  # of entries that do not say what their gallery holds
 
 
 def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -31,23 +29,27 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """
   if not entries:
     raise errors.UsageError('the leaderboard has no entries: add some by launch/leaderboard.py --add=WORKDIR')
-  tasks: dict[str, list[dict[str, Any]]] = {}
-  for name, entry in entries.items():
-    tasks.setdefault(json.dumps(entry['task'], sort_keys=True), []).append({'name': name, **entry})
-  told = [_task(entries) for entries in tasks.values()]
-  return (
-    page.environment()
-    .get_template('leaderboard.html.j2')
-    .render(
-      tasks=sorted(told, key=lambda one: (not one['works'], one['task']['dataset'], one['task']['model'], one['said'])),
-      symbols=pictures.SYMBOLS,
-      meanings=headline.MEANINGS,
-      levels=LEVELS,
-      enough=ENOUGH,
-      relation=RELATION,
-      defenses=len({entry['text'] for entry in entries.values()} - {'none'}),
-    )
+  tasks = together(
+    (json.dumps(entry['task'], sort_keys=True), {**entry, 'name': name}) for name, entry in entries.items()
   )
+  ordered = sorted(map(_task, tasks.values()), key=lambda one: one[:-1])
+  defenses = len({entry['text'] for entry in entries.values()} - {'none'})
+  sorts = blocks.Html(f'<span class="sorts" hidden>{said("leaderboard.sorts")}</span>')
+  made = blocks.Page(
+    'leaderboard',
+    'Leaderboard of defenses',
+    'AutoLeak: a fixed ensemble of attacks, the same for every defense',
+    'Leaderboard of defenses',
+    [
+      blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(tasks)), 'meaning'),
+      blocks.Text(text(said('leaderboard.order'), sorts), 'note'),
+    ],
+    [section._replace(name=f'task-{place}') for place, (*_, section) in enumerate(ordered, 1)],
+    [blocks.Text(said('leaderboard.footer'))],
+    'Tasks',
+    html.resource('leaderboard.js'),
+  )
+  return html.page(made)
 
 
 def write_leaderboard(folder: Any, path: Any) -> None:
@@ -58,33 +60,134 @@ def write_leaderboard(folder: Any, path: Any) -> None:
   storage.write_atomically(path, text)
 
 
-def _task(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """Returns what the page shows of the entries of one task."""
+def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, blocks.Section]:
+  """Returns what tasks are ordered by, those with a leak of undefended images first, and the section of one."""
   task = entries[0]['task']
-  said = [
+  described = [
     f'split {task["split"]}' if task['split'] else '',
     f'weights drawn by init={task["init"]}' if task['init'] else '',
     f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload',
     f'{task["rounds_before"]} round{"" if task["rounds_before"] == 1 else "s"} of training before',
     *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if name != 'gallery'),
   ]
+  about = ', '.join(filter(None, described))
   ordered = sorted(entries, key=_order)
-  sides = {side: [_worst(entry, side) for entry in ordered if entry[side]] for side in ('honest', 'malicious')}
-  found = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
-  return {
-    'task': task,
-    'said': ', '.join(filter(None, said)),
-    'found': headline.sentence(sides['honest'], task),
-    'works': any(one['defense'] == 'none' and one['recovered'] for one in sides['honest']),
-    'changed': headline.recovering(sides['malicious']),
-    'lines': [{**entry, 'place': place, **_shown(entry)} for place, entry in enumerate(ordered)],
-    'malicious': any(entry['malicious'] for entry in entries),
-    'gallery': {**found, 'said': found['said'] or EARLIER},
+  honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
+  gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
+  gallery['made'] = gallery['made'] or EARLIER
+  works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
+  changed = headline.recovering(malicious)
+  found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
+  bounded = any(entry['bound'] is not None for entry in entries)
+  known = {
     'few': any(entry['trials'] < ENOUGH for entry in entries),
-    'alarms': any('noise' in entry['honest'] for entry in entries),
+    'malicious': bool(malicious),
+    'cost': True,
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
-    'bounded': any(entry['bound'] is not None for entry in entries),
+    'bounded': bounded,
+    'alarms': any('noise' in entry['honest'] for entry in entries),
+    'flag': True,
   }
+  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION}
+  below = said('leaderboard.steps', size=task['batch_size'])
+  below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
+  meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.MEANINGS.items()]
+  parts = [
+    blocks.Text(found, 'meaning'),
+    blocks.Text(f'The task: {about}. {gallery["made"]}', 'note'),
+    _board(ordered, bool(malicious), bounded),
+    blocks.Text(below, 'note'),
+    blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
+    blocks.Details(
+      'How the verdicts are told from each other',
+      [blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)])],
+    ),
+  ]
+  title = f'{task["model"]} on {task["dataset"]}'
+  return not works, task['dataset'], task['model'], about, blocks.Section('', title, parts)
+
+
+def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool) -> blocks.Table:
+  """Returns the table of a task: a line per entry, and below it what is known of its run."""
+  columns = [('defense', '', 'text'), ('private, seen', 'left')]
+  columns.append(('worst attacker\nsees', 'left verdict first', 'number'))
+  columns += [
+    ('accuracy\ncost, points', '', 'number'),
+    *((mark(level), '', 'number') for level in LEVELS),
+  ]
+  columns += [('malicious server’s\nown attacks alone', 'left', 'number')] * malicious
+  columns += [('found at most,\nby DP', '', 'number')] * bounded
+  bodies = []
+  for place, entry in enumerate(ordered):
+    about = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
+    bodies.append(blocks.Body([blocks.Row(_cells(entry, place, malicious, bounded)), blocks.Row([about], 'about')]))
+  return blocks.Table(columns, bodies, 'verdicts board')
+
+
+def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool) -> list[blocks.Cell]:
+  """Returns the line of an entry."""
+  honest, example, changed, bound = entry['honest'], entry['example'], entry['malicious'], entry['bound']
+  pictures = text(
+    image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
+    ' ',
+    image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
+  )
+  cells = [
+    blocks.Cell(code(entry['defense']), [entry['defense'] != entry['text'] and entry['text']], value=entry['defense']),
+    blocks.Cell(pictures),
+    blocks.Cell(mark(honest['verdict']), [_count(honest) + ', flagged' * bool(entry['flags'])], value=place),
+    _cost(entry),
+  ]
+  for step in honest['steps']:
+    cells.append(blocks.Cell(f'{step["count"]} of {honest["n"]}', [_interval(step)], value=step['high']))
+  if malicious and changed is None:
+    cells.append(blocks.Cell('not run', value=''))
+  elif malicious:
+    order = changed['count'] / changed['n'] / 2 - VERDICTS.index(changed['verdict'])
+    cells.append(blocks.Cell(mark(changed['verdict']), [_count(changed)], value=order))
+  if bounded:
+    cells.append(blocks.Cell('–', value='') if bound is None else blocks.Cell(f'{upwards(100 * bound)} %', value=bound))
+  return cells
+
+
+def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
+  """Returns what a defense costs, with its interval where there is one."""
+  cost = entry['cost']
+  if cost is None:
+    return blocks.Cell('–' if entry['text'] == 'none' else 'unknown', value='')
+  ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
+  return blocks.Cell(minus(number(cost['points'])), [ends, 'at_chance' in cost and 'at chance'], value=cost['points'])
+
+
+def _about(entry: Mapping[str, Any]) -> blocks.Html:
+  """Returns who saw it, the versions, the flags, and how to repeat it."""
+  honest, cost, config = entry['honest'], entry['cost'], entry['task']
+  others = f' and {len(honest["by"]) - 1} more' if len(honest['by']) > 1 else ''
+  known = entry['versions']
+  parts = [
+    f'{known["autoleak"]}, gradleak {known["gradleak"]}, JAX {known["jax"]}',
+    '' if entry['seed'] is None else f'seed {entry["seed"]}',
+    _alarms(honest),
+  ]
+  seen = text('Seen by ' if _range(honest) else 'Attacked by ', code(honest['by'][0]), others)
+  first = text(seen, *(f' · {part}' for part in parts if part), *(f'\nFlag: {flag}.' for flag in entry['flags']))
+  alarms, repeated = _alarms(entry['malicious']), said('leaderboard.not_launched')
+  if entry['settings'] is not None:
+    weights = ' --weights=FILE' if 'weights' in config['more'] else ''
+    check = f'python launch/leaderboard.py --check={entry["name"]} --workdir=FOLDER{weights}'
+    flags = ' '.join(f'--{name}={shlex.quote(_plainly(value))}' for name, value in entry['settings'].items())
+    names = (html.tagged('code', check), html.tagged('code', 'launch/autoleak.py'), code(flags))
+    repeated = text(names[0], ', which runs ', names[1], ' with ', names[2])
+  acts = f'It acts at: {", ".join(entry["places"])}. {" ".join(entry["citations"])}'.strip()
+  told = [
+    cost and blocks.Text(f'Cost: {cost["source"]}.'),
+    alarms and blocks.Text(f'Malicious server: {alarms}.'),
+    blocks.Text(repeated),
+    blocks.Text(text('SHA-256 of its rows: ', code(entry['rows_sha256']))),
+    entry['places'] and blocks.Text(acts),
+  ]
+  title = 'How to repeat it' + (', and what the cost is from' if cost is not None else '')
+  return text(first, blocks.Html(html.rendered([blocks.Details(title, [one for one in told if one])])))
 
 
 def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
@@ -107,25 +210,18 @@ def _order(entry: Mapping[str, Any]) -> tuple:
   return highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
 
 
-def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the texts of an entry, and a number that its malicious server is sorted by."""
-  bound, malicious = entry['bound'], entry['malicious']
-  return {
-    'bound_said': None if bound is None else f'{upwards(100 * bound)} %',
-    'alarms': _alarms(entry['honest']),
-    'malicious_alarms': _alarms(entry['malicious']),
-    'ranges': {side: _range(entry[side]) for side in ('honest', 'malicious')},
-    'malicious_order': malicious and malicious['count'] / malicious['n'] / 2 - VERDICTS.index(malicious['verdict']),
-    'settings_said': ' '.join(
-      f'--{name}={shlex.quote(_plainly(value))}' for name, value in (entry['settings'] or {}).items()
-    ),
-  }
+def _count(found: Mapping[str, Any]) -> str:
+  interval = _range(found)
+  return f'{found["count"]} of {found["n"]}' + (f' ({interval})' if interval else '')
 
 
-def _range(found: Mapping[str, Any] | None) -> str:
+def _range(found: Mapping[str, Any]) -> str:
   """Returns the interval of the count of the worst verdict; empty where that is no step."""
-  steps = [step for step in found['steps'] if step['level'] == found['verdict']] if found else []
-  return ''.join(percent_range({'success_low': step['low'], 'success_high': step['high']}) for step in steps)
+  return ''.join(_interval(step) for step in found['steps'] if step['level'] == found['verdict'])
+
+
+def _interval(step: Mapping[str, Any]) -> str:
+  return percent_range({'success_low': step['low'], 'success_high': step['high']})
 
 
 def _alarms(found: Mapping[str, Any] | None) -> str:

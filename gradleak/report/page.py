@@ -1,24 +1,27 @@
-"""One self-contained HTML page of an audit: what it found, what that shows, and with what settings."""
+"""The page of an audit: what it found, what that shows, and with what settings."""
 
 import functools
 import json
 import math
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.audit import load
-from gradleak.audit.result import AuditResult, Case, check_result
+from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
-from gradleak.report import descent, findings, formatting, headline, pictures, wording
+from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
+from gradleak.report.formatting import count, interval, number, percent, percent_range, significant, together
+from gradleak.report.html import code, mark, text
 from gradleak.report.pictures import Picture
+from gradleak.report.words import said
 from gradleak.summary import cases, shown
 from gradleak.summary.worst import pair
 
 _STRIP_WIDTH = 150  # of the drawing of the PSNR of every run, in its own units
 _STAGGER = (0, -4, 4, -2, 2, -5, 5)
+READING = blocks.Html('<a href="#reading">How to read this page</a>')
 
 
 def render(result: AuditResult) -> str:
@@ -27,33 +30,38 @@ def render(result: AuditResult) -> str:
   Raises:
     UsageError: for anything but an `AuditResult`, as all functions of `gradleak.report` that take one.
   """
-  check_result(result)
-  return environment().get_template('page.html.j2').render(_context(result))
-
-
-def environment() -> Any:
-  """Returns the Jinja environment of the pages: templates, filters for numbers and names."""
-  import importlib.resources
-
-  import jinja2
-
-  folder = importlib.resources.files('gradleak.report')
-  made = jinja2.Environment(
-    loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text('utf-8')),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+  config = check_result(result).config
+  summaries, worst = cases.summarise(result.rows), cases.worst_case(result.rows)
+  model, data = config.get('model'), config.get('dataset')
+  lines = headline.lines(result.rows, worst, functools.partial(pair, result))
+  size = config.get('batch_size', 1)
+  footer = (
+    versions(result.versions, result.seconds) if result.versions else blocks.Text(formatting.duration(result.seconds))
   )
-  made.filters.update(
-    number=formatting.number,
-    significant=formatting.significant,
-    ticks=_ticks,
-    breakable=_breakable,
-    json=lambda value: json.dumps(value, ensure_ascii=False),
+  made = blocks.Page(
+    'audit',
+    f'Gradient leakage: {model or "model"} on {data or "data"}',
+    'Gradient leakage audit',
+    f'{model or "A model"} on {data or "private data"}',
+    [
+      blocks.Text(headline.sentence(worst, config), 'meaning'),
+      headline.verdict_table(lines),
+      blocks.Text(text(said('audit.verdicts', size=size), READING, said('audit.others')), 'note'),
+    ],
+    [
+      _shows(result, summaries, worst),
+      _pictures(result),
+      _figures(result, summaries),
+      _worst(worst),
+      _curves(result, worst),
+      _granted(result, worst),
+      _inspected(result),
+      _settings(result),
+      _reading(result, worst),
+    ],
+    [footer, *sources(wording.citations(result.methods))],
   )
-  made.globals.update(interval=formatting.interval, percent_range=formatting.percent_range)
-  return made
+  return html.page(made)
 
 
 def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
@@ -64,12 +72,12 @@ def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
     folder: of the page with the links.
   """
   links = {}
-  for text, place in audits.items():
+  for name, place in audits.items():
     page = folder / place / 'report.html'
     if not page.exists() and (folder / place / 'config.json').exists():
       write_audit(load(folder / place), folder / place)
     if page.exists():
-      links[text] = f'{place}/report.html'
+      links[name] = f'{place}/report.html'
   return links
 
 
@@ -81,105 +89,208 @@ def write_audit(result: AuditResult, folder: Any) -> None:
     folder: a path, made if it does not exist.
   """
   check_result(result)
+  grid, summary = pictures.grid(result), cases.summary_csv(result.rows)
+  write_files(folder, {'grid.png': grid, 'summary.csv': summary, 'report.html': render(result)})
+
+
+def write_files(folder: Any, files: Mapping[str, str | bytes | None]) -> None:
+  """Writes files into a folder, which is made, each whole or not at all; None is not written."""
   folder = storage.made_folder(folder)
-  storage.write_atomically(folder / 'grid.png', pictures.grid(result))
-  storage.write_atomically(folder / 'summary.csv', cases.summary_csv(result.rows))
-  storage.write_atomically(folder / 'report.html', render(result))
+  for name, content in files.items():
+    if content is not None:
+      storage.write_atomically(folder / name, content)
 
 
-def _context(result: AuditResult) -> dict[str, Any]:
-  """Returns the variables of the template."""
-  summaries, worst = cases.summarise(result.rows), cases.worst_case(result.rows)
-  truth, shown = pictures.select(result)
-  return {
-    'config': result.config,
-    'shape': wording.shape(result.config),
-    'headline': headline.sentence(worst, result.config),
-    'lines': headline.lines(result.rows, worst, functools.partial(pair, result)),
-    'meanings': headline.MEANINGS,
-    'gallery': headline.gallery(result.rows, result.config),
-    'findings': findings.sentences(summaries, worst, result.config, result.methods),
-    'cautions': [
-      *findings.cautions(summaries, worst, result.controls, result.methods),
-      *findings.unsuited(summaries, result.config),
+def every_setting(config: Mapping[str, Any]) -> blocks.Details:
+  """Returns a table of all settings, folded away."""
+  rows = [
+    blocks.Row([str(key), html.tagged('code', json.dumps(value, ensure_ascii=False))]) for key, value in config.items()
+  ]
+  return blocks.Details('Every setting', [blocks.Table(['setting', 'value'], [blocks.Body(rows)], label='', first='')])
+
+
+def sources(citations: Sequence[str]) -> list[Any]:
+  """Returns the sources of the methods, none for none."""
+  return [blocks.Text('Sources of the methods:'), blocks.Bullets(citations)] if citations else []
+
+
+def versions(known: Mapping[str, str], seconds: float) -> blocks.Text:
+  """Returns the versions and the wall time of a run."""
+  return blocks.Text(
+    ' · '.join([*(f'{name} {version}' for name, version in known.items()), formatting.duration(seconds)])
+  )
+
+
+def _shows(result: AuditResult, summaries: Sequence[cases.Summary], worst: Sequence[dict]) -> blocks.Section:
+  told = findings.sentences(summaries, worst, result.config, result.methods)
+  cautions = findings.cautions(summaries, worst, result.controls, result.methods)
+  cautions += findings.unsuited(summaries, result.config)
+  return blocks.Section('shows', 'What this shows', [blocks.Text(' '.join(map(str, told))), blocks.Cautions(cautions)])
+
+
+def _pictures(result: AuditResult) -> blocks.Section:
+  """Returns the private images above what each attack makes of them."""
+  truth, chosen = pictures.select(result)
+  size, trials = result.config.get('batch_size', 1), len({row['trial'] for row in result.rows})
+  of_batch = f' of {size} images each' if size > 1 else ''
+  name = 'audit.pictures_some' if len(truth) < trials * size else 'audit.pictures'
+  columns = [blocks.Column(span=1)]
+  for trial, of_trial in together((picture.trial, picture) for picture in truth).items():
+    new = 'new' if len(of_trial) > 1 and len(columns) > 1 else ''
+    columns.append(blocks.Column(f'trial {trial}', new, span=len(of_trial)))
+  bodies = [blocks.Body([blocks.Row(['private images', *_cells(truth)])])]
+  for attack, of_attack in together((case[0], (case[1:], row)) for case, row in chosen.items()).items():
+    rows: list[blocks.Row] = []
+    for of_defense in together((case[0], (case[1:], row)) for case, row in of_attack).items():
+      defense, shown_rows = of_defense
+      paired = len(shown_rows) > 1
+      for place, (counter, row) in enumerate(shown_rows):
+        kind = ('first' if place == 0 else 'second') if paired else ''
+        rows.append(
+          blocks.Row([_who(defense, counter[0] if counter else None, place == 0, paired), *_cells(row)], kind)
+        )
+    bodies.append(blocks.Body(rows, text('Attack ', code(attack))))
+  side = 128 if len(truth) <= 4 else 92
+  return blocks.Section(
+    'pictures',
+    'What the attacks reconstruct',
+    [
+      blocks.Text(said(name, trials=trials, of_batch=of_batch), 'note'),
+      blocks.Table(columns, bodies, 'pictures', style=f'--side: {side}px'),
     ],
-    'symbols': pictures.SYMBOLS,
-    'columns': _columns(truth),
-    'truth': _cells(truth),
-    'side': 128 if len(truth) <= 4 else 92,
-    'shown': _shown(shown),
-    'num_trials': len({row['trial'] for row in result.rows}),
-    'attacks': _attacks(result, summaries),
-    'perceptual': any(summary['lpips'] is not None for summary in summaries),
-    'worst': worst,
-    'aware_run': any(entry['aware'] is not None for entry in worst),
-    'curves': descent.curves(result),
-    'granted': _together(result.threat_models),
-    'inspections': _together(result.inspections),
-    'counters': _counters(result.counters),
-    'uncountered': [label for label, found in result.counters.items() if not found and label != 'none'],
-    'rounds': result.config.get('rounds', 1),
-    'settings': wording.settings(result.config),
-    'privacy': findings.guarantees(result.methods),
-    'citations': wording.citations(result.methods),
-    'min_controls': findings.MIN_CONTROLS,
-    'alarms': findings.alarms(result.controls, worst),
-    'versions': result.versions,
-    'duration': duration(result.seconds),
-  }
+    'Pictures',
+  )
 
 
-def _shown(pictures_of: Mapping[Case, Sequence[Picture]]) -> dict[str, list]:
-  """Returns {attack: [(defense, [(counter-measure or None, cells), …]), …]} of `pictures.select`."""
-  shown: dict[str, dict[str, list]] = {}
-  for (attack, defense, *counter), row in pictures_of.items():
-    rows = shown.setdefault(attack, {}).setdefault(defense, [])
-    rows.append((counter[0] if counter else None, _cells(row)))
-  return {attack: list(defenses.items()) for attack, defenses in shown.items()}
+def _who(defense: str, counter: str | None, first: bool, paired: bool) -> blocks.Cell:
+  """Returns the cell that names a defense, where it comes first, and who attacks it, where there are several."""
+  if not first:
+    return blocks.Cell(f'aware: {counter}')
+  return blocks.Cell(code(defense), [f'aware: {counter}' if counter is not None else paired and 'unaware'])
 
 
-def _attacks(result: AuditResult, summaries: Sequence[cases.Summary]) -> dict[str, Any]:
-  """Returns the table of figures: per attack its summaries and its controls, each with the PSNR of every run.
+def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
+  """Returns a row of pictures; between batches is a gap."""
+  batched = any(picture.index for picture in row)
+  return [_cell(picture, batched and c > 0 and picture.index == 0) for c, picture in enumerate(row)]
 
-  A counter-measure that changes the attack has control runs and a threshold of its own; `own_threshold` is that in
-  words, where it differs from the attack's.
-  """
-  scored = [*result.rows, *result.controls]
-  finite = [row['psnr'] for row in scored if row['psnr'] is not None and math.isfinite(row['psnr'])]
-  low, high = min([0.0, *finite]), max([10.0, *finite]) * 1.04
-  runs = cases.by_case(result.rows)
-  pools = cases.grouped(result.controls, 'attack', 'control_psnr')
 
-  def entry(summary: cases.Summary, rows: Sequence[cases.Row], usual: float | None) -> dict[str, Any]:
-    threshold = summary['control_psnr']
-    own = '' if formatting.number(threshold) == formatting.number(usual) else formatting.number(threshold)
-    x = None if threshold is None else _position(threshold, low, high)
-    return {**summary, 'dots': _dots(rows, low, high), 'threshold_x': x, 'own_threshold': own}
+def _cell(picture: Picture, new: bool) -> blocks.Cell:
+  which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
+  uri, kind = shown.data_uri(picture.pixels), 'new' if new else ''
+  if picture.row is None:
+    return blocks.Cell(html.image(uri, f'Private image of {which}.'), kind=kind)
+  row = picture.row
+  verdict, step = row['verdict'], row.get('diverged_step')
+  value = 'no PSNR' if picture.psnr is None else f'{number(picture.psnr)} dB'
+  at = f' at step {step}' if verdict == 'diverged' and step is not None else ''
+  early = unfinished(row)
+  more = ', not converged' if early else ''
+  knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
+  done = f'{verdict}{at}{more}, {value}'
+  alt = f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {done}.'
+  below = (value if picture.psnr is not None else f'NaN{at}') + ' +' * early
+  caption = blocks.Html(f'<span class="caption">{below}{mark(verdict)}</span>')
+  return blocks.Cell(text(html.image(uri, alt), caption), kind=f'{verdict.replace(" ", "-")} {kind}'.strip())
 
-  attacks = []
+
+def _mean(summary: Mapping[str, Any], name: str, digits: int) -> blocks.Cell:
+  return blocks.Cell(number(summary[name], digits), [interval(summary, name, digits)])
+
+
+def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.Section:
+  """Returns the figures of all attackers, each with the PSNR of every run, and those of the controls."""
+  config = result.config
+  finite = [row['psnr'] for row in [*result.rows, *result.controls] if row['psnr'] is not None]
+  finite = [psnr for psnr in finite if math.isfinite(psnr)]
+  axis = min([0.0, *finite]), max([10.0, *finite]) * 1.04
+  perceptual = any(summary['lpips'] is not None for summary in summaries)
+  restarted = config.get('restarts', 1) > 1
+  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', 'PSNR, dB', ('every run', 'left'), 'SSIM']
+  columns += ['LPIPS'] * perceptual + ['oracle\nPSNR'] * restarted + ['not\nsolved', 'diverged']
+  runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', 'control_psnr')
+
+  def means(summary: cases.Summary, rows: Sequence[cases.Row], kind: str, oracle: str) -> list[Any]:
+    drawn = _strip(rows, summary, axis, kind)
+    last = [_mean(summary, 'lpips', 3)] * perceptual + [oracle] * restarted
+    return [_mean(summary, 'psnr', 1), drawn, _mean(summary, 'ssim', 2), *last]
+
+  def attacker(summary: cases.Summary, place: int, paired: bool, usual: float | None) -> blocks.Row:
+    size, own = config.get('batch_size', 1), _own(summary['control_psnr'], usual)
+    fully = ''
+    if size > 1 and summary['revealed'] is not None:
+      decibels = f', at {number(summary["revealed_psnr"])} dB' if summary['revealed'] else ''
+      fully = f'{number(summary["revealed"])} of {size} fully{decibels}'
+    of_verdict = f'{summary[cases.named(summary["verdict"])]} of {summary["n"]}'
+    unfinished = summary['unfinished'] and f'{summary["unfinished"]} not converged'
+    cells = [
+      _who(summary['defense'], summary['counter'], place == 0, paired),
+      blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
+      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} dB']),
+      *means(summary, runs[cases.case(summary)], 'runs', number(summary['oracle_psnr'])),
+      str(summary['not_solved']),
+      str(summary['diverged']),
+    ]
+    return blocks.Row(cells, 'more' * (place > 0))
+
+  def control(
+    rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
+  ) -> tuple[bool, blocks.Row]:
+    summary, alike = cases.summarise(rows)[0], _close(rows[0]['control_psnr'], usual)
+    of = [] if alike else [s['counter'] for s in group if _close(s['control_psnr'], summary['control_psnr'])]
+    names = ', '.join(dict.fromkeys(filter(None, of)))
+    own = _own(summary['control_psnr'], usual)
+    marked = [{**row, 'verdict': 'control'} for row in rows]
+    cells = [
+      blocks.Cell('null-gradient control', [names and f'of aware: {names}']),
+      '',
+      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} dB']),
+      *means(summary, marked, 'control runs', ''),
+      '',
+      '',
+    ]
+    return bool(names), blocks.Row(cells, 'control')
+
+  bodies = []
   for (attack,), group in cases.grouped(summaries, 'attack').items():
     usual = group[0]['control_psnr']
-    controls = [
-      entry(cases.summarise(rows)[0], [{**row, 'verdict': 'control'} for row in rows], usual)
-      for (name, _), rows in pools.items()
-      if name == attack
+    rows = []
+    for of_defense in cases.grouped(group, 'defense').values():
+      rows += [attacker(summary, place, len(of_defense) > 1, usual) for place, summary in enumerate(of_defense)]
+    controls = [control(rows, group, usual) for (name, _), rows in pools.items() if name == attack]
+    rows += [row for _, row in sorted(controls, key=lambda each: each[0])]
+    title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} dB')
+    bodies.append(blocks.Body(rows, text(title, f'; threat model {group[0]["tier"]}' if group[0]['tier'] else '')))
+  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1]), 'note')
+  parts = [note, blocks.Table(columns, bodies), _more_figures(summaries)]
+  return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
+
+
+def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
+  """Returns further figures of all attackers, folded away."""
+  columns: list[Any] = ['attack', ('defense', 'left'), 'MSE', 'Pearson\ncorrelation', 'MS-SSIM', 'error of\nthe logits']
+  columns += ['labels\nright', 'mean rank\nof the original', 'change of\nthe upload', 'entries\nsent']
+  groups = cases.grouped(summaries, 'attack', 'defense').values()
+  rows = [_more(summary, len(group) > 1) for group in groups for summary in group]
+  table = blocks.Table(columns, [blocks.Body(rows)], 'figures', 'More figures')
+  return blocks.Details('More figures: MSE, correlation, MS-SSIM, labels, what was sent', [table])
+
+
+def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
+  """Returns the further figures of an attacker."""
+  low, high = summary['mse_low'], summary['mse_high']
+  mse = blocks.Cell(significant(summary['mse']), [low is not None and f'{significant(low)} – {significant(high)}'])
+  sent = '–' if summary['sent'] is None else f'{significant(100 * summary["sent"], 3)} %'
+  who = _who(summary['defense'], summary['counter'], True, paired)
+  return blocks.Row(
+    [
+      code(summary['attack']),
+      who._replace(kind='spec'),
+      mse,
+      *(_mean(summary, 'pearson', 2), _mean(summary, 'ms_ssim', 2), significant(summary['fmse'])),
+      *(percent(summary['label_correct'], 0), number(summary['rank']), significant(summary['change']), sent),
     ]
-    for control in controls:
-      of = [s['counter'] for s in group if _close(s['control_psnr'], control['control_psnr'])]
-      control['of'] = [] if _close(control['control_psnr'], usual) else list(dict.fromkeys(filter(None, of)))
-    attacks.append(
-      {
-        'name': attack,
-        'tier': group[0]['tier'],
-        'threshold': usual,
-        'defenses': [
-          [entry(summary, runs[cases.case(summary)], usual) for summary in of_defense]
-          for of_defense in cases.grouped(group, 'defense').values()
-        ],
-        'controls': sorted(controls, key=lambda control: bool(control['of'])),
-      }
-    )
-  return {'list': attacks, 'low': low, 'high': high}
+  )
 
 
 def _close(a: float | None, b: float | None) -> bool:
@@ -187,97 +298,147 @@ def _close(a: float | None, b: float | None) -> bool:
   return a == b if a is None or b is None else math.isclose(a, b)
 
 
-def _together(told: Mapping[str, list[str] | None]) -> list[tuple[list[str], tuple[str, ...] | None]]:
-  """Returns [(attacks, sentences)], attacks with the same sentences together."""
-  together: dict[tuple[str, ...] | None, list[str]] = {}
-  for attack, sentences in told.items():
-    together.setdefault(None if sentences is None else tuple(sentences), []).append(attack)
-  return [(attacks, sentences) for sentences, attacks in together.items()]
+def _own(threshold: float | None, usual: float | None) -> str:
+  """Returns a threshold that differs from that of the attack, in words; '' for one that does not."""
+  return '' if number(threshold) == number(usual) else number(threshold)
 
 
-def _counters(counters: Mapping[str, Mapping[str, str]]) -> list[tuple[list[str], dict[str, str]]]:
-  """Returns [(defenses, {counter-measure: what it does})], defenses with the same counter-measures together."""
-  together: dict[tuple, list[str]] = {}
-  for defense, sentences in counters.items():
-    if sentences:
-      together.setdefault(tuple(sentences.items()), []).append(defense)
-  return [(defenses, dict(sentences)) for sentences, defenses in together.items()]
+def _strip(rows: Sequence[cases.Row], summary: cases.Summary, axis: tuple[float, float], kind: str) -> blocks.Html:
+  """Returns the drawing of the PSNR of every run that has one, at varying heights, before the control's threshold."""
 
+  def x(psnr: float) -> float:  # with room for half a dot at the ends
+    low, high = axis
+    return round(5 + (min(max(psnr, low), high) - low) / (high - low) * (_STRIP_WIDTH - 10), 1)
 
-def _dots(rows: Sequence[cases.Row], low: float, high: float) -> list[tuple[float, int, str]]:
-  """Returns (x, y, class) of every run that has a PSNR, at varying heights so that equal values stay visible."""
-  return [
-    (_position(row['psnr'], low, high), 10 + _STAGGER[i % len(_STAGGER)], row['verdict'].replace(' ', '-'))
+  dots = [
+    f'<circle class="{row["verdict"].replace(" ", "-")}" cx="{x(row["psnr"])}" '
+    f'cy="{10 + _STAGGER[i % len(_STAGGER)]}" r="2.9"/>'
     for i, row in enumerate(rows)
     if row['psnr'] is not None
   ]
+  prior = ''
+  if summary['control_psnr'] is not None:
+    at = x(summary['control_psnr'])
+    prior = f'<rect class="prior" x="0" y="0" width="{at}" height="20"/>'
+    prior += f'<line class="threshold" x1="{at}" x2="{at}" y1="0" y2="20"/>'
+  axis_line = '<line class="axis" x1="5" x2="145" y1="10" y2="10"/>'
+  label = f'PSNR of {len(dots)} {kind}, mean {number(summary["psnr"])} dB'
+  return _svg('strip', _STRIP_WIDTH, label, f'{axis_line}{prior}{"".join(dots)}')
 
 
-def _position(psnr: float, low: float, high: float) -> float:
-  """Returns the place of a PSNR in the drawing, with room for half a dot at the ends."""
-  fraction = (min(max(psnr, low), high) - low) / (high - low)
-  return round(5 + fraction * (_STRIP_WIDTH - 10), 1)
+def _svg(kind: str, width: int, label: str, inside: str) -> blocks.Html:
+  shape = f'viewBox="0 0 {width} 20" width="{width}" height="20"'
+  return blocks.Html(f'<svg class="{kind}" {shape} role="img" aria-label="{label}">{inside}</svg>')
 
 
-def _columns(truth: Sequence[Picture]) -> list[tuple[str, int]]:
-  """Returns (heading, number of pictures) per trial."""
-  counts: dict[int, int] = {}
-  for picture in truth:
-    counts[picture.trial] = counts.get(picture.trial, 0) + 1
-  return [(f'trial {trial}', count) for trial, count in counts.items()]
+def _worst(worst: Sequence[dict]) -> blocks.Section:
+  """Returns what any attacker recovers under each defense."""
+  aware = _aware(worst)
+  columns: list[Any] = ['defense'] + (['unaware', 'aware', 'any'] if aware else [])
+  columns += [] if aware else ['recovered']
+  columns += [('0 to 100 %', 'left'), ('by', 'left by'), ('flags', 'left flags')]
+  rows = []
+  for entry in worst:
+    counts = ['–' if entry[who] is None else f'{entry[who]} of {entry["n"]}' for who in ('unaware', 'aware')]
+    low, middle, high = (round(5 + 200 * entry[f'success{end}'], 1) for end in ('_low', '', '_high'))
+    drawn = (
+      f'<line class="axis" x1="5" x2="205" y1="10" y2="10"/><line class="bar" x1="{low}" x2="{high}" y1="10" y2="10"/>'
+      f'<circle cx="{middle}" cy="10" r="4.5"/>'
+    )
+    bar = _svg('range', 210, f'{number(100 * entry["success"], 0)} %, interval {percent_range(entry)}', drawn)
+    by = text(*map(code, entry['by'])) or '–'
+    counted = blocks.Cell(count(entry), [percent_range(entry)])
+    flags = '; '.join(entry['flags']) or '–'
+    rows.append(blocks.Row([code(entry['defense']), *(counts if aware else []), counted, bar, by, flags]))
+  return blocks.Section(
+    'worst',
+    'Worst case per defense',
+    [
+      blocks.Text(said('audit.worst'), 'note'),
+      blocks.Table(columns, [blocks.Body(rows)]),
+      blocks.Text(said('audit.worst_aware' if aware else 'audit.worst_flags'), 'note'),
+    ],
+    'Worst case',
+  )
 
 
-def _cells(row: Sequence[Picture]) -> list[dict[str, Any]]:
-  """Returns what the template shows of a row of pictures; `new` marks the first picture of the next batch."""
-  batched = any(picture.index for picture in row)
-  return [{**_cell(picture), 'new': batched and c > 0 and picture.index == 0} for c, picture in enumerate(row)]
+def _aware(worst: Sequence[dict]) -> bool:
+  return any(entry['aware'] is not None for entry in worst)
 
 
-def _cell(picture: Picture) -> dict[str, Any]:
-  """Returns what the template shows of one picture."""
-  which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
-  cell = {'uri': shown.data_uri(picture.pixels)}
-  if picture.row is None:
-    return {**cell, 'alt': f'Private image of {which}.'}
-  row = picture.row
-  value = 'no PSNR' if picture.psnr is None else f'{formatting.number(picture.psnr)} dB'
-  step = row.get('diverged_step')
-  at = f' at step {step}' if row['verdict'] == 'diverged' and step is not None else ''
-  early = unfinished(row)
-  more = ', not converged' if early else ''
-  found = f'{row["verdict"]}{at}{more}, {value}'
-  knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
-  return {
-    **cell,
-    'alt': f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {found}.',
-    'verdict': row['verdict'],
-    'psnr': value if picture.psnr is not None else f'NaN{at}',
-    'unfinished': early,
-  }
+def _curves(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
+  """Returns how the objectives fell."""
+  panels = [
+    f'<figure><figcaption>{code(attack)}</figcaption>{svg}</figure>' for attack, svg in descent.curves(result).items()
+  ]
+  note = blocks.Text(said('audit.curves', aware=said('audit.curves_aware') if _aware(worst) else ''), 'note')
+  drawn = [note, blocks.Html(f'<div class="panels">\n{"".join(panels)}\n</div>')]
+  parts = drawn if panels else [blocks.Text(said('audit.no_curves'))]
+  return blocks.Section('curves', 'How the attacks converged', parts, 'Convergence')
 
 
-def duration(seconds: float) -> str:
-  """Returns a wall time in words."""
-  if seconds < 120:
-    return f'{seconds:.1f} seconds'
-  minutes = seconds / 60
-  return f'{minutes:.0f} minutes' if minutes < 120 else f'{minutes / 60:.1f} hours'
+def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
+  """Returns what the attackers are granted; attackers and defenses of which the same is said stand together."""
+  alike = together((tuple(sentences), attack) for attack, sentences in result.threat_models.items())
+  models = ''.join(
+    f'<div>{html.rendered([blocks.Heading(code(*attacks)), blocks.Bullets(sentences)])}</div>'
+    for sentences, attacks in alike.items()
+  )
+  parts: list[Any] = [blocks.Html(f'<div class="granted">\n{models}\n</div>')]
+  counters = together((tuple(does.items()), defense) for defense, does in result.counters.items() if does)
+  uncountered = [defense for defense, does in result.counters.items() if not does and defense != 'none']
+  if counters or (uncountered and _aware(worst)):
+    rounds = result.config.get('rounds', 1)
+    terms = [
+      (code(*defenses), [text(code(counter), f': {does}') for counter, does in sentences])
+      for sentences, defenses in counters.items()
+    ]
+    parts += [
+      blocks.Heading('Aware attackers'),
+      blocks.Text(said('audit.aware_rounds' if rounds > 1 else 'audit.aware', rounds=rounds)),
+    ]
+    parts.append(blocks.Terms(terms))
+    if uncountered:
+      bare = text('No counter-measure was run against ', code(*uncountered), said('audit.uncountered'))
+      parts.append(blocks.Text(bare))
+  return blocks.Section('granted', 'What the attackers know', parts)
 
 
-def _ticks(text: str) -> Any:
-  """Returns `text` escaped, with the parts in backticks as code."""
-  import markupsafe
+def _inspected(result: AuditResult) -> blocks.Section:
+  """Returns what a client can see of the models that it is sent."""
 
-  return markupsafe.Markup(re.sub(r'`([^`]*)`', r'<code>\1</code>', _break(str(markupsafe.escape(text)))))
+  def told(sentences: Sequence[str] | None) -> Sequence[str]:
+    return [said('audit.unread')] if sentences is None else sentences or [said('audit.unsuspicious')]
+
+  alike = together((tuple(told(sentences)), attack) for attack, sentences in result.inspections.items())
+  return blocks.Section(
+    'inspected',
+    'What the client could notice',
+    [
+      blocks.Text(said('audit.inspected', size=result.config.get('batch_size', 1)), 'note'),
+      blocks.Terms([(code(*attacks), sentences) for sentences, attacks in alike.items()]),
+    ],
+  )
 
 
-def _breakable(text: str) -> Any:
-  """Returns `text` escaped, with places where a long label may be broken."""
-  import markupsafe
+def _settings(result: AuditResult) -> blocks.Section:
+  guarantees = findings.guarantees(result.methods)
+  privacy = [blocks.Text('Differential privacy of the defenses:'), blocks.Bullets(guarantees)] if guarantees else []
+  told = blocks.Text(' '.join(wording.settings(result.config)))
+  return blocks.Section('settings', 'Settings', [told, *privacy, every_setting(result.config)])
 
-  return markupsafe.Markup(_break(str(markupsafe.escape(text))))
 
-
-def _break(escaped: str) -> str:
-  # A word is looked at from its beginning alone: from each of its letters on, a long one would take quadratic time.
-  return re.sub(r'([+,|/]|(?<!\w)\w{8,}\()(?=\S)', r'\1<wbr>', escaped)
+def _reading(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
+  """Returns what the words of the page mean."""
+  config = result.config
+  alarms = ''.join(f' {one}' for one in findings.alarms(result.controls, worst))
+  terms: list[tuple[str, list[str]]] = [
+    ('PSNR', [said('audit.psnr')]),
+    ('Null-gradient control', [said('audit.control', enough=findings.MIN_CONTROLS, alarms=alarms)]),
+    *headline.verdict_terms(headline.gallery(result.rows, config), config),
+    *([('Oracle PSNR', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []),
+    *([('Unaware, aware', [said('audit.unaware_aware')])] if _aware(worst) else []),
+    ('Worst case', [said('audit.worst_case')]),
+    ('Threat model A–H', [said('audit.tiers')]),
+  ]
+  return blocks.Section('reading', 'How to read this page', [blocks.Terms(terms)])

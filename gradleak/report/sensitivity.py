@@ -1,7 +1,5 @@
-"""One self-contained HTML page of a sensitivity: which assumption protects, as a waterfall, a table and a sentence."""
+"""The page of a sensitivity: which assumption protects, as a waterfall, a table and a sentence."""
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,9 +9,12 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.core import errors, storage
-from gradleak.report import figures, page, wording
+from gradleak.report import blocks, figures, html, page, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, listed, number
+from gradleak.report.formatting import aligned, count, duration, listed, number, percent, signed, together
+from gradleak.report.html import code, image, link, text
+from gradleak.report.words import Finding, said
+from gradleak.report.words import found as finding
 from gradleak.studies.sensitivity import (
   CLEAR,
   LABORATORY,
@@ -26,6 +27,7 @@ from gradleak.studies.sensitivity import (
   untrained,
 )
 from gradleak.summary import shown
+from gradleak.summary.cases import csv_text
 
 _WITHOUT = '−\u00a0'  # before an assumption that is dropped
 _RECOVERED, _PROTECTED = '#b03a10', '#0f6674'
@@ -39,14 +41,14 @@ WORDS = {
 }
 
 
-def steps(found: Sensitivity) -> list[dict[str, Any]]:
-  """Returns one dict per setting, with 'setting', 'dropped' (names), 'n', 'recovered', 'psnr', 'psnr_low', 'psnr_high'.
+def steps(found: Sensitivity) -> dict[str, dict[str, Any]]:
+  """Returns {setting: dict}, with 'setting', 'dropped' (names), 'n', 'recovered', 'psnr', 'psnr_low', 'psnr_high'.
 
   'psnr' is the mean in dB of the images that all settings share, with its 95 % interval, None where it cannot be
   computed; 'control_psnr' the threshold of the control; 'by' the counter-measure of the strongest attacker.
   """
   _check(found)
-  return [_step(found, name) for name in found.steps]
+  return {name: _step(found, name) for name in found.steps}
 
 
 def _step(found: Sensitivity, name: str) -> dict[str, Any]:
@@ -71,97 +73,72 @@ def _step(found: Sensitivity, name: str) -> dict[str, Any]:
 
 def sensitivity_csv(found: Sensitivity) -> str:
   """Returns `steps` as CSV text; assumptions that are dropped are separated by semicolons."""
-  text = io.StringIO()
-  lines = [{**step, 'dropped': ';'.join(step['dropped'])} for step in steps(found)]
-  writer = csv.DictWriter(text, fieldnames=list(lines[0]))
-  writer.writeheader()
-  writer.writerows(lines)
-  return text.getvalue()
+  return csv_text({**step, 'dropped': ';'.join(step['dropped'])} for step in steps(found).values())
 
 
 def sensitivity_table(found: Sensitivity) -> str:
   """Returns the waterfall and the judgements as aligned tables, with the sentences of `sensitivity_findings`."""
-  named = {step['setting']: step for step in steps(found)}
+  named = steps(found)
   waterfall = [('dropped one after the other', 'PSNR dB', 'control', 'recovered')]
   for label, name in _waterfall(found):
     step = named[name]
-    waterfall.append((label, _plus_minus(step), number(step['control_psnr']), _of(step['recovered'], step['n'])))
+    half = '' if step['psnr_low'] is None else f' ± {number(step["psnr_high"] - step["psnr"])}'
+    waterfall.append((label, number(step['psnr']) + half, number(step['control_psnr']), count(step)))
   lines = [('assumption', 'dropped alone', 'restored alone', 'verdict')]
   for one in judged(found):
     lines.append((one.assumption.name, _change(one.alone), _change(one.restored), _words(found)[one.verdict]))
-  closing = [line for text in sensitivity_findings(found) for line in textwrap.wrap(text.replace('`', ''), 110)]
+  closing = [line for told in sensitivity_findings(found) for line in textwrap.wrap(told.replace('`', ''), 110)]
   return '\n'.join([*aligned(waterfall), '', *aligned(lines), '', *closing])
 
 
 def sensitivity_findings(found: Sensitivity) -> list[str]:
   """Returns what the rows say, in sentences: what is recovered, what protects, and what does not."""
-  named = {step['setting']: step for step in steps(found)}
+  return [str(one) for one in findings(found)]
+
+
+def findings(found: Sensitivity) -> list[Finding]:
+  """Returns what the rows say: what is recovered, what protects, and what does not."""
+  named = steps(found)
   start, end = named[LABORATORY], named[PRODUCTION]
-  opening = (
-    f'In the laboratory setting {_of(start["recovered"], start["n"])} uploads give images away '
-    f'({number(start["psnr"])} dB on average), in production {_of(end["recovered"], end["n"])} '
-    f'({number(end["psnr"])} dB).'
-  )
+  opening = finding('sensitivity.opening', start=start, end=end)
   if not start['recovered']:
-    return [
-      opening,
-      'The attack fails in its own laboratory setting, so nothing is shown about any assumption: give it more steps, '
-      'or another attack.',
-    ]
-  by_verdict: dict[str, list[Judgement]] = {}
-  for one in judged(found):
-    if not one.assumption.skipped:
-      by_verdict.setdefault(one.verdict, []).append(one)
+    return [opening, finding('sensitivity.fails')]
+  by_verdict = together((one.verdict, one) for one in judged(found) if not one.assumption.skipped)
   return [opening, *_protection(by_verdict, end), *_rest(by_verdict)]
 
 
-def _protection(by_verdict: Mapping[str, Sequence[Judgement]], end: Mapping[str, Any]) -> list[str]:
-  """Returns the sentences on what protects in production, and what does not."""
-  protecting, not_ = (_names(by_verdict.get(verdict, ())) for verdict in ('protects', 'does not protect'))
-  sentences = []
-  if end['recovered']:
-    sentences.append(
-      f'You are not protected: {_of(end["recovered"], end["n"])} uploads of production give images away.'
-    )
-  unsolved = end['not_solved'] + end['diverged']
-  by = 'The leak is lowered by' if end['recovered'] else 'You are protected by'
-  if unsolved and not end['recovered']:
-    by = (
-      f'Against this attack, which ended unsolved in {_of(unsolved, end["n"])} runs of production, you are protected by'
-    )
-  but = f', not by {listed(not_)}' if not_ else ''
+def _protection(by_verdict: Mapping[str, Sequence[Judgement]], end: Mapping[str, Any]) -> list[Finding]:
+  """Returns what protects in production, and what does not."""
+  protecting, others, not_ = (_names(by_verdict, name) for name in ('protects', 'others hold', 'does not protect'))
+  leaks = [finding('sensitivity.leaks', **end)] if end['recovered'] else []
   if protecting:
-    told = [
-      f'{_of(one.restored.recovered[0], one.restored.n)} with {one.assumption.name}'
-      for one in by_verdict['protects']
-      if one.restored
-    ]
-    return [*sentences, f'{by} {listed(protecting)}{but} (recovered if back in the laboratory: {", ".join(told)}).']
-  if others := _names(by_verdict.get('others hold', ())):
-    several = f'each of {listed(others)}' if len(others) > 1 else others[0]
-    return [
-      *sentences,
-      f'No single assumption is seen to hold the protection alone: with any one of them back in the laboratory, '
-      f'production is not seen to leak more. Dropped alone from the laboratory, {several} lowers the leak'
-      + (f'; {listed(not_)} {_verb(not_, "does not", "do not")}.' if not_ else '.'),
-    ]
-  if not_:
-    return [*sentences, f'You are not protected by {listed(not_)}; nothing is seen to protect.']
-  return [*sentences, 'No assumption is seen to protect, and none is seen not to.']
+    unsolved = end['not_solved'] + end['diverged']
+    by = 'lowered' if end['recovered'] else 'unsolved' if unsolved else 'hidden'
+    facts = {
+      'names': protecting,
+      'by': said(f'sensitivity.{by}', unsolved=unsolved, n=end['n']),
+      'but': f', not by {listed(not_)}' if not_ else '',
+      'restored': [
+        said('sensitivity.restored', recovered=one.restored.recovered[0], n=one.restored.n, name=one.assumption.name)
+        for one in by_verdict['protects']
+        if one.restored
+      ],
+    }
+    return [*leaks, finding('sensitivity.protected', **facts)]
+  if others:
+    but = said('sensitivity.others_not', names=not_, n=len(not_)) if not_ else ''
+    each = f'each of {listed(others)}' if len(others) > 1 else others[0]
+    return [*leaks, finding('sensitivity.others_hold', each=each, but=but)]
+  return [*leaks, finding('sensitivity.none_protects', names=not_) if not_ else finding('sensitivity.unclear')]
 
 
-def _rest(by_verdict: Mapping[str, Sequence[Judgement]]) -> list[str]:
-  """Returns the sentences on what others hold as well, beside what protects, and on what is not shown."""
-  sentences = []
-  others = _names(by_verdict.get('others hold', ()))
+def _rest(by_verdict: Mapping[str, Sequence[Judgement]]) -> list[Finding]:
+  """Returns what others hold as well, beside what protects, and what is not shown."""
+  others, unclear = (_names(by_verdict, name) for name in ('others hold', 'not shown'))
+  made = []
   if others and by_verdict.get('protects'):
-    sentences.append(
-      f'Dropped alone from the laboratory, {listed(others)} {_verb(others, "lowers", "each lower")} the leak, too; '
-      'restored alone, production is not seen to leak more, as other assumptions hold.'
-    )
-  if unclear := _names(by_verdict.get('not shown', ())):
-    sentences.append(f'Not shown, as the runs do not decide: {listed(unclear)}.')
-  return sentences
+    made.append(finding('sensitivity.others_too', names=others, n=len(others)))
+  return made + ([finding('sensitivity.not_shown', names=unclear)] if unclear else [])
 
 
 def _words(found: Sensitivity) -> dict[str, str]:
@@ -170,35 +147,20 @@ def _words(found: Sensitivity) -> dict[str, str]:
   return {verdict: words[leaks] for verdict, words in WORDS.items()}
 
 
-def _verb(subjects: Sequence[str], one: str, several: str) -> str:
-  return one if len(subjects) == 1 else several
+def _names(by_verdict: Mapping[str, Sequence[Judgement]], verdict: str) -> list[str]:
+  return [one.assumption.name for one in by_verdict.get(verdict, ())]
 
 
-def _names(judgements: Sequence[Judgement]) -> list[str]:
-  return [one.assumption.name for one in judgements]
-
-
-def cautions(found: Sensitivity) -> list[str]:
+def cautions(found: Sensitivity) -> list[Finding]:
   """Returns reasons for care, from the rows."""
-  named = {step['setting']: step for step in steps(found)}
-  sentences = []
-  unsolved = sum(named[name]['not_solved'] for name in found.waterfall)
-  total = sum(named[name]['n'] for name in found.waterfall)
-  if unsolved:
-    sentences.append(
-      f'In {unsolved} of the {total} runs of the waterfall the attack ended before it had done as well as the truth '
-      'would: more steps or another attack may recover more. What is not recovered is no guarantee.'
-    )
-  if found.config['trials'] < 8:
-    sentences.append(f'There are {found.config["trials"]} trials: intervals are wide.')
-  for origin in untrained(found):
-    measured = found.accuracy[origin]
-    sentences.append(
-      f'The training hardly trained: initialised {_origin(origin)}, the model classifies '
-      f'{_percent(measured["trained"])} of the held-out public images, and guessing the most frequent class '
-      f'{_percent(measured["guessing"])}. Take more `training_rounds`.'
-    )
-  return sentences
+  named = steps(found)
+  unsolved, total = (sum(named[name][key] for name in found.waterfall) for key in ('not_solved', 'n'))
+  few = found.config['trials'] < 8
+  return [
+    *([finding('sensitivity.ended', unsolved=unsolved, total=total)] if unsolved else []),
+    *([finding('sensitivity.few', trials=found.config['trials'])] if few else []),
+    *(finding('sensitivity.untrained', **_accuracy(found, origin)) for origin in untrained(found)),
+  ]
 
 
 def waterfall(found: Sensitivity) -> bytes:
@@ -206,7 +168,7 @@ def waterfall(found: Sensitivity) -> bytes:
 
   The first picture is the private image, below each bar is what the strongest attacker makes of it.
   """
-  named = {step['setting']: step for step in steps(found)}
+  named = steps(found)
   entries = [(label, named[name], found.examples[name]) for label, name in _waterfall(found)]
   image, below, above, right = 0.78, 1.5, 0.42, 0.12
   across, down = _LEFT + right + _BAR * (len(entries) + 1), _TALL + below + above
@@ -242,7 +204,7 @@ def _draw_bar(axes: Any, place: int, step: Mapping[str, Any], highest: float) ->
   if level:
     axes.plot([place - 0.42, place + 0.42], [level, level], color=figures.INK, linewidth=1.1, dashes=(2, 1.4))
   top = max(top, level)
-  axes.text(place, top + 0.02 * highest, _of(step['recovered'], step['n']), ha='center', va='bottom', fontsize=8)
+  axes.text(place, top + 0.02 * highest, count(step), ha='center', va='bottom', fontsize=8)
 
 
 def _draw_example(figure: Any, middle: float, low: float, wide: float, tall: float, pixels: np.ndarray) -> None:
@@ -260,37 +222,37 @@ def render_sensitivity(found: Sensitivity, links: Mapping[str, str] | None = Non
     found: a `Sensitivity`.
     links: {name of a setting: relative link to the page of its audit}, or None.
   """
-  _check(found)
-  links = links or {}
-  png = waterfall(found)
-  return page.environment().get_template('sensitivity.html.j2').render(
-    config=found.config,
-    findings=sensitivity_findings(found),
-    cautions=cautions(found),
-    picture=shown.embedded(png),
-    width=round(figures.width(png) * 1.12 * 96 / figures.DPI),
-    alternative=_alternative(found),
-    waterfall=_lines(found, links),
-    judgements=[_judgement(links, one) for one in judged(found)],
-    accuracy=_accuracy(found),
-    linked_any=bool(links),
-    margin=MARGIN,
-    clear=CLEAR,
-    words=_words(found),
-    duration=page.duration(found.seconds),
-    citations=wording.citations(found.methods),
-  )  # fmt: skip
+  config, links = _check(found).config, links or {}
+  accuracy = ' '.join(said('sensitivity.accuracy', **_accuracy(found, origin)) for origin in found.accuracy)
+  facts = {'trials': config['trials'], 'accuracy': accuracy, 'duration': duration(found.seconds)}
+  told = text('The attack is ', code(config['attack']), said('sensitivity.settings', **facts))
+  made = blocks.Page(
+    'sensitivity',
+    f'Which assumption protects: {config["model"]} on {config["dataset"]}',
+    'Which assumption protects: from the laboratory of published attacks to production',
+    f'{config["model"]} on {config["dataset"]}',
+    [blocks.Text(' '.join(sensitivity_findings(found)), 'meaning')],
+    [
+      blocks.Picture(waterfall(found), _alternative(found)),
+      blocks.Cautions(cautions(found)),
+      _each(found, links),
+      _one_after_the_other(found, links),
+      blocks.Section('settings', 'Settings', [blocks.Text(told), page.every_setting(config)]),
+      _reading(),
+    ],
+    page.sources(wording.citations(found.methods)),
+    '',
+  )
+  return html.page(made)
 
 
 def write_sensitivity(found: Sensitivity, folder: Any) -> None:
   """Writes sensitivity.html, .png, .csv and rows.jsonl, each whole or not at all, see `render_sensitivity`."""
   _check(found)
-  folder = storage.made_folder(folder)
-  storage.write_atomically(folder / 'sensitivity.png', waterfall(found))
-  storage.write_atomically(folder / 'sensitivity.csv', sensitivity_csv(found))
-  storage.write_atomically(folder / 'rows.jsonl', storage.json_lines(found.rows))
-  links = page.pages_of(found.audits, folder)
-  storage.write_atomically(folder / 'sensitivity.html', render_sensitivity(found, links))
+  links = page.pages_of(found.audits, storage.made_folder(folder))
+  files: dict[str, str | bytes] = {'sensitivity.png': waterfall(found), 'sensitivity.csv': sensitivity_csv(found)}
+  files |= {'rows.jsonl': storage.json_lines(found.rows), 'sensitivity.html': render_sensitivity(found, links)}
+  page.write_files(folder, files)
 
 
 def _check(found: Any) -> Sensitivity:
@@ -305,50 +267,56 @@ def _waterfall(found: Sensitivity) -> list[tuple[str, str]]:
   return list(zip(labels, found.waterfall, strict=True))
 
 
-def _lines(found: Sensitivity, links: Mapping[str, str]) -> list[dict[str, Any]]:
-  """Returns the cells of the waterfall's table."""
-  named = {step['setting']: step for step in steps(found)}
+def _one_after_the_other(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
+  """Returns the waterfall as a table."""
+  columns = ['setting', ('what changes', 'told'), 'recovered', 'PSNR, dB']
+  columns += ['control, dB', ('first image', 'left picture')]
   used = [one for one in found.assumptions if not one.skipped]
-  meaning = ['All assumptions of published attacks hold.', *(one.production for one in used)]
-  return [
-    {
-      **named[name],
-      'label': label,
-      'meaning': told,
-      'example': shown.data_uri(found.examples[name]),
-      'link': links.get(name),
-    }
-    for (label, name), told in zip(_waterfall(found), meaning, strict=True)
-  ]
+  meaning = [said('sensitivity.laboratory'), *(one.production for one in used)]
+  named, rows = steps(found), []
+  for (label, name), told in zip(_waterfall(found), meaning, strict=True):
+    step = named[name]
+    recovered = blocks.Cell(count(step), [step['by']], 'spent' if step['recovered'] else 'kept')
+    bounded = step['psnr_low'] is not None
+    psnr = blocks.Cell(number(step['psnr']), [bounded and f'{number(step["psnr_low"])} – {number(step["psnr_high"])}'])
+    example = image(shown.data_uri(found.examples[name]), f'Reconstruction of the first image: {label}.')
+    rows.append(
+      blocks.Row([link(label, links.get(name)), told, recovered, psnr, number(step['control_psnr']), example])
+    )
+  return blocks.Section(
+    'waterfall', 'Dropped one after the other', [blocks.Table(columns, [blocks.Body(rows)], first='')]
+  )
 
 
-def _judgement(links: Mapping[str, str], one: Judgement) -> dict[str, Any]:
-  """Returns the cells of one assumption's line."""
-  return {
-    'name': one.assumption.name,
-    'laboratory': one.assumption.laboratory,
-    'production': one.assumption.production,
-    'skipped': one.assumption.skipped,
-    'needs': list(one.assumption.needs),
-    'verdict': one.verdict,
-    'cells': [_cell(links, effect, at) for effect, at in ((one.alone, 1), (one.restored, 0))],
-  }
+def _each(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
+  """Returns the judgement of each assumption."""
+  columns = ['assumption', ('laboratory\nproduction', 'told')]
+  columns += ('dropped alone:\nrecovered', 'PSNR, dB', 'restored alone:\nrecovered', 'PSNR, dB')
+  columns.append(('verdict', 'left'))
+  kinds, words, rows = {'protects': 'protects', 'does not protect': 'spent'}, _words(found), []
+  for one in judged(found):
+    needs = one.assumption.needs and not one.assumption.skipped and f'with {", ".join(one.assumption.needs)}'
+    cells = [one.assumption.name, blocks.Cell(one.assumption.laboratory, [one.assumption.production])]
+    if one.assumption.skipped:
+      cells.append(blocks.Cell(f'skipped: {one.assumption.skipped}', kind='told', span=4))
+    else:
+      cells += [*_cells(links, one.alone, 1), *_cells(links, one.restored, 0)]
+    rows.append(blocks.Row([*cells, blocks.Cell(words[one.verdict], [needs], kinds.get(one.verdict, 'open'))]))
+  note = blocks.Text(said('sensitivity.alone', links=said('sensitivity.links') if links else ''), 'note')
+  return blocks.Section(
+    'assumptions', 'Each assumption by itself', [note, blocks.Table(columns, [blocks.Body(rows)], first='')]
+  )
 
 
-def _cell(links: Mapping[str, str], effect: Effect | None, at: int) -> dict[str, Any] | None:
+def _cells(links: Mapping[str, str], effect: Effect | None, at: int) -> list[blocks.Cell]:
   """Returns what the table says of an effect; `at` is the side whose setting is not shown elsewhere."""
   if effect is None:
-    return None
-  first, last = (effect.recovered[0], effect.recovered[1]) if at else (effect.recovered[1], effect.recovered[0])
+    return []
+  first, last = effect.recovered if at else effect.recovered[::-1]
   sign = -1 if at else 1
-  return {
-    'from': _of(first, effect.n),
-    'to': _of(last, effect.n),
-    'psnr': _signed(sign * effect.psnr),
-    'interval': _interval(effect, sign),
-    'link': links.get(effect.production if at else effect.laboratory),
-    'shown': effect.shown,
-  }
+  moved = f'{first} of {effect.n} → {last} of {effect.n}'
+  to = links.get(effect.production if at else effect.laboratory)
+  return [blocks.Cell(link(moved, to)), blocks.Cell(signed(sign * effect.psnr), [_interval(effect, sign)])]
 
 
 def _change(effect: Effect | None) -> str:
@@ -356,7 +324,7 @@ def _change(effect: Effect | None) -> str:
   if effect is None:
     return '–'
   bounds = _interval(effect, 1)
-  return f'{effect.recovered[0]} against {effect.recovered[1]}, {_signed(effect.psnr)} dB' + (bounds and f' ({bounds})')
+  return f'{effect.recovered[0]} against {effect.recovered[1]}, {signed(effect.psnr)} dB' + (bounds and f' ({bounds})')
 
 
 def _interval(effect: Effect, sign: int) -> str:
@@ -364,47 +332,35 @@ def _interval(effect: Effect, sign: int) -> str:
   if not math.isfinite(effect.low):
     return ''
   low, high = sorted((sign * effect.low, sign * effect.high))
-  return f'{_signed(low)} to {_signed(high)}'
+  return f'{signed(low)} to {signed(high)}'
 
 
-def _signed(value: float) -> str:
-  return '–' if math.isnan(value) else f'{round(value, 1) + 0.0:+.1f}'.replace('-', '−')
-
-
-def _of(recovered: int, n: int) -> str:
-  return f'{recovered} of {n}'
-
-
-def _plus_minus(step: Mapping[str, Any]) -> str:
-  if step['psnr_low'] is None:
-    return number(step['psnr'])
-  return f'{number(step["psnr"])} ± {number(step["psnr_high"] - step["psnr"])}'
-
-
-def _accuracy(found: Sensitivity) -> list[str]:
-  """Returns a sentence per training: what the model classifies before and after."""
-  return [
-    f'Initialised {_origin(origin)}, the model classifies {_percent(one["untrained"])} of the held-out public images '
-    f'before and {_percent(one["trained"])} after {found.config["training_rounds"]} rounds; guessing the most frequent '
-    f'class, {_percent(one["guessing"])}.'
-    for origin, one in found.accuracy.items()
-  ]
-
-
-def _origin(origin: str) -> str:
-  return 'as its own' if origin == 'own' else f'from {origin}'
-
-
-def _percent(fraction: float) -> str:
-  return f'{100 * fraction:.0f} %'
+def _accuracy(found: Sensitivity, origin: str) -> dict[str, Any]:
+  """Returns what a model classifies before and after a training, as texts."""
+  known = {name: percent(fraction, 0) for name, fraction in found.accuracy[origin].items()}
+  where = 'as its own' if origin == 'own' else f'from {origin}'
+  return {**known, 'origin': where, 'rounds': found.config['training_rounds']}
 
 
 def _alternative(found: Sensitivity) -> str:
   """Returns the picture in words."""
-  named = {step['setting']: step for step in steps(found)}
+  named = steps(found)
   bars = [
-    f'{label.replace(_WITHOUT, "without ")}: {number(named[name]["psnr"])} dB, '
-    f'{_of(named[name]["recovered"], named[name]["n"])} recovered'
+    said('sensitivity.bar', label=label.replace(_WITHOUT, 'without '), step=named[name])
     for label, name in _waterfall(found)
   ]
-  return f'Mean PSNR of the reconstructions as assumptions are dropped one after the other. {"; ".join(bars)}.'
+  return said('sensitivity.alternative', bars=bars)
+
+
+def _reading() -> blocks.Section:
+  terms = {
+    'Recovered': 'recovered',
+    'PSNR': 'psnr',
+    'Protects, lowers the leak': 'protects',
+    'Others hold as well': 'others',
+    'Does not protect, does not lower it': 'not',
+    'Not shown': 'not_shown',
+    'Limits': 'limits',
+  }
+  told = [(term, [said(f'sensitivity.term_{name}', margin=MARGIN, clear=CLEAR)]) for term, name in terms.items()]
+  return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])

@@ -1,7 +1,5 @@
 """Tables and a picture of a sweep: PSNR against the strength of each defense."""
 
-import csv
-import io
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ from gradleak.core.methods import identity
 from gradleak.defenses.defense import Defense
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.summary.cases import Row, Summary, check_rows, grouped, paired, summarise
+from gradleak.summary.cases import Row, Summary, check_rows, csv_text, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
 
@@ -102,12 +100,8 @@ def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
 
 def sweep_csv(rows: Iterable[Row]) -> str:
   """Returns the summaries of all models as CSV text; None is an empty cell."""
-  text = io.StringIO()
   flat = [{'model': model, **summary} for model, group in sweep_summaries(rows).items() for summary in group]
-  writer = csv.DictWriter(text, fieldnames=list(flat[0]) if flat else ['model', 'attack', 'defense'])
-  writer.writeheader()
-  writer.writerows(flat)
-  return text.getvalue()
+  return csv_text(flat, ('model', 'attack', 'defense'))
 
 
 def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:

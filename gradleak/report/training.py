@@ -1,12 +1,12 @@
-"""One self-contained HTML page of a federated training: what its defenses hide, and what they cost."""
+"""The page of a federated training: what its defenses hide, and what they cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.core import errors, storage
-from gradleak.report import figures, page, training_findings, wording
+from gradleak.report import blocks, figures, html, page, training_findings, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import listed
+from gradleak.report.formatting import number, percent, percent_range, significant
 from gradleak.report.frontier import (
   PERFECT,
   Entry,
@@ -17,15 +17,15 @@ from gradleak.report.frontier import (
   frontier_csv,
   kib,
   milliseconds,
-  percent,
   protects,
   undefended,
-  worst_case_of,
 )
+from gradleak.report.html import code, link
 from gradleak.report.partition import partition_picture
 from gradleak.report.training_findings import Worst, measured, per_cent
+from gradleak.report.words import said
 from gradleak.studies.frontier import Frontier, Trained
-from gradleak.summary import cases, shown
+from gradleak.summary import cases
 
 
 def write_training(
@@ -47,7 +47,7 @@ def write_training(
     config: the settings, named as the flags of launch/train.py; missing ones are left out of the page.
     audit_rows: of an audit of uploads under the same defenses, or none.
     leakage: the leakage along the training, or none: dicts of 'defense', 'round' (0 before the first) and what
-      `frontier.worst_case_of` returns for the uploads at that round.
+      `cases.worst_case_of` returns for the uploads at that round.
     partition: PNG of `partition.partition_picture`, or None.
     audits: text -> the relative link to the page of an audit.
     methods: facts about the methods, see `AuditResult.methods`.
@@ -55,38 +55,41 @@ def write_training(
   errors.check_json('config', config)
   found = entries(trained, audit_rows, config.get('num_classes'))
   folder = storage.made_folder(folder)
-  pictures = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
-  for name, png in pictures.items():
-    if png is not None:
-      storage.write_atomically(folder / f'{name}.png', png)
-  storage.write_atomically(folder / 'frontier.csv', frontier_csv(found))
+  drawn = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
   worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}
   size = next((row.get('batch_size') or 1 for row in audit_rows), 1)
   stopped = [defense for defense, one in trained.items() if one.stopped]
   opening = training_findings.opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
-  source = (
-    page.environment()
-    .get_template('training.html.j2')
-    .render(
-      config=config,
-      findings=opening,
-      cautions=training_findings.cautions(found, worst, config=config, trained=trained),
-      pictures={name: _shown(png) for name, png in {**pictures, 'partition': partition}.items() if png is not None},
-      lines=_lines(found, worst),
-      small=_small_print(found, worst),
-      attacked=bool(worst),
-      audits=audits or {},
-      settings=training_findings.settings(config),
-      citations=wording.citations(methods or {}),
-    )
+  cautions = training_findings.cautions(found, worst, config=config, trained=trained)
+  model, data = config.get('model'), config.get('dataset')
+  pictures = _pictures({**drawn, 'partition': partition}, found, config)
+  settings = training_findings.settings(config)
+  made = blocks.Page(
+    'training',
+    f'Federated training: {model or "model"} on {data or "data"}',
+    'Federated training: what a defense hides, and what it costs',
+    f'{model or "A model"} on {data or "private data"}',
+    [blocks.Text(' '.join(map(str, opening)), 'meaning'), blocks.Cautions(cautions)],
+    [
+      *pictures[:1],
+      _figures(found, worst, audits or {}),
+      *pictures[1:],
+      blocks.Section(
+        'settings', 'Settings', [*([blocks.Text(' '.join(settings))] if settings else []), page.every_setting(config)]
+      ),
+      _reading(config, bool(worst)),
+    ],
+    page.sources(wording.citations(methods or {})),
   )
-  storage.write_atomically(folder / 'training.html', source)
+  files = {f'{name}.png': png for name, png in drawn.items()}
+  page.write_files(folder, {**files, 'frontier.csv': frontier_csv(found), 'training.html': html.page(made)})
 
 
 def write_frontier(found: Frontier, folder: Any) -> None:
   """Writes the page and pictures of a `Frontier` into a folder, see `write_training`."""
   leaks = [
-    {'defense': leak.defense, 'round': leak.round, **worst_case_of(leak.rows)[leak.defense]} for leak in found.leakage
+    {'defense': leak.defense, 'round': leak.round, **cases.worst_case_of(leak.rows)[leak.defense]}
+    for leak in found.leakage
   ]
   names = found.config.get('class_names') or [str(label) for label in range(found.config['num_classes'])]
   write_training(
@@ -137,38 +140,85 @@ def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) 
     return png()
 
 
-def _lines(found: Sequence[Entry], worst: Worst) -> list[dict[str, Any]]:
-  """Returns the cells of the table, a dict per defense."""
-  base = undefended(found)
+def _pictures(drawn: Mapping[str, bytes | None], found: Sequence[Entry], config: Mapping[str, Any]) -> list[Any]:
+  """Returns the sections of the pictures, the frontier first; None for what was not drawn."""
+  titles = {
+    'frontier': ('What each defense hides, against accuracy', 'Frontier'),
+    'curves': ('Accuracy along the training', 'Accuracy'),
+    'leakage': ('Leakage along the training', 'Leakage along training'),
+    'partition': ('Samples per client and class', 'Partition'),
+  }
+  partition = f': partition {config["partition"]}' if config.get('partition') else ''
+  facts = {'defenses': ', '.join(one['defense'] for one in found), 'partition': partition}
+  sections: list[blocks.Section | None] = []
+  for name, (title, short) in titles.items():
+    png = drawn[name]
+    notes = [blocks.Text(said(f'training.{name}'), 'note')] if name in ('frontier', 'leakage') else []
+    parts = None if png is None else [*notes, blocks.Picture(png, said(f'training.{name}_alt', **facts))]
+    sections.append(None if parts is None else blocks.Section(name, title, parts, short))
+  return sections
 
-  def line(one: Entry) -> dict[str, Any]:
+
+def _figures(found: Sequence[Entry], worst: Worst, audits: Mapping[str, str]) -> blocks.Section:
+  """Returns the table of what each defense costs and hides, with links to the audits."""
+  columns = ['defense', ('test\naccuracy', 'accuracy'), 'test\nloss', 'rounds', 'KiB up', 'KiB\ndown']
+  columns += ['seconds\na round', 'defense\nadds, ms', ('ε', 'epsilon')]
+  if worst:
+    columns += ['recovered', 'PSNR,\ndB', 'SSIM', ('strongest attacker', 'left by')]
+  base = undefended(found)
+  rows = []
+  for one in found:
     before = None if base is None or base is one else base['bytes_up']
     sent = one['bytes_up']
-    return {
-      **one,
-      'accuracy': percent(one['accuracy']),
-      'beside': beside(one, base),
-      'up': kib(sent),
-      'fraction_up': per_cent(sent / before) if before and sent is not None else '',
-      'down': kib(one['bytes_down']),
-      'milliseconds': milliseconds(one['seconds_defense']),
-      'epsilon': epsilon(one['epsilon']),
-      'protects': protects(one),
-      'worst': worst.get(one['defense']),
-    }
+    cells = [
+      code(one['defense']),
+      blocks.Cell(percent(one['accuracy']), [beside(one, base), one['at_chance'] and 'at chance']),
+      number(one['loss'], 3),
+      str(one['rounds']),
+      blocks.Cell(kib(sent), [before and sent is not None and per_cent(sent / before)]),
+      *(kib(one['bytes_down']), significant(one['seconds'], 2), milliseconds(one['seconds_defense'])),
+      blocks.Cell(epsilon(one['epsilon']), [protects(one)]),
+    ]
+    rows.append(blocks.Row([*cells, *(_attacked(one, worst) if worst else [])]))
+  known = _small_print(found, worst)
+  small = said('training.small', known=known) if known else ''
+  attacked = said('training.attacked') + ' ' if worst else ''
+  links = [link(text, to) for text, to in audits.items()]
+  parts = [
+    blocks.Text(said('training.figures', attacked=attacked, small=small), 'note'),
+    blocks.Table(columns, [blocks.Body(rows)], 'costs'),
+    *([blocks.Text('The attacks in detail, with pictures:'), blocks.Bullets(links)] if links else []),
+  ]
+  return blocks.Section('figures', 'What each defense costs', parts, 'Figures')
 
-  return [line(one) for one in found]
+
+def _attacked(one: Entry, worst: Worst) -> list[blocks.Cell]:
+  """Returns what was recovered under a defense."""
+  entry = worst.get(one['defense'])
+  if entry is None:
+    return [blocks.Cell('–'), blocks.Cell('–'), blocks.Cell('–'), blocks.Cell('not attacked')]
+  interval = blocks.Html(f'<span class="plain">{percent_range(entry)}</span>')
+  count = blocks.Cell(f'{entry["recovered"]} of {entry["n"]}', [interval], 'spent' if entry['recovered'] else 'kept')
+  return [count, blocks.Cell(number(one['psnr'])), blocks.Cell(number(one['ssim'], 2)), blocks.Cell(code(one['by']))]
 
 
-def _small_print(found: Sequence[Entry], worst: Worst) -> str:
-  """Returns what stands in small print in the table, in words; empty for nothing."""
+def _small_print(found: Sequence[Entry], worst: Worst) -> list[str]:
+  """Returns what stands in small print in the table, in words."""
   base = undefended(found)
-  lost = 'points of accuracy, with their 95 % interval by the test samples, relative to training without a defense'
-  sent = 'the fraction of the bytes that are sent without a defense'
-  interval = 'the exact 95 % interval of the fraction recovered'
   several = base is not None and len(found) > 1
-  known = ((lost, several and base and not base['at_chance']), (sent, several), (interval, worst))
-  return listed([words for words, there in known if there] or [''])
+  known = {'points': several and base and not base['at_chance'], 'bytes': several, 'interval': worst}
+  return [said(f'training.small_{name}') for name, there in known.items() if there]
+
+
+def _reading(config: Mapping[str, Any], attacked: bool) -> blocks.Section:
+  """Returns what the words of the page mean."""
+  terms = {'Test accuracy, test loss': 'accuracy', 'KiB up, KiB down': 'bytes'}
+  terms |= {'Seconds a round, defense adds': 'seconds', 'ε': 'epsilon'}
+  if attacked:
+    terms |= {'Recovered': 'recovered', 'Strongest attacker, PSNR, SSIM': 'strongest', 'The frontier': 'frontier'}
+  delta = f', at δ = {config["delta"]}' if config.get('delta') else ''
+  told = [(term, [said(f'training.term_{name}', delta=delta)]) for term, name in terms.items()]
+  return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])
 
 
 def _draw_accuracy(axes: Any, trained: Mapping[str, Trained]) -> None:
@@ -205,8 +255,3 @@ def _across(trained: Mapping[str, Trained]) -> int:
 
 def _legend_height(trained: Mapping[str, Trained]) -> float:
   return 0.18 * -(-len(trained) // _across(trained))
-
-
-def _shown(png: bytes) -> dict[str, Any]:
-  """Returns a PNG as a data URI, and its width on the page in CSS pixels."""
-  return {'uri': shown.embedded(png), 'width': round(figures.width(png) * 1.12 * 96 / figures.DPI)}

@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradleak.report.formatting import listed
-
-_LABELS = {
-  'auto': 'Each attack takes the labels as in its publication.',
-  'known': 'The labels are granted to the attacker.',
-  'inferred': 'The attacker infers the labels from the update.',
-  'optimised': 'The attacker optimises the labels together with the images.',
-}
+from gradleak.report.words import said
 
 
 def settings(config: Mapping[str, Any]) -> list[str]:
@@ -25,23 +19,22 @@ def gallery(config: Mapping[str, Any]) -> str:
   made = config.get('gallery')
   if not made:
     return ''
-  total, classes = sum(made['images'].values()), [name for name in made['images'] if name != 'unlabelled']
-  flat = f' {made["flat"]:,} flat ones are left out.' if made['flat'] else ''
-  if not total:
-    return f'The gallery has no images.{flat}'
-  own = f'{flat} An image is never its own candidate.'
-  public = f' {made["public"]:,} of them are public.' if made['public'] else ''
+  images = made['images']
+  classes = [name for name in images if name != 'unlabelled']
+  values = {
+    'total': sum(images.values()),
+    'classes': len(classes),
+    'least': min(images.values(), default=0),
+    'kinds': [f'{count:,} images of class {name}' for name, count in images.items()],
+    'left': [f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'],
+    'flat': f' {made["flat"]:,} flat ones are left out.' if made['flat'] else '',
+    'public': f' {made["public"]:,} of them are public.' if made['public'] else '',
+  }
+  if not values['total']:
+    return said('settings.gallery_empty', **values)
   if made['by_class']:
-    left = listed([f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'])
-    kinds = listed([f'{count:,} images of class {name}' for name, count in made['images'].items()])
-    return f'Each class is a kind of its own: the gallery has {kinds}; left out: {left}.{public}{own}'
-  if len(classes) < len(made['images']):
-    return f'The gallery has {total:,} images, taken for one kind.{public}{own}'
-  least = min(made['images'].values())
-  return (
-    f'The classes are taken for one kind: the gallery has {total:,} images of {len(classes)} '
-    f'class{"" if len(classes) == 1 else "es"}, at least {least:,} of each.{public}{own}'
-  )
+    return said('settings.gallery_by_class', **values)
+  return said('settings.gallery' if len(classes) == len(images) else 'settings.gallery_unlabelled', **values)
 
 
 def citations(methods: Mapping[str, Any]) -> list[str]:
@@ -68,7 +61,7 @@ def _data(config: Mapping[str, Any]) -> str:
     return ''
   split = f' ({config["split"]})' if config.get('split') else ''
   details = [shape(config), f'{config["num_classes"]} classes' if config.get('num_classes') else '']
-  return f'The private images are from {config["dataset"]}{split}: ' + '; '.join(filter(None, details)) + '.'
+  return said('settings.dataset', dataset=config['dataset'], split=split, details='; '.join(filter(None, details)))
 
 
 def _network(config: Mapping[str, Any]) -> str:
@@ -81,42 +74,34 @@ def _network(config: Mapping[str, Any]) -> str:
     start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images'
     start += f' at a rate of {config["rate_before"]:g}' if 'rate_before' in config else ''
   norm = f'; BatchNorm runs in {config["batch_norm"]} mode' if config.get('batch_norm', 'none') != 'none' else ''
-  return f'The network is {config["model"]}{start}{norm}.'
+  return said('settings.network', model=config['model'], start=start, norm=norm)
 
 
 def _client(config: Mapping[str, Any]) -> str:
   size = config.get('batch_size', 1) // config.get('cohort', 1)  # those of all clients together
   batch = 'one image' if size == 1 else f'a batch of {size} images'
-  if config.get('share') == 'delta':
-    epochs = config.get('local_epochs') or 1
-    return (
-      f'Each client trains on {batch} for {epochs} local epoch{"s" if epochs > 1 else ""}{_local(config)} '
-      'and sends the change of its weights (FedAvg).'
-    )
-  return f'Each client sends the gradient of {batch} (FedSGD).' if config.get('share') == 'gradient' else ''
+  if config.get('share') not in ('delta', 'gradient'):
+    return ''
+  return said(f'settings.{config["share"]}', batch=batch, epochs=config.get('local_epochs') or 1, local=_local(config))
 
 
 def _local(config: Mapping[str, Any]) -> str:
   """Returns what is unusual of local training, '' for plain SGD."""
   words = {
     'optimizer': f'by {str(config.get("optimizer")).capitalize()}',
-    'momentum': f'with a momentum of {config.get("momentum"):g}' if config.get('momentum') else '',
-    'weight_decay': f'with a weight decay of {config.get("weight_decay"):g}' if config.get('weight_decay') else '',
-    'max_norm': f'with gradients clipped to {config.get("max_norm"):g}' if config.get('max_norm') else '',
+    'momentum': f'with a momentum of {config.get("momentum") or 0:g}',
+    'weight_decay': f'with a weight decay of {config.get("weight_decay") or 0:g}',
+    'max_norm': f'with gradients clipped to {config.get("max_norm") or 0:g}',
   }
   used = [text for name, text in words.items() if config.get(name)]
   return f' {listed(used)}' if used else ''
 
 
 def _attacker(config: Mapping[str, Any]) -> str:
-  sentences = []
-  if config.get('steps'):
-    sentences.append(f'An attack that searches takes {config["steps"]} steps, if it does not set its own number.')
-  if config.get('restarts'):
-    several = 's, of which it keeps the best match' if config['restarts'] > 1 else ''
-    sentences.append(f'Each attack has {config["restarts"]} start{several}.')
-  if config.get('labels'):
-    sentences.append(_LABELS.get(config['labels'], f'The attacker infers the labels by the rule {config["labels"]}.'))
+  sentences = [said(f'settings.{name}', **config) for name in ('steps', 'restarts') if config.get(name)]
+  if labels := config.get('labels'):
+    modes = ('auto', 'known', 'inferred', 'optimised')
+    sentences.append(said(f'settings.{labels if labels in modes else "rule"}', labels=labels))
   return ' '.join(sentences)
 
 
@@ -124,23 +109,17 @@ def _size(config: Mapping[str, Any]) -> str:
   if 'trials' not in config:
     return ''
   seed = f' from seed {config["seed"]}' if 'seed' in config else ''
-  size = config.get('controls')
-  controls = f'; {size} control runs set the threshold for success' if size else ''
-  count = config['trials']
-  return f'Every attack is run against every defense in {count} trial{"s" if count != 1 else ""}{seed}{controls}.'
+  controls = f'; {config["controls"]} control runs set the threshold for success' if config.get('controls') else ''
+  return said('settings.trials', trials=config['trials'], seed=seed, controls=controls)
 
 
 def _knowledge(config: Mapping[str, Any]) -> str:
-  averaged = f', and may average {config["rounds"]} uploads of the same samples' if config.get('rounds', 1) > 1 else ''
-  knowing = f'know the defense and its settings{averaged}'
-  return {
-    'unaware': 'All attackers are unaware of the defense.',
-    'aware': f'All attackers {knowing}.',
-    'both': f'Each attack is run by an attacker who is unaware of the defense, and by attackers who {knowing}.',
-  }.get(config.get('knowledge', ''), '')
+  if config.get('knowledge') not in ('unaware', 'aware', 'both'):
+    return ''
+  rounds = config.get('rounds', 1)
+  knowing = said('settings.averaging' if rounds > 1 else 'settings.knowing', rounds=rounds)
+  return said(f'settings.{config["knowledge"]}', knowing=knowing)
 
 
 def _lpips(config: Mapping[str, Any]) -> str:
-  if 'lpips_weights' not in config:
-    return ''
-  return f'LPIPS is by the network {config["lpips_backbone"]}, weights {config["lpips_weights"]} (SHA-256).'
+  return said('settings.lpips', **config) if 'lpips_weights' in config else ''

@@ -89,13 +89,46 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
   return [_worst(defense, group, setting) for (defense,), group in groups.items()]
 
 
+def worst_case_of(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+  """Returns {defense: dict}: of 'n' trials, any attacker, unaware or aware, has 'recovered' the images of so many.
+
+  'psnr' (dB) and 'ssim' are the means of the strongest single attacker (most recovered, then highest PSNR), which 'by'
+  names.
+
+  Args:
+    rows: of an audit.
+  """
+  rows = check_rows(rows)
+  groups = grouped(summarise(rows), 'defense')
+  found = {}
+  for entry in worst_case(rows):
+    best = strongest(groups[entry['defense'],])
+    found[entry['defense']] = {
+      'psnr': best['psnr'],
+      'ssim': best['ssim'],
+      'recovered': entry['recovered'],
+      'n': entry['n'],
+      'by': ', '.join(filter(None, (best['attack'], best['counter']))),
+    }
+  return found
+
+
 def summary_csv(rows: Iterable[Row]) -> str:
   """Returns the summaries of rows as CSV text, one line each; None is an empty cell."""
-  summaries = summarise(rows)
-  text = io.StringIO()
-  writer = csv.DictWriter(text, fieldnames=list(summaries[0]) if summaries else ['attack', 'defense'])
+  return csv_text(summarise(rows), ('attack', 'defense'))
+
+
+def csv_text(lines: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+  """Returns dicts as CSV text, one line each; None is an empty cell.
+
+  Args:
+    lines: with the same keys in the same order.
+    columns: the head where there is no line.
+  """
+  text, lines = io.StringIO(), list(lines)
+  writer = csv.DictWriter(text, fieldnames=list(lines[0]) if lines else columns)
   writer.writeheader()
-  writer.writerows(summaries)
+  writer.writerows(lines)
   return text.getvalue()
 
 

@@ -33,6 +33,7 @@ class Page(html.parser.HTMLParser):
     assert self.open.pop() == tag
 
   def handle_data(self, data):
+    data = data.replace('\N{NO-BREAK SPACE}', ' ')
     if 'style' in self.open or 'svg' in self.open:
       return
     self.text.append(data)

@@ -1,9 +1,12 @@
+"""What is found in the figures of an audit, as values; and each sentence once."""
+
 import numpy as np
 import pytest
 
 import gradleak as gl
 from gradleak.audit import verdict
 from gradleak.report import findings, privacy
+from gradleak.report.words import found
 from tests.report import facts
 
 SINGLE = {'batch_size': 1}
@@ -28,21 +31,33 @@ def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0,
   }  # fmt: skip
 
 
-def paragraph(worst, summaries=None, config=SINGLE, methods=None):
-  return ' '.join(findings.sentences(summaries or [summary()], worst, config, methods or {}))
+def values(made):
+  """Returns [(name, defenses that it is of)], those of its parts in its place where it has parts."""
+  told = []
+  for one in made:
+    parts = [part for key in ('counts', 'places') for part in one.facts.get(key, ())]
+    told.append((one.name.partition('.')[2], [part.facts['defenses'] for part in parts] or one.facts.get('defenses')))
+  return told
+
+
+def defended(*entries, config=SINGLE):
+  return values(findings.defended([entry(recovered=4), *entries], config))
+
+
+UNDEFENDED = entry(recovered=3), summary()
+CONTROLS = [{'attack': 'dlg', 'trial': trial, 'psnr': 9.0} for trial in range(64)]
+
+
+def cautions(*summaries, worst=(), controls=CONTROLS, methods=None):
+  return findings.cautions(summaries or [summary()], [entry(recovered=4), *worst], controls, methods or {})
 
 
 def test_undefended_names_the_strongest_attack_with_its_control():
   summaries = [summary('weak', recovered=3, psnr=60.0), summary('dlg', recovered=4), summary('dlg', 'prune', psnr=99.0)]
-  text = findings.undefended(summaries, [entry(recovered=4)], SINGLE)
-  assert 'the attacks recover 4 of 4 images (95 % interval 10–90 %)' in text
-  assert '`dlg` reaches 50.1 dB on average' in text
-  assert 'On noise in place of an upload' in text and 'the 95th percentile of its runs is 9.8 dB.' in text
-  assert 'means little' not in text
-
-
-def test_a_weak_undefended_baseline_is_said():
-  assert 'less than half' in findings.undefended([summary(recovered=1)], [entry(recovered=1)], SINGLE)
+  (one,) = findings.undefended(summaries, [entry(recovered=4)], SINGLE)
+  assert one.facts['best'] is summaries[1]
+  _, weak = findings.undefended([summary(recovered=1)], [entry(recovered=1)], SINGLE)
+  assert weak.name == 'findings.weak'
 
 
 @pytest.mark.parametrize(
@@ -55,143 +70,97 @@ def test_a_weak_undefended_baseline_is_said():
   ],
 )
 def test_units(config, n, words):
-  assert words in findings.undefended([summary()], [entry(recovered=min(2, n), n=n)], config)
+  assert words in str(findings.undefended([summary()], [entry(recovered=min(2, n), n=n)], config)[0])
 
 
-@pytest.mark.parametrize('worst', [[entry(), entry('prune')], [entry('prune')]])
-def test_no_defense_is_credited_where_the_undefended_run_fails_or_is_missing(worst):
-  text = paragraph(worst)
-  assert 'proves nothing' in text or 'nothing here shows' in text
-  assert 'singles' not in text
-  assert '`prune`' not in text
+@pytest.mark.parametrize(('worst', 'name'), [([entry(), entry('a')], 'fails'), ([entry('a')], 'no_undefended')])
+def test_no_defense_is_credited_where_the_undefended_run_fails_or_is_missing(worst, name):
+  made = findings.sentences([summary(counter='x')], worst, SINGLE, {})
+  assert [one.name for one in made] == [f'findings.{name}', 'findings.other_attacks']
+  broken = [entry(), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked'])]
+  assert values(findings.defended(broken, SINGLE))[0] == ('leaking', [['prune']]) and not findings.broken(
+    broken, SINGLE
+  )
 
 
 def test_defenses_are_grouped_by_what_was_found():
-  worst = [
-    entry(recovered=4),
-    entry('prune', recovered=3),
-    entry('laplace'),
-    entry('topk', not_solved=2, diverged=1),
+  known = {'aware': 0}
+  assert defended(
+    entry('prune', recovered=3), entry('laplace'), entry('topk', not_solved=2, diverged=1), entry('gs', not_solved=1),
     entry('noop', recovered=4, flags=['defense changed nothing']),
-  ]
-  leaking, withstood, knowing, unsolved, idle = findings.defended(worst, SINGLE)
-  assert leaking == 'With a defense, they still recover 3 of 4 under `prune` (10–90 %).'
-  assert withstood.startswith('Under `laplace` none of the 4 images is recovered (10–90 %), although')
-  assert knowing == 'No counter-attack to `laplace` is known here, and one who knows the defense may do better.'
-  assert unsolved.startswith('Under `topk` none of the 4 images is recovered, but 3 of 4 runs failed')
-  assert unsolved.endswith('this does not show that it protects.')
-  assert idle.startswith('`noop` changed nothing')
+  ) == [
+    ('leaking', [['prune']]), ('searched', ['laplace']), ('uncountered', ['laplace']), ('unsolved', ['topk', 'gs']),
+    ('idle', ['noop']),
+  ]  # fmt: skip
+  closed = entry('fidel', **known) | {'searches': 0}
+  assert defended(entry('a', **known), closed, entry('b')) == [
+    ('searched', ['a', 'b']), ('closed', ['fidel']), ('tried_of', ['a', 'fidel']), ('uncountered', ['b']),
+  ]  # fmt: skip
+  assert defended(entry('a', **known)) == [('searched', ['a']), ('tried', ['a'])]
+  unaware = {'knowledge': 'unaware'}
+  assert defended(entry('a'), config=unaware)[-1] == ('untried', ['a'])
+  assert defended(entry('a'), entry('b', **known), config=unaware)[-1] == ('untried_of', ['a'])
+  unsolved = [entry('a', not_solved=1, **known), entry('b', not_solved=1)]
+  assert defended(*unsolved) == [('unsolved', ['a', 'b']), ('tried_of', ['a'])]
 
 
 def test_not_solved_is_never_called_protection():
   worst = [entry(recovered=4), entry('prune', not_solved=1), entry('laplace', not_solved=4)]
-  (text,) = findings.defended(worst, SINGLE)
-  assert '`prune` and `laplace`' in text
-  assert '5 of 8 runs failed' in text
-  assert text.endswith('does not show that they protect.')
-  assert 'no protection at all' in findings.caution(worst)
-  assert 'not solved' not in findings.caution([entry(recovered=4)])
+  (one,) = findings.defended(worst, SINGLE)
+  assert (one.name, one.facts['failed'], one.facts['runs']) == ('findings.unsolved', 5, 8)
+  assert findings.caution(worst).name == 'findings.other_attacks_unsolved'
+  assert findings.caution([entry(recovered=4)]).name == 'findings.other_attacks'
 
 
 def test_cautions():
-  worst = [entry(recovered=4)]
-  controls = [{'attack': 'dlg', 'trial': trial, 'psnr': 9.0} for trial in range(64)]
-  assert findings.cautions([summary()], worst, controls, {}) == []
-  (few,) = findings.cautions([summary()], worst, controls[:63], {})
-  assert '63 runs for `dlg`' in few
-  assert '63 runs for `dlg`' in findings.cautions([summary()], worst, 2 * controls[:63], {})[0]  # two pools
-  (bare,) = findings.cautions([summary()], worst, [], {})
-  assert 'No null-gradient control was run for `dlg`' in bare
-  unfinished, diverged = findings.cautions([summary(unfinished=1, diverged=2)], worst, controls, {})
-  assert '1 run that shows something ' in unfinished
-  assert '2 runs diverged' in diverged
-  gs = [control | {'attack': 'gs'} for control in controls]
-  (failing,) = findings.cautions([summary(), summary('gs', recovered=0)], worst, controls + gs, {})
-  assert '`gs`' in failing
-  assert '`dlg`' not in failing
-  assert findings.cautions([summary() | {'candidates': 99}], worst, controls, {}) == []
-  (unjudged,) = findings.cautions([summary() | {'candidates': 96}], worst, controls, {})
-  assert unjudged.endswith('is not judged: this needs 99 candidates; there are 96.')
+  assert cautions() == []
+  for controls in (CONTROLS[:63], 2 * CONTROLS[:63]):  # one pool, or two
+    assert '63 runs for `dlg`' in str(cautions(controls=controls)[0])
+  unfinished, diverged = cautions(summary(unfinished=1, diverged=2))
+  assert (unfinished.name, unfinished.facts['n'], diverged.facts['n']) == ('findings.unfinished', 1, 2)
+  gs = [control | {'attack': 'gs'} for control in CONTROLS]
+  (failing,) = cautions(summary(), summary('gs', recovered=0), controls=CONTROLS + gs)
+  assert failing == found('findings.failing', attacks=['gs'])
+  assert cautions(controls=[]) == [found('findings.no_control', attacks=['dlg'])]
+  assert cautions(summary() | {'candidates': 99}) == []
+  assert cautions(summary() | {'candidates': 96}) == [found('findings.few_candidates', needed=99, others=96)]
 
 
 def test_it_is_said_where_knowing_the_defense_helps_nobody():
-  worst = [entry(recovered=4), entry('prune', 4, unaware=4, aware=1), entry('clip', 4, unaware=4, aware=4)]
-  (text,) = findings.outdone(worst)
-  assert '1 of 4 in place of 4 under `prune`. ' in text and 'clip' not in text
-  assert text in findings.cautions([summary()], worst, [], {})
+  worst = [entry('prune', 4, unaware=4, aware=1), entry('clip', 4, unaware=4, aware=4)]
+  assert values(cautions(worst=worst)) == [('outdone', [['prune']])]
   assert findings.outdone([entry(recovered=4, aware=1), entry('laplace', 2, unaware=2)]) == []  # none, and nobody knows
 
 
 def test_attacks_that_can_use_nothing_of_what_is_known_are_named():
   given = [summary(), summary('dlg', 'clip'), summary('gs', 'clip'), summary('gs', 'clip', counter='clipped')]
-  assert findings.unsuited(given, {}) == [
-    'Knowing the defense changes nothing for `dlg` under `clip`: no counter-measure suits the attack.'
-  ]
+  assert values(findings.unsuited(given, {})) == [('unsuited', [['clip']])]
   assert findings.unsuited(given, {'knowledge': 'unaware'}) == findings.unsuited(given, {'counters': ['x']}) == []
   assert findings.unsuited(given[:3], {}) == []  # nobody knows a defense: `unaware` says so
 
 
-def test_traces_without_a_defense_are_said():
-  seen = {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
-  text = findings.undefended([summary(recovered=0)], [entry() | {'reached': seen}], SINGLE)
-  assert 'none of the 4 images is recovered (3 of 4 leave traces): this setting proves nothing' in text
-
-
 def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_the_label():
   known = facts.of_defenses({'moved': gl.defenses.ats(policy='invert'), 'ats(policy=invert)': gl.defenses.clip(norm=1)})
-  controls = [{'attack': 'dlg', 'trial': trial} for trial in range(64)]
-  (moved,) = findings.cautions([summary()], [entry(recovered=4), *map(entry, known['defenses'])], controls, known)
-  assert moved.startswith('Under `moved` the client trains on transformed images') and 'pictures' in moved
+  (moved,) = cautions(worst=map(entry, known['defenses']), methods=known)
+  assert moved == found('findings.transformed', defenses=['moved'], reached='')
+  (near,) = cautions(summary(defense='moved') | {'trained_psnr': 20.0}, worst=[entry('moved')], methods=known)
+  assert 'the reconstructions reach 20.0 dB by `dlg` under `moved`.' in str(near)
 
 
 def test_a_defense_that_stops_unaware_attackers_alone():
-  worst = [entry(recovered=4), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked+prior'])]
-  (text,) = findings.defended(worst, SINGLE)
-  assert text == (
-    '`prune` hides all 4 images from an attacker who is unaware of it, but 4 of 4 (10–90 %) are recovered by one who '
-    'knows it (`masked+prior`).'
-  )
-  assert findings.broken(worst, SINGLE) == [text]
-  worst[1]['counters'] = ['strong', 'weak']
-  assert '(most by `strong`)' in findings.defended(worst, SINGLE)[0]
-  one = [entry(recovered=1, n=1), entry('prune', recovered=1, n=1, unaware=0, aware=1, counters=['masked'])]
-  assert findings.broken(one, SINGLE)[0].startswith('`prune` hides the one image from')
-  assert '1 of 1 (10–90 %) is recovered' in findings.broken(one, SINGLE)[0]
-  assert 'hides all 4 batches of 8 images from' in findings.broken(worst, {'batch_size': 8})[0]
-
-
-def test_nothing_is_hidden_where_the_undefended_run_fails():
-  worst = [entry(), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked'])]
-  (text,) = findings.defended(worst, SINGLE)[:1]
-  assert 'hides' not in text
-  assert 'they still recover 4 of 4 under `prune`' in text
-  assert findings.broken(worst, SINGLE) == []
+  prune = entry('prune', recovered=4, unaware=0, aware=4, counters=['strong', 'weak'])
+  (one,) = findings.broken([entry(recovered=4), prune], {'batch_size': 8})
+  assert (one.facts['hidden'], one.facts['means']) == ('all 4 batches of 8 images', 'most by `strong`')
+  single = [entry(recovered=1, n=1), entry('prune', recovered=1, n=1, unaware=0, aware=1, counters=['masked'])]
+  (one,) = findings.broken(single, SINGLE)
+  assert str(one).startswith('`prune` hides the one image from') and '1 of 1 (10–90 %) is recovered' in str(one)
 
 
 def test_the_headline_is_the_worst_case_and_says_what_the_unaware_get():
-  worst = [entry(recovered=4), entry('prune', recovered=3, unaware=1, aware=3, counters=['masked'])]
-  leaking, unaware = findings.defended(worst, SINGLE)
-  assert leaking == 'With a defense, they still recover 3 of 4 under `prune` (10–90 %).'
-  assert unaware == 'An attacker who is unaware of the defense recovers no more than 1 of 4 under `prune`.'
-  for no_help in ({'unaware': 3, 'aware': 2}, {'unaware': 3, 'aware': None}):
-    assert findings.defended([worst[0], worst[1] | no_help], SINGLE) == [leaking]
-  alone = worst[1] | {'unaware': None}  # no unaware attacker was run: nothing is hidden from one
-  assert findings.defended([worst[0], alone], SINGLE) == [leaking]
-
-
-@pytest.mark.parametrize('failure', [{}, {'not_solved': 1}], ids=['protected', 'not solved'])
-def test_aware_attackers_that_failed_are_mentioned(failure):
-  tried, untried = entry('prune', aware=0, **failure), entry('laplace', **failure)
-  text = paragraph([entry(recovered=4), tried])
-  assert 'these images. Attackers who know the defense were tried and failed, too.' in text or failure
-  assert 'Attackers who know the defense were tried and failed, too.' in text
-  assert 'may do better' not in text
-  text = paragraph([entry(recovered=4), tried, untried])
-  assert 'Attackers who know the defense of `prune` were tried and failed, too.' in text or failure
-  assert ('No counter-attack to `laplace` is known here' in text) == (not failure)
-  text = paragraph([entry(recovered=4), untried])
-  assert 'were tried' not in text
-  assert ('No counter-attack to `laplace` is known here' in text) == (not failure)
+  leaking = entry('prune', recovered=3, unaware=1, aware=3, counters=['masked'])
+  assert defended(leaking) == [('leaking', [['prune']]), ('helped', [['prune']])]
+  for no_help in ({'unaware': 3, 'aware': 2}, {'unaware': 3, 'aware': None}, {'unaware': None}):
+    assert defended(leaking | no_help) == [('leaking', [['prune']])]
 
 
 def test_many_defenses_make_few_sentences():
@@ -200,58 +169,34 @@ def test_many_defenses_make_few_sentences():
     worst.append(entry(f'broken{i}', recovered=8 - i // 2, n=8, unaware=0, aware=8 - i // 2, counters=['masked']))
     worst.append(entry(f'leaking{i}', recovered=5 + i // 2, n=8, unaware=5, aware=5 + i // 2, counters=['masked']))
     worst.append(entry(f'silent{i}', n=8, aware=0 if i else None))
-    worst.append(entry(f'unsolved{i}', n=8, not_solved=i + 1, aware=0))
-  broken, leaking, unaware, silent, better, unsolved = findings.defended(worst, SINGLE)
-  assert broken == (
-    '4 defenses hide all 8 images from an attacker who is unaware of them, but one who knows them recovers '
-    '8 of 8 under `broken0` and `broken1` (10–90 %; `masked`) and 7 of 8 under `broken2` and `broken3` '
-    '(10–90 %; `masked`).'
-  )
-  assert (
-    '6 of 8 under `leaking2` and `leaking3` (10–90 %); 5 of 8 under `leaking0` and `leaking1` (10–90 %).' in leaking
-  )
-  assert unaware.endswith('no more than 5 of 8 under `leaking2` and `leaking3`.')
-  assert 'Attackers who know the defense of `silent1`, `silent2` and `silent3` were tried and failed, too.' in silent
-  assert better == 'No counter-attack to `silent0` is known here, and one who knows the defense may do better.'
-  assert '10 of 32 runs failed' in unsolved
-  for i in range(4):
-    for kind in ('broken', 'leaking', 'silent', 'unsolved'):
-      assert f'`{kind}{i}`' in paragraph(worst, config=SINGLE)
+  broken, leaking, helped, *_ = made = findings.defended(worst, SINGLE)
+  names = [[f'{kind}{i}' for i in numbers] for kind, numbers in (('broken', (0, 1)), ('broken', (2, 3)))]
+  assert values([broken]) == [('broken_several', names)]
+  assert values([leaking, helped]) == [
+    ('leaking', [['leaking2', 'leaking3'], ['leaking0', 'leaking1']]), ('helped', [['leaking2', 'leaking3']]),
+  ]  # fmt: skip
+  assert str(leaking).endswith('recover 6 of 8 under `leaking2` and `leaking3` (10–90 %); 5 of 8 under `leaking0` and '
+                               '`leaking1` (10–90 %).')  # fmt: skip
+  assert [one.name for one in made[3:]] == ['findings.searched', 'findings.tried_of', 'findings.uncountered']
 
 
-def test_defenses_with_the_same_guarantee_are_named_together():
+def test_guarantees_and_remarks_name_defenses_together_by_their_whole_labels():
   known = facts.of_defenses(['gaussian(stddev=1)', 'clip(norm=1)+gaussian(stddev=1)', 'laplace(scale=1)'])
   unbounded, bounded = findings.guarantees(known)
-  assert (
-    unbounded
-    == '`gaussian(stddev=1)` and `laplace(scale=1)`: no ε: nothing bounds the norm of what the noise is added to.'
-  )
+  assert unbounded.facts['defenses'] == ['gaussian(stddev=1)', 'laplace(scale=1)']
   ((label, statement),) = privacy.statements(facts.of_defenses(['clip(norm=1)+gaussian(stddev=1)'])).items()
-  assert bounded == f'`{label}`: {statement}.'
-  assert findings.guarantees({}) == []
-
-
-def test_a_label_with_a_colon_stays_whole():
+  assert str(bounded) == f'`{label}`: {statement}.' and findings.guarantees({}) == []
   known = facts.of_defenses({'a: b': gl.defenses.gaussian(stddev=1)})
-  assert findings.guarantees(known) == ['`a: b`: no ε: nothing bounds the norm of what the noise is added to.']
+  assert findings.guarantees(known)[0].facts['defenses'] == ['a: b']
+  known = {'defenses': {'none': {'remark': ''}, 'a': {'remark': 'first time'}, 'b': {'remark': 'first time'}}}
+  assert list(map(str, findings.remarks(known))) == ['`a` and `b`: first time.'] and not findings.remarks({})
+  assert findings.sentences([summary()], [UNDEFENDED[0]], SINGLE, known)[0] == findings.remarks(known)[0]
 
 
 def test_where_only_unaware_attackers_ran_this_is_said_first():
-  rows = [summary(), summary(defense='prune(rate=0.9)')]
-  worst = [entry(recovered=4), entry('prune(rate=0.9)')]
-  first = 'All attackers here are unaware of the defenses: one who knows a defense may recover more.'
-  text = paragraph(worst, rows, {**SINGLE, 'knowledge': 'unaware'})
-  assert text.startswith(first) and 'An attacker who knows the defense may do better.' in text
-  assert first not in paragraph(worst, [*rows, summary(defense='prune(rate=0.9)', counter='masked')])
-  assert first not in paragraph([entry(recovered=4)])
-
-
-def test_what_there_is_to_say_of_a_defense_stands_before_its_figures():
-  methods = {
-    'defenses': {'none': {'remark': ''}, 'a': {'remark': 'first participation'}, 'b': {'remark': 'first participation'}}
-  }
-  assert findings.remarks(methods) == ['`a` and `b`: first participation.'] and not findings.remarks({})
-  assert paragraph([entry(recovered=4)], methods=methods).startswith('`a` and `b`: first participation. Without')
+  rows = [summary(), summary(defense='prune')]
+  assert findings.sentences(rows, [entry(recovered=4)], SINGLE, {})[0].name == 'findings.unaware'
+  assert findings.unaware([*rows, summary(defense='prune', counter='masked')]) == findings.unaware(rows[:1]) == []
 
 
 def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
@@ -265,62 +210,50 @@ def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
     {**summary('dlg', 'prune', recovered=0, psnr=5.0), 'tier': 'B'},
     {**summary('dlg', recovered=4), 'tier': 'B'},
   ]
-  (note,) = findings.cautions(given, [entry(recovered=4)], controls, {})
-  assert note.startswith('The prior, not the upload: `ggl` under `prune`.') and 'dlg' not in note
-  silent = [{**control, 'psnr': None} for control in controls]
-  assert not findings.cautions(given, [entry(recovered=4)], silent, {})
+  (note,) = cautions(*given, controls=controls)
+  assert [part.facts for part in note.facts['places']] == [{'attack': 'ggl', 'defenses': ['prune']}]
+  assert not cautions(*given, controls=[{**control, 'psnr': None} for control in controls])
 
 
-def test_closed_forms_that_read_nothing_are_not_said_to_have_reached_an_objective():
-  worst = [entry(recovered=4), entry('gaussian'), {**entry('prune'), 'searches': 0}]
-  text = paragraph(worst)
-  searched, closed = text.index('Under `gaussian`'), text.index('Under `prune`')
-  assert text.index('reached an objective') in range(searched, closed)
-  assert 'by closed forms, which have no objective: this says nothing of attacks that search.' in text[closed:]
-  assert 'reached an objective' not in text[closed:]
+RUN = {
+  'attack': 'dlg', 'control_psnr': 9.8, 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0, 'identified': 0,
+  'candidates': 99, 'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
+}  # fmt: skip
 
 
 def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
-  run = {
-    'attack': 'dlg', 'control_psnr': 9.8, 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0, 'identified': 0,
-    'candidates': 99, 'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
-  }  # fmt: skip
-  runs = [{**run, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)} for i in range(32)]
+  runs = [{**RUN, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)} for i in range(32)]
   start = 'Of 32 uploads of noise, each judged by the others and by one attacker, '
-  assert findings.alarms(runs) == f'{start}none comes to any step (95 % interval 0–11 %).'
   found = [{**runs[0], 'identified': 1, 'pearson': 0.9}, {**runs[1], 'psnr': 14.0, 'pearson': 0.9}, *runs[2:]]
-  assert (
-    findings.alarms(found[:1] + runs[1:]) == f'{start}1 comes to identifying: a false alarm (95 % interval 0–17 %).'
-  )
-  both = '1 comes to identifying and 1 comes to traces: false alarms (95 % interval 0–21 %).'
-  assert findings.alarms(found) == f'{start}{both}'
-  assert findings.alarms([]) == ''
+  for given, said in (
+    (runs, 'none comes to any step (95 % interval 0–11 %).'),
+    (found[:1] + runs[1:], '1 comes to identifying: a false alarm (95 % interval 0–17 %).'),
+    (found, '1 comes to identifying and 1 comes to traces: false alarms (95 % interval 0–21 %).'),
+  ):
+    assert list(map(str, findings.alarms(given))) == [start + said]
+  assert findings.alarms([]) == []
   # One that is beyond the others, and not beyond a bound that it raises itself.
-  few = [{**run, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
-  few.append({**run, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
+  few = [{**RUN, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
+  few.append({**RUN, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
   assert verdict.threshold(few).pearson > 0.36
-  assert '1 comes to traces: a false alarm (' in findings.alarms(few)
+  assert '1 comes to traces: a false alarm (' in str(findings.alarms(few)[0])
 
 
 def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is():
-  run = {
-    'control_psnr': 9.8, 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0, 'identified': 0, 'candidates': 99,
-    'diverged': False, 'objective': 1.0, 'objective_at_truth': 1.0, 'objective_start': 2.0,
-  }  # fmt: skip
   runs = [
-    {**run, 'attack': name, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)}
+    {**RUN, 'attack': name, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)}
     for name in ('dlg', 'csdlg', 'dga')
     for i in range(32)
   ]
   for place in (3, 32 + 7, 64 + 11):  # each attacker is mistaken once, of another upload of noise
     runs[place] |= {'psnr': 14.0, 'pearson': 0.9}
   assert verdict.united(runs).reached == {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
-  assert 'Of 32 uploads of noise, each judged by the others and by the worst of 3 attackers' in findings.alarms(runs)
-  assert '3 come to traces: false alarms (95 % interval 1–26 %).' in findings.alarms(runs)
+  (one,) = findings.alarms(runs, [{'attackers': 3}])
+  assert one.facts['n'] == 32 and one.facts['by'].facts == {'attackers': 3} and '3 come to traces: false' in str(one)
   runs[32 + 3] |= {'psnr': 14.0, 'pearson': 0.9}  # two mistakes about one upload are one false alarm
   assert verdict.united(runs).reached['traces'] == 3
-  many = findings.alarms(runs, [{'attackers': 9}])
-  assert 'met by up to 9 attackers' in many and 'in at most 1.2 % of uploads' in many
+  _, many = findings.alarms(runs, [{'attackers': 9}])
+  assert 'met by up to 9 attackers' in str(many) and 'in at most 1.2 % of uploads' in str(many)
 
 
 def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
@@ -329,3 +262,46 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
   columns = {'psnr': 9.0, 'revealed': 0, 'recognised': 0, 'identified': 0}
   bounds = [verdict.threshold([{**columns, 'pearson': each} for each in shown[k:] + shown[:k]]) for k in range(24)]
   assert len({bound.pearson for bound in bounds}) == 1
+
+
+@pytest.mark.parametrize(
+  ('given', 'sentence'),
+  [
+    (
+      found('findings.undefended', entry=UNDEFENDED[0], best=UNDEFENDED[1], unit='images'),
+      'Without a defense, the attacks recover 3 of 4 images (95 % interval 10–90 %); `dlg` reaches 50.1 dB on average. '
+      'On noise in place of an upload (the null-gradient control) the 95th percentile of its runs is 9.8 dB.',
+    ),
+    (
+      found('findings.broken', defenses=['a'], hidden='all 4 images', entry=UNDEFENDED[0], means='`x`'),
+      '`a` hides all 4 images from an attacker who is unaware of it, but 3 of 4 (10–90 %) are recovered by one who '
+      'knows it (`x`).',
+    ),
+    (
+      found('findings.unsolved', defenses=['a', 'b'], none_of='none is', failed=5, runs=8, n=2),
+      'Under `a` and `b` none is recovered, but 5 of 8 runs failed as an optimisation (“not solved” or diverged): this '
+      'does not show that they protect.',
+    ),
+    (
+      found('findings.count_means', k=7, n=8, defenses=['a'], entry=UNDEFENDED[0], means='`x`'),
+      '7 of 8 under `a` (10–90 %; `x`)',
+    ),
+    (found('findings.instead', entry=entry(unaware=4, aware=1), defenses=['a']), '1 of 4 in place of 4 under `a`'),
+    (
+      found('findings.few_controls', few=['x'], enough=64),
+      'The null-gradient control is small (x): with fewer than 64 the threshold is uncertain.',
+    ),
+    (
+      found('findings.fails', none_of='none is', traces=found('findings.traces', seen=3, n=4)),
+      'Even without a defense none is recovered (3 of 4 leave traces): this setting proves nothing about any defense, '
+      'because the attacks show no picture without one, too.',
+    ),
+    (
+      found('findings.unfinished', n=1),
+      'In 1 run that shows something of the images the attack had not converged: more steps may show more.',
+    ),
+  ],
+  ids=lambda value: getattr(value, 'name', ''),
+)  # fmt: skip
+def test_sentences(given, sentence):
+  assert str(given) == sentence

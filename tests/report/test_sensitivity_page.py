@@ -50,10 +50,10 @@ def test_pictures_are_told_in_words_and_links_lead_to_audits():
 
 def test_cautions_follow_from_the_rows():
   found = made(['batch'], lambda dropped: list((5 if dropped else 25) + NOISE))
-  assert report.sensitivity.cautions(found)[0].startswith('In 8 of the 16 runs')
+  assert str(report.sensitivity.cautions(found)[0]).startswith('In 8 of the 16 runs')
   poor = found._replace(accuracy={'own': {'trained': 0.4, 'untrained': 0.3, 'guessing': 0.5}})
-  assert any('hardly trained' in text for text in report.sensitivity.cautions(poor))
-  assert not any('hardly' in text for text in report.sensitivity.cautions(found))
+  assert any('hardly trained' in str(text) for text in report.sensitivity.cautions(poor))
+  assert not any('hardly' in str(text) for text in report.sensitivity.cautions(found))
 
 
 def test_an_attack_that_ended_unsolved_is_said_to_have():

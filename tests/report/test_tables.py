@@ -345,7 +345,7 @@ def test_terminal_table_closes_with_what_noise_guarantees(result):
   said = findings.guarantees(known)
   assert len(said) == 2
   for statement in said:
-    assert statement.replace('`', '') in ' '.join(text.split())
+    assert str(statement).replace('`', '') in ' '.join(text.split())
   assert 'ε' not in terminal_table(replace(result, methods=methods(defenses=['none'])))
 
 
