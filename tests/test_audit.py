@@ -355,7 +355,7 @@ def test_judge(changes, control, success, solved, verdict):
   found = judge({**ROW, **changes}, CONTROL._replace(**control))
   assert (found['success'], found['verdict']) == (success, verdict)
   assert found['solved'] == solved or verdict in ('identifying', 'traces')
-  assert found['control_psnr'] is CONTROL._replace(**control).psnr
+  assert found['control_psnr'] is CONTROL._replace(**control).score
 
 
 def test_blank_images_are_recovered_and_counted():
@@ -430,7 +430,7 @@ def test_a_gallery_of_images_alone_is_of_one_kind_and_its_bar_is_its_own(linear)
     (np.zeros((3, 4, 4, 1), np.float32), r'the gallery is float32 of shape \(3, 4, 4, 1\), expected floats'),
     (gl.data.Candidates(np.zeros((3, 8, 8, 1), np.float32), np.zeros(2, int)), 'labels of the gallery are int64'),
     (gl.data.Candidates(np.zeros((3, 8, 8, 1), np.float32), np.full(3, 10)), 'has the label 10, expected in'),
-    (np.full((3, 8, 8, 1), 2.0, np.float32), r'the gallery has pixels in \[2, 2\]'),
+    (np.full((3, 8, 8, 1), 2.0, np.float32), 'the gallery: image 0 has a pixel of 2, expected'),
   ],
 )
 def test_galleries_that_do_not_fit(linear, gallery, message):
@@ -442,10 +442,10 @@ def test_the_threshold_of_a_pool():
   counts = {'revealed': 0, 'recognised': 0}
   pool = [{'psnr': 6.0 + i / 10, 'pearson': math.tanh(i / 10 - 0.5), 'identified': i == 4, **counts} for i in range(11)]
   found = threshold(pool)
-  assert (found.psnr, found.revealed, found.identified) == (pytest.approx(6.95), 0, pytest.approx(0.5))
+  assert (found.score, found.revealed, found.identified) == (pytest.approx(6.95), 0, pytest.approx(0.5))
   z = np.arange(11) / 10 - 0.5
   student = 4.024  # exceeded in one of 741 cases, ten degrees of freedom
-  assert found.pearson == pytest.approx(math.tanh(student * z.std(ddof=1) * math.sqrt(12 / 11)), rel=0.05)
+  assert found.correlation == pytest.approx(math.tanh(student * z.std(ddof=1) * math.sqrt(12 / 11)), rel=0.05)
   assert all(math.isnan(value) for value in threshold([]))
   assert math.isnan(threshold([{**pool[0], 'pearson': math.nan}]).pearson) and math.isnan(threshold(pool[:1]).pearson)
 
