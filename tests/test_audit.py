@@ -322,8 +322,8 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ({'recognised': 0, 'candidates': 99}, {}, False, False, 'identifying'),
     ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'not solved'),  # beyond the control means beyond
     ({'recognised': 0, 'identified': 0}, {}, False, False, 'traces'),
-    ({'recognised': 0, 'identified': 0}, {'psnr': 30.0}, False, False, 'not solved'),
-    ({'recognised': 0, 'identified': 0}, {'psnr': 29.9}, False, False, 'traces'),
+    ({'recognised': 0, 'identified': 0}, {'score': 30.0}, False, False, 'not solved'),
+    ({'recognised': 0, 'identified': 0}, {'score': 29.9}, False, False, 'traces'),
     ({'recognised': 0, 'identified': 0, 'pearson': -0.9}, {}, False, False, 'not solved'),
     ({**UNSEEN}, {}, False, False, 'not solved'),
     ({**UNSEEN, 'objective': 1e-7}, {}, False, True, 'nothing seen'),  # as good an objective as the truth's
@@ -447,7 +447,9 @@ def test_the_threshold_of_a_pool():
   student = 4.024  # exceeded in one of 741 cases, ten degrees of freedom
   assert found.correlation == pytest.approx(math.tanh(student * z.std(ddof=1) * math.sqrt(12 / 11)), rel=0.05)
   assert all(math.isnan(value) for value in threshold([]))
-  assert math.isnan(threshold([{**pool[0], 'pearson': math.nan}]).pearson) and math.isnan(threshold(pool[:1]).pearson)
+  assert math.isnan(threshold([{**pool[0], 'pearson': math.nan}]).correlation) and math.isnan(
+    threshold(pool[:1]).correlation
+  )
 
 
 def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
