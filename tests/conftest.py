@@ -78,6 +78,8 @@ def pytest_configure(config):
   # Long runs compile as a user does, and so does `XLA_FLAGS= pytest`.
   if config.option.markexpr == 'not slow' and 'XLA_FLAGS' not in os.environ:
     os.environ['XLA_FLAGS'] = ' '.join(filter(known_to_xla, QUICK_XLA))
+    os.environ['GRADLEAK_TEST_QUICK'] = '1'  # workers inherit both
+  if 'GRADLEAK_TEST_QUICK' in os.environ:
     for name, value in QUICK_JAX.items():
       jax.config.update(name, value)
   if config.getoption('--budget') is not None:
