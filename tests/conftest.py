@@ -29,6 +29,9 @@ jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 # XLA's emitters for fused loops take half of the seconds that it compiles, for programs of which tests run a few steps.
 QUICK_XLA = '--xla_cpu_use_fusion_emitters=false', '--xla_cpu_parallel_codegen_split_count=1'
 
+# Tests compile much and compute little: without optimisations, programs compile in half the time.
+QUICK_JAX = {'jax_persistent_cache_min_compile_time_secs': 0.0, 'jax_disable_most_optimizations': True}
+
 
 def known_to_xla(flag):
   """Returns whether a process with this flag starts: XLA ends those with a flag that it does not know."""
@@ -75,6 +78,10 @@ def pytest_configure(config):
   # Long runs compile as a user does, and so does `XLA_FLAGS= pytest`.
   if config.option.markexpr == 'not slow' and 'XLA_FLAGS' not in os.environ:
     os.environ['XLA_FLAGS'] = ' '.join(filter(known_to_xla, QUICK_XLA))
+    os.environ['GRADLEAK_TEST_QUICK'] = '1'  # workers inherit both
+  if 'GRADLEAK_TEST_QUICK' in os.environ:
+    for name, value in QUICK_JAX.items():
+      jax.config.update(name, value)
   if config.getoption('--budget') is not None:
     config.pluginmanager.register(Budget(config.getoption('--budget')))
 
@@ -90,10 +97,9 @@ def small_images():
 
 @pytest.fixture(scope='module')
 def fast_compilation():
-  """Compiles in half the time, and the same program once: for tests that run whole audits of a few steps."""
-  settings = {'jax_persistent_cache_min_compile_time_secs': 0.0, 'jax_disable_most_optimizations': True}
-  before = {name: jax.config.values[name] for name in settings}
-  for name, value in settings.items():
+  """Compiles so in long runs, too: for tests that run whole audits of a few steps."""
+  before = {name: jax.config.values[name] for name in QUICK_JAX}
+  for name, value in QUICK_JAX.items():
     jax.config.update(name, value)
   yield
   for name, value in before.items():

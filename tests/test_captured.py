@@ -31,10 +31,9 @@ class Case:
 
   def update(self, number=1, client=None):
     """Returns what a client sends of the first images."""
-    sent = (client or self.client).local_update(
-      jax.random.key(3), self.variables, self.images[:number], self.labels[:number]
-    )
-    return jax.tree.map(np.asarray, sent.update)
+    send = jax.jit((client or self.client).local_update)
+    update = send(jax.random.key(3), self.variables, self.images[:number], self.labels[:number]).update
+    return jax.tree.map(np.asarray, update)
 
   def stand_in(self, number):
     """Returns the scenario that stands in for one whose images are known."""
@@ -202,7 +201,7 @@ def test_the_shape_of_images_is_derived_where_one_fits(dense):
 def test_the_finding_is_the_same_at_any_scale(attack, dense, tmp_path):
   update = dense.update()
   (expected,) = dense.attack(update, attacks=[attack]).inversions
-  for scale in (1e-60, 1e-6, 1e38, 1e39):
+  for scale in (1e-60, 1e-6, 1e39):
     scaled = {name: x.astype(np.float64) * scale for name, x in named(update).items()}
     np.savez(tmp_path / 'update.npz', **scaled)
     found = dense.attack(gl.read_update(tmp_path / 'update.npz', dense.model, dense.variables), attacks=[attack])

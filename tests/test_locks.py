@@ -13,44 +13,42 @@ from gradleak.core import errors, locks
 from tests import programs
 
 HOLDS = """
-import sys, time
-from gradleak import locks
-with locks.alone(sys.argv[1], (int(sys.argv[2]), int(sys.argv[3]))):
-  print('held', flush=True)
-  time.sleep(600)
+import contextlib, sys
+from gradleak.core import locks
+with contextlib.ExitStack() as held:
+  for line in sys.stdin:
+    held.close()
+    if line.strip():
+      folder, rank, number = line.strip().split('|')
+      held.enter_context(locks.alone(folder, (int(rank), int(number))))
+    print('done', flush=True)
 """
 
 
+@pytest.fixture(scope='module')
+def other():
+  """A process of its own that holds the folder of the last line that it was sent: folder|rank|number."""
+  options = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'text': True}
+  with subprocess.Popen([sys.executable, '-c', HOLDS], cwd=programs.ROOT, **options) as process:
+    yield process
+    process.kill()
+
+
 @pytest.fixture
-def held(tmp_path):
-  """(process) -> a process of its own that holds the folder 'new', as a share of the work or alone."""
-  started = []
+def held(other, tmp_path):
+  """(rank, number) -> the process that holds the folder 'new', as a share of the work or alone."""
+
+  def tell(line):
+    print(line, file=other.stdin, flush=True)
+    assert other.stdout.readline() == 'done\n'
 
   def start(rank=0, number=1):
-    command = [sys.executable, '-c', HOLDS, tmp_path / 'new', str(rank), str(number)]
-    started.append(subprocess.Popen(command, cwd=programs.ROOT, stdout=subprocess.PIPE, text=True))
-    assert started[-1].stdout.readline() == 'held\n'
-    return started[-1]
+    tell(f'{tmp_path / "new"}|{rank}|{number}')
+    return other
 
   yield start
-  for process in started:
-    process.kill()
-    process.communicate()
-
-
-def test_a_second_process_is_told_of_the_first_and_a_kill_frees_the_folder(held, tmp_path):
-  first = held()
-  told = rf'new is in use by process {first.pid} on \S+: wait for its end'
-  with pytest.raises(errors.UsageError, match=told), locks.alone(tmp_path / 'new'):
-    pass
-  with pytest.raises(errors.UsageError, match='is in use by process'), locks.alone(tmp_path / 'new', (0, 2)):
-    pass
-  os.kill(first.pid, signal.SIGKILL)
-  first.wait()
-  assert (tmp_path / 'new' / '.lock').exists()  # and it holds nobody up
-  with locks.alone(tmp_path / 'new'):
-    assert str(os.getpid()) in (tmp_path / 'new' / '.lock').read_text()
-  assert not list((tmp_path / 'new').iterdir())
+  if other.poll() is None:
+    tell('')
 
 
 def test_processes_that_share_the_work_share_the_folder(held, tmp_path):
@@ -111,3 +109,18 @@ def test_a_captured_update_is_attacked_by_one_at_a_time(held, tmp_path):
   options = {'image_shape': (8, 8, 1), 'labels': [0], 'progress': 'none', 'workdir': tmp_path / 'new'}
   with pytest.raises(errors.UsageError, match='is in use by process'):
     gl.attack(jax.random.key(0), model, variables, variables['params'], attacks=[gl.attacks.csdlg(steps=1)], **options)
+
+
+def test_a_second_process_is_told_of_the_first_and_a_kill_frees_the_folder(held, tmp_path):
+  first = held()
+  told = rf'new is in use by process {first.pid} on \S+: wait for its end'
+  with pytest.raises(errors.UsageError, match=told), locks.alone(tmp_path / 'new'):
+    pass
+  with pytest.raises(errors.UsageError, match='is in use by process'), locks.alone(tmp_path / 'new', (0, 2)):
+    pass
+  os.kill(first.pid, signal.SIGKILL)
+  first.wait()
+  assert (tmp_path / 'new' / '.lock').exists()  # and it holds nobody up
+  with locks.alone(tmp_path / 'new'):
+    assert str(os.getpid()) in (tmp_path / 'new' / '.lock').read_text()
+  assert not list((tmp_path / 'new').iterdir())

@@ -18,7 +18,7 @@ ATTACKS = ['imprint(bins=32)', 'fidel', 'peeling']  # an honest server's behind 
 @pytest.fixture(scope='module')
 def scenario():
   data = gl.data.load('digits', 'test', limit=12)
-  model = gl.models.create('mlp', data.num_classes)
+  model = gl.models.create('mlp(widths=64)', data.num_classes)
   return gl.scenario(model, data.images, data.labels, key=jax.random.key(0), dataset='digits')
 
 

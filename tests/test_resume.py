@@ -237,7 +237,7 @@ def test_shares_that_cannot_be(linear, tmp_path, settings, message):
 # What the program is, but that every checkpoint is due.
 PROGRAM = """
 import runpy, sys
-from gradleak import storage
+from gradleak.core import storage
 save = storage.Workdir.save_checkpoint
 def due(self, *arguments):
   save(self, *arguments, due=True)

@@ -5,14 +5,6 @@ import pytest
 from gradleak import Client, Knowledge, Observation, models
 
 
-@pytest.fixture(scope='module', autouse=True)
-def quick_compilation():
-  """These tests compile much and compute little: XLA's optimisations would take half of their time."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
-
-
 @pytest.fixture(scope='session')
 def network():
   """A LeNet for 8×8 digits and its weights."""

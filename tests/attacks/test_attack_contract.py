@@ -88,7 +88,7 @@ ROWS = {
   'spear': Row({'submatrices': 10}, {}),
   'imprint': Row({'bins': 4}, {'sparse': 1, 'residual': 1}),
   'trap': Row({}, {}),
-  'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION),
+  'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION, like='csdlg'),
   'feature_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION, like='class_fishing'),
 }
 

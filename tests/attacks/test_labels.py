@@ -17,7 +17,7 @@ from gradleak.threat import Knowledge, Observation
 @pytest.fixture(scope='module')
 def dense_network():
   """A network whose features are ≥ 0 and unequal, at default initialisation, as a real classifier starts."""
-  model = models.create('mlp', 10, init='default')
+  model = models.create('mlp(widths=64)', 10, init='default')
   return model, model.init(jax.random.key(2), (8, 8, 1))
 
 
@@ -109,7 +109,7 @@ def test_labels_are_read_from_weights_alone_where_the_head_has_no_bias(share, sm
   assert rules.last_layer(model, variables['params'], (8, 8, 1), 10).bias is None
 
   def observation(number):
-    sent = client.local_update(None, variables, images[:number], labels[:number])
+    sent = jax.jit(client.local_update)(None, variables, images[:number], labels[:number])
     knowledge = Knowledge(share=share, labels='inferred')
     return Observation(variables, sent.update, jnp.zeros((number, 10)), knowledge, (number, 8, 8, 1), 10)
 

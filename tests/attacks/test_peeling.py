@@ -128,7 +128,7 @@ def test_what_the_network_is_sure_of_may_be_as_far_off_as_anything_else(digits, 
 def test_a_model_and_a_client_of_this_package(digits):
   """Default weights in float32, biases and four layers; a batch as small as its 128 neurons allow."""
   images, labels = digits[0][:6], digits[1][:6]
-  model = models.create('mlp', 10, init='default')
+  model = models.create('mlp(widths=128-64)', 10, init='default')
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   send = jax.jit(functools.partial(Client(model, 10).local_update, None))
   upload = send(variables, images.reshape(6, 8, 8, 1).astype(np.float32), labels.astype(np.int32))
@@ -139,7 +139,7 @@ def test_a_model_and_a_client_of_this_package(digits):
 
 def test_a_network_that_normalises_its_pixels(digits):
   images, labels = digits[0][:6].reshape(6, 8, 8, 1).astype(np.float32), digits[1][:6].astype(np.int32)
-  model = models.create('mlp+normalised(pixels=mnist)', 10, init='default')
+  model = models.create('mlp(widths=128-64)+normalised(pixels=mnist)', 10, init='default')
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   update = jax.jit(Client(model, 10).local_update)(None, variables, images, labels).update
   settings = {'image_shape': (8, 8, 1), 'num_samples': 6, 'controls': 1, 'progress': 'none'}
@@ -170,7 +170,7 @@ def test_the_scale_of_a_gradient_is_read_from_it(victim, factor):
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_clipped_gradient_is_peeled_by_one_who_does_not_know_the_clip(digits):
   images, labels = digits[0][:4].reshape(4, 8, 8, 1).astype(np.float32), digits[1][:4].astype(np.int32)
-  model = models.create('mlp', 10, init='default')
+  model = models.create('mlp(widths=128-64)', 10, init='default')
   scenario = gl.scenario(model, images, labels, key=jax.random.key(0))
   result = gl.audit(
     jax.random.key(1),

@@ -129,9 +129,15 @@ KEY = jax.random.key(11)
 
 every_defense = pytest.mark.parametrize('name', CASES)
 # Those that optimise or differentiate samples compile for long: `pytest -m slow` has them everywhere.
+ADDED = ('gaussian', 'laplace', 'client_dp', 'null_gradient')  # noise, which has no derivative, beside `clip`
 HEAVY = ('concealment', 'graddefense_step', 'graddefense', 'clip_samples', 'dpsgd')
 every_defense_but_heavy = pytest.mark.parametrize(
   'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
+)
+# One of each kind: random, of magnitudes, of layers, of parameters, of a batch.
+KINDS = ('gaussian', 'prune', 'fragmentation_random', 'outpost', 'soteria')
+every_kind = pytest.mark.parametrize(
+  'name', [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 every_sample = pytest.mark.parametrize('network', [pytest.param('lenet', marks=pytest.mark.slow), 'normed'])
 
@@ -355,7 +361,7 @@ def test_structure_shapes_and_dtypes_stay(name, dtype, samples):
   assert [(x.shape, x.dtype) for x in jax.tree.leaves(before)] == [(x.shape, x.dtype) for x in jax.tree.leaves(after)]
 
 
-@every_defense_but_heavy
+@every_kind
 def test_it_stands_in_front_of_an_optimizer(name, samples, compiled):
   sample = samples['normed']
   for chain, key in ((optax.chain, KEY), (defenses.chain, jax.random.fold_in(KEY, 0))):
@@ -364,13 +370,13 @@ def test_it_stands_in_front_of_an_optimizer(name, samples, compiled):
     assert_close(jax.jit(lambda key: apply(chained, sample, key))(KEY), expected)  # noqa: B023 called at once
 
 
-@every_defense_but_heavy
-def test_another_defense_may_follow(name, samples):
-  sample = samples['normed']
-  for follower in (defenses.clip(norm=0.01), defenses.gaussian(stddev=0.2)):
-    first = apply(make(name, sample), sample, jax.random.fold_in(KEY, 0))
-    expected = apply(follower, sample, jax.random.fold_in(KEY, 1), first)
-    assert_close(apply(defenses.chain(make(name, sample), follower), sample), expected)
+@every_kind
+def test_another_defense_may_follow(name, samples, compiled):
+  sample, follower = samples['normed'], defenses.gaussian(stddev=0.2)
+  first = compiled(name)(sample, key=jax.random.fold_in(KEY, 0))
+  expected = apply(follower, sample, jax.random.fold_in(KEY, 1), first)
+  chained = defenses.chain(make(name, sample), follower)
+  assert_close(jax.jit(lambda key: apply(chained, sample, key))(jax.random.clone(KEY)), expected)
 
 
 @pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.maskable])
@@ -404,7 +410,10 @@ def test_gradient_accumulation(name, samples):
   assert_close(second, jax.tree.map(jnp.negative, apply(make(name, sample), sample, jax.random.key(2), mean)))
 
 
-@every_defense_but_heavy
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=pytest.mark.slow) if n in (*HEAVY, *ADDED) else n for n in CASES],
+)
 def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
   sample, defended = samples['normed'], compiled(name)
   gradient = jax.jit(

@@ -22,9 +22,10 @@ ROUNDS = 3
 @contextlib.contextmanager
 def optimised():
   """Without its optimisations, XLA rounds a maximum and its argument apart: max-pooling's gradient becomes 0/0."""
+  before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', False)
   yield
-  jax.config.update('jax_disable_most_optimizations', True)
+  jax.config.update('jax_disable_most_optimizations', before)
 
 
 @pytest.fixture(scope='module', params=[pytest.param('lenet', marks=pytest.mark.slow), 'convnet(width=2)'])

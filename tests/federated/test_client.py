@@ -141,7 +141,12 @@ def test_integer_labels_equal_their_probabilities_and_soft_labels_work(linear, s
 
 @pytest.mark.parametrize(
   ('batch_size', 'epochs', 'momentum', 'steps'),
-  [(None, 1, 0.0, 1), (1, 1, 0.0, 5), (2, 2, 0.0, 6), (2, 3, 0.9, 9), (7, 2, 0.0, 2)],
+  [
+    (None, 1, 0.0, 1),
+    (2, 3, 0.9, 9),
+    (7, 2, 0.0, 2),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1, 0.0, 5), (2, 2, 0.0, 6)]),
+  ],
 )
 def test_delta_is_that_of_a_hand_written_loop(linear, samples, batch_size, epochs, momentum, steps):
   model, variables = linear
@@ -255,12 +260,13 @@ def test_batch_norm_does_not_count_what_fills_a_batch(normed, samples):
     variables, images = jax.tree.map(lambda x: jnp.asarray(x, np.float64), (variables, images))
     for share in ('gradient', 'delta'):
       whole = Client(model, CLASSES, share=share, optimizer=rate)
-      alone = jax.jit(whole.participate)(None, variables, images[:3], labels[:3])
+      participate = jax.jit(whole.participate)
+      alone = participate(None, variables, images[:3], labels[:3])
       weights = jnp.asarray([1.0, 1, 1, 0, 0])
-      padded = jax.jit(whole.participate)(None, variables, images, labels, weights)
+      padded = participate(None, variables, images, labels, weights)
       assert_trees_close(padded[0].update, alone[0].update, rtol=1e-9, atol=1e-12)
       assert_trees_close(padded[2], alone[2], rtol=1e-9, atol=1e-12)
-      nothing = jax.jit(whole.participate)(None, variables, images, labels, 0 * weights)
+      nothing = participate(None, variables, images, labels, 0 * weights)
       assert share == 'gradient' or np.isfinite(jax.flatten_util.ravel_pytree(nothing[0].update)[0]).all()
 
 
@@ -371,7 +377,9 @@ def test_both_chains_act_on_a_gradient(linear, samples):
     assert_trees_close(defended, jax.tree.map(lambda x, f=factor: f * x, plain))
 
 
-@pytest.mark.parametrize(('until', 'sent'), [(6, True), (1, False), (5, False), (7, False)])
+@pytest.mark.parametrize(
+  ('until', 'sent'), [(6, True), (5, False), *(pytest.param(n, False, marks=pytest.mark.slow) for n in (1, 7))]
+)
 def test_the_step_chains_state_is_carried_through_all_local_steps(linear, samples, until, sent):
   model, variables = linear
   client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, step=withhold('w', until=until))
@@ -453,7 +461,11 @@ def test_undefended_drops_both_chains_and_nothing_else(linear, samples):
 
 @pytest.mark.parametrize(
   'options',
-  [{}, {'share': 'delta', 'epochs': 2}, {'share': 'delta', 'batch_size': 2, 'batch_norm': 'eval'}],
+  [
+    {},
+    pytest.param({'share': 'delta', 'epochs': 2}, marks=pytest.mark.slow),
+    {'share': 'delta', 'batch_size': 2, 'batch_norm': 'eval'},
+  ],
   ids=['gradient', 'delta', 'batches'],
 )
 def test_an_attacker_can_differentiate_the_upload(normed, samples, options):

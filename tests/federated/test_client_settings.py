@@ -1,6 +1,7 @@
 """Settings of local training, against a loop of optax written out here."""
 
 import dataclasses
+import functools
 import importlib
 
 import jax
@@ -19,6 +20,11 @@ concealment = importlib.import_module('gradleak.defenses.concealment')  # the na
 LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 4, 'learning_rate': 0.05}
 
 
+def send(client, *given):
+  """Returns the `Upload` of a client, compiled: eagerly, each operation would be compiled by itself."""
+  return jax.jit(client.local_update)(*given)
+
+
 def trained(linear, optimizer, clip=np.inf):
   """Returns θ_T − θ_0 of two epochs in batches of four."""
   params = start = linear.variables['params']
@@ -28,13 +34,16 @@ def trained(linear, optimizer, clip=np.inf):
     logits, _ = linear.client.model.apply({'params': params}, images, True, None)
     return jnp.mean(cross_entropy(logits, jax.nn.one_hot(labels, 10)))
 
+  @jax.jit
+  def step(params, state, images, labels):
+    gradient = jax.grad(loss)(params, images, labels)
+    gradient = optax.tree.scale(jnp.minimum(1.0, clip / optax.tree.norm(gradient)), gradient)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
   for _ in range(2):
     for at in (0, 4):
-      gradient = jax.grad(loss)(params, linear.images[at : at + 4], linear.labels[at : at + 4])
-      factor = np.float32(min(1.0, clip / float(optax.tree.norm(gradient))))
-      gradient = optax.tree.scale(factor, gradient)
-      updates, state = optimizer.update(gradient, state, params)
-      params = optax.apply_updates(params, updates)
+      params, state = step(params, state, linear.images[at : at + 4], linear.labels[at : at + 4])
   return jax.tree.map(lambda a, b: np.asarray(a - b), params, start)
 
 
@@ -50,7 +59,7 @@ def test_local_training_is_that_of_optax(linear, given, optimizer, clip):
   with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
     expected = trained(linear, optimizer(), clip)
   client = ClientSettings(**LOCAL, **given).client(linear.client.model, 10)
-  found = client.local_update(None, linear.variables, linear.images, linear.labels).update
+  found = send(client, None, linear.variables, linear.images, linear.labels).update
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
@@ -78,7 +87,7 @@ def test_a_gradient_moves_the_weights_as_far_with_momentum_as_without(linear, mo
     ClientSettings(**given).rate
   )
   tried = [
-    client_of(linear, **{**given, **changes}).local_update(None, linear.variables, linear.images, linear.labels).update
+    send(client_of(linear, **{**given, **changes}), None, linear.variables, linear.images, linear.labels).update
     for changes in ({}, {'learning_rate': rate}, {'learning_rate': 0.3})
   ]
   default, same, other = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(update)]) for update in tried)
@@ -123,7 +132,7 @@ def client_of(linear, **given):
 def test_the_rate_decays_from_step_to_step(linear):
   with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
     expected = trained(linear, optax.sgd(lambda count: 0.05 * 0.5**count))
-  found = client_of(linear, **LOCAL, rate_decay=0.5).local_update(None, linear.variables, linear.images, linear.labels)
+  found = send(client_of(linear, **LOCAL, rate_decay=0.5), None, linear.variables, linear.images, linear.labels)
   for ours, theirs in zip(jax.tree.leaves(found.update), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
@@ -132,8 +141,12 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
   """With one sample to a step and a vanishing rate the order does not matter; with a large one it does."""
   settings = {**LOCAL, 'local_epochs': 1, 'local_batch_size': 1}
   sent = {
-    (rate, order): client_of(linear, **{**settings, 'learning_rate': rate}, sample_order=order).local_update(
-      jax.random.key(3), linear.variables, linear.images, linear.labels
+    (rate, order): send(
+      client_of(linear, **{**settings, 'learning_rate': rate}, sample_order=order),
+      jax.random.key(3),
+      linear.variables,
+      linear.images,
+      linear.labels,
     )
     for rate in (1e-4, 0.5)
     for order in ('fixed', 'shuffled')
@@ -144,10 +157,10 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
     for rate in (1e-4, 0.5)
   }
   assert apart[1e-4] < 1e-2 < 0.1 < apart[0.5]
-  unkeyed = client_of(linear, **settings, sample_order='shuffled').local_update(
-    None, linear.variables, linear.images, linear.labels
+  unkeyed, plain = (
+    send(client_of(linear, **settings, **order), None, linear.variables, linear.images, linear.labels)
+    for order in ({'sample_order': 'shuffled'}, {})
   )
-  plain = client_of(linear, **settings).local_update(None, linear.variables, linear.images, linear.labels)
   for ours, theirs in zip(jax.tree.leaves(unkeyed.update), jax.tree.leaves(plain.update), strict=True):
     np.testing.assert_array_equal(ours, theirs)
 
@@ -165,18 +178,16 @@ def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
       padded = np.pad(before, ((1, 1), (1, 1), (0, 0)))
       assert any(np.array_equal(after, padded[i : i + 8, j : j + 8]) for i in range(3) for j in range(3))
   client = client_of(linear, augment=name)
-  plain = client_of(linear).local_update(None, linear.variables, linear.images, linear.labels).update
+  plain = send(client_of(linear), None, linear.variables, linear.images, linear.labels).update
   for key, same in ((None, True), (jax.random.key(0), False)):
-    update = client.local_update(key, linear.variables, linear.images, linear.labels).update
+    update = send(client, key, linear.variables, linear.images, linear.labels).update
     equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(plain), strict=True)]
     assert all(equal) == same
 
 
 def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
-  plain = client_of(linear).local_update(None, linear.variables, linear.images, linear.labels).update
-  found = (
-    client_of(linear, precision='bfloat16').local_update(None, linear.variables, linear.images, linear.labels).update
-  )
+  given = None, linear.variables, linear.images, linear.labels
+  plain, found = (send(client_of(linear, **how), *given).update for how in ({}, {'precision': 'bfloat16'}))
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
     assert ours.dtype == theirs.dtype == np.float32
     error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
@@ -184,17 +195,19 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   low = client_of(linear, precision='bfloat16')
   context = gl.defenses.Context(low, linear.variables, (8, 8, 1))
   unclipped = gl.defenses.place(gl.defenses.clip_samples(norm=1e6), context).client(low)
-  sent = unclipped.local_update(None, linear.variables, linear.images, linear.labels).update
+  sent = send(unclipped, *given).update
   rounded = np.linalg.norm(np.asarray(sent['kernel']) - plain['kernel']) / np.linalg.norm(plain['kernel'])
   assert 1e-4 < rounded < 0.05  # the samples' own gradients are of that precision, too
   label = jax.nn.one_hot(linear.labels[0], 10)
-  views = [concealment.view(one, linear.variables, linear.images[0], label) for one in (low, client_of(linear))]
+  views = [
+    jax.jit(functools.partial(concealment.view, one))(linear.variables, linear.images[0], label)
+    for one in (low, client_of(linear))
+  ]
   assert np.any(views[0].logits != views[1].logits)  # and so is what is concealed of them
   model = gl.models.from_flax(Normed())
   variables = model.init(jax.random.key(0), (8, 8, 1))
-  upload, _, after = (
-    ClientSettings(precision='bfloat16').client(model, 10).participate(None, variables, linear.images, linear.labels)
-  )
+  participate = ClientSettings(precision='bfloat16').client(model, 10).participate
+  upload, _, after = jax.eval_shape(participate, None, variables, linear.images, linear.labels)
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves((upload.update, after)))
 
 
@@ -206,7 +219,7 @@ def test_frozen_layers_are_neither_trained_nor_sent(small_images):
   for share in ({}, {'share': 'delta', 'local_epochs': 2}):
     client = ClientSettings(frozen=first.name, **share).client(model, 10)
     plain = ClientSettings(**share).client(model, 10)
-    upload, full = (jax.jit(one.local_update)(None, variables, images, labels) for one in (client, plain))
+    upload, full = (send(one, None, variables, images, labels) for one in (client, plain))
     for path, leaf in jax.tree_util.tree_leaves_with_path(upload.update):
       names = trees.path_names(path)
       assert np.any(leaf) == bool(trees.get(upload.sent, names)) == (names not in first.paths)
@@ -222,10 +235,9 @@ def test_a_cohort_sends_the_mean_of_its_members(linear):
   for local in ({}, LOCAL):
     one, all_ = client_of(linear, **local), client_of(linear, **local, cohort=2)
     parts = [
-      one.local_update(None, linear.variables, linear.images[at : at + 4], linear.labels[at : at + 4]).update
-      for at in (0, 4)
+      send(one, None, linear.variables, linear.images[at : at + 4], linear.labels[at : at + 4]).update for at in (0, 4)
     ]
-    upload = all_.local_update(None, linear.variables, linear.images[:8], linear.labels[:8])
+    upload = send(all_, None, linear.variables, linear.images[:8], linear.labels[:8])
     assert int(upload.num_samples) == 8 and all_.num_steps(8) == one.num_steps(4)
     for ours, a, b in zip(*map(jax.tree.leaves, (upload.update, *parts)), strict=True):
       np.testing.assert_allclose(ours, (a + b) / 2, atol=1e-6)
@@ -265,9 +277,7 @@ def test_weight_decay_does_not_move_frozen_layers(linear):
     name: jax.tree.map(lambda _, name=name: name == 'Dense_0', layer) for name, layer in variables['params'].items()
   }
   held = dataclasses.replace(free, optimizer=optax.chain(free.optimizer, optax.masked(optax.set_to_zero(), mask)))
-  ours, theirs = (
-    jax.jit(one.local_update)(None, variables, linear.images, linear.labels).update for one in (frozen, held)
-  )
+  ours, theirs = (send(one, None, variables, linear.images, linear.labels).update for one in (frozen, held))
   np.testing.assert_allclose(ours['Dense_1']['kernel'], theirs['Dense_1']['kernel'], atol=1e-6)
 
 
@@ -276,9 +286,10 @@ def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
   client = client_of(linear, **{**LOCAL, 'local_epochs': 1, 'local_batch_size': 2}, sample_order='shuffled')
   images, labels = jnp.tile(linear.images[:2], (4, 1, 1, 1)), jnp.tile(linear.labels[:2], 4)
   weights = jnp.array([1.0, 1, 0, 0, 0, 0, 0, 0], jnp.float32)
-  alone = client.local_update(jax.random.key(3), linear.variables, images[:2], labels[:2]).update
+  alone = send(client, jax.random.key(3), linear.variables, images[:2], labels[:2]).update
+  participate = jax.jit(client.participate)
   for seed in range(3):
-    padded = client.participate(jax.random.key(seed), linear.variables, images, labels, weights)[0].update
+    padded = participate(jax.random.key(seed), linear.variables, images, labels, weights)[0].update
     for ours, theirs in zip(jax.tree.leaves(padded), jax.tree.leaves(alone), strict=True):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-8)
 
@@ -290,11 +301,12 @@ def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   placed = gl.defenses.place(
     gl.defenses.clip_samples(norm=0.01), gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
   )
-  update = placed.client(scenario.client).local_update(None, scenario.variables, images[:1], labels[:1]).update
+  update = send(placed.client(scenario.client), None, scenario.variables, images[:1], labels[:1]).update
   np.testing.assert_allclose(optax.tree.norm(update), 0.01, rtol=1e-5)  # all of it is of what is trained
   assert not np.any(update['Dense_0']['kernel'])
   label = jax.nn.one_hot(labels[0], 10)
-  seen = concealment.view(scenario.client, scenario.variables, images[0], label).gradient
+  view = jax.jit(functools.partial(concealment.view, scenario.client))
+  seen = view(scenario.variables, images[0], label).gradient
   assert not np.any(seen['Dense_0']['kernel']) and np.any(seen['Dense_1']['kernel'])
   for defense in (gl.defenses.fragmentation(ratio=0.5), gl.defenses.fragmentation_random(ratio=0.5)):
     with pytest.raises(UsageError, match='Dense_0 of this client are frozen'):

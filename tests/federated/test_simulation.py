@@ -219,16 +219,14 @@ def test_noise_at_the_server_is_geyers_mean_of_those_who_answered(setting):
   def moved(after):
     return np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, after), strict=True)])
 
-  alone = []
+  alone, participate = [], jax.jit(federation.client.participate)
   for client in drawn[answers]:
     one = dataclasses.replace(federation, server_noise=0.0, drop_out=0.0)
     _, _, generator = simulation.draw(federation, 0, KEY)
     lane = simulation._padded(one, [generator.permutation(PARTITION[member]) for member in drawn], 3)
     row = list(drawn).index(client)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), 1), client)
-    upload, _, _ = one.client.participate(
-      key, variables, lane['images'][row], lane['labels'][row], lane['weights'][row], None
-    )
+    upload, _, _ = participate(key, variables, lane['images'][row], lane['labels'][row], lane['weights'][row])
     alone.append(moved((upload.update, jax.tree.map(np.zeros_like, upload.update))))
   norms = np.linalg.norm(alone, axis=1)
   bound = np.median(norms)

@@ -146,7 +146,7 @@ def test_a_gallery_of_another_shape_is_refused(digits):
 
 def test_large_images_are_compared_reduced():
   rng = np.random.default_rng(0)
-  images = rng.uniform(size=(5, 130, 70, 3)).astype(np.float32)
+  images = rng.uniform(size=(5, 130, 70, 1)).astype(np.float32)
   among = metrics.gallery(images[2:], images[:2])
-  assert among.mean.size == 64 * 64 * 3
+  assert among.mean.size == 64 * 64
   np.testing.assert_array_equal(metrics.ranks(images[:2], images[:2], among), [1, 1])

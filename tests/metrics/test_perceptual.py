@@ -158,7 +158,13 @@ def lpips_of_numpy(name, reconstruction, truth):
   return distance
 
 
-@pytest.mark.parametrize('name, side', [('alex', 39), ('alex', 31), ('vgg', 18), ('squeeze', 26), ('squeeze', 17)])
+@pytest.mark.parametrize(
+  'name, side',
+  [
+    *(('alex', 31), ('vgg', 18), ('squeeze', 26)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [('alex', 39), ('squeeze', 17)]),
+  ],
+)
 def test_lpips_equals_numpy(name, side, weights):
   reconstructions, truth = pair(side)
   expected = [lpips_of_numpy(name, np.clip(r, 0, 1), t) for r, t in zip(reconstructions, truth, strict=True)]
