@@ -43,7 +43,7 @@ class Setting(NamedTuple):
     return len(self.lanes['image'])
 
   def first(self, trials: int) -> 'Setting':
-    """Returns the same with the first trials alone."""
+    """Returns the same setting, limited to its first trials."""
     return self._replace(lanes=jax.tree.map(lambda x: x[:trials], self.lanes))
 
   def truth(self) -> np.ndarray:

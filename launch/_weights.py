@@ -53,7 +53,7 @@ def read(
 
 
 def described(given: types.SimpleNamespace) -> dict[str, str]:
-  """Returns {'init': the rule}, or {'weights': the name of the file}."""
+  """Returns `{'init': the rule}`, or `{'weights': the name of the file}`."""
   if given.weights.value:
     return {'weights': os.path.basename(given.weights.value)}
   return {'init': given.init.value}

@@ -6,13 +6,13 @@
     python launch/reproduce.py --all --budget=2h --data_dir=data
     python launch/reproduce.py --pages=docs/results
 
-Each audit of the table has a folder of its own in the work directory, with its report, and so have the trainings of
-each dataset, with their curves; table.md and table.csv are in the work directory itself. A run that was stopped
+Each audit of the table has its own folder in the work directory, with its report. The trainings of each dataset have a
+folder with their curves. The files table.md and table.csv stand in the work directory itself. A run that was stopped
 continues from its last checkpoint when the same command is given again.
 
-The rows that a table's figures are computed from are stored in --results, with settings, seed, versions and revision.
---all runs every table that is not stored there, the cheapest first, as many as fit into --budget; --pages makes pages
-of what is stored.
+The rows behind a table's figures are stored in --results, with settings, seed, versions and revision. The flag --all
+runs every table that is not stored there, the cheapest first, as many as fit into --budget. The flag --pages makes
+pages of the stored rows.
 """
 
 import os

@@ -160,7 +160,7 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
 def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dict:
   """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting.
 
-  Of a method of a user's own that is the code, too.
+  For a method that a user brings, the text includes its code.
   """
 
   def text(one: Labelled) -> str:
