@@ -34,6 +34,7 @@ UNCLEAR = (
 SECTIONS = re.compile(r'(Args|Attributes|Formula|Raises|References?|Returns|Source|Yields):')
 HEADED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMMENT = re.compile(r'(?:^|\s)#:?\s(?P<text>.*)$')
+SKIPPED = re.compile(r'(?ms)^\s*(`{3,}|~{3,}).*?^\s*\1|^\s*:(::+|[\w-]+:)[^\n]*')
 ITEM = re.compile(r'\n(?=\s*(?:[-*]|\d+\.)\s)')
 ENDS = re.compile(r'(?<=[.!?])[)”"*_]*\s+(?=[A-ZÀ-Þ“"(`*\[])')
 
@@ -91,7 +92,7 @@ def of_python(source: str):
 
 def of_markdown(source: str):
   """Yields pairs (line, paragraph) of a page without its code, tables, headings, pictures and directives."""
-  prose = re.sub(r'(?ms)^\s*(`{3,}|~{3,}).*?^\s*\1', lambda found: '\n' * found[0].count('\n'), source)
+  prose = re.sub(SKIPPED, lambda found: '\n' * found[0].count('\n'), source)
   for line, part in paragraphs(prose):
     if not re.match(r'\s*(\||#|<|\(|:::|!\[)', part):
       yield line, part
