@@ -239,12 +239,9 @@ def test_an_attack_of_ones_own_in_closed_form(linear, tmp_path, capsys):
   again = audit(linear, attacks=attacks, workdir=tmp_path / 'new')
   assert again.resumed and again.rows == found.rows
 
-  def edited(key, observation):
-    images, distance = divide(key, observation)
-    return 0.5 * images, distance
-
-  with pytest.raises(gl.UsageError, match='code'):  # its stored rows are of other code
-    audit(linear, attacks={'own/closed form': closed_form(edited)}, workdir=tmp_path / 'new')
+  with pytest.raises(gl.UsageError, match=r'attack_texts was .* now .*version 2'):  # its stored rows are of none
+    newer = gl.attacks.own(closed_form(divide), 'own/closed form', version='2')
+    audit(linear, attacks=[newer], workdir=tmp_path / 'new')
 
 
 @pytest.fixture(scope='module')

@@ -139,7 +139,7 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
     ({'rounds': 0}, 'rounds is 0'),
     ({'server': 'adagrad'}, "unknown server 'adagrad'"),
     ({'share': 'gradient', 'momentum': 0.9}, 'momentum is 0.9, and a client that shares its gradient'),
-    ({'per_round': 9}, 'clients per round is 9'),
+    ({'per_round': 9}, 'per_round is 9'),
   ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):

@@ -5,8 +5,10 @@ is that of a stored table in which the method occurs.
 """
 
 import inspect
+import math
 import pathlib
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from sphinx.application import Sphinx
 import gradleak as gl
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.optimizers import first_order, lbfgs
+from gradleak.core.settings import Choice, limits
 from gradleak.models.registry import WRAPPERS
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -197,9 +200,18 @@ def _meaning(name: str, sources: Sequence[Callable]) -> str:
 
 
 def _type(parameter: inspect.Parameter) -> str:
-  annotation = parameter.annotation
+  """Returns a setting's type, with its range or its choices."""
+  annotation, limit = parameter.annotation, limits(parameter.annotation)[1]
+  annotation = annotation if limit is None else typing.get_args(annotation)[0]
   name = getattr(annotation, '__name__', '') if isinstance(annotation, type) else ''
-  return docstrings.markdown(f'`{name or annotation}`')
+  text = f'`{name or annotation}`'
+  if isinstance(limit, Choice):
+    text += ': ' + ', '.join(f'`{one}`' for one in limit.names)
+  elif limit is not None:
+    finite = limit.finite or float not in limits(parameter.annotation)[0]
+    high = f'{limit.high:g}]' if math.isfinite(limit.high) else '∞)' if finite else '∞]'
+    text += f' in [{limit.low:g}, {high}'
+  return docstrings.markdown(text)
 
 
 def _default(parameter: inspect.Parameter) -> str:

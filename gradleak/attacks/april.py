@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from gradleak.attacks import base
 from gradleak.core import errors, trees
+from gradleak.core.settings import Fraction
 from gradleak.federated import Client
 from gradleak.models.model import require
 from gradleak.threat import Observation
@@ -72,7 +73,7 @@ def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...]
 
 
 @base.attack(citation=CITATION)
-def april(client: Client, *, rcond: float = 1e-6) -> base.Attack:
+def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
   r"""APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
 
   Reads one sample: of a batch, or of several local steps, Δ is the mean over samples and steps, and the one image that
@@ -89,10 +90,9 @@ def april(client: Client, *, rcond: float = 1e-6) -> base.Attack:
       larger under noise.
 
   Raises:
-    UsageError: for an `rcond` outside [0, 1]; when run, for a network without position embedding, or whose first layer
+    UsageError: when run, for a network without position embedding, or whose first layer
       is not dense on square patches.
   """
-  errors.check_number('april(rcond)', rcond, low=0, high=1)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     kernel, position, side = embedding(client, observation)

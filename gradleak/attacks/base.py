@@ -83,6 +83,7 @@ class AttackMethod(Method):
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
+    version: of a user's own code: stored results are of one version, see `own`.
     prepare: (key, `Scenario`, settings, samples behind one upload) -> what it learns from public data before it sees an
       upload, a tree of arrays that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once
       for all uploads.
@@ -96,6 +97,7 @@ class AttackMethod(Method):
   label_rule: str = 'bias_corrected'
   server: Method | None = None
   label: str = ''
+  version: str = ''
   prepare: Callable[..., Tree] | None = None
   adaptive: bool = False
 
@@ -146,6 +148,7 @@ def attack(
   name: str = '',
   prepare: Callable[..., Tree] | None = None,
   adaptive: bool = False,
+  version: str = '',
 ) -> Callable[[Callable], Callable[..., AttackMethod]]:
   """Returns the decorator that makes a factory, (client, *, settings) -> `Attack`, one of `AttackMethod`s.
 
@@ -155,12 +158,14 @@ def attack(
     server: the malicious server that it belongs to, (settings by keyword) -> `Method`. It is made with the settings of
       the attack, which must include its own.
     name: how texts and results call it; the factory's name by default.
+    version: of a user's own code, see `own`.
 
   Raises:
     UsageError: for evidence that does not exist, or a server with a setting that the attack does not have.
   """
   for one in reads:
     errors.check_choice('evidence', one, EVIDENCE)
+  version = version and errors.check_text('version', version)
 
   needed = server.setting_names if server is not None else ()  # type: ignore[attr-defined]
 
@@ -181,6 +186,7 @@ def attack(
         reads=frozenset(reads),
         label_rule=label_rule,
         label=name,
+        version=version,
         prepare=prepare,
         adaptive=adaptive,
       )
@@ -201,13 +207,15 @@ def _without_first(factory: Callable) -> inspect.Signature:
   return signature.replace(parameters=[p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY])
 
 
-def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE) -> AttackMethod:
+def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE, *, version: str = '') -> AttackMethod:
   """Returns the `AttackMethod` of a user's own function, client -> `Attack`.
 
   Args:
     factory: the function. Its keyword-only parameters are settings, which keep their defaults.
     label: how results call it; the function's name by default.
     reads: the evidence that it uses; all by default.
+    version: of its code, such as '2'. A work directory holds label and version; under another version it is refused. A
+      change of the code that keeps the version is not seen.
 
   Raises:
     UsageError: if it is not a function.
@@ -219,7 +227,8 @@ def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE) -
     raise errors.UsageError(f'the attack is {errors.shown(factory)}, expected {expected}')
   errors.check_function('the attack', factory, 1, expected)
   label = label or getattr(factory, '__name__', type(factory).__name__)
-  return AttackMethod(factory, {}, reads=frozenset(reads), label=label)
+  version = version and errors.check_text('version', version)
+  return AttackMethod(factory, {}, reads=frozenset(reads), label=label, version=version)
 
 
 def as_attack(entry: Any) -> AttackMethod:

@@ -1,7 +1,7 @@
 """Fidel on convolutional networks: features that neurons give away, decoded (Enthoven & Al-Ars 2021, figure 7)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from gradleak.attacks import decoder as decoders
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.attacks.fidel import CITATION, partial_reconstructions
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Range
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.models import Model
@@ -20,7 +21,6 @@ from gradleak.threat import Observation
 
 def _made(settings: Mapping[str, Any], image_shape: ImageShape) -> decoders.Decoder:
   chosen, steps = settings['decoder'], settings['steps']
-  errors.check_choice('decoder', chosen, decoders.REGISTRY)
   return decoders.REGISTRY[chosen](image_shape, **({'steps': steps} if steps else {}))
 
 
@@ -53,7 +53,9 @@ def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_s
 
 
 @base.attack(citation=CITATION, prepare=_learned)
-def fidel_decoder(client: Client, *, decoder: str = 'windows', steps: int = 0) -> base.Attack:
+def fidel_decoder(
+  client: Client, *, decoder: Annotated[str, Choice(decoders.REGISTRY)] = 'windows', steps: Annotated[int, Range(0)] = 0
+) -> base.Attack:
   r"""Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
 
   The decoder is trained once, on the public images of the scenario, at the weights that the client received. Neurons
@@ -68,12 +70,10 @@ def fidel_decoder(client: Client, *, decoder: str = 'windows', steps: int = 0) -
     steps: of the decoder's training; 0 for its own number.
 
   Raises:
-    UsageError: for an unknown decoder or negative steps; when run, for a model without convolutions before its first
+    UsageError: when run, for a model without convolutions before its first
       dense layer, features that the decoder cannot take, or a scenario without public images.
   """
-  errors.check_number('fidel_decoder(steps)', steps, low=0, integer=True)
   settings = {'decoder': decoder, 'steps': steps}
-  _made(settings, (8, 8, 1))
 
   def check(observation: Observation) -> int:
     return _channels(client.model, observation.image_shape[1:], observation.update)

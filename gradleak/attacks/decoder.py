@@ -8,7 +8,7 @@ the images from them (B), and decodes the features that the victim's neurons giv
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from flax import linen as nn
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
+from gradleak.core.settings import Count, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.engine.parts import in_parts
 from gradleak.models import Model, convolution, layers
@@ -146,12 +147,14 @@ class TableIV(nn.Module):
     return nn.sigmoid(nn.Conv(self.image_shape[-1], (3, 3))(x))
 
 
-def table_iii(image_shape: tuple[int, int, int], *, steps: int = 4000, batch_size: int = 32) -> Decoder:
+@ranged
+def table_iii(image_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
   """Returns the `Decoder` of table III, for features of 4×4 or more; arguments as of `table_iv`."""
   return _network('table_iii', TableIII(tuple(image_shape)), lambda side: side >= 4, 'at least 4×4', steps, batch_size)
 
 
-def table_iv(image_shape: tuple[int, int, int], *, steps: int = 4000, batch_size: int = 32) -> Decoder:
+@ranged
+def table_iv(image_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
   """Returns the `Decoder` of table IV, trained on the mean squared error.
 
   The optimizer is Adam at 0.001. Adadelta at 0.001, which the tables print, moves the weights too little to learn
@@ -162,8 +165,8 @@ def table_iv(image_shape: tuple[int, int, int], *, steps: int = 4000, batch_size
     steps: steps of training.
     batch_size: auxiliary images per step; not stated in the paper.
 
-  Raises:
-    UsageError: for a setting out of range; from `fit`, for features that do not fit the images.
+  Raises (from its `fit`):
+    UsageError: for features that do not fit the images.
   """
   height, width, _ = image_shape
   fits, side = height == width and height % 2 == 0, (height - 2) // 2
@@ -175,8 +178,6 @@ def _network(
   name: str, module: nn.Module, fits: Callable[[int], bool], expected: str, steps: int, batch_size: int
 ) -> Decoder:
   """Returns the `Decoder` that trains a Flax module."""
-  errors.check_number(f'{name}(steps)', steps, low=1, integer=True)
-  errors.check_number(f'{name}(batch_size)', batch_size, low=1, integer=True)
 
   def fit(key: jax.Array, features: jax.Array, images: jax.Array) -> Tree:
     side = features.shape[1]
@@ -221,7 +222,14 @@ class Windows(NamedTuple):
   precision: jax.Array
 
 
-def windows(image_shape: tuple[int, int, int], *, context: int = 1, hidden: int = 256, steps: int = 3000) -> Decoder:
+@ranged
+def windows(
+  image_shape: tuple[int, int, int],
+  *,
+  context: Annotated[int, Range(0)] = 1,
+  hidden: Annotated[int, Range(0)] = 256,
+  steps: Count = 3000,
+) -> Decoder:
   """Returns a `Decoder` of our own, which is as local as the features are.
 
   A feature of convolutions and poolings sees a window of the image, the same for all places. The pixels of the window
@@ -237,12 +245,9 @@ def windows(image_shape: tuple[int, int, int], *, context: int = 1, hidden: int 
     steps: of the hidden layer's training by Adam, on all windows of four images each. The learning rate decays from
       0.001 along a cosine.
 
-  Raises:
-    UsageError: for a setting out of range; when run, for images that are too small for the features.
+  Raises (when run):
+    UsageError: for images that are too small for the features.
   """
-  errors.check_number('windows(context)', context, low=0, integer=True)
-  errors.check_number('windows(hidden)', hidden, low=0, integer=True)
-  errors.check_number('windows(steps)', steps, low=1, integer=True)
   height, width, channels = image_shape
 
   def fit(key: jax.Array, features: jax.Array, images: jax.Array) -> Windows:

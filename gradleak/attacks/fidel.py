@@ -9,7 +9,7 @@ of several batches and epochs gives mixtures over all of them.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from gradleak.attacks import base
 from gradleak.attacks.dense import first_dense_layer, in_pixels
 from gradleak.core import errors, trees
+from gradleak.core.settings import Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.models.model import require
@@ -124,7 +125,9 @@ CITATION = 'Enthoven, Al-Ars: Fidel: Reconstructing Private Training Samples fro
 
 
 @base.attack(citation=CITATION)
-def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidates: int = 0) -> base.Attack:
+def fidel(
+  client: Client, *, bias: bool = True, combine: bool = False, candidates: Annotated[int, Range(0)] = 0
+) -> base.Attack:
   r"""Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
 
   Images in [0, 1] come first, among them those with the largest bias gradient, and those that repeat an earlier one
@@ -143,9 +146,8 @@ def fidel(client: Client, *, bias: bool = True, combine: bool = False, candidate
     candidates: images returned per private one; 0 for one per neuron, as published.
 
   Raises:
-    UsageError: for negative candidates; when run, for a model whose first dense layer does not take the image.
+    UsageError: when run, for a model whose first dense layer does not take the image.
   """
-  errors.check_number('fidel(candidates)', candidates, low=0, integer=True)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.image_shape[1:])

@@ -7,7 +7,7 @@ zero: those of a vision transformer, behind a LayerNorm, sum to zero at initiali
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
 from gradleak.models import Model
 from gradleak.threat import Observation
@@ -299,7 +300,10 @@ BIASED = (
 SIZED = ('ilrg', 'geng', 'rlu')  # these read the size of the gradient, the others only the proportions of its entries
 
 
-def infer(rule: str, model: Model, observation: Observation, moved: float | None = None) -> jax.Array:
+@ranged
+def infer(
+  rule: Annotated[str, Choice(RULES)], model: Model, observation: Observation, moved: float | None = None
+) -> jax.Array:
   """Returns the labels that `rule` reads from an observation, int32 [N] sorted.
 
   Args:
@@ -309,10 +313,9 @@ def infer(rule: str, model: Model, observation: Observation, moved: float | None
     moved: the sum of the learning rates of all local steps, by which a delta is divided; None where it is not known.
 
   Raises:
-    UsageError: for an unknown rule, or one that cannot read this batch, needs auxiliary images, or reads a bias that
+    UsageError: for a rule that cannot read this batch, needs auxiliary images, or reads a bias that
       the layer does not have.
   """
-  errors.check_choice('label rule', rule, RULES)
   place = observation.image_shape[1:], observation.num_classes
   kernel, bias = last_layer(model, observation.update, *place)
   if bias is None and rule in BIASED:

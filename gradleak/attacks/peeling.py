@@ -27,6 +27,7 @@ from gradleak.attacks import base
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
+from gradleak.core.settings import Count, Fraction, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.models.model import require
@@ -104,12 +105,13 @@ def check_dense(layers: Sequence[Layer], tree: Tree) -> None:
     raise errors.UsageError(f'peeling needs a hidden layer: the model has {len(pairs)} layer')
 
 
+@ranged
 def peel(
   layers: Sequence[Dense],
   gradients: Sequence[Dense],
-  batch_size: int,
+  batch_size: Count,
   *,
-  tolerance: float = 1e-4,
+  tolerance: Fraction = 1e-4,
   box: tuple[float, float] = PIXELS,
 ) -> Peeled:
   """Returns the `Peeled` samples of a batch.
@@ -124,12 +126,7 @@ def peel(
     box: the range of pixels; candidates that leave it by more than the tolerance are mixtures.
 
   An image that is in the batch twice is never certified: its neurons hold twice the gradient that it implies.
-
-  Raises:
-    UsageError: for a batch size below 1, or a tolerance outside [0, 1].
   """
-  errors.check_number('batch_size', batch_size, low=1, integer=True)
-  errors.check_number('tolerance', tolerance, low=0, high=1)
   layers = [tuple(np.asarray(x, np.float64) for x in layer) for layer in layers]
   (incoming, shares), (outgoing, _) = ([np.asarray(x, np.float64) for x in layer] for layer in gradients[:2])
   observed = _Gradient(np.ascontiguousarray(incoming.T), shares, outgoing)
@@ -149,12 +146,13 @@ def peel(
   return Peeled(images, labels, mismatch, neurons, float(np.linalg.norm(left.shares) / whole) if whole else 0.0)
 
 
+@ranged
 def scale(
   layers: Sequence[Dense],
   gradients: Sequence[Dense],
-  batch_size: int,
+  batch_size: Count,
   *,
-  tolerance: float = 1e-4,
+  tolerance: Fraction = 1e-4,
   box: tuple[float, float] = PIXELS,
 ) -> float:
   """Returns how many times as large a gradient is as that of the mean cross-entropy; 1 where no neuron tells.
@@ -356,7 +354,7 @@ def _take_again(
 
 
 @base.attack(citation='Passive peeling, after Shariati, Alambardar Meybodi, 2026.')
-def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
+def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
   r"""Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
 
   Where nothing is certified, the gradient may be a multiple of the mean one, as under clipping: `scale` tells by which
@@ -371,9 +369,8 @@ def peeling(client: Client, *, tolerance: float = 1e-4) -> base.Attack:
     tolerance: as `peel` takes it; in float32 the mismatch of a sample that is alone in its neuron is about 1e-5.
 
   Raises:
-    UsageError: for a tolerance outside [0, 1]; when run, for another network or a client that shares its delta.
+    UsageError: when run, for another network or a client that shares its delta.
   """
-  errors.check_number('peeling(tolerance)', tolerance, low=0, high=1)
 
   def check(observation: Observation) -> None:
     base.require_gradient('peeling', observation)

@@ -17,7 +17,7 @@ network.
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,19 @@ from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import last_layer, of_counts
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
+from gradleak.core.settings import Count, Fraction, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.models.model import per_example_loss, require
 
 _GAUSSIAN = 0.37456  # the mean of log cosh of a standard normal variable
+_Weight = Annotated[float, Range(0)]
 _SLACK = 1e-3  # how far a mixture may leave the range of pixels by rounding
 
 
+@ranged
 def fast_ica(
-  kernel_update: Any, bias_update: Any, batch_size: int, *, iterations: int = 400, seed: int = 0
+  kernel_update: Any, bias_update: Any, batch_size: Count, *, iterations: Count = 400, seed: int = 0
 ) -> np.ndarray:
   """Returns the sources that FastICA (scikit-learn, log cosh) finds, float64 [K, in], K ≤ N; on the host.
 
@@ -48,13 +51,10 @@ def fast_ica(
     batch_size: N. K is the rank of the rows at their precision, if that is less.
     iterations: the most; the separation is then used whether or not it has converged.
     seed: of the start.
-
-  Raises:
-    UsageError: for a number out of range.
   """
   from sklearn.decomposition import FastICA
 
-  rows, count = _checked(kernel_update, bias_update, batch_size, iterations)
+  rows, count = _scaled_rows(kernel_update, bias_update, batch_size)
   if count < 2:
     return _scaled(rows[:count])
   ica = FastICA(count, whiten='unit-variance', whiten_solver='svd', max_iter=iterations, random_state=seed)
@@ -64,15 +64,18 @@ def fast_ica(
   return _scaled(ica.components_ @ rows)
 
 
-def nmf(kernel_update: Any, bias_update: Any, batch_size: int, *, iterations: int = 400, seed: int = 0) -> np.ndarray:
+@ranged
+def nmf(
+  kernel_update: Any, bias_update: Any, batch_size: Count, *, iterations: Count = 400, seed: int = 0
+) -> np.ndarray:
   """Returns the sources of a non-negative matrix factorisation (scikit-learn), float64 [K, in], K ≤ N; on the host.
 
   It uses the neurons whose quotient ∂W_j/∂b_j lies in the range of pixels, since mixtures with weights of both signs
-  may be negative. Arguments and errors as of `fast_ica`.
+  may be negative. Arguments as of `fast_ica`.
   """
   from sklearn.decomposition import NMF
 
-  rows, count = _checked(kernel_update, bias_update, batch_size, iterations)
+  rows, count = _scaled_rows(kernel_update, bias_update, batch_size)
   with np.errstate(all='ignore'):
     quotients = rows / rows[:, -1:]
     inside = (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
@@ -87,17 +90,18 @@ def nmf(kernel_update: Any, bias_update: Any, batch_size: int, *, iterations: in
   return _scaled(factors.components_)
 
 
+@ranged
 def cocktail_party(
   kernel_update: jax.Array,
   bias_update: jax.Array,
   image_shape: tuple[int, int, int, int],
   *,
-  steps: int = 25_000,
-  learning_rate: float = 1e-3,
-  tv: float = 3.1,
-  decorrelation: float = 1.47,
-  temperature: float = 12.4,
-  negentropy: float = 0.0,
+  steps: Count = 25_000,
+  learning_rate: _Weight = 1e-3,
+  tv: _Weight = 3.1,
+  decorrelation: _Weight = 1.47,
+  temperature: _Weight = 12.4,
+  negentropy: _Weight = 0.0,
 ) -> jax.Array:
   """Returns the sources that the Cocktail Party Attack finds (Kariyappa et al. 2023, section 4), [N, in]. Pure JAX.
 
@@ -118,12 +122,8 @@ def cocktail_party(
     negentropy: the weight of the negentropy, which is maximised.
 
   Raises:
-    UsageError: for a number out of range, or more samples than neurons.
+    UsageError: for more samples than neurons.
   """
-  errors.check_number('cocktail_party(steps)', steps, low=1, integer=True)
-  numbers = {'learning_rate': learning_rate, 'tv': tv, 'decorrelation': decorrelation, 'temperature': temperature}
-  for name, value in (numbers | {'negentropy': negentropy}).items():
-    errors.check_number(f'cocktail_party({name})', value, low=0)
   count = _enough('cocktail_party', image_shape[0], kernel_update.T)
   rows = jnp.concatenate([kernel_update.T, bias_update.reshape(-1, 1)], axis=1)
   rows = rows / _safe(jnp.abs(rows).max())
@@ -161,6 +161,7 @@ def cocktail_party(
   return sources[:, :-1] / _safe(sources[:, -1:])
 
 
+@ranged
 def alternating(
   key: jax.Array,
   client: Client,
@@ -169,9 +170,9 @@ def alternating(
   labels: jax.Array,
   image_shape: tuple[int, int, int, int],
   *,
-  steps: int = 120,
-  damping: float = 0.5,
-  ridge: float = 1e-2,
+  steps: Count = 120,
+  damping: Fraction = 0.5,
+  ridge: _Weight = 1e-2,
 ) -> jax.Array:
   """Returns the sources that agree with the shares which the network gives them, [N, in]; ours. Pure JAX.
 
@@ -193,12 +194,9 @@ def alternating(
     ridge: of the least squares, relative to the shares' norms; it slows samples with small shares.
 
   Raises:
-    UsageError: for a number out of range, more samples than neurons, a first dense layer that sees no image, or a model
-      that normalises its pixels.
+    UsageError: for more samples than neurons, a first dense layer that sees no image, or a model that normalises its
+      pixels.
   """
-  errors.check_number('alternating(steps)', steps, low=1, integer=True)
-  errors.check_number('alternating(damping)', damping, low=0, high=1)
-  errors.check_number('alternating(ridge)', ridge, low=0)
   layers = _layers('alternating', client, image_shape[1:])
   found = first_dense_layer(layers, update)
   rows = trees.get(update, found[0]).T
@@ -268,10 +266,8 @@ def _layers(method: str, client: Client, shape: Sequence[int]) -> Sequence[trees
   return require(client.model, 'layers')(tuple(shape))
 
 
-def _checked(kernel_update: Any, bias_update: Any, batch_size: int, iterations: int) -> tuple[np.ndarray, int]:
+def _scaled_rows(kernel_update: Any, bias_update: Any, batch_size: int) -> tuple[np.ndarray, int]:
   """Returns the rows of neurons that have a gradient, with their bias gradients, scaled, float64; and the rank or N."""
-  errors.check_number('batch_size', batch_size, low=1, integer=True)
-  errors.check_number('iterations', iterations, low=1, integer=True)
   precision = np.finfo(np.asarray(kernel_update).dtype).eps
   rows = np.concatenate([np.asarray(kernel_update, np.float64).T, np.asarray(bias_update, np.float64)[:, None]], axis=1)
   rows = rows[np.isfinite(rows).all(axis=1) & rows.any(axis=1)]

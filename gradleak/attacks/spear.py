@@ -7,7 +7,7 @@ of the paper. It runs on the host, in NumPy float64. It fails where the same neu
 images in [0, 1] at random weights; the same images less their mean are separated.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from gradleak.attacks import base
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
+from gradleak.core.settings import Count, Fraction, Range, ranged
 from gradleak.federated import Client
 from gradleak.models.model import require
 from gradleak.threat import Observation
@@ -43,6 +44,7 @@ class Separated(NamedTuple):
   directions: int
 
 
+@ranged
 def spear(
   kernel_gradient: Any,
   bias_gradient: Any,
@@ -50,10 +52,10 @@ def spear(
   bias: Any,
   rng: np.random.Generator,
   *,
-  submatrices: int = 300_000,
-  sparsity: float = 0.3,
-  tolerance: float | None = None,
-  rank: int | None = None,
+  submatrices: Count = 300_000,
+  sparsity: Fraction = 0.3,
+  tolerance: Annotated[float | None, Range(0, 1)] = None,
+  rank: Annotated[int | None, Range(1)] = None,
 ) -> Separated:
   """Returns the `Separated` inputs of a dense layer with ReLU; none of a gradient that is not finite.
 
@@ -68,14 +70,12 @@ def spear(
     rank: B, if it is known; under noise the gradient itself has full rank.
 
   Raises:
-    UsageError: for a number out of range.
+    UsageError: for a rank above the smaller side of the gradient.
   """
-  errors.check_number('submatrices', submatrices, low=1, integer=True)
-  errors.check_number('sparsity', sparsity, low=0, high=1)
   precision = np.finfo(np.asarray(kernel_gradient).dtype).eps
   if rank is not None:
     errors.check_number('rank', rank, low=1, high=min(np.shape(kernel_gradient)), integer=True)
-  tolerance = errors.check_number('tolerance', precision**0.5 if tolerance is None else tolerance, low=0, high=1)
+  tolerance = precision**0.5 if tolerance is None else tolerance
   gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
   if not (np.isfinite(gradient).all() and np.isfinite(shares).all()):
     return Separated(np.zeros((0, len(gradient))), 0.0, 0, 0)
@@ -176,7 +176,7 @@ def _independent(directions: np.ndarray) -> list[int]:
   'NeurIPS 2024.',
   name='spear',
 )
-def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
+def spear_attack(client: Client, *, submatrices: Count = 300_000) -> base.Attack:
   r"""SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear`, on the host.
 
   It returns no labels.
@@ -190,9 +190,8 @@ def spear_attack(client: Client, *, submatrices: int = 300_000) -> base.Attack:
     submatrices: as `spear` takes it.
 
   Raises:
-    UsageError: for fewer than 1 of them; when run, for another network or a client that shares its delta.
+    UsageError: when run, for another network or a client that shares its delta.
   """
-  errors.check_number('spear(submatrices)', submatrices, low=1, integer=True)
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('spear', observation)

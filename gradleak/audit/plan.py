@@ -18,8 +18,7 @@ from gradleak.audit.lanes import Build
 from gradleak.audit.settings import _COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
-from gradleak.core.methods import code_of_ones_own
-from gradleak.defenses.defense import Defense, code_of, place
+from gradleak.defenses.defense import place
 from gradleak.federated.scenario import Scenario
 from gradleak.metrics import perceptual
 
@@ -78,7 +77,7 @@ def plan(
     'defenses': [defense.label for defense in chosen_defenses],
     'trials': num_trials,
     **_recorded(given, lpips),
-    **_texts(scenario, size, attack=named_attacks, defense=chosen_defenses),
+    **_texts(attack=named_attacks, defense=chosen_defenses),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
     **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
   }
@@ -157,16 +156,11 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
   return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}
 
 
-def _texts(scenario: Scenario, num_samples: int, **kinds: list[Labelled]) -> dict:
-  """Returns what labels of a user's own stand for: without it, a changed method would be no changed setting.
-
-  For a method that a user brings, the text includes its code.
-  """
+def _texts(**kinds: list[Labelled]) -> dict:
+  """Returns what labels of a user's own stand for, with the version: a changed method is a changed setting."""
 
   def text(one: Labelled) -> str:
-    own = isinstance(one.method, Defense)
-    code = code_of(one.method, scenario.context, num_samples) if own else code_of_ones_own(one.method.factory)
-    return f'{one.method}, code {code}' if code else str(one.method)
+    return f'{one.method}, version {one.method.version}' if one.method.version else str(one.method)
 
   texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
   told = {kind: {label: of for label, of in each.items() if of != label} for kind, each in texts.items()}

@@ -5,18 +5,16 @@ keyword-only parameters are their settings. `Method` fixes the settings and leav
 compared, printed, stored, and built many times with other numbers.
 """
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import types
-import zlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
 
 from gradleak.core import errors, grammar
+from gradleak.core.settings import fitting, limits
 
 M = TypeVar('M', bound='Method')
 
@@ -26,8 +24,8 @@ class Method:
   """A factory with its settings. Methods are equal where factory, settings and arguments are.
 
   Attributes:
-    factory: (*arguments, **settings) -> what is made. Keyword-only parameters annotated `float` are its numbers: they
-      may be traced. All other settings decide the compilation.
+    factory: (*arguments, **settings) -> what is made. Keyword-only parameters annotated `float`, also with a
+      `settings.Range`, are its numbers: they may be traced. All other settings decide the compilation.
     given: the settings as they were given, {name: value} in their order; the others have their defaults.
     arguments: positional arguments that were given already; of an attack none.
     kind: what it is called in errors, such as 'attack'.
@@ -39,7 +37,7 @@ class Method:
   kind: str = 'method'
 
   def __post_init__(self) -> None:
-    check_settings(self.factory, self.given, self.kind)
+    object.__setattr__(self, 'given', checked(self.factory, self.given, self.kind))
 
   @property
   def name(self) -> str:
@@ -65,8 +63,8 @@ class Method:
 
   def build(self, numbers: tuple, *arguments: Any) -> Any:
     """Returns what the factory makes with these numbers, which may be traced, of these positional arguments."""
-    settings = {**self.settings, **dict(zip(_numeric(self.factory), numbers, strict=True))}
-    return self.factory(*(arguments or self.arguments), **settings)
+    given = checked(self.factory, dict(zip(_numeric(self.factory), numbers, strict=True)), self.kind, partial=True)
+    return self.factory(*(arguments or self.arguments), **{**self.settings, **given})
 
   def changed(self: M, **settings: Any) -> M:
     """Returns the same method with some settings changed."""
@@ -110,7 +108,7 @@ def _settings(factory: Any) -> dict[str, inspect.Parameter]:
 
 @functools.cache
 def _numeric(factory: Callable) -> tuple[str, ...]:
-  return tuple(name for name, parameter in _settings(factory).items() if parameter.annotation is float)
+  return tuple(name for name, one in _settings(factory).items() if limits(one.annotation)[0] == (float,))
 
 
 def name_of(factory: Callable) -> str:
@@ -130,28 +128,28 @@ def defaults(factory: Callable) -> dict[str, Any]:
   return {name: p.default for name, p in _settings(factory).items() if p.default is not p.empty}
 
 
-def check_settings(factory: Callable, settings: Mapping[str, Any], kind: str) -> None:
-  """Raises `UsageError` for a setting that the factory does not have, lacks, or that is of the wrong type.
+def checked(factory: Callable, given: Mapping[str, Any], kind: str, *, partial: bool = False) -> dict[str, Any]:
+  """Returns settings that fit a factory, by name, integers as Python's.
 
   Args:
-    factory: its keyword-only parameters are the settings. A setting annotated `float` takes any number.
-    settings: by name.
+    factory: its keyword-only parameters are the settings; their annotations say what fits (`settings.fitting`).
+    given: by name.
     kind: what the factory makes, for the message.
+    partial: whether settings without a default may be left out.
+
+  Raises:
+    UsageError: for a setting that the factory does not have, lacks, or that does not fit.
   """
   known, name = _settings(factory), name_of(factory)
-  for key, value in settings.items():
+  found = {}
+  for key, value in given.items():
     if key not in known:
       raise errors.unknown(f'setting of the {kind} {name}:', key, known or ['(it has none)'])
-    expected = known[key].annotation
-    if expected is float:
-      errors.check_number(f'{name}({key})', value)
-    elif isinstance(expected, type) and (
-      not isinstance(value, expected) or (expected is int and isinstance(value, bool))
-    ):
-      raise errors.UsageError(f'{name}({key}) is {value!r}, expected {expected.__name__}')
+    found[key] = fitting(f'{name}({key})', value, known[key].annotation)
   for key, parameter in known.items():
-    if parameter.default is parameter.empty and key not in settings:
+    if parameter.default is parameter.empty and key not in given and not partial:
       raise errors.UsageError(f'the {kind} {name} needs the setting {key} by name, as in {name}({key}=…)')
+  return found
 
 
 def identity(value: Any) -> Hashable:
@@ -166,52 +164,3 @@ def identity(value: Any) -> Hashable:
 def _number(value: Any) -> Any:
   """Returns the value as a float; a traced one as it is."""
   return value if isinstance(value, jax.core.Tracer) else float(value)
-
-
-def code_of_ones_own(function: Any) -> str:
-  """Returns a digest of the functions outside of this package that a function consists of; '' if there is none.
-
-  It covers the body, functions inside it and in its closure, and those of the same module that it names: what an edit
-  changes. Other modules, and arrays in a closure, are not covered.
-  """
-  parts: list[str] = []
-  seen: set[int] = set()
-
-  def read(code: types.CodeType) -> None:
-    plain = [
-      sorted(map(repr, x)) if isinstance(x, frozenset) else x  # whose order differs from process to process
-      for x in code.co_consts
-      if not isinstance(x, types.CodeType)
-    ]
-    parts.append(f'{code.co_code.hex()}{code.co_names}{plain}')
-    for inner in code.co_consts:
-      if isinstance(inner, types.CodeType):
-        read(inner)
-
-  def visit(value: Any) -> None:
-    if isinstance(value, functools.partial):
-      for inner in (value.func, *value.args, *value.keywords.values()):
-        visit(inner)
-      return
-    value = inspect.unwrap(value) if callable(value) else value
-    if not isinstance(value, types.FunctionType) or id(value) in seen:
-      return
-    seen.add(id(value))
-    if value.__module__.partition('.')[0] != __name__.partition('.')[0]:
-      read(value.__code__)
-      named = [value.__globals__.get(name) for name in _names(value.__code__)]
-      for one in named:
-        if getattr(one, '__module__', None) == value.__module__:
-          visit(one)
-    for cell in value.__closure__ or ():
-      with contextlib.suppress(ValueError):  # empty
-        visit(cell.cell_contents)
-
-  visit(function)
-  return f'{zlib.crc32("".join(parts).encode()):08x}' if parts else ''
-
-
-def _names(code: types.CodeType) -> set[str]:
-  """Returns the names that a function and those inside it look up."""
-  inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-  return set(code.co_names).union(*inner)

@@ -7,14 +7,14 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from gradleak.core import errors
+from gradleak.core.settings import Count, Range, ranged
 from gradleak.data import embedded, folder, images, tfds
 
-_LARGEST = 4096  # pixels on a side
 EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
 
 
@@ -43,15 +43,16 @@ class Dataset(NamedTuple):
     return len(self.class_names)
 
 
+@ranged
 def load(
   name: str,
   split: str = 'test',
   *,
   data_dir: str | pathlib.Path | None = None,
-  limit: int | None = None,
-  image_size: int | None = None,
+  limit: Annotated[int | None, Range(1)] = None,
+  image_size: Annotated[int | None, Range(1, 4096)] = None,
   channels: int | None = None,
-  largest_pixel: float | None = None,
+  largest_pixel: Annotated[float | None, Range(1e-6, finite=True)] = None,
 ) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
 
@@ -76,14 +77,6 @@ def load(
   if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels not in (1, 3)):
     shown = errors.shown(channels)
     raise errors.UsageError(f'channels is {shown}, expected 1 (grey), 3 (RGB) or none (as the images are)')
-  if image_size is not None:
-    image_size = int(errors.check_number('image_size', image_size, low=1, integer=True))
-    if image_size > _LARGEST:
-      raise errors.UsageError(f'image_size is {errors.shown(image_size)}, expected at most {_LARGEST} pixels')
-  if limit is not None:
-    limit = int(errors.check_number('limit', limit, low=1, integer=True))
-  if largest_pixel is not None:
-    errors.check_number('largest_pixel', largest_pixel, low=1e-6, finite=True)
   try:
     source = _open(name, split, data_dir)
     if not source.size:
@@ -122,8 +115,9 @@ class Candidates(NamedTuple):
     return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
+@ranged
 def gallery(
-  name: str, split: str = 'test', *, most: int = 1001, by_class: bool | None = None, **options: Any
+  name: str, split: str = 'test', *, most: Count = 1001, by_class: bool | None = None, **options: Any
 ) -> Candidates:
   """Returns the candidates for `gradleak.scenario(gallery=…)`: the first images of a split, private ones among them.
 
@@ -139,7 +133,6 @@ def gallery(
   Raises:
     UsageError: as `load` does.
   """
-  most = int(errors.check_number('most', most, low=1, integer=True))
   if by_class is not None:
     errors.check_instance('by_class', by_class, bool, 'True or False')
   splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED else [split]
@@ -193,10 +186,9 @@ def check_labels(labels: Any, count: int, num_classes: int | None = None) -> Non
   check_classes(labels, num_classes)
 
 
-def check_classes(labels: Any, num_classes: int | None = None) -> None:
+@ranged
+def check_classes(labels: Any, num_classes: Annotated[int | None, Range(1, 2**31)] = None) -> None:
   """Checks integer labels [N]; raises `UsageError` for one out of [0, num_classes), names the first."""
-  if num_classes is not None:
-    errors.check_number('num_classes', num_classes, low=1, high=2**31, integer=True)
   labels, highest = errors.host_array('labels', labels), np.inf if num_classes is None else num_classes - 1
   wrong = np.flatnonzero((labels.ravel() < 0) | (labels.ravel() > highest))
   if len(wrong):

@@ -2,16 +2,17 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 
 from gradleak.core import errors, grammar, methods
+from gradleak.core.settings import Count, Range
 
 
 def _checked(partition: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
-  """Decorates a partition: its labels become an array; raises `UsageError` for no labels, and for no clients."""
+  """Decorates a partition: its labels become an array, and all arguments are checked."""
 
   @functools.wraps(partition)
   def divide(key: jax.Array, labels: Any, num_clients: int, **settings: Any) -> list[np.ndarray]:
@@ -19,13 +20,15 @@ def _checked(partition: Callable[..., list[np.ndarray]]) -> Callable[..., list[n
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
       raise errors.UsageError(f'labels are {labels.dtype.name} of shape {labels.shape}, expected integers [N]')
     num_clients = int(errors.check_number('number of clients', num_clients, low=1, high=10**7, integer=True))
-    return partition(key, labels, num_clients, **settings)
+    return partition(key, labels, num_clients, **methods.checked(partition, settings, 'partition'))
 
   return divide
 
 
 @_checked
-def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 0) -> list[np.ndarray]:
+def iid(
+  key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: Annotated[int, Range(0)] = 0
+) -> list[np.ndarray]:
   """Returns shuffled samples in equal numbers: `samples` per client, or with 0 as many as possible.
 
   Args:
@@ -40,7 +43,6 @@ def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 
   Raises:
     UsageError: for too few samples; all partitions raise this.
   """
-  errors.check_number('iid(samples)', samples, low=0, integer=True)
   samples = samples or len(labels) // max(1, num_clients)
   _enough(num_clients, samples, len(labels), f'{num_clients} clients of {samples or 1} samples')
   shuffled = generator_of(key).permutation(len(labels))[: num_clients * samples]
@@ -49,7 +51,13 @@ def iid(key: jax.Array, labels: np.ndarray, num_clients: int, *, samples: int = 
 
 @_checked
 def classes(
-  key: jax.Array, labels: np.ndarray, num_clients: int, *, number: int, low: int = 0, high: int = 0
+  key: jax.Array,
+  labels: np.ndarray,
+  num_clients: int,
+  *,
+  number: Count,
+  low: Annotated[int, Range(0)] = 0,
+  high: int = 0,
 ) -> list[np.ndarray]:
   """Returns samples of `number` classes for each client.
 
@@ -65,7 +73,6 @@ def classes(
   """
   known = np.unique(labels)
   errors.check_number('classes(number)', number, low=1, high=len(known), integer=True)
-  errors.check_number('classes(low)', low, low=0, integer=True)
   errors.check_number('classes(high)', high, low=low, integer=True)
   generator, held = generator_of(key), {int(label): [] for label in known}
   for client in range(num_clients):
@@ -89,7 +96,12 @@ def classes(
 
 @_checked
 def dirichlet(
-  key: jax.Array, labels: np.ndarray, num_clients: int, *, alpha: float, least: int = 1
+  key: jax.Array,
+  labels: np.ndarray,
+  num_clients: int,
+  *,
+  alpha: Annotated[float, Range(1e-3, finite=True)],
+  least: Count = 1,
 ) -> list[np.ndarray]:
   """Returns each class divided among the clients in proportions drawn from Dirichlet(α) (Hsu, Qi and Brown 2019).
 
@@ -97,11 +109,9 @@ def dirichlet(
 
   Args:
     key, labels, num_clients: as for `iid`.
-    alpha: α, at least 1e-3.
+    alpha: α.
     least: draws are repeated, up to a thousand times, until each client has this many samples.
   """
-  errors.check_number('dirichlet(alpha)', alpha, low=1e-3, finite=True)
-  errors.check_number('dirichlet(least)', least, low=1, integer=True)
   _enough(num_clients, least, len(labels), f'{num_clients} clients of {least} samples')
   generator = generator_of(key)
   for _ in range(1000):

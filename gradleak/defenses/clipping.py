@@ -4,7 +4,8 @@ import math
 
 import optax
 
-from gradleak.core import errors, trees
+from gradleak.core import trees
+from gradleak.core.settings import Positive
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
 
@@ -15,7 +16,7 @@ from gradleak.defenses.defense import defense
   post_processing=True,
   idle=lambda settings: math.isinf(settings['norm']),
 )
-def clip(*, norm: float) -> optax.GradientTransformationExtraArgs:
+def clip(*, norm: Positive) -> optax.GradientTransformationExtraArgs:
   r"""Scales the update by min(1, norm / ‖update‖₂), over all tensors together.
 
   It changes the scale and not the direction, so it has no effect on attacks that minimise the cosine distance.
@@ -24,10 +25,6 @@ def clip(*, norm: float) -> optax.GradientTransformationExtraArgs:
     g' = g \cdot \min(1, \text{norm} / \lVert g \rVert_2)
 
   Args:
-    norm: the largest L2 norm of the result, > 0; infinity is the identity.
-
-  Raises:
-    UsageError: for a norm out of range.
+    norm: the largest L2 norm of the result; infinity is the identity.
   """
-  errors.check_number('clip(norm)', norm, low=1e-12)
   return stateless('clip', lambda updates: trees.clip(updates, norm))

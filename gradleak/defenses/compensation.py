@@ -3,19 +3,20 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors
+from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import defense
 from gradleak.defenses.graddefense import CITATION, num_perturbed
 
-RULES = ('band', 'below')
-LAYOUTS = ('columns', 'rows')
+Rule = Annotated[str, Choice(('band', 'below'))]
+Layout = Annotated[str, Choice(('columns', 'rows'))]
 
 
 def noise_variance(weights: Sequence[float] | jax.Array, *, stddev: float, ratio: float, num_slices: int) -> jax.Array:
@@ -43,8 +44,14 @@ def _client_variance(stddev: float, ratio: float, num_slices: int) -> jax.Array:
   return perturbed * jnp.square(jnp.asarray(stddev, jnp.float32))
 
 
+@ranged
 def compensate(
-  update: Tree, variance: float | jax.Array, *, q: float = 6, rule: str = 'band', layout: str = 'columns'
+  update: Tree,
+  variance: Annotated[float | jax.Array, Range(0, finite=True)],
+  *,
+  q: Annotated[float, Range(1, finite=True)] = 6,
+  rule: Rule = 'band',
+  layout: Layout = 'columns',
 ) -> Tree:
   """Returns the update without the directions that cannot be distinguished from noise (section V-B).
 
@@ -55,19 +62,13 @@ def compensate(
 
   Args:
     update: any tree of floats.
-    variance: σ̂² ≥ 0 of the noise in each entry; may be traced. Zero is the identity, exactly.
-    q: the desired ratio Q, ≥ 1; 6 in the paper.
+    variance: σ̂² of the noise in each entry; may be traced. Zero is the identity, exactly.
+    q: the desired ratio Q; 6 in the paper.
     rule: 'band' drops the eigenvectors with λ− ≤ λ ≤ λ+; 'below' drops all with λ ≤ λ+, the "simple threshold" that
       the paper's text also mentions.
     layout: 'columns' as in section VI-D: the vector is cut into w pieces of equal length, which are the columns.
       'rows': the matrix is filled row by row, as in the published code.
-
-  Raises:
-    UsageError: for a negative variance, a q below 1, an unknown rule or layout.
   """
-  errors.check_number('compensate(variance)', variance, low=0, finite=True)
-  errors.check_number('compensate(q)', q, low=1, finite=True)
-  _check_choices('compensate', rule, layout)
   leaves, treedef = jax.tree.flatten(update)
   flat = jnp.concatenate([jnp.asarray(leaf, jnp.float32).ravel() for leaf in leaves])
   columns = math.ceil(math.sqrt(flat.size / q))
@@ -93,11 +94,6 @@ def compensate(
   return jax.tree.unflatten(treedef, compensated)
 
 
-def _check_choices(name: str, rule: str, layout: str) -> None:
-  errors.check_choice(f'{name}(rule)', rule, RULES)
-  errors.check_choice(f'{name}(layout)', layout, LAYOUTS)
-
-
 class CompensationState(NamedTuple):
   """What the server keeps from round to round.
 
@@ -111,12 +107,12 @@ class CompensationState(NamedTuple):
 @defense(place='round', citation=CITATION, post_processing=True, idle=lambda settings: settings['stddev'] == 0)
 def compensation(
   *,
-  stddev: float,
-  ratio: float = 0.3,
-  num_slices: int = 10,
-  q: int = 6,
-  rule: str = 'band',
-  layout: str = 'columns',
+  stddev: NonNegative,
+  ratio: Fraction = 0.3,
+  num_slices: Count = 10,
+  q: Count = 6,
+  rule: Rule = 'band',
+  layout: Layout = 'columns',
   memory: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Global update compensation, for the server's chain on the mean update: see `compensate`.
@@ -145,16 +141,9 @@ def compensation(
       V-B has no memory; eq. 6 of the convergence analysis has it, as ϑ_{t−1} − ϑ_t. The band stays that of one round's
       noise.
 
-  Raises:
-    UsageError: for a setting out of range; from its update, if neither `num_clients=` nor `weights=` is given.
+  Raises (from its update):
+    UsageError: if neither `num_clients=` nor `weights=` is given.
   """
-  errors.check_number('compensation(stddev)', stddev, low=0, finite=True)
-  errors.check_number('compensation(ratio)', ratio, low=0, high=1)
-  errors.check_number('compensation(num_slices)', num_slices, low=1, integer=True)
-  errors.check_number('compensation(q)', q, low=1, integer=True)
-  _check_choices('compensation', rule, layout)
-  if not isinstance(memory, bool):
-    raise errors.UsageError(f'compensation(memory) is {errors.shown(memory)}, expected True or False')
   noise: dict[str, Any] = {'stddev': stddev, 'ratio': ratio, 'num_slices': num_slices}
 
   def init(params: Tree) -> optax.OptState:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak.core import errors, trees
+from gradleak.core import trees
+from gradleak.core.settings import Fraction, Positive
 from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
@@ -86,7 +87,7 @@ def largest_portion(x: jax.Array, ratio: float | jax.Array) -> jax.Array:
   post_processing=True,
   idle=lambda settings: settings['rate'] == 0,
 )
-def prune(*, rate: float) -> optax.GradientTransformationExtraArgs:
+def prune(*, rate: Fraction) -> optax.GradientTransformationExtraArgs:
   r"""Gradient compression (Zhu et al. 2019, section 5.2): sets the smallest entries of each tensor to zero.
 
   Formula:
@@ -94,12 +95,8 @@ def prune(*, rate: float) -> optax.GradientTransformationExtraArgs:
     \text{-th largest } |g_j| \text{ of a tensor of } n
 
   Args:
-    rate: the fraction of entries that become zero, in [0, 1].
-
-  Raises:
-    UsageError: for a rate out of range.
+    rate: the fraction of entries that become zero.
   """
-  errors.check_number('prune(rate)', rate, low=0, high=1)
 
   def compress(updates: Tree) -> Tree:
     return jax.tree.map(lambda u: jnp.where(largest(u, rate), u, jnp.zeros_like(u)), updates)
@@ -125,7 +122,7 @@ class SentState(NamedTuple):
   selects=True,
   idle=lambda settings: settings['ratio'] == 1,
 )
-def topk(*, ratio: float) -> optax.GradientTransformationExtraArgs:
+def topk(*, ratio: Fraction) -> optax.GradientTransformationExtraArgs:
   r"""Sends only the ⌈ratio·n⌉ largest entries of each tensor of n: gradient sparsification.
 
   Unlike with `prune`, noise that is added later does not reach the entries that are not sent.
@@ -135,12 +132,8 @@ def topk(*, ratio: float) -> optax.GradientTransformationExtraArgs:
     \text{ of a tensor of } n
 
   Args:
-    ratio: the fraction of entries that are sent, in [0, 1].
-
-  Raises:
-    UsageError: for a ratio out of range.
+    ratio: the fraction of entries that are sent.
   """
-  errors.check_number('topk(ratio)', ratio, low=0, high=1)
 
   def update(updates: Tree, state: SentState, params: Tree = None, **extra: Any) -> tuple[Tree, SentState]:
     del state, params, extra
@@ -173,7 +166,9 @@ class DGCState(NamedTuple):
   selects=True,
   idle=lambda settings: settings['ratio'] == 1 and math.isinf(settings['clip']),
 )
-def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf) -> optax.GradientTransformationExtraArgs:
+def dgc(
+  *, ratio: Fraction, momentum: Fraction = 0.9, clip: Positive = math.inf
+) -> optax.GradientTransformationExtraArgs:
   r"""Deep Gradient Compression (Lin et al. 2018, section 3, algorithm 4), without its warm-up.
 
   Each tensor accumulates what it does not send, with momentum: u ← m·u + g, v ← v + u. The ⌈ratio·n⌉ largest entries of
@@ -184,16 +179,10 @@ def dgc(*, ratio: float, momentum: float = 0.9, clip: float = math.inf) -> optax
     u \leftarrow u \odot (1 - s), \quad v \leftarrow v \odot (1 - s)
 
   Args:
-    ratio: the fraction of entries that are sent, in [0, 1].
-    momentum: m, in [0, 1].
+    ratio: the fraction of entries that are sent.
+    momentum: m.
     clip: the L2 norm that g is clipped to beforehand, over all tensors together; infinity does not clip.
-
-  Raises:
-    UsageError: for a setting out of range.
   """
-  errors.check_number('dgc(ratio)', ratio, low=0, high=1)
-  errors.check_number('dgc(momentum)', momentum, low=0, high=1)
-  errors.check_number('dgc(clip)', clip, low=1e-12)
 
   def init(params: Tree) -> DGCState:
     return DGCState(trees.zeros_like(params), trees.zeros_like(params), _all_entries(params))

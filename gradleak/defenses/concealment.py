@@ -12,7 +12,7 @@ BatchNorm on running statistics, divides eq. 10 by 3 where 0 < λ_g < 1, and has
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import optax
 
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
+from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range
 from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import defense
@@ -258,16 +259,16 @@ def concealment(
   client: Any = None,
   public: tuple | None = None,
   *,
-  dissimilarity: float = 0.01,
-  latent: float = 0.01,
-  mixing: float = 0.7,
-  learning_rate: float = 0.1,
-  tolerance: float = 0.0,
-  margin: float = 0.0,
-  steps: int = 1000,
-  start: str = 'noise',
+  dissimilarity: NonNegative = 0.01,
+  latent: NonNegative = 0.01,
+  mixing: Fraction = 0.7,
+  learning_rate: NonNegative = 0.1,
+  tolerance: NonNegative = 0.0,
+  margin: NonNegative = 0.0,
+  steps: Count = 1000,
+  start: Annotated[str, Choice(STARTS)] = 'noise',
   mixup: bool = False,
-  sensitive: int | None = None,
+  sensitive: Annotated[int | None, Range(0)] = None,
   box: bool = False,
   projection: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -294,12 +295,12 @@ def concealment(
     client: the `Client` that it is made for: its model, loss and BatchNorm mode ('train': the gradient of one sample is
       under that sample's own statistics, eq. 10 under those of the batch and its concealed samples).
     public: (images [K, H, W, C], integer labels [K]) that start points are drawn from.
-    dissimilarity: λ_x ≥ 0 of eq. 9; 0.001 in the published code for TinyImageNet. It is an inverse length: 1/λ_x is the
+    dissimilarity: λ_x of eq. 9; 0.001 in the published code for TinyImageNet. It is an inverse length: 1/λ_x is the
       distance at which the repulsion from x_s fades. A larger λ_x keeps images nearer; at 0 there is no repulsion.
-    latent: λ_z ≥ 0 of eq. 9; 0.1 in the published code for CelebA. The latent representation is the logits.
-    mixing: λ_g in [0, 1] of eq. 10, the weight of the concealed sample's own label against the sensitive one's.
+    latent: λ_z of eq. 9; 0.1 in the published code for CelebA. The latent representation is the logits.
+    mixing: λ_g of eq. 10, the weight of the concealed sample's own label against the sensitive one's.
     learning_rate: Adam's, × 0.1 at 3/8, 5/8 and 7/8 of the steps.
-    tolerance: ε ≥ 0 of eq. 8: relative distances of logits below it are not penalised. 0 gives eq. 9 as printed.
+    tolerance: ε of eq. 8: relative distances of logits below it are not penalised. 0 gives eq. 9 as printed.
     margin: least v ≥ 0 of eq. 12, where the gradient is projected at all.
     steps: Adam steps per update.
     start: x_0, 'noise' (N(0, 1) with a random class) or 'proxy' (a random public sample with its label).
@@ -310,11 +311,10 @@ def concealment(
     projection: whether to apply eq. 11.
 
   Raises:
-    UsageError: for a setting out of range, or `start='proxy'` without fitting public images.
+    UsageError: for `start='proxy'` without fitting public images.
   """
   search: dict[str, Any] = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
   search |= {'learning_rate': learning_rate, 'steps': steps, 'start': start, 'mixup': mixup, 'box': box}
-  _check({**search, 'mixing': mixing, 'margin': margin, 'sensitive': sensitive})
   if client is not None and start == 'proxy':
     _check_public(public, client.num_classes)
   conceal = functools.partial(concealed_samples, client, public=public, **search)
@@ -381,17 +381,6 @@ def _transformation(
 
 def _keys(key: jax.Array, count: int) -> jax.Array:
   return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-  """Raises `UsageError` for a setting of `concealment` out of range."""
-  for name in ('dissimilarity', 'latent', 'mixing', 'learning_rate', 'tolerance', 'margin'):
-    high = 1 if name == 'mixing' else np.inf
-    errors.check_number(f'concealment({name})', settings[name], low=0, high=high, finite=True)
-  errors.check_number('concealment(steps)', settings['steps'], low=1, integer=True)
-  if settings['sensitive'] is not None:
-    errors.check_number('concealment(sensitive)', settings['sensitive'], low=0, integer=True)
-  errors.check_choice('concealment(start)', settings['start'], STARTS)
 
 
 def _check_public(public: tuple | None, num_classes: int) -> None:

@@ -9,14 +9,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors
 from gradleak.core.methods import Method, identity
+from gradleak.core.settings import Choice, check_fields, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import foreign
 from gradleak.defenses.base import sequence
@@ -86,16 +86,13 @@ class Mechanism:
   unit: str
   releases: int = 1
 
-  def multiplier(self, relation: str) -> float:
+  @ranged
+  def multiplier(self, relation: Annotated[str, Choice(SENSITIVITIES)]) -> float:
     """Returns the standard deviation of the noise over the L2 sensitivity in a relation, a key of `SENSITIVITIES`.
 
     A contribution of norm ≤ S moves the sum by at most S if zeros take its place, and by 2·S if another does
     (Ponomareva et al., How to DP-fy ML, JAIR 2023, section 2.1.1).
-
-    Raises:
-      UsageError: for an unknown relation.
     """
-    errors.check_choice('neighbouring relation', relation, SENSITIVITIES)
     return self.noise / SENSITIVITIES[relation]
 
 
@@ -130,11 +127,11 @@ class Traits:
     idle: settings -> whether it is the identity.
   """
 
-  place: str = 'upload'
+  place: Annotated[str, Choice(PLACES)] = 'upload'
   random: bool = False
   citation: str = ''
   arguments: Callable[[Context, Settings], tuple] = lambda context, settings: ()
-  withholds: str = ''
+  withholds: Annotated[str, Choice(WITHHOLDS)] = ''
   accumulates: bool = False
   by_magnitude: bool = False
   noise: Noise | None = None
@@ -149,8 +146,7 @@ class Traits:
   idle: Callable[[Settings], bool] = lambda settings: False
 
   def __post_init__(self) -> None:
-    errors.check_choice('place of a defense', self.place, PLACES)
-    errors.check_choice('way to withhold', self.withholds, WITHHOLDS)
+    check_fields(self)
     for name in ('arguments', 'clips', 'bounds', 'mechanism', 'gradients', 'idle'):
       value = getattr(self, name)
       if not callable(value) and (value is not None or name in ('arguments', 'gradients', 'idle')):
@@ -166,11 +162,13 @@ class Member(Method):
   Attributes:
     traits: its `Traits`.
     label: how results call a transformation of a user's own.
+    version: of a user's own code: stored results are of one version, see `own`.
   """
 
   kind: str = 'defense'
   traits: Traits = dataclasses.field(default_factory=Traits)
   label: str = ''
+  version: str = ''
 
   @property
   def name(self) -> str:
@@ -255,6 +253,11 @@ class Defense(optax.GradientTransformationExtraArgs):
     """The sources of its members, each once."""
     return list(dict.fromkeys(member.traits.citation for member in self.members if member.traits.citation))
 
+  @property
+  def version(self) -> str:
+    """The versions of a user's own members, joined by ', '; '' where none has one."""
+    return ', '.join(member.version for member in self.members if member.version)
+
   def at(self, *places: str) -> tuple[Member, ...]:
     """Returns the members that act at these places, in their order."""
     return tuple(member for member in self.members if member.traits.place in places)
@@ -282,19 +285,20 @@ def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def defense(**traits: Any) -> Callable[[Callable], Callable[..., Defense]]:
+def defense(*, version: str = '', **traits: Any) -> Callable[[Callable], Callable[..., Defense]]:
   """Returns the decorator that makes a factory of transformations one of `Defense`s; `traits` are those of `Traits`.
 
   The factory's positional parameters are what it is made for, such as the model's layers; where they are not given,
   `place` computes them by the trait `arguments`. Its keyword-only parameters are its settings, those annotated `float`
-  its numbers.
+  its numbers; an annotation with a `Range` or a `Choice` is checked (`core.settings`). The `version` is that of `own`.
   """
   declared = _traits(**traits)
+  version = version and errors.check_text('version', version)
 
   def decorate(factory: Callable) -> Callable[..., Defense]:
     @functools.wraps(factory)
     def make(*arguments: Any, **settings: Any) -> Defense:
-      return Defense((Member(factory, settings, arguments, traits=declared),))
+      return Defense((Member(factory, settings, arguments, traits=declared, version=version),))
 
     make.traits = declared  # type: ignore[attr-defined]
     return make
@@ -309,7 +313,9 @@ def _traits(**traits: Any) -> Traits:
   return Traits(**traits)
 
 
-def own(transformation: Any, place: str | None = None, *, label: str = 'own', **traits: Any) -> Defense:
+def own(
+  transformation: Any, place: str | None = None, *, label: str = 'own', version: str = '', **traits: Any
+) -> Defense:
   """Returns the `Defense` of a user's own transformation; it is then treated like those of this library.
 
   For one with settings to sweep over, decorate its factory by `defense` instead.
@@ -318,6 +324,8 @@ def own(transformation: Any, place: str | None = None, *, label: str = 'own', **
     transformation: an optax transformation; for the place 'data' a function (key, images, labels) -> (images, labels).
     place: where it acts, see `Traits`.
     label: how results call it.
+    version: of its code, such as '2'. A work directory holds label and version; under another version it is refused. A
+      change of the code that keeps the version is not seen.
     **traits: its other properties, see `Traits`.
 
   Raises:
@@ -332,11 +340,12 @@ def own(transformation: Any, place: str | None = None, *, label: str = 'own', **
     )
   declared = _traits(place=place, **traits)
   errors.check_text('label', label)
+  version = version and errors.check_text('version', version)
   fits = callable(transformation) if place == 'data' else isinstance(transformation, optax.GradientTransformation)
   if not fits:
     kind = 'a function (key, images, labels) -> (images, labels)' if place == 'data' else 'an optax transformation'
     raise errors.UsageError(f'the defense {label!r} is {transformation!r}, expected {kind}')
-  return Defense((Member(_given, {}, (transformation,), traits=declared, label=label),))
+  return Defense((Member(_given, {}, (transformation,), traits=declared, label=label, version=version),))
 
 
 def _given(transformation: Any) -> Any:
@@ -428,40 +437,6 @@ def place(defense: Defense | None, context: Context) -> Placed:
   )
   placed.client(context.client)  # so that a factory's errors are raised here, and not while tracing
   return placed
-
-
-def code_of(defense: Defense, context: Context, num_samples: int) -> str:
-  """Returns digests of what a user's own members of a defense compute in a context; '' if there is none.
-
-  Two defenses of the same text may have other code: results that were stored under the one are not those of the other.
-
-  Args:
-    defense: the `Defense`.
-    context: the `Context`.
-    num_samples: samples behind one upload.
-  """
-  images = jnp.zeros((num_samples, *context.image_shape), jnp.float32)
-  labels = jnp.zeros((num_samples, context.client.num_classes), jnp.float32)
-  key, params, found = jax.random.key(0), context.variables['params'], []
-  # What a client hands over, and a server.
-  extras = {'upload': {'key': key, 'batch': (images, labels)}, 'round': {'key': key, 'weights': jnp.ones(1)}}
-  extras['round'] |= {'num_clients': jnp.ones(())}
-  extras['step'] = extras['upload'] | {
-    'weights': jnp.ones(num_samples), 'variables': context.variables, 'position': (1, 1)
-  }  # fmt: skip
-  for member in defense.members:
-    if not member.foreign:
-      continue
-    made = member.build(member.numbers, *member.arguments_in(context))
-    if member.traits.place == 'data':
-      found.append(foreign.digest(made, key, images, labels))
-      continue
-
-    def update(params: Tree, extra: dict, made: Any = made) -> tuple:
-      return made.update(params, made.init(params), params, **extra)
-
-    found.append(foreign.digest(update, params, extras[member.traits.place]))
-  return ' '.join(found)
 
 
 def as_defense(entry: Any) -> Defense:

@@ -11,13 +11,14 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Count, NonNegative, Positive, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.clipping import clip
@@ -26,6 +27,10 @@ from gradleak.defenses.noise import gaussian
 from gradleak.models.model import per_example_loss
 
 ACCOUNTANTS = ('rdp', 'pld')
+Accountant = Annotated[str, Choice(ACCOUNTANTS)]
+Delta = Annotated[float, Range(1e-300, 1 - 1e-12)]
+Rate = Annotated[float, Range(1e-12, 1)]  # of sampling
+Budget = Annotated[float, Range(1e-12, finite=True)]  # an ε
 SAMPLINGS = {
   'none': 'no sampling',
   'Poisson': 'Poisson sampling at {:g}',
@@ -103,7 +108,7 @@ def _per_example(settings: Settings, clipped_to: float | None, position: int) ->
   post_processing=True,
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
 )
-def client_dp(*, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
+def client_dp(*, norm: Positive, noise: NonNegative) -> optax.GradientTransformationExtraArgs:
   r"""Geyer's mechanism at the client, as FFL attacks it: clip the update, then add noise to it.
 
   The update is scaled by min(1, norm / ‖update‖₂), and every entry gets N(0, (noise·norm)²): Geyer et al. 2017,
@@ -114,13 +119,13 @@ def client_dp(*, norm: float, noise: float) -> optax.GradientTransformationExtra
     \quad S = \text{norm}, \; z = \text{noise}
 
   Args:
-    norm: the bound on the norm over all tensors together, > 0; infinity, without noise, is the identity.
-    noise: the noise multiplier z ≥ 0.
+    norm: the bound on the norm over all tensors together; infinity, without noise, is the identity.
+    noise: the noise multiplier z.
 
   Raises:
-    UsageError: for a setting out of range, or noise without a finite norm; from its update, without `key=`.
+    UsageError: for noise without a finite norm; from its update, without `key=`.
   """
-  _check('client_dp', norm, noise)
+  _check_scale('client_dp', norm, noise)
   mechanism = base.sequence(clip(norm=norm), gaussian(stddev=_stddev(norm, noise)))
 
   def perturb(key: jax.Array, updates: Tree) -> Tree:
@@ -129,8 +134,12 @@ def client_dp(*, norm: float, noise: float) -> optax.GradientTransformationExtra
   return base.stateless('client_dp', perturb, random=True)
 
 
+@ranged
 def aggregate_client_dp(
-  key: jax.Array, updates: Tree, noise: float | jax.Array, present: jax.Array | None = None
+  key: jax.Array,
+  updates: Tree,
+  noise: Annotated[float | jax.Array, Range(0, finite=True)],
+  present: jax.Array | None = None,
 ) -> tuple[Tree, jax.Array]:
   """Geyer's mechanism at the server, as published: returns (the round's mean update, the median norm S).
 
@@ -141,14 +150,10 @@ def aggregate_client_dp(
   Args:
     key: drives the noise.
     updates: the updates of a round's K clients, stacked: every leaf [K, …].
-    noise: the noise multiplier ≥ 0; it may be traced.
+    noise: the noise multiplier; it may be traced.
     present: which of the clients answered, boolean [K]; None means all. The others are left out of the median, the sum
       and K, whatever their rows contain. If nobody answered, the mean and S are zero.
-
-  Raises:
-    UsageError: if `noise` is negative or not finite.
   """
-  errors.check_number('aggregate_client_dp(noise)', noise, low=0, finite=True)
   drawn = jax.tree.leaves(updates)[0].shape[0]
   present = jnp.ones(drawn, bool) if present is None else jnp.asarray(present, bool)
   count = jnp.sum(present, dtype=jnp.int32)
@@ -181,7 +186,7 @@ def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
   bounds=lambda settings: settings['norm'],
   idle=lambda settings: math.isinf(settings['norm']),
 )
-def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransformationExtraArgs:
+def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransformationExtraArgs:
   r"""Clips the gradient of every data sample, g / max(1, ‖g‖₂ / norm), and takes the mean (GradDefense, section V-C).
 
   It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
@@ -194,13 +199,12 @@ def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransforma
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used.
-    norm: the bound B > 0 on the norm of each sample's gradient; infinity is the identity. Gradients that are not finite
+    norm: the bound B on the norm of each sample's gradient; infinity is the identity. Gradients that are not finite
       count as zero.
 
   Raises (from its update):
     UsageError: if the client, `batch=`, the parameters or `variables=` are missing, or BatchNorm mixes the samples.
   """
-  errors.check_number('clip_samples(norm)', norm, low=1e-12)
   return _per_sample('clip_samples', client, norm)
 
 
@@ -214,7 +218,7 @@ def clip_samples(client: Any = None, *, norm: float) -> optax.GradientTransforma
   mechanism=_per_example,
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
 )
-def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTransformationExtraArgs:
+def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.GradientTransformationExtraArgs:
   r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets N(0, (noise·norm)²) in every entry and is divided by the
@@ -226,13 +230,13 @@ def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTra
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used.
-    norm: the bound C > 0 on each sample's norm; infinity, without noise, is the identity.
-    noise: the noise multiplier σ ≥ 0.
+    norm: the bound C on each sample's norm; infinity, without noise, is the identity.
+    noise: the noise multiplier σ.
 
   Raises (from its update):
     UsageError: as `clip_samples`, and where `key=` is missing.
   """
-  _check('dpsgd', norm, noise)
+  _check_scale('dpsgd', norm, noise)
 
   def perturb(key: jax.Array, total: Tree) -> Tree:
     from jax_privacy import noise_addition
@@ -244,60 +248,56 @@ def dpsgd(client: Any = None, *, norm: float, noise: float) -> optax.GradientTra
   return _per_sample('dpsgd', client, norm, perturb)
 
 
+@ranged
 def of_upload(
-  mechanism: Mechanism, relation: str, *, uploads: int = 1, delta: float = 1e-5, accountant: str = 'rdp'
+  mechanism: Mechanism,
+  relation: Annotated[str, Choice(('replace one', 'replace by zeros'))],
+  *,
+  uploads: Count = 1,
+  delta: Delta = 1e-5,
+  accountant: Accountant = 'rdp',
 ) -> Epsilon:
   """Returns the `Epsilon` of uploads through a mechanism, against whoever sees them and knows who sent them.
 
   Args:
     mechanism: the `Mechanism`, see `guarantees.mechanisms`.
     relation: 'replace one' or 'replace by zeros': that an upload is sent cannot be hidden from its receiver.
-    uploads: how many of the same contribution are sent, ≥ 1.
+    uploads: how many of the same contribution are sent.
     delta, accountant: as in `epsilon`.
-
-  Raises:
-    UsageError: for a value out of range, an unknown accountant or another relation.
   """
-  errors.check_choice('neighbouring relation of an upload', relation, ('replace one', 'replace by zeros'))
-  errors.check_number('uploads', uploads, low=1, integer=True)
   steps = mechanism.releases * int(uploads)
   value = epsilon(mechanism.noise, relation, steps=steps, delta=delta, accountant=accountant)
   published = 'one upload' if uploads == 1 else 'all uploads'
   return Epsilon(value, relation, mechanism.unit, published, delta=delta, accountant=accountant)
 
 
+@ranged
 def epsilon(
-  noise: float,
-  relation: str,
+  noise: NonNegative,
+  relation: Annotated[str, Choice(SENSITIVITIES)],
   *,
-  steps: int,
-  sampling_rate: float = 1.0,
-  delta: float = 1e-5,
-  accountant: str = 'rdp',
+  steps: Count,
+  sampling_rate: Rate = 1.0,
+  delta: Delta = 1e-5,
+  accountant: Accountant = 'rdp',
 ) -> float:
   """Returns the ε of `steps` releases of the Gaussian mechanism in a neighbouring relation; infinity without noise.
 
   Args:
-    noise: the noise multiplier ≥ 0: the noise's standard deviation over the L2 norm that bounds a contribution.
+    noise: the noise multiplier, the noise's standard deviation over the L2 norm that bounds a contribution.
     relation: a key of `defense.SENSITIVITIES`: 'replace one' doubles the sensitivity.
-    steps: number of releases, ≥ 1.
-    sampling_rate: the probability, in (0, 1], that a contribution takes part in a release, independently of all others
+    steps: number of releases.
+    sampling_rate: the probability that a contribution takes part in a release, independently of all others
       and in secret (Poisson sampling). It is usually applied to rounds of a fixed number of clients as well. Below 1 it
       is for the other two relations, which are the same to it: one contribution is there or is not.
-    delta: δ in (0, 1).
+    delta: δ.
     accountant: 'rdp' (Rényi differential privacy, Mironov et al. 2019) or 'pld' (privacy loss distributions: tighter).
       A loss distribution of little noise needs too much memory: where noise / max(1, sampling_rate·√steps) < 0.3, 'pld'
       returns the ε of 'rdp', which is valid too.
 
   Raises:
-    UsageError: for a value out of range, an unknown relation or accountant, or sampling with 'replace one'.
+    UsageError: for sampling with 'replace one'.
   """
-  errors.check_number('noise', noise, low=0, finite=True)
-  errors.check_choice('neighbouring relation', relation, SENSITIVITIES)
-  errors.check_number('steps', steps, low=1, integer=True)
-  errors.check_number('sampling_rate', sampling_rate, low=1e-12, high=1)
-  errors.check_number('delta', delta, low=1e-300, high=1 - 1e-12)
-  errors.check_choice('accountant', accountant, ACCOUNTANTS)
   if sampling_rate < 1 and relation == 'replace one':
     raise errors.UsageError(
       f"sampling_rate is {sampling_rate} in the relation 'replace one', expected 1: what Poisson sampling amplifies is "
@@ -334,8 +334,9 @@ def _without_series_warnings() -> Iterator[None]:
     logger.removeFilter(other)
 
 
+@ranged
 def rounds_within(
-  budget: float, delta: float, *, noise: float, sampling_rate: float = 1.0, accountant: str = 'rdp'
+  budget: Budget, delta: Delta, *, noise: NonNegative, sampling_rate: Rate = 1.0, accountant: Accountant = 'rdp'
 ) -> int:
   """Returns the largest number of rounds whose ε stays within `budget`: where Geyer's training stops (algorithm 1).
 
@@ -343,13 +344,9 @@ def rounds_within(
   That the clipping bound, a median, depends on the data is not counted (see `aggregate_client_dp`).
 
   Args:
-    budget: the ε > 0 that must not be exceeded.
+    budget: the ε that must not be exceeded.
     delta, noise, sampling_rate, accountant: as in `epsilon`.
-
-  Raises:
-    UsageError: for a value out of range.
   """
-  errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
 
   def exceeded(steps: int) -> bool:
     spent = epsilon(
@@ -367,10 +364,8 @@ def rounds_within(
   return within
 
 
-def _check(name: str, norm: float, noise: float) -> None:
-  """Raises `UsageError` for a norm or a noise multiplier out of range, or noise with an infinite norm."""
-  errors.check_number(f'{name}(norm)', norm, low=1e-12)
-  errors.check_number(f'{name}(noise)', noise, low=0, finite=True)
+def _check_scale(name: str, norm: float, noise: float) -> None:
+  """Raises `UsageError` for noise with an infinite norm."""
   if not any(isinstance(x, jax.core.Tracer) for x in (norm, noise)) and math.isinf(norm) and noise > 0:
     raise errors.UsageError(
       f'{name}(norm) is {norm!r} with noise={noise!r}, expected a finite number: the noise is noise·norm'

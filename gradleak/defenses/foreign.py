@@ -1,7 +1,5 @@
-"""Transformations that users bring: what they return is checked where they are called, and their code has a digest."""
+"""Transformations that users bring: what they return is checked where they are called."""
 
-import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,14 +103,3 @@ def _reached(program: Any, given: Sequence[bool]) -> list[bool]:
       outputs = [True] * len(equation.outvars) if inner is None else _reached(inner.jaxpr, inputs)
       reached |= {id(one) for one, of_interest in zip(equation.outvars, outputs, strict=True) if of_interest}
   return [id(one) in reached for one in program.outvars]
-
-
-def digest(function: Callable, *arguments: Any) -> str:
-  """Returns a digest of what a function computes on arguments of such shapes: of its program and its constants."""
-  traced = jax.make_jaxpr(function)(*arguments)
-  text = re.sub(r'0x[0-9a-f]+', '', str(traced.jaxpr))
-  code = zlib.crc32(text.encode())
-  for constant in traced.consts:
-    array = jax.random.key_data(constant) if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
-    code = zlib.crc32(np.asarray(array).tobytes(), code)
-  return f'{code:08x}'

@@ -2,13 +2,14 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Fraction
 from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import base, compression
 from gradleak.defenses.defense import Context, Settings, defense
@@ -72,8 +73,8 @@ def fragmentation(
   share: str = 'gradient',
   previous: Tree = None,
   *,
-  ratio: float,
-  unit: str = 'layer',
+  ratio: Fraction,
+  unit: Annotated[str, Choice(('layer', 'tensor'))] = 'layer',
 ) -> optax.GradientTransformationExtraArgs:
   r"""Sends the ⌈ratio·L⌉ of the L layers with the largest cosine to the global gradient (section 4.2, algorithm 1).
 
@@ -97,14 +98,12 @@ def fragmentation(
     layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.
     share: what the client uploads, 'gradient' or 'delta'.
     previous: the parameters that it received before, or None at its first participation.
-    ratio: the fraction of layers that are sent, in [0, 1].
+    ratio: the fraction of layers that are sent.
     unit: 'layer', or 'tensor' to choose among single tensors.
 
   Raises:
-    UsageError: for a setting out of range; from its update, where `params` or a needed `key` is missing.
+    UsageError: for another share; from its update, where `params` or a needed `key` is missing.
   """
-  errors.check_number('fragmentation(ratio)', ratio, low=0, high=1)
-  errors.check_choice('unit of fragmentation', unit, ('layer', 'tensor'))
   errors.check_choice('share', share, ('gradient', 'delta'))
 
   def numbered(tree: Tree) -> tuple[Tree, int]:
@@ -149,7 +148,7 @@ def fragmentation(
   idle=lambda settings: settings['ratio'] == 1,
 )
 def fragmentation_random(
-  layers: Sequence[Layer] | None = None, *, ratio: float
+  layers: Sequence[Layer] | None = None, *, ratio: Fraction
 ) -> optax.GradientTransformationExtraArgs:
   r"""Sends ⌈ratio·L⌉ of the L layers, drawn at random at each update: the baseline of `fragmentation`.
 
@@ -159,12 +158,11 @@ def fragmentation_random(
 
   Args:
     layers: a sequence of `trees.Layer`; without it, layers are found as `trees.layer_numbers` describes.
-    ratio: the fraction of layers that are sent, in [0, 1].
+    ratio: the fraction of layers that are sent.
 
   Raises:
-    UsageError: for a ratio out of range; from its update, without `key=`.
+    UsageError: from its update, without `key=`.
   """
-  errors.check_number('fragmentation_random(ratio)', ratio, low=0, high=1)
 
   def update(
     updates: Tree, state: compression.SentState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any

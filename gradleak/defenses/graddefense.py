@@ -9,7 +9,7 @@ import functools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Positive, Range, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import Context, Noise, Settings, defense
@@ -44,14 +45,15 @@ class Slicing(NamedTuple):
   num_slices: int
 
 
+@ranged
 def sensitivity(
   client: Any,
   variables: Mapping,
   images: jax.Array,
   labels: jax.Array,
   *,
-  method: str = 'exact',
-  probes: int = 8,
+  method: Annotated[str, Choice(ESTIMATES)] = 'exact',
+  probes: Count = 8,
   key: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the leakage risk of each layer, float32 [L]: mean over the samples of ‖∂g_l(x)/∂x‖_F (equations 1 and 2).
@@ -73,10 +75,8 @@ def sensitivity(
     key: drives the probes.
 
   Raises:
-    UsageError: for an unknown method, fewer than one probe, or probes without a key.
+    UsageError: for probes without a key.
   """
-  errors.check_choice('sensitivity method', method, ESTIMATES)
-  errors.check_number('sensitivity(probes)', probes, low=1, integer=True)
   if method != 'exact' and key is None:
     raise errors.UsageError(f'sensitivity by {method} draws directions and needs key=jax.random.key(…)')
   squares = _squared_sensitivity(client, variables, images, labels, key, None if method == 'exact' else probes)
@@ -123,12 +123,13 @@ def _squared_sensitivity(
   return jax.lax.map(of_sample, (jnp.arange(images.shape[0], dtype=jnp.int32), images, labels))
 
 
+@ranged
 def slice_gradients(
   params: Tree,
   layer_risk: Sequence[float] | np.ndarray | jax.Array,
-  num_slices: int,
+  num_slices: Count,
   layers: Sequence[Layer] | None = None,
-  balance: str = 'sensitivity',
+  balance: Annotated[str, Choice(BALANCES)] = 'sensitivity',
 ) -> Slicing:
   """Returns the `Slicing` of gradients shaped like `params` (section IV-B), computed in NumPy on the host.
 
@@ -145,10 +146,8 @@ def slice_gradients(
     balance: 'sensitivity', or 'size' for slices of equal size, the baseline of Table III A.
 
   Raises:
-    UsageError: for more slices than entries, risks that are negative, not finite or not one per layer, or an unknown
-      balance.
+    UsageError: for more slices than entries, or risks that are negative, not finite or not one per layer.
   """
-  errors.check_choice('balance of slices', balance, BALANCES)
   leaves, treedef = jax.tree.flatten(params)
   numbers, count = trees.layer_numbers(params, layers)
   numbers = jax.tree.leaves(numbers)
@@ -282,12 +281,12 @@ def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
 def graddefense(
   slicing: Any = None,
   *,
-  stddev: float,
-  ratio: float = 0.3,
-  num_slices: int = 10,
-  balance: str = 'sensitivity',
-  estimate: str = 'probes',
-  root: int | None = None,
+  stddev: NonNegative,
+  ratio: Fraction = 0.3,
+  num_slices: Count = 10,
+  balance: Annotated[str, Choice(BALANCES)] = 'sensitivity',
+  estimate: Annotated[str, Choice(ESTIMATES)] = 'probes',
+  root: Annotated[int | None, Range(1)] = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Local random perturbation (Algorithm 1): noise on d = max(1, ⌊s·ratio⌋) random slices of the update.
 
@@ -301,8 +300,8 @@ def graddefense(
   Args:
     slicing: the `Slicing`, made once for a model. Without it, `prepare` makes one by the settings from `num_slices` on
       when the defense is placed; with it, they are not used.
-    stddev: σ ≥ 0 of the noise, on the scale of the update. The paper's "noise variance 1E-2" is 0.1.
-    ratio: γ in [0, 1]: 0.2 against DGA and 0.3 against GIA in the paper. At least one slice is perturbed.
+    stddev: σ of the noise, on the scale of the update. The paper's "noise variance 1E-2" is 0.1.
+    ratio: γ, 0.2 against DGA and 0.3 against GIA in the paper. At least one slice is perturbed.
     num_slices: s; 10 in the published code, not stated in the paper.
     balance: 'sensitivity', or 'size' (see `slice_gradients`).
     estimate: how the risk is measured, the method of `sensitivity`. 'exact' is the paper's; 'probes' needs 8
@@ -311,15 +310,8 @@ def graddefense(
       are fewer.
 
   Raises:
-    UsageError: for a setting out of range; from its update, if no `key=` is given.
+    UsageError: from its update, if no `key=` is given.
   """
-  errors.check_number('graddefense(stddev)', stddev, low=0, finite=True)
-  errors.check_number('graddefense(ratio)', ratio, low=0, high=1)
-  errors.check_number('graddefense(num_slices)', num_slices, low=1, integer=True)
-  if root is not None:
-    errors.check_number('graddefense(root)', root, low=1, integer=True)
-  errors.check_choice('graddefense(balance)', balance, BALANCES)
-  errors.check_choice('graddefense(estimate)', estimate, ESTIMATES)
 
   def perturb(key: jax.Array, updates: Tree) -> Tree:
     base.require_argument('graddefense', 'slicing', slicing)
@@ -339,7 +331,12 @@ def graddefense(
   idle=lambda settings: settings['stddev'] == 0 and math.isinf(settings['clip']),
 )
 def graddefense_step(
-  client: Any = None, *, stddev: float, ratio: float = 0.5, num_slices: int = 10, clip: float = math.inf
+  client: Any = None,
+  *,
+  stddev: NonNegative,
+  ratio: Fraction = 0.5,
+  num_slices: Count = 10,
+  clip: Positive = math.inf,
 ) -> optax.GradientTransformationExtraArgs:
   r"""GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
 
@@ -357,20 +354,16 @@ def graddefense_step(
 
   Args:
     client: the `Client` whose model, loss and BatchNorm mode are used. Dropout is off in the risk.
-    stddev: σ ≥ 0 of the noise.
+    stddev: σ of the noise.
     ratio: the fraction of the slices that are perturbed; 0.5 in the published code.
     num_slices: s; 10 there.
-    clip: bound on the 2-norm of each chosen slice, > 0; infinity clips nothing.
+    clip: bound on the 2-norm of each chosen slice; infinity clips nothing.
 
-  Raises:
-    UsageError: for a setting out of range; from its update, for a missing `key=`, `batch=` or `params`, or missing
-      `variables=` where BatchNorm runs on its running statistics.
+  Raises (from its update):
+    UsageError: for a missing `key=`, `batch=` or `params`, or missing `variables=` where BatchNorm runs on its running
+      statistics.
   """
   name = 'graddefense_step'
-  errors.check_number(f'{name}(stddev)', stddev, low=0, finite=True)
-  errors.check_number(f'{name}(ratio)', ratio, low=0, high=1)
-  errors.check_number(f'{name}(num_slices)', num_slices, low=1, integer=True)
-  errors.check_number(f'{name}(clip)', clip, low=1e-12)
 
   def update(
     updates: Tree,

@@ -5,11 +5,12 @@
 
 from collections.abc import Sequence
 
-from gradleak.core import errors
+from gradleak.core.settings import Count, ranged
 from gradleak.defenses.defense import PLACES, Defense, Mechanism, Member, Noise, as_defense, is_idle
 
 
-def mechanisms(defense: Defense | None, epochs: int = 1) -> tuple[Mechanism, ...]:
+@ranged
+def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, ...]:
   """Returns the `Mechanism`s of a defense, each of which holds by itself; none if no noise of it is covered here.
 
   Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example), each if all later members are
@@ -20,11 +21,7 @@ def mechanisms(defense: Defense | None, epochs: int = 1) -> tuple[Mechanism, ...
   Args:
     defense: a `Defense`, or None for none.
     epochs: how often one upload uses each example: the local epochs of a client, 1 of one that shares its gradient.
-
-  Raises:
-    UsageError: if `epochs` is no positive integer.
   """
-  errors.check_number('epochs', epochs, low=1, integer=True)
   members = _acting(defense)
   found = []
   for i, member in enumerate(members):

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak.core import errors, trees
+from gradleak.core import trees
+from gradleak.core.settings import NonNegative
 from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
@@ -33,19 +34,18 @@ def _mechanism(settings: Settings, clipped_to: float | None, position: int) -> M
   post_processing=True,
   idle=lambda settings: settings['stddev'] == 0,
 )
-def gaussian(*, stddev: float) -> optax.GradientTransformationExtraArgs:
+def gaussian(*, stddev: NonNegative) -> optax.GradientTransformationExtraArgs:
   r"""Adds N(0, stddev²) to every entry.
 
   Formula:
     g' = g + n, \quad n_i \sim \mathcal{N}(0, \sigma^2), \quad \sigma = \text{stddev}
 
   Args:
-    stddev: the standard deviation, ≥ 0. Some papers give the variance instead.
+    stddev: the standard deviation. Some papers give the variance instead.
 
   Raises:
-    UsageError: for a stddev out of range; from its update, without `key=`.
+    UsageError: from its update, without `key=`.
   """
-  errors.check_number('gaussian(stddev)', stddev, low=0, finite=True)
   return _additive('gaussian', jax.random.normal, stddev)
 
 
@@ -56,17 +56,16 @@ def gaussian(*, stddev: float) -> optax.GradientTransformationExtraArgs:
   post_processing=True,
   idle=lambda settings: settings['scale'] == 0,
 )
-def laplace(*, scale: float) -> optax.GradientTransformationExtraArgs:
+def laplace(*, scale: NonNegative) -> optax.GradientTransformationExtraArgs:
   r"""Adds Laplace(0, scale) to every entry.
 
   Formula:
     g' = g + n, \quad p(n_i) = \tfrac{1}{2b} e^{-|n_i| / b}, \quad b = \text{scale}
 
   Args:
-    scale: b of the density exp(−|x|/b) / 2b, ≥ 0; the variance is 2·scale².
+    scale: b of the density exp(−|x|/b) / 2b; the variance is 2·scale².
 
   Raises:
-    UsageError: for a scale out of range; from its update, without `key=`.
+    UsageError: from its update, without `key=`.
   """
-  errors.check_number('laplace(scale)', scale, low=0, finite=True)
   return _additive('laplace', jax.random.laplace, scale)

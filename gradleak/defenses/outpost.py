@@ -4,7 +4,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,13 @@ import numpy as np
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Fraction, NonNegative, Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.defenses.base import require_key
 from gradleak.defenses.compression import largest, largest_portion
 from gradleak.defenses.defense import Context, Noise, Settings, defense
 
-VARIANTS = ('paper', 'code')
+Variant = Annotated[str, Choice(('paper', 'code'))]
 
 
 class OutpostState(NamedTuple):
@@ -46,14 +47,13 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
 
 @defense(place='step', withholds='zeros', by_magnitude=True, arguments=lambda context, settings: (context.layers,))
 def outpost_pruning(
-  layers: Sequence[Layer] | None = None, *, prune: float = 0.8, variant: str = 'paper'
+  layers: Sequence[Layer] | None = None, *, prune: Fraction = 0.8, variant: Variant = 'paper'
 ) -> optax.GradientTransformationExtraArgs:
   """The pruning of `outpost` without its noise, in the first step of a round alone: what is not random of it.
 
   Args:
     layers, prune, variant: as `outpost` takes them.
   """
-  errors.check_number('outpost(prune)', prune, low=0, high=1)
 
   def update(updates: Tree, state: OutpostState, params: Tree = None, **extra: Any) -> tuple[Tree, OutpostState]:
     del params, extra
@@ -80,11 +80,11 @@ def outpost_pruning(
 def outpost(
   layers: Sequence[Layer] | None = None,
   *,
-  noise: float = 0.8,
-  fisher: float = 0.4,
-  decay: float = 0.1,
-  prune: float = 0.8,
-  variant: str = 'paper',
+  noise: NonNegative = 0.8,
+  fisher: Fraction = 0.4,
+  decay: Annotated[float, Range(0)] = 0.1,
+  prune: Fraction = 0.8,
+  variant: Variant = 'paper',
 ) -> optax.GradientTransformationExtraArgs:
   r"""OUTPOST (section IV, algorithm 1), a defense of the step chain; `init` its state at the start of each round.
 
@@ -109,10 +109,10 @@ def outpost(
 
   Args:
     layers: the model's layers, a sequence of `gradleak.core.trees.Layer`; None takes the modules of the parameter tree.
-    noise: λ ≥ 0.
-    fisher: φ in [0, 1], a fraction.
-    decay: β ≥ 0; infinity protects only the first step.
-    prune: ρ in [0, 1], a fraction. noise = prune = 0 is the identity.
+    noise: λ.
+    fisher: φ.
+    decay: β; infinity protects only the first step.
+    prune: ρ. noise = prune = 0 is the identity.
     variant: 'paper', or 'code' for the rules of the authors' code: each tensor has its own risk and pruning threshold;
       the whole model has one Fisher threshold, ties included, on means of g² along axis 0 of each tensor as it is
       stored (in PyTorch axis 0 counts a kernel's outputs, in Flax its inputs); r is the sample variance, 0 for a
@@ -120,14 +120,9 @@ def outpost(
       on, which the `Client` gives as `position=`, and the first step is no exception. Its β was 0.125: of 180 steps in
       5 epochs 38.8 are expected to be protected.
 
-  Raises (update too):
-    UsageError: for a setting out of range, an unknown variant, or a missing `key=` or `params`.
+  Raises (from its update):
+    UsageError: for a missing `key=` or `params`.
   """
-  errors.check_number('outpost(noise)', noise, low=0, finite=True)
-  errors.check_number('outpost(fisher)', fisher, low=0, high=1)
-  errors.check_number('outpost(decay)', decay, low=0)
-  errors.check_number('outpost(prune)', prune, low=0, high=1)
-  errors.check_choice('outpost(variant)', variant, VARIANTS)
   protect = functools.partial(_protected, layers, variant, noise=noise, fisher=fisher, prune=prune)
 
   def update(

@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Fraction, Range
 from gradleak.defenses.defense import defense
 
 Samples = tuple[jax.Array, jax.Array]  # images, and labels as probabilities
@@ -327,7 +328,9 @@ def coefficients(key: jax.Array, mixed: int, largest: float) -> jax.Array:
   random=True,
   arguments=lambda context, settings: (require_public(context.public),),
 )
-def instahide(public: tuple | None = None, *, mixed: int = 4, largest: float = 0.65) -> Transform:
+def instahide(
+  public: tuple | None = None, *, mixed: Annotated[int, Range(2, 64)] = 4, largest: Fraction = 0.65
+) -> Transform:
   r"""InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
 
   Image i becomes σ ∘ Σ_j λ_j s_j in the range [−1, 1], where s holds the image, one other private image of the batch if
@@ -346,16 +349,15 @@ def instahide(public: tuple | None = None, *, mixed: int = 4, largest: float = 0
 
   Args:
     public: (images float32 [K, H, W, C], integer labels [K]) that everyone holds, K ≥ mixed − 1.
-    mixed: the number of images in each mixture, at least 2.
-    largest: upper bound of each coefficient, in [1/mixed, 1].
+    mixed: the number of images in each mixture.
+    largest: upper bound of each coefficient, at least 1/mixed.
 
   Returns:
     (key, images, labels) -> (images, labels).
 
   Raises:
-    UsageError: for settings out of range or too few public images; when called, without public images or a key.
+    UsageError: for a bound below 1/mixed or too few public images; when called, without public images or a key.
   """
-  errors.check_number('instahide(mixed)', mixed, low=2, high=64, integer=True)
   errors.check_number('instahide(largest)', largest, low=1 / mixed, high=1)
   if public is not None and public[0].shape[0] < mixed - 1:
     raise errors.UsageError(

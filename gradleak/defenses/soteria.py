@@ -3,13 +3,14 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Fraction
 from gradleak.core.trees import Tree
 from gradleak.defenses.base import require_argument, require_batch
 from gradleak.defenses.compression import largest
@@ -29,7 +30,7 @@ _TOGETHER = 32  # features that are differentiated at once: more is faster and t
   idle=lambda settings: settings['rate'] == 0,
 )
 def soteria(
-  model: Model | None = None, *, rate: float, variant: str = 'paper'
+  model: Model | None = None, *, rate: Fraction, variant: Annotated[str, Choice(VARIANTS)] = 'paper'
 ) -> optax.GradientTransformationExtraArgs:
   r"""Soteria, a defense of the step chain: zeroes the last dense kernel's gradient at ⌊rate·F⌋ features.
 
@@ -54,17 +55,15 @@ def soteria(
 
   Args:
     model: a `Model` that offers `features`.
-    rate: the fraction of the features that are pruned, in [0, 1]; 0 is the identity.
+    rate: the fraction of the features that are pruned; 0 is the identity.
     variant: 'paper', 'code' or 'code_shifted'.
 
   Its update needs `params` and `batch=`; it uses the parameters in `variables=` where that is given.
 
   Raises (update too):
-    UsageError: for a rate out of range, an unknown variant, a model without features, a missing argument, or where the
+    UsageError: for a model without features, a missing argument, or where the
       last layer's kernel cannot be identified.
   """
-  errors.check_number('soteria(rate)', rate, low=0, high=1)
-  errors.check_choice('soteria(variant)', variant, VARIANTS)
   features = None if model is None else require(model, 'features')
 
   def update(

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from gradleak.core import errors
+from gradleak.core.settings import NonNegative, Range, check_fields, ranged
 from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
 from gradleak.defenses.differential_privacy import Epsilon
 
@@ -24,21 +25,18 @@ class Ledger:
     mechanisms: the `Mechanism`s that each upload goes through.
     server_noise: Geyer's noise multiplier at the server (`differential_privacy.aggregate_client_dp`); 0 for none.
     sampling_rate: clients drawn per round over all clients; only `server_noise` uses it.
-    delta: δ in (0, 1).
+    delta: δ.
     accountant: 'rdp' or 'pld', see `differential_privacy.epsilon`.
   """
 
   mechanisms: tuple[Mechanism, ...]
-  server_noise: float = 0.0
-  sampling_rate: float = 1.0
-  delta: float = 1e-5
-  accountant: str = 'rdp'
+  server_noise: NonNegative = 0.0
+  sampling_rate: differential_privacy.Rate = 1.0
+  delta: differential_privacy.Delta = 1e-5
+  accountant: differential_privacy.Accountant = 'rdp'
 
   def __post_init__(self) -> None:
-    errors.check_number('server_noise', self.server_noise, low=0, finite=True)
-    errors.check_number('sampling_rate', self.sampling_rate, low=1e-12, high=1)
-    errors.check_number('delta', self.delta, low=1e-300, high=1 - 1e-12)
-    errors.check_choice('accountant', self.accountant, differential_privacy.ACCOUNTANTS)
+    check_fields(self)
 
   @property
   def unit(self) -> str:
@@ -67,7 +65,8 @@ class Ledger:
     """What every ε of this ledger is relative to, plain JSON; see `differential_privacy.Epsilon`."""
     return self.epsilon(0, 0).terms
 
-  def epsilon(self, rounds: int, participations: int) -> Epsilon:
+  @ranged
+  def epsilon(self, rounds: Annotated[int, Range(0)], participations: Annotated[int, Range(0)]) -> Epsilon:
     """Returns the ε of all that was published so far: the least valid one; infinity without any noise.
 
     Each mechanism of the ledger's unit gives a valid ε by itself, and so does the server's noise:
@@ -78,17 +77,16 @@ class Ledger:
       clients too, though their exact bound differs.
 
     Args:
-      rounds: rounds done so far, ≥ 0.
+      rounds: rounds done so far.
       participations: the largest number of rounds for which any one client was drawn, at most `rounds`.
 
     Raises:
-      UsageError: if either is no such integer.
+      UsageError: for more participations than rounds.
     """
-    errors.check_number('rounds', rounds, low=0, integer=True)
-    errors.check_number('participations', participations, low=0, high=int(rounds), integer=True)
-    found = [self._spent(mechanism.noise, mechanism.releases * int(participations)) for mechanism in self._counted]
+    errors.check_number('participations', participations, low=0, high=rounds, integer=True)
+    found = [self._spent(mechanism.noise, mechanism.releases * participations) for mechanism in self._counted]
     if self.server_noise > 0:
-      found.append(self._spent(self.server_noise, int(rounds), self.sampling_rate))
+      found.append(self._spent(self.server_noise, rounds, self.sampling_rate))
     sampled = self.server_noise > 0 and self.sampling_rate < 1
     return Epsilon(
       min(found, default=math.inf) if rounds else 0.0,

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import optax
 from gradleak import data
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
+from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
 from gradleak.federated import heads
 from gradleak.federated.losses import cross_entropy
@@ -80,28 +81,28 @@ class Client:
   """
 
   model: Model
-  num_classes: int
+  num_classes: Count
   loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
-  share: str = 'gradient'
+  share: Annotated[str, Choice(('gradient', 'delta'))] = 'gradient'
   optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
   step: optax.GradientTransformation = NO_DEFENSE
   upload: optax.GradientTransformation = NO_DEFENSE
   transform: Callable[..., tuple[jax.Array, jax.Array]] | None = None
-  epochs: int = 1
-  batch_size: int | None = None
-  batch_norm: str = 'train'
+  epochs: Count = 1
+  batch_size: Annotated[int | None, Range(1)] = None
+  batch_norm: Annotated[str, Choice(('train', 'eval'))] = 'train'
   remat: bool | None = None
   augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
   shuffled: bool = False
-  precision: str = 'float32'
+  precision: Annotated[str, Choice(PRECISIONS)] = 'float32'
   frozen: tuple[str, ...] = ()
-  cohort: int = 1
-  extra_gradients: int = 0
+  cohort: Count = 1
+  extra_gradients: Annotated[int, Range(0)] = 0
   modality: Modality = IMAGES
 
   def __post_init__(self) -> None:
     check_model(self.model)
-    errors.check_number('num_classes', self.num_classes, low=1, integer=True)
+    check_fields(self)
     for name in ('optimizer', 'step', 'upload'):
       errors.check_instance(name, getattr(self, name), optax.GradientTransformation, 'an optax transformation')
     errors.check_function('loss', self.loss, 2)
@@ -109,14 +110,6 @@ class Client:
       raise heads.one_logit(self.model.name)
     if self.transform is not None:
       errors.check_function('transform', self.transform, 3)
-    errors.check_choice('share', self.share, ('gradient', 'delta'))
-    errors.check_choice('batch_norm mode', self.batch_norm, ('train', 'eval'))
-    errors.check_number('epochs', self.epochs, low=1, integer=True)
-    errors.check_number('cohort', self.cohort, low=1, integer=True)
-    errors.check_number('extra_gradients', self.extra_gradients, low=0, integer=True)
-    errors.check_choice('precision', self.precision, PRECISIONS)
-    if self.batch_size is not None:
-      errors.check_number('local batch size', self.batch_size, low=1, integer=True)
     if self.share == 'gradient' and self.epochs != 1:
       raise errors.UsageError(
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"

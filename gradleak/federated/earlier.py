@@ -8,12 +8,14 @@ import numpy as np
 import optax
 
 from gradleak.core import errors
+from gradleak.core.settings import Count, NonNegative, ranged
 from gradleak.federated import simulation
 from gradleak.federated.client import Client
 
 RATE = 1e-3  # it hardly moves the weights
 
 
+@ranged
 def earlier(
   key: jax.Array,
   client: Client,
@@ -21,9 +23,9 @@ def earlier(
   images: np.ndarray,
   labels: np.ndarray,
   *,
-  rounds: int = 1,
-  clients: int = 10,
-  rate: float = RATE,
+  rounds: Count = 1,
+  clients: Count = 10,
+  rate: NonNegative = RATE,
 ) -> tuple[Mapping, Mapping]:
   """Returns the variables after some rounds in which all clients take part, and those before the last round.
 
@@ -33,16 +35,14 @@ def earlier(
     variables: of the model at the start.
     images: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
     labels: int32 [K].
-    rounds: at least 1.
+    rounds: how many.
     clients: number of clients; at most K.
     rate: the server's learning rate on the mean gradient or the mean delta. At 0.1, one round kills the ReLUs of a
       dense network with DLG's initialisation.
 
   Raises:
-    UsageError: for a number out of range.
+    UsageError: for more clients than images.
   """
-  errors.check_number('rounds', rounds, low=1, integer=True)
-  errors.check_number('rate', rate, low=0, finite=True)
   errors.check_number('clients', clients, low=1, high=len(images), integer=True)
   size = len(images) // clients
   federation = simulation.Federation(

@@ -8,11 +8,13 @@ import numpy as np
 
 from gradleak import data
 from gradleak.core import errors, trees
+from gradleak.core.settings import Count, ranged
 from gradleak.federated.client import Client
 
 STDDEVS = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 
+@ranged
 def roughness(
   key: jax.Array,
   client: Client,
@@ -21,7 +23,7 @@ def roughness(
   labels: np.ndarray,
   *,
   stddevs: Sequence[float] = STDDEVS,
-  batch_size: int = 1,
+  batch_size: Count = 1,
 ) -> dict[float, float]:
   """Returns {σ: cosine distance between the updates of x and of x + N(0, σ²)}, the median over uploads.
 
@@ -37,7 +39,7 @@ def roughness(
     batch_size: images behind one upload.
 
   Raises:
-    UsageError: for a number out of range, or images that do not fit.
+    UsageError: for a σ that is no number, more images behind an upload than there are, or images that do not fit.
   """
   images, labels = data.pair('images and labels', (images, labels))
   errors.check_number('batch_size', batch_size, low=1, high=len(images), integer=True)

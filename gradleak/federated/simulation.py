@@ -6,7 +6,7 @@ In FedSGD the clients upload gradients, in FedAvg deltas. The clients are those 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from gradleak import data
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
 from gradleak.core.reuse import reusable
+from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, check_fields, ranged
 from gradleak.core.trees import Tree
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
@@ -57,25 +58,21 @@ class Federation:
   images: np.ndarray
   labels: np.ndarray
   partition: Sequence[np.ndarray]
-  per_round: int
+  per_round: Count
   server: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(1.0))
   chain: optax.GradientTransformation = NO_DEFENSE
-  weighting: str = 'samples'
-  server_noise: float = 0.0
-  drop_out: float = 0.0
+  weighting: Annotated[str, Choice(WEIGHTINGS)] = 'samples'
+  server_noise: NonNegative = 0.0
+  drop_out: Fraction = 0.0
   defended: tuple[int, ...] | None = None
-  group_size: int | None = None
+  group_size: Annotated[int | None, Range(1)] = None
 
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
     data.validate(self.images, self.labels, self.client.num_classes)
     check_partition(self.partition, len(self.images))
-    errors.check_number('clients per round', self.per_round, low=1, high=len(self.partition), integer=True)
-    if self.group_size is not None:
-      errors.check_number('group_size', self.group_size, low=1, integer=True)
-    errors.check_number('drop_out', self.drop_out, low=0, high=1)
-    errors.check_number('server_noise', self.server_noise, low=0, finite=True)
-    errors.check_choice('weighting', self.weighting, WEIGHTINGS)
+    check_fields(self)
+    errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
       raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')
     for client in self.defended or ():
@@ -415,8 +412,13 @@ def accuracy(
   return int(np.sum(predicted == labels)) / len(predicted), loss
 
 
+@ranged
 def classified(
-  model: Model, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
+  model: Model,
+  variables: Mapping,
+  images: np.ndarray,
+  labels: np.ndarray,
+  batch_size: Annotated[int, Range(1, 10**6)] = 100,
 ) -> tuple[np.ndarray, float]:
   """Returns (the class that a model predicts for each sample, int [N]; the mean cross-entropy with their labels).
 
@@ -433,7 +435,6 @@ def classified(
   """
   images, labels = data.pair('the samples', (images, labels))
   check_variables(check_model(model), variables, images.shape[1:])
-  batch_size = int(errors.check_number('batch_size', batch_size, low=1, high=10**6, integer=True))
   predicted, loss, score = [], 0.0, _score(model)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)

@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from gradleak import data
 from gradleak.core import errors, statistics
 from gradleak.core.locks import alone
+from gradleak.core.settings import Count, Range, ranged
 from gradleak.core.storage import (
   Workdir,
   append_time,
@@ -31,18 +32,19 @@ from gradleak.federated.simulation import Federation, Round, State
 UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 
 
+@ranged
 def train(
   key: jax.Array,
   federation: Federation,
   variables: Mapping,
-  rounds: int,
+  rounds: Count,
   *,
   test: tuple | None = None,
-  evaluate_every: int = 1,
+  evaluate_every: Count = 1,
   workdir: str | os.PathLike | None = None,
   config: dict | None = None,
   privacy: Ledger | None = None,
-  budget: float | None = None,
+  budget: Annotated[float | None, Range(1e-12, finite=True)] = None,
   on_round: Callable[[dict, State, float], None] | None = None,
 ) -> tuple[State, list[dict]]:
   """Trains for a number of rounds; returns (the last `State`, a row per round).
@@ -57,7 +59,7 @@ def train(
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
     federation: the `Federation`.
     variables: the initial model's.
-    rounds: how many, ≥ 1.
+    rounds: how many.
     test: (images, labels) that the model is measured on, or None.
     evaluate_every: rounds between two measurements; the last round is always measured.
     workdir: a folder for `rounds.jsonl`, `timing.jsonl` and checkpoints; a run that was killed is resumed from it.
@@ -68,10 +70,10 @@ def train(
     on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for numbers out of range, a folder that belongs to another run, or a budget without `privacy` or that
+    UsageError: for a folder that belongs to another run, or a budget without `privacy` or that
       the first round alone exceeds.
   """
-  _check(rounds, evaluate_every, budget, privacy)
+  _check(budget, privacy)
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
   errors.check_json('config', {} if config is None else config)
@@ -119,15 +121,11 @@ def _rows(path: pathlib.Path, number: int) -> list[dict]:
   return rows
 
 
-def _check(rounds: int, evaluate_every: int, budget: float | None, privacy: Ledger | None) -> None:
-  errors.check_number('rounds', rounds, low=1, integer=True)
-  errors.check_number('evaluate_every', evaluate_every, low=1, integer=True)
+def _check(budget: float | None, privacy: Ledger | None) -> None:
   if privacy is not None:
     errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
-  if budget is not None:
-    errors.check_number('the budget of epsilon', budget, low=1e-12, finite=True)
-    if privacy is None:
-      raise errors.UsageError(f'a budget of ε = {budget} needs a defense whose ε is known, such as client_dp')
+  if budget is not None and privacy is None:
+    raise errors.UsageError(f'a budget of ε = {budget} needs a defense whose ε is known, such as client_dp')
 
 
 def _overdrawn(

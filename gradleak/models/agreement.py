@@ -10,6 +10,7 @@ import optax
 from flax import linen as nn
 
 from gradleak.core import errors, trees
+from gradleak.core.settings import NonNegative, ranged
 from gradleak.core.trees import Tree
 from gradleak.models import repeated
 from gradleak.models.model import (
@@ -74,6 +75,7 @@ class Agreement(NamedTuple):
     return '\n'.join([*lines, f'The networks depart first in {where}: relative difference {relative:.1e}.'])
 
 
+@ranged
 def agreement(
   model: Model,
   variables: Mapping,
@@ -86,7 +88,7 @@ def agreement(
   gradient: Tree | None = None,
   labels: Any = None,
   train: bool = False,
-  tolerance: float = 1e-4,
+  tolerance: NonNegative = 1e-4,
 ) -> Agreement:
   """Returns how a network compares with the original that it was written after, on the same weights and images.
 
@@ -111,7 +113,6 @@ def agreement(
   images = _images(images)
   check_variables(check_model(model), variables, images.shape[1:])
   check_finite(f'the weights of {model.name!r}', variables)
-  errors.check_number('tolerance', tolerance, low=0, finite=True)
   errors.check_instance('train', train, bool, 'True or False')
   found_logits, found_outputs = _forward(model, variables, images, train, outputs_of)
   wanted = errors.host_array('the logits', logits)

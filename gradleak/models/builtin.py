@@ -2,16 +2,20 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 from flax import linen as nn
 
-from gradleak.core import errors, grammar
+from gradleak.core import errors, grammar, methods
 from gradleak.core.reuse import reusable
+from gradleak.core.settings import Choice, Range
 from gradleak.models import convolution, layers
 from gradleak.models.model import Model, from_flax
 
 MAX_WIDTH = 65_536  # units of a layer
+Width = Annotated[int, Range(1, MAX_WIDTH)]
+Channels = Annotated[int, Range(1, 1024)]  # of a network whose later layers have several times as many
+Activation = Annotated[str, Choice(layers.ACTIVATIONS)]
 
 # Name -> mean and standard deviation of each channel, by which a network standardises pixels in [0, 1].
 PIXELS: dict[str, tuple[tuple[float, ...] | None, tuple[float, ...] | None]] = {
@@ -20,14 +24,16 @@ PIXELS: dict[str, tuple[tuple[float, ...] | None, tuple[float, ...] | None]] = {
   'imagenet': ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
+Pixels = Annotated[str, Choice(PIXELS)]
+
 P = ParamSpec('P')
 
 
 def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   """Decorates a factory (num_classes, init, conv, **settings) -> `Model`.
 
-  The arguments that all built-in models share are checked, `conv` None becomes the default formulation, and the model
-  is named after the factory and the settings that were given: 'lenet(width=24)'.
+  All arguments are checked, and `conv` None becomes the default formulation. The model is named after the factory and
+  the given settings: 'lenet(width=24)'.
   """
 
   make = reusable(128)(factory)
@@ -38,6 +44,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
     layers.initialiser(init)
     conv = convolution.default_formulation() if conv is None else conv
     errors.check_choice('convolution formulation', conv, convolution.FORMULATIONS)
+    settings = methods.checked(factory, settings, 'model')
     model = make(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return model._replace(name=grammar.written(factory.__name__, given))
@@ -45,18 +52,8 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   return build  # type: ignore[return-value]
 
 
-def check_width(name: str, width: int, high: int = MAX_WIDTH) -> int:
-  """Returns `width` as an int; raises `UsageError`, with its `name`, unless it is an integer in [1, high]."""
-  return int(errors.check_number(name, width, low=1, high=high, integer=True))
-
-
 def standardised(module: nn.Module, pixels: str) -> Model:
-  """Returns the model of a Linen module whose images are standardised as `pixels`, a name of `PIXELS`, says.
-
-  Raises:
-    UsageError: for an unknown name.
-  """
-  errors.check_choice('scale of the pixels', pixels, PIXELS)
+  """Returns the model of a Linen module whose images are standardised as `pixels`, a name of `PIXELS`, says."""
   mean, std = PIXELS[pixels]
   return from_flax(module, mean=mean, std=std)
 

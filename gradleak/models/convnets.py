@@ -5,7 +5,7 @@ from flax import linen as nn
 
 from gradleak.core import errors
 from gradleak.models import layers
-from gradleak.models.builtin import builtin, check_width
+from gradleak.models.builtin import Channels, builtin
 from gradleak.models.model import Model, from_flax
 
 
@@ -39,7 +39,7 @@ class ConvNet(nn.Module):
 
 
 @builtin
-def convnet(num_classes: int, init: str = 'explicit', conv: str | None = None, *, width: int = 64) -> Model:
+def convnet(num_classes: int, init: str = 'explicit', conv: str | None = None, *, width: Channels = 64) -> Model:
   """Returns the ConvNet of Geiping et al. (2020), for images of at least 9×9 pixels.
 
   Its convolutions have w, 2w, 2w, 4w, 4w, 4w channels, pooling, 4w, 4w, pooling: eight, as in the published code;
@@ -47,26 +47,22 @@ def convnet(num_classes: int, init: str = 'explicit', conv: str | None = None, *
 
   Args:
     num_classes, init, conv: as for `gradleak.models.cnn`.
-    width: w, an integer in [1, 1024]; 64 in Geiping's and GradDefense's work, 32 in DCS²'s.
-
-  Raises:
-    UsageError: for a value out of range or an unknown name.
+    width: w; 64 in Geiping's and GradDefense's work, 32 in DCS²'s.
   """
-  return _convnet('convnet', num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4)), bias=True)
+  return _convnet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4)), bias=True)
 
 
 @builtin
-def convnet9(num_classes: int, init: str = 'explicit', conv: str | None = None, *, width: int = 64) -> Model:
+def convnet9(num_classes: int, init: str = 'explicit', conv: str | None = None, *, width: Channels = 64) -> Model:
   """Returns FFL's ConvNet: a ninth convolution of 4w channels before the last pooling; arguments as for `convnet`.
 
   Its convolutions have no biases: with ten classes and colour images it has 3,493,706 parameters, the 3.49 M of FFL's
   table 2; with biases it would have 3.50 M.
   """
-  return _convnet('convnet9', num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4, 4)), bias=False)
+  return _convnet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4, 4)), bias=False)
 
 
 def _convnet(
-  name: str,
   num_classes: int,
   init: str,
   conv: str | None,
@@ -74,4 +70,4 @@ def _convnet(
   blocks: tuple[tuple[int, ...], ...],
   bias: bool,
 ) -> Model:
-  return from_flax(ConvNet(num_classes, init, conv, check_width(f'{name}(width)', width, 1024), blocks, bias))
+  return from_flax(ConvNet(num_classes, init, conv, width, blocks, bias))

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
+from gradleak.core.settings import Range, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.models.model import ImageShape, Model, wrapped
 
@@ -17,8 +19,14 @@ CITATION = (
 _BASE = 'base'  # the collection of the weights that stay as they are
 
 
+@ranged
 @reusable(128)
-def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
+def lora(
+  model: Model,
+  *,
+  rank: Annotated[int, Range(1, 4096)] = 4,
+  alpha: Annotated[float, Range(1e-6, finite=True)] = 8.0,
+) -> Model:
   r"""Returns `model` with W + (alpha / rank)·A·B in place of each weight matrix W, of which A and B are the parameters.
 
   A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
@@ -30,14 +38,12 @@ def lora(model: Model, *, rank: int = 4, alpha: float = 8.0) -> Model:
 
   Args:
     model: any `Model`.
-    rank: columns of A, at least 1; at most the smaller side of a matrix is used.
+    rank: columns of A; at most the smaller side of a matrix is used.
     alpha: scale of the adapters.
 
   Raises:
-    UsageError: for values out of range, or a model without a matrix.
+    UsageError: at `init`, for a model without a matrix.
   """
-  errors.check_number('lora(rank)', rank, low=1, high=4096, integer=True)
-  errors.check_number('lora(alpha)', alpha, low=1e-6, finite=True)
   scale = alpha / rank
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:

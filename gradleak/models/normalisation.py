@@ -1,10 +1,13 @@
 """Normalisation of the pixels inside a network, so that clients and attacks keep to images in [0, 1]."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
 from gradleak.core import errors
 from gradleak.core.reuse import reusable
+from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
 from gradleak.models.model import ImageShape, Model, Normalisation, wrapped
 
@@ -16,8 +19,9 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
+@ranged
 @reusable(128)
-def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
+def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'cifar10') -> Model:
   r"""Returns `model` with its input normalised: each channel less its mean, over its standard deviation.
 
   Its variables, layers and features are those of `model`. Closed forms that read the input of a first dense layer undo
@@ -30,10 +34,9 @@ def normalised(model: Model, *, pixels: str = 'cifar10') -> Model:
     model: any `Model` that does not normalise its images itself.
     pixels: whose mean and standard deviation, a name of `STATISTICS`.
 
-  Raises:
-    UsageError: for an unknown name; at `init` and when applied, for images of another number of channels.
+  Raises (at `init` and when applied):
+    UsageError: for images of another number of channels.
   """
-  errors.check_choice('statistics of pixels', pixels, STATISTICS)
   mean, std = STATISTICS[pixels]
 
   def check(channels: int) -> None:

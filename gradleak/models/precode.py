@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
+from gradleak.core.settings import NonNegative, Range, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.models import layers
 from gradleak.models.model import ImageShape, Model, require
@@ -45,8 +46,9 @@ def _init_dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Arra
   return {'kernel': initialise(kernel, (inputs, outputs)), 'bias': initialise(bias, (outputs,))}
 
 
+@ranged
 @reusable(128)
-def precode(model: Model, *, size: int = 256, beta: float = 1e-3) -> Model:
+def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta: NonNegative = 1e-3) -> Model:
   r"""Returns `model` with a variational bottleneck before its last dense layer.
 
   The features f of a sample become D(z), z = μ + σ·ε with ε ~ N(0, I), where (μ, σ) = E(f). Encoder E
@@ -67,11 +69,9 @@ def precode(model: Model, *, size: int = 256, beta: float = 1e-3) -> Model:
     size: the dimension of z; the published code's default is 256.
     beta: weight of the KL term, 1e-3 in the published code.
 
-  Raises:
-    UsageError: for a size below 1 or a negative beta; at `init`, for a model whose last layer is not dense.
+  Raises (at `init`):
+    UsageError: for a model whose last layer is not dense.
   """
-  errors.check_number('precode(size)', size, low=1, high=65_536, integer=True)
-  errors.check_number('precode(beta)', beta, low=0, finite=True)
 
   def last_dense(image_shape: ImageShape) -> tuple[str, ...]:
     return require(model, 'layers')(image_shape)[-1].paths[0]

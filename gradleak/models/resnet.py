@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak.core import errors
+from gradleak.core.settings import Choice
 from gradleak.models import layers, repeated
-from gradleak.models.builtin import builtin, check_width, standardised
+from gradleak.models.builtin import Channels, Pixels, builtin, standardised
 from gradleak.models.model import Model
 
-NORMS = ('batch', 'group')
-STEMS = ('cifar', 'imagenet')
+Norm = Annotated[str, Choice(('batch', 'group'))]
+Stem = Annotated[str, Choice(('cifar', 'imagenet'))]
 
 
 def _norm(kind: str, train: bool, name: str) -> nn.Module:
@@ -139,9 +141,6 @@ def _resnet(
   bottleneck: bool = False,
   stem: str = 'cifar',
 ) -> Model:
-  width = check_width(f'{name}(width)', width, 1024)
-  errors.check_choice('norm', norm, NORMS)
-  errors.check_choice('stem', stem, STEMS)
   if norm == 'group' and width % 2:
     raise errors.UsageError(f'{name}(width) is {width}, expected an even number for the two groups of norm=group')
   return standardised(ResNet(num_classes, init, conv, width, norm, blocks, project, bottleneck, stem), pixels)
@@ -153,9 +152,9 @@ def resnet20(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 16,
-  norm: str = 'batch',
-  pixels: str = 'unit',
+  width: Channels = 16,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns ResNet-20 for CIFAR (He et al. 2016, section 4.2): three stages of three blocks, shortcuts of option A.
 
@@ -163,7 +162,7 @@ def resnet20(
 
   Args:
     num_classes, init, conv: as for `gradleak.models.cnn`. Norms start at scale 1 and shift 0.
-    width: channels of the first stage, an integer in [1, 1024]; 16 in the paper.
+    width: channels of the first stage; 16 in the paper.
     norm: 'batch', or 'group' with two groups in each layer, often used in place of BatchNorm in federated learning
       (Reddi et al. 2021).
     pixels: 'unit' uses them as they are, in [0, 1]; 'imagenet' standardises each channel by ImageNet's mean and
@@ -171,7 +170,7 @@ def resnet20(
       counts as three equal channels.
 
   Raises:
-    UsageError: for a width out of range, an odd one with `norm='group'`, or an unknown word.
+    UsageError: for an odd width with `norm='group'`.
   """
   return _resnet('resnet20', num_classes, init, conv, width, norm, pixels, (3, 3, 3), project=False)
 
@@ -182,9 +181,9 @@ def resnet56(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 16,
-  norm: str = 'batch',
-  pixels: str = 'unit',
+  width: Channels = 16,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns ResNet-56 for CIFAR: `resnet20` with nine blocks in each stage.
 
@@ -199,10 +198,10 @@ def resnet18(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str = 'batch',
-  pixels: str = 'unit',
-  stem: str = 'cifar',
+  width: Channels = 64,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
+  stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-18: four stages of two blocks, shortcuts of option B, as in the paper's networks for ImageNet.
 
@@ -225,10 +224,10 @@ def resnet34(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str = 'batch',
-  pixels: str = 'unit',
-  stem: str = 'cifar',
+  width: Channels = 64,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
+  stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks in its stages."""
   return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, (3, 4, 6, 3), project=True, stem=stem)
@@ -240,10 +239,10 @@ def resnet50(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str = 'batch',
-  pixels: str = 'unit',
-  stem: str = 'cifar',
+  width: Channels = 64,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
+  stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-50: 3, 4, 6 and 3 bottleneck blocks, whose outputs have four times the width; as `resnet18` else."""
   blocks = (3, 4, 6, 3)
@@ -258,10 +257,10 @@ def resnet101(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str = 'batch',
-  pixels: str = 'unit',
-  stem: str = 'cifar',
+  width: Channels = 64,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
+  stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-101: `resnet50` with 3, 4, 23 and 3 blocks."""
   blocks = (3, 4, 23, 3)
@@ -276,10 +275,10 @@ def resnet152(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str = 'batch',
-  pixels: str = 'unit',
-  stem: str = 'cifar',
+  width: Channels = 64,
+  norm: Norm = 'batch',
+  pixels: Pixels = 'unit',
+  stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-152: `resnet50` with 3, 8, 36 and 3 blocks.
 

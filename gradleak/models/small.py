@@ -1,12 +1,17 @@
 """Small networks of the gradient-leakage literature: Fidel's MLP and CNN, and LeNet."""
 
+from typing import Annotated
+
 import jax
 from flax import linen as nn
 
 from gradleak.core import errors
+from gradleak.core.settings import Range
 from gradleak.models import layers
-from gradleak.models.builtin import builtin, check_width, parse_widths
+from gradleak.models.builtin import Activation, Width, builtin, parse_widths
 from gradleak.models.model import Model, from_flax
+
+Dropout = Annotated[float, Range(0, 0.99)]
 
 
 class Mlp(nn.Module):
@@ -81,8 +86,8 @@ def mlp(
   conv: str | None = None,
   *,
   widths: str | int | tuple[int, ...] = '128-128-64',
-  activation: str = 'relu',
-  dropout: float = 0.0,
+  activation: Activation = 'relu',
+  dropout: Dropout = 0.0,
 ) -> Model:
   """Returns Fidel's fully connected network (Enthoven & Al-Ars 2021, table I).
 
@@ -92,13 +97,12 @@ def mlp(
     conv: not used; the network has no convolution.
     widths: units of the hidden layers, as '128-64' or (128, 64).
     activation: of the first layer, a name of `layers.ACTIVATIONS`; the others have ReLU.
-    dropout: rate in [0, 0.99] after the first layer.
+    dropout: rate after the first layer.
 
   Raises:
-    UsageError: for a value out of range or an unknown name.
+    UsageError: for other widths.
   """
   del conv
-  _check(activation, 'mlp(dropout)', dropout)
   return from_flax(Mlp(num_classes, init, activation, dropout, parse_widths('mlp(widths)', widths)))
 
 
@@ -108,10 +112,10 @@ def cnn(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 32,
+  width: Width = 32,
   widths: str | int | tuple[int, ...] = '128-64',
-  activation: str = 'relu',
-  dropout: float = 0.0,
+  activation: Activation = 'relu',
+  dropout: Dropout = 0.0,
 ) -> Model:
   """Returns Fidel's convolutional network (Enthoven & Al-Ars 2021, table II), for images of at least 4×4 pixels.
 
@@ -123,11 +127,9 @@ def cnn(
     activation, dropout: of the first dense layer, as for `mlp`.
 
   Raises:
-    UsageError: for a value out of range or an unknown name.
+    UsageError: for other widths.
   """
-  _check(activation, 'cnn(dropout)', dropout)
-  width, widths = check_width('cnn(width)', width), parse_widths('cnn(widths)', widths)
-  return from_flax(Cnn(num_classes, init, conv, activation, dropout, width, widths))
+  return from_flax(Cnn(num_classes, init, conv, activation, dropout, width, parse_widths('cnn(widths)', widths)))
 
 
 @builtin
@@ -136,8 +138,8 @@ def lenet(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 12,
-  activation: str = 'sigmoid',
+  width: Width = 12,
+  activation: Activation = 'sigmoid',
 ) -> Model:
   """Returns the LeNet of DLG's published code (Zhu et al. 2019): three convolutions, 768 features at 32×32.
 
@@ -145,11 +147,8 @@ def lenet(
     num_classes, init, conv: as for `cnn`.
     width: channels of each convolution.
     activation: after each convolution, a name of `layers.ACTIVATIONS`.
-
-  Raises:
-    UsageError: for a value out of range or an unknown name.
   """
-  return _lenet('lenet', num_classes, init, conv, width, activation, (2, 2, 1))
+  return _lenet(num_classes, init, conv, width, activation, (2, 2, 1))
 
 
 @builtin
@@ -158,20 +157,14 @@ def lenet4(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 12,
-  activation: str = 'sigmoid',
+  width: Width = 12,
+  activation: Activation = 'sigmoid',
 ) -> Model:
   """Returns the LeNet with four convolutions of Soteria, GradDefense and OUTPOST; arguments are those of `lenet`."""
-  return _lenet('lenet4', num_classes, init, conv, width, activation, (2, 2, 1, 1))
+  return _lenet(num_classes, init, conv, width, activation, (2, 2, 1, 1))
 
 
 def _lenet(
-  name: str, num_classes: int, init: str, conv: str | None, width: int, activation: str, strides: tuple[int, ...]
+  num_classes: int, init: str, conv: str | None, width: int, activation: str, strides: tuple[int, ...]
 ) -> Model:
-  layers.activation(activation)
-  return from_flax(LeNet(num_classes, init, conv, activation, check_width(f'{name}(width)', width), strides))
-
-
-def _check(activation: str, name: str, dropout: float) -> None:
-  layers.activation(activation)
-  errors.check_number(name, dropout, low=0, high=0.99)
+  return from_flax(LeNet(num_classes, init, conv, activation, width, strides))

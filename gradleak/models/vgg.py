@@ -1,12 +1,14 @@
 """VGG networks (Simonyan & Zisserman 2015) with a head for small images."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradleak.core import errors
+from gradleak.core.settings import Choice
 from gradleak.models import layers
-from gradleak.models.builtin import builtin, check_width, standardised
+from gradleak.models.builtin import Channels, Pixels, builtin, standardised
 from gradleak.models.model import Model
 
 NORMS = ('none', 'batch')
@@ -48,8 +50,6 @@ class Vgg(nn.Module):
 
 
 def _vgg(name: str, num_classes: int, init: str, conv: str | None, width: int, norm: str | None, pixels: str) -> Model:
-  width = check_width(f'{name}(width)', width, 1024)
-  norm = errors.check_choice('norm', 'none' if norm is None else norm, NORMS)
   return standardised(Vgg(num_classes, init, conv, width, norm == 'batch', STAGES[name]), pixels)
 
 
@@ -59,9 +59,9 @@ def vgg11(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str | None = None,
-  pixels: str = 'unit',
+  width: Channels = 64,
+  norm: Annotated[str | None, Choice(NORMS)] = None,
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns VGG-11, eight convolutions, with one dense layer on the means of its 8w feature maps.
 
@@ -70,12 +70,9 @@ def vgg11(
 
   Args:
     num_classes, init, conv: as for `gradleak.models.cnn`.
-    width: w, the channels of the first stage, an integer in [1, 1024]; 64 in the paper.
+    width: w, the channels of the first stage; 64 in the paper.
     norm: None or 'none', or 'batch' for BatchNorm after each convolution, as in torchvision's `vgg11_bn`.
     pixels: as for `gradleak.models.resnet20`; torchvision's weights expect 'imagenet'.
-
-  Raises:
-    UsageError: for a width out of range or an unknown word.
   """
   return _vgg('vgg11', num_classes, init, conv, width, norm, pixels)
 
@@ -86,9 +83,9 @@ def vgg16(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  width: int = 64,
-  norm: str | None = None,
-  pixels: str = 'unit',
+  width: Channels = 64,
+  norm: Annotated[str | None, Choice(NORMS)] = None,
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns VGG-16, thirteen convolutions (14,714,688 parameters on colour images); otherwise as `vgg11`."""
   return _vgg('vgg16', num_classes, init, conv, width, norm, pixels)

@@ -1,12 +1,15 @@
 """Vision transformers (Dosovitskiy et al. 2021, An Image is Worth 16×16 Words), in the sizes of Touvron et al. 2021."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak.core import errors
+from gradleak.core.settings import Range
 from gradleak.models import layers
-from gradleak.models.builtin import builtin, check_width, standardised
+from gradleak.models.builtin import Pixels, Width, builtin, standardised
 from gradleak.models.model import Model
 
 
@@ -131,10 +134,6 @@ class VisionTransformer(nn.Module):
 
 
 def _vit(name: str, num_classes: int, init: str, patch: int, depth: int, width: int, heads: int, pixels: str) -> Model:
-  patch = check_width(f'{name}(patch)', patch, 1024)
-  depth = check_width(f'{name}(depth)', depth, 128)
-  width = check_width(f'{name}(width)', width)
-  heads = check_width(f'{name}(heads)', heads)
   if width % heads:
     raise errors.UsageError(f'{name}(heads) is {heads}, expected a divisor of the width {width}')
   return standardised(VisionTransformer(num_classes, init, patch, depth, width, heads), pixels)
@@ -146,11 +145,11 @@ def vit_tiny(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  patch: int = 4,
-  depth: int = 12,
-  width: int = 192,
-  heads: int = 3,
-  pixels: str = 'unit',
+  patch: Annotated[int, Range(1, 1024)] = 4,
+  depth: Annotated[int, Range(1, 128)] = 12,
+  width: Width = 192,
+  heads: Width = 3,
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns ViT-Tiny (Touvron et al. 2021): 12 blocks of 192 features and 3 heads, LayerNorm first, exact GELU.
 
@@ -160,15 +159,14 @@ def vit_tiny(
     num_classes, init: as for `gradleak.models.cnn`; `init` is of the dense layers. With 'explicit' the attention is
       nearly one-hot: 'default' is meant for this network.
     conv: not used; the network has no convolution.
-    patch: side of the square patches in pixels, an integer in [1, 1024] that divides the sides of the images; the
-      published networks have 16.
-    depth: number of blocks, an integer in [1, 128].
+    patch: side of the square patches in pixels, which divides the sides of the images; the published networks have 16.
+    depth: number of blocks.
     width: features of a token; the dense layers of a block have four times as many.
     heads: of the attention; a divisor of the width.
     pixels: as for `gradleak.models.resnet20`; most of timm's weights expect 'half', DeiT's 'imagenet'.
 
   Raises:
-    UsageError: for a value out of range or an unknown word; at `init` and when applied, for images whose sides are no
+    UsageError: for a width that the heads do not divide; at `init` and when applied, for images whose sides are no
       multiples of the patch.
   """
   del conv
@@ -181,11 +179,11 @@ def vit_small(
   init: str = 'explicit',
   conv: str | None = None,
   *,
-  patch: int = 4,
-  depth: int = 12,
-  width: int = 384,
-  heads: int = 6,
-  pixels: str = 'unit',
+  patch: Annotated[int, Range(1, 1024)] = 4,
+  depth: Annotated[int, Range(1, 128)] = 12,
+  width: Width = 384,
+  heads: Width = 6,
+  pixels: Pixels = 'unit',
 ) -> Model:
   """Returns ViT-Small: `vit_tiny` of 384 features and 6 heads; 22,050,664 parameters at `patch=16`, 224×224, 1,000."""
   del conv

@@ -9,13 +9,14 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradleak.core import errors, storage
+from gradleak.core.settings import Choice, ranged
 from gradleak.core.storage import plain, write_atomically
 from gradleak.core.trees import Tree, path_names
 from gradleak.models import torch_weights
@@ -120,7 +121,8 @@ def _latent(module: Module) -> int:
   return gan.LATENT if isinstance(module, gan.Generator) else 0
 
 
-def load(path: str | os.PathLike, kind: str = 'generator') -> Prior:
+@ranged
+def load(path: str | os.PathLike, kind: Annotated[str, Choice(KINDS)] = 'generator') -> Prior:
   """Returns the `Prior` in a file of `save`, or of a PyTorch generator of dense layers with ReLU and tanh.
 
   Such a file holds '0.weight', '0.bias', '2.weight', … of an `nn.Sequential` whose outputs are grey, square images.
@@ -132,7 +134,6 @@ def load(path: str | os.PathLike, kind: str = 'generator') -> Prior:
   Raises:
     UsageError: for a file that is missing, damaged, or of something else.
   """
-  errors.check_choice('kind of prior', kind, KINDS)
   found = pathlib.Path(errors.check_path('the weights of the prior', path))
   try:
     stamp = found.stat().st_mtime_ns

@@ -12,6 +12,7 @@ gradient.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import numpy as np
 from gradleak.attacks import presets
 from gradleak.attacks.base import Attack, attack, require_gradient
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
@@ -30,9 +32,12 @@ from gradleak.servers.fishing_search import (
   AT_THRESHOLD,
   BIAS,
   ROUNDING,
+  Class,
+  Multiplier,
+  Queries,
   Search,
+  Searching,
   begin,
-  check_search,
   check_target,
   class_fished,
   last_layer,
@@ -42,7 +47,7 @@ from gradleak.servers.fishing_search import (
 from gradleak.threat import Observation
 
 INNER = {'csdlg': presets.csdlg, 'csdlg_fast': presets.csdlg_fast, 'gia': presets.gia, 'gs': presets.gs}
-STATISTICS = ('running', 'public')
+Statistics = Annotated[str, Choice(('running', 'public'))]
 
 _CITATION = 'Wen, Geiping, Fowl, Goldblum, Goldstein: Fishing for User Data. ICML 2022.'
 
@@ -51,7 +56,7 @@ _CITATION = 'Wen, Geiping, Fowl, Goldblum, Goldstein: Fishing for User Data. ICM
 
 
 @server
-def class_fishing_server(*, target: int = 0, statistics: str = 'running') -> Server:
+def class_fishing_server(*, target: Class = 0, statistics: Statistics = 'running') -> Server:
   """The server that fishes for the class `target`, in one round.
 
   The weights of the last layer are 0, for the target 0.5; its biases are 1e20, but the target keeps its own. The target
@@ -63,10 +68,9 @@ def class_fishing_server(*, target: int = 0, statistics: str = 'running') -> Ser
       those of the public images. A client with `batch_norm='train'` does not use them, but the attacker simulates with
       them, and those of an untrained model describe no data.
 
-  Raises:
-    UsageError: for settings out of range; in `prepare`, for a target that is no class, a last layer that is not dense
-      with a bias, a client that shares a delta or has another loss than cross-entropy, or no public images where they
-      are asked for.
+  Raises (in `prepare`):
+    UsageError: for a target that is no class, a last layer that is not dense with a bias, a client that shares a delta
+      or has another loss than cross-entropy, or no public images where they are asked for.
   """
   return one_round(_preparation(target, statistics))
 
@@ -74,11 +78,11 @@ def class_fishing_server(*, target: int = 0, statistics: str = 'running') -> Ser
 @server
 def feature_fishing_server(
   *,
-  target: int = 0,
-  statistics: str = 'running',
-  method: str = 'published',
-  multiplier: float = 300.0,
-  max_queries: int = 64,
+  target: Class = 0,
+  statistics: Statistics = 'running',
+  method: Searching = 'published',
+  multiplier: Multiplier = 300.0,
+  max_queries: Queries = 64,
 ) -> Server:
   """The server that isolates one of several samples of the class `target`, in several rounds; see `fish`.
 
@@ -91,7 +95,6 @@ def feature_fishing_server(
   Raises:
     UsageError: as `class_fishing_server`; in `init`, for public images and a model without `features`.
   """
-  check_search(method, multiplier, max_queries)
 
   def init(scenario: Scenario, batch_size: int) -> Search:
     return begin(
@@ -119,7 +122,6 @@ def feature_fishing_server(
 
 def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario, int], Scenario]:
   """Returns `prepare` of both servers; nothing in it is random, and it does not depend on the batch size."""
-  _check_settings(target, statistics)
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     del key, batch_size
@@ -155,9 +157,9 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
 def class_fishing(
   client: Client,
   *,
-  target: int = 0,
-  statistics: str = 'running',
-  inner: str = 'csdlg',
+  target: Class = 0,
+  statistics: Statistics = 'running',
+  inner: Annotated[str, Choice(INNER)] = 'csdlg',
   steps: int = 24_000,
   tv: float = 1e-4,
   start: str = 'normal',
@@ -180,8 +182,8 @@ def class_fishing(
     inner: the gradient matching, a name of `INNER`: 'csdlg', as in the paper, or a faster one.
     steps, tv, start: its settings.
 
-  Raises:
-    UsageError: for settings out of range; when run, for a client that shares a delta.
+  Raises (when run):
+    UsageError: for a client that shares a delta.
   """
   matching = _matching_of_one(client, target, statistics, inner, steps, tv, start)
 
@@ -201,12 +203,12 @@ def class_fishing(
 def feature_fishing(
   client: Client,
   *,
-  target: int = 0,
-  statistics: str = 'running',
-  method: str = 'published',
-  multiplier: float = 300.0,
-  max_queries: int = 64,
-  inner: str = 'csdlg',
+  target: Class = 0,
+  statistics: Statistics = 'running',
+  method: Searching = 'published',
+  multiplier: Multiplier = 300.0,
+  max_queries: Queries = 64,
+  inner: Annotated[str, Choice(INNER)] = 'csdlg',
   steps: int = 24_000,
   tv: float = 1e-4,
   start: str = 'normal',
@@ -229,10 +231,9 @@ def feature_fishing(
     target, statistics, method, multiplier, max_queries: see `feature_fishing_server`.
     inner, steps, tv, start: see `class_fishing`.
 
-  Raises:
-    UsageError: for settings out of range; when run, for a client that shares a delta.
+  Raises (when run):
+    UsageError: for a client that shares a delta.
   """
-  check_search(method, multiplier, max_queries)
   matching = _matching_of_one(client, target, statistics, inner, steps, tv, start)
 
   def seen(observation: Observation) -> Observation:
@@ -254,11 +255,9 @@ def feature_fishing(
 
 def _matching_of_one(client, target, statistics, inner, steps, tv, start):
   """Returns the gradient matching of one sample; a client of None is enough for the checks of the settings."""
-  _check_settings(target, statistics)
   if client is not None:
     check_target(target, client.num_classes)
     client = dataclasses.replace(client, batch_norm='eval', batch_size=None)
-  errors.check_choice('inner attack', inner, INNER)
   return INNER[inner](steps=steps, tv=tv, start=start)(client)
 
 
@@ -343,8 +342,3 @@ def batch_statistics(model: Model, variables: dict, images: np.ndarray) -> Tree:
   images = jnp.asarray(images, jax.tree.leaves(variables['batch_stats'])[0].dtype)
   zeros, ones = (apply({**variables, 'batch_stats': each}, images) for each in before)
   return jax.tree.map(lambda zero, one: zero / (1 - (one - zero)), zeros, ones)
-
-
-def _check_settings(target, statistics):
-  check_target(target, 1 << 31)  # the number of classes is not known yet
-  errors.check_choice('statistics', statistics, STATISTICS)

@@ -5,7 +5,7 @@ sends, and what its answer says.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.models import Model
 from gradleak.models.model import require
@@ -26,6 +27,11 @@ BIAS = 1e20
 ROUNDING = 0.02
 # A sample is at the threshold if its logit of the target is smaller than this.
 AT_THRESHOLD = 0.1
+
+Class = Annotated[int, Range(0, 2**31 - 1)]  # below the number of classes, once that is known
+Searching = Annotated[str, Choice(('published', 'difference'))]
+Multiplier = Annotated[float, Range(1e-6, finite=True)]
+Queries = Annotated[int, Range(3)]
 
 
 # ---- The last layer.
@@ -167,6 +173,7 @@ def class_query(
   return _class_answer(sent, query(sent), last_layer(model, image_shape, sent['params']), target, num_samples)
 
 
+@ranged
 def fish(
   query: Callable[[dict], Tree],
   model: Model,
@@ -174,11 +181,11 @@ def fish(
   image_shape: tuple[int, ...],
   num_samples: int,
   *,
-  target: int = 0,
-  method: str = 'published',
+  target: Class = 0,
+  method: Searching = 'published',
   public: np.ndarray | None = None,
-  multiplier: float = 300.0,
-  max_queries: int = 64,
+  multiplier: Multiplier = 300.0,
+  max_queries: Queries = 64,
 ) -> Fished:
   """Isolates one of several samples of a class, on the host; every query is one more round with the same batch.
 
@@ -212,7 +219,7 @@ def fish(
     `Fished`. If the class has one sample, the result of class fishing; if it has none, likewise, with `alone` False.
 
   Raises:
-    UsageError: for a method or target that does not exist, a model that does not fit, or public images with constant
+    UsageError: for a target that is no class, a model that does not fit, or public images with constant
       features.
   """
   settings: dict[str, Any] = {'target': target, 'method': method, 'multiplier': multiplier, 'max_queries': max_queries}
@@ -235,7 +242,6 @@ def begin(
   max_queries: int,
 ) -> Search:
   """Returns the `Search` before its first round; the arguments are those of `fish`."""
-  check_search(method, multiplier, max_queries)
   layer = last_layer(model, image_shape, variables['params'])
   check_target(target, trees.get(variables['params'], layer[1]).shape[0])
   sent = class_fished(model, variables, image_shape, target)
@@ -421,10 +427,3 @@ def _feature_statistics(model, variables, images):
     )
   size = features.shape[1]
   return features.mean(axis=0), covariance + 1e-6 * np.trace(covariance) / size * np.eye(size)
-
-
-def check_search(method: str, multiplier: float, max_queries: int) -> None:
-  """Raises `UsageError` for settings of `fish` out of range."""
-  errors.check_choice('method of feature fishing', method, _METHODS)
-  errors.check_number('multiplier', multiplier, low=1e-6, finite=True)
-  errors.check_number('max_queries', max_queries, low=3, integer=True)

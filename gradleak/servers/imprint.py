@@ -14,6 +14,7 @@ width.
 
 import dataclasses
 import statistics
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ import numpy as np
 from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.fidel import beyond_box, partial_reconstructions
 from gradleak.core import errors
+from gradleak.core.settings import Choice, Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
@@ -29,8 +31,10 @@ from gradleak.models.model import Model, require, wrapped
 from gradleak.servers.base import Server, one_round, server
 from gradleak.threat import Observation
 
-MEASUREMENTS = ('mean', 'random')
-QUANTILES = ('normal', 'laplace', 'empirical')
+Bins = Annotated[int, Range(2, 65_536)]
+Measurement = Annotated[str, Choice(('mean', 'random'))]
+Gain = Annotated[float, Range(1e-6, 1e6)]
+Quantiles = Annotated[str, Choice(('normal', 'laplace', 'empirical'))]
 
 _NAME = 'imprint'
 # Mean and standard deviation of a measurement of natural images: of 2,000 in CIFAR-10, and over five draws of w.
@@ -62,7 +66,7 @@ def bin_edges(
     quantiles: of the 'normal' or 'laplace' distribution with the mean and standard deviation of `measured`, or
       'empirical' ones of `measured` itself.
     measured: measurements of auxiliary images [P]. Without them, the mean and deviation are those of natural images.
-    measurement: what is measured, a name of `MEASUREMENTS`.
+    measurement: what is measured, 'mean' or 'random'.
 
   Raises:
     UsageError: for 'empirical' without auxiliary images.
@@ -158,20 +162,13 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
   )
 
 
-def _check(bins, measurement, gain, quantiles):
-  errors.check_number('imprint(bins)', bins, low=2, high=65_536, integer=True)
-  errors.check_number('imprint(gain)', gain, low=1e-6, high=1e6)
-  errors.check_choice('measurement', measurement, MEASUREMENTS)
-  errors.check_choice('quantiles', quantiles, QUANTILES)
-
-
 @server
 def imprint_server(
   *,
-  bins: int = 128,
-  measurement: str = 'mean',
-  gain: float = 1e-3,
-  quantiles: str = 'normal',
+  bins: Bins = 128,
+  measurement: Measurement = 'mean',
+  gain: Gain = 1e-3,
+  quantiles: Quantiles = 'normal',
   sparse: bool = False,
   residual: bool = True,
 ) -> Server:
@@ -189,10 +186,9 @@ def imprint_server(
     residual: whether the network behind the module is given the image plus what the module returns, so that it goes on
       working; published is False, and the network is given what the module returns alone.
 
-  Raises:
-    UsageError: for settings out of range; in `prepare`, for empirical quantiles without public images.
+  Raises (in `prepare`):
+    UsageError: for empirical quantiles without public images.
   """
-  _check(bins, measurement, gain, quantiles)
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     del batch_size
@@ -249,10 +245,10 @@ def recover(
 def imprint(
   client: Client,
   *,
-  bins: int = 128,
-  measurement: str = 'mean',
-  gain: float = 1e-3,
-  quantiles: str = 'normal',
+  bins: Bins = 128,
+  measurement: Measurement = 'mean',
+  gain: Gain = 1e-3,
+  quantiles: Quantiles = 'normal',
   sparse: bool = False,
   residual: bool = True,
 ) -> Attack:
@@ -272,11 +268,10 @@ def imprint(
     client: not used: the module is read in the same way for every client.
     bins, measurement, gain, quantiles, sparse, residual: see `imprint_server`.
 
-  Raises:
-    UsageError: for settings out of range; when run, for a model without the module.
+  Raises (when run):
+    UsageError: for a model without the module.
   """
   del client, residual
-  _check(bins, measurement, gain, quantiles)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     params = observation.variables['params']

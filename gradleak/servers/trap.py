@@ -13,7 +13,7 @@ max pooling of 2×2, as the maxima and minima of all 2×2 blocks, which bound th
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
 from gradleak.attacks.fidel import partial_reconstructions
 from gradleak.core import errors, trees
+from gradleak.core.settings import Choice, Fraction
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
@@ -281,13 +282,8 @@ def trap_weights(
   return kernel, bias.astype(np.float32)
 
 
-def _check(variant, scale):
-  errors.check_choice('variant of trap weights', variant, VARIANTS)
-  errors.check_number('trap(scale)', scale, low=0, high=1)
-
-
 @server
-def trap_server(*, variant: str = 'both', scale: float = 0.99) -> Server:
+def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Server:
   """The server that sets the first dense layer to trap weights, and the convolutions in front to pass the image on.
 
   Which signs are the stronger depends on data and scale: mlp, batches of 8, fully revealed by 'mirrored', 'independent'
@@ -300,11 +296,10 @@ def trap_server(*, variant: str = 'both', scale: float = 0.99) -> Server:
   Args:
     variant, scale: see `trap_weights`.
 
-  Raises:
-    UsageError: for settings out of range; in `prepare`, for a model whose convolutions cannot pass the image on to a
+  Raises (in `prepare`):
+    UsageError: for a model whose convolutions cannot pass the image on to a
       hidden dense layer, one whose neurons are never silent, or 'soliton_data' without public images.
   """
-  _check(variant, scale)
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     model, params = scenario.client.model, scenario.variables['params']
@@ -417,7 +412,7 @@ def _equal(rows):
   'EuroS&P 2023.',
   server=trap_server,
 )
-def trap(client: Client, *, variant: str = 'both', scale: float = 0.99) -> Attack:
+def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Attack:
   r"""Trap weights (Boenisch et al. 2023 and later): reads the images that activate neurons of the trap layer alone.
 
   Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first; images
@@ -432,10 +427,9 @@ def trap(client: Client, *, variant: str = 'both', scale: float = 0.99) -> Attac
     client: whose model the images pass.
     variant, scale: see `trap_server`.
 
-  Raises:
-    UsageError: for settings out of range; when run, see `passage`.
+  Raises (when run):
+    UsageError: see `passage`.
   """
-  _check(variant, scale)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     image_shape = observation.image_shape[1:]

@@ -122,11 +122,6 @@ def test_an_embedding_that_does_not_fit_is_named(images):
     read(client, Observation(**{**vars(observation), 'update': fewer}))
 
 
-def test_a_cut_out_of_range_is_refused():
-  with pytest.raises(UsageError, match=r'april\(rcond\)'):
-    gl.attacks.april(rcond=1.5)(None)
-
-
 @pytest.mark.slow
 def test_it_stands_in_an_audit(images):
   model = gl.models.create(SMALL, 10, init='default')

@@ -75,17 +75,9 @@ def test_what_cannot_be_attacked_is_refused_before_anything_runs(digits, attack,
     gl.audit(jax.random.key(0), made(model, images[:2], labels[:2], public=public), [None], [attack], 1)
 
 
-@pytest.mark.parametrize(
-  'call',
-  [
-    lambda: gl.attacks.fidel_decoder(decoder='table')(None),
-    lambda: gl.attacks.fidel_decoder(steps=-1)(None),
-    lambda: gl.attacks.prefix(steps=0)(None),
-  ],
-)
-def test_settings_have_a_range(call):
+def test_settings_have_a_range():
   with pytest.raises(UsageError):
-    call()
+    gl.attacks.prefix(steps=0)(None)
 
 
 def sent(scenario, number=1, key=0):

@@ -188,11 +188,7 @@ def parsed(text):
   [
     (lambda f, x: parsed('window'), "unknown decoder 'window'; did you mean 'windows'"),
     (lambda f, x: parsed('windows(hiden=1)'), "unknown setting of the decoder windows: 'hiden'; did you mean 'hidden'"),
-    (lambda f, x: parsed('windows(context=-1)').build((), SHAPE), r'windows\(context\) is -1'),
-    (lambda f, x: decoder.windows(SHAPE, hidden=-1), r'windows\(hidden\) is -1'),
-    (lambda f, x: decoder.windows(SHAPE, steps=0), r'windows\(steps\) is 0'),
-    (lambda f, x: decoder.table_iii(SHAPE, batch_size=0), r'table_iii\(batch_size\) is 0'),
-    (lambda f, x: decoder.table_iv(SHAPE, steps=0), r'table_iv\(steps\) is 0'),
+    (lambda f, x: parsed('windows(context=-1)'), r'windows\(context\) is -1'),
     (lambda f, x: fitted(decoder.table_iii, f, x), 'table_iii decodes features of at least 4×4 .* got 3×3'),
     (lambda f, x: fitted(decoder.table_iv, f, x[:, :6]), 'table_iv decodes features of 2×2 .* got 3×3'),
     (lambda f, x: fitted(decoder.windows, f, x[:, :2]), '3 features see no windows of 2 pixels'),

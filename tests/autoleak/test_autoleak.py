@@ -19,7 +19,7 @@ from gradleak.studies.autoleak import bounds, ensemble, leaderboard
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
-MODULE = importlib.import_module('gradleak.autoleak')  # `gl.autoleak` is the function
+MODULE = importlib.import_module('gradleak.studies.autoleak')
 HIDDEN = gl.defenses.gaussian(stddev=1.0)
 SHORT = (
   ensemble.Stage('closed forms', (gl.attacks.fidel(), gl.attacks.april())),

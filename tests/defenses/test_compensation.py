@@ -163,20 +163,7 @@ def test_the_transformation_uses_the_variance_of_equal_weights():
   assert np.abs(got['w'] - update['w']).max() > 0.01
 
 
-def test_usage_errors_are_named():
+def test_it_needs_the_number_of_clients():
   server = defenses.compensation(stddev=0.1)
   with pytest.raises(errors.UsageError, match='num_clients='):
     server.update({'w': jnp.ones(4)}, server.init({'w': jnp.ones(4)}))
-  for settings, words in (
-    ({'stddev': -1}, 'compensation(stddev)'),
-    ({'ratio': 2}, 'compensation(ratio)'),
-    ({'num_slices': 0}, 'compensation(num_slices)'),
-    ({'q': 0}, 'compensation(q)'),
-    ({'rule': 'bands'}, "did you mean 'band'"),
-  ):
-    with pytest.raises(errors.UsageError) as caught:
-      defenses.compensation(**{'stddev': 0.1, **settings})
-    assert words in str(caught.value)
-  for call in (lambda: compensate({'w': jnp.ones(4)}, -1.0), lambda: compensate({'w': jnp.ones(4)}, 1.0, rule='x')):
-    with pytest.raises(errors.UsageError):
-      call()

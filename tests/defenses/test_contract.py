@@ -5,7 +5,6 @@ A new defense needs an entry in `CASES` (on updates), or in `OTHERS`; the first 
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +17,6 @@ import pytest
 import scipy.stats
 from flax import linen as nn
 
-import gradleak as gl
 from gradleak import Client, defenses, models
 from gradleak.core import errors, trees
 from gradleak.defenses.defense import bound
@@ -42,7 +40,6 @@ class Case(NamedTuple):
     identity: the settings of strength zero, or None where there is no such strength.
     strong: settings that change a gradient visibly.
     needs: the arguments of `update` that it cannot do without: 'key' (it is random), 'batch', 'params'.
-    bad: (settings, words of the error) beyond NaN and −1, which every number refuses.
     arguments: sample -> positional arguments of its factory, for one that is made for a model or a client.
     maskable: whether it makes sense on some of the tensors alone, by `optax.masked`.
     quiet: the settings that switch its noise off; empty for one without noise.
@@ -51,7 +48,6 @@ class Case(NamedTuple):
   identity: dict | None
   strong: dict
   needs: tuple[str, ...] = ()
-  bad: tuple[tuple[dict, str], ...] = ()
   arguments: Callable = lambda sample: ()
   maskable: bool = True
   quiet: dict = {}  # noqa: RUF012
@@ -75,37 +71,24 @@ def with_fixed_statistics(sample):
 
 
 CASES = {
-  'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), (({'stddev': math.inf}, 'inf'),), quiet={'stddev': 0.0}),
-  'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), (({'scale': math.inf}, 'inf'),), quiet={'scale': 0.0}),
-  'prune': Case({'rate': 0.0}, {'rate': 0.7}, (), (({'rate': 1.1}, 'nearest valid value is 1'),)),
-  'topk': Case({'ratio': 1.0}, {'ratio': 0.3}, (), (({'ratio': 1.1}, 'nearest valid value is 1'),)),
-  'dgc': Case(
-    {'ratio': 1.0},
-    {'ratio': 0.3, 'momentum': 0.9, 'clip': math.inf},
-    (),
-    (({'momentum': 1.1}, 'nearest valid value is 1'), ({'clip': 0.0}, 'nearest valid value is 1e-12')),
-  ),
+  'gaussian': Case({'stddev': 0.0}, {'stddev': 0.1}, ('key',), quiet={'stddev': 0.0}),
+  'laplace': Case({'scale': 0.0}, {'scale': 0.1}, ('key',), quiet={'scale': 0.0}),
+  'prune': Case({'rate': 0.0}, {'rate': 0.7}),
+  'topk': Case({'ratio': 1.0}, {'ratio': 0.3}),
+  'dgc': Case({'ratio': 1.0}, {'ratio': 0.3, 'momentum': 0.9, 'clip': math.inf}),
   'fragmentation': Case(
     {'ratio': 1.0},
     {'ratio': 0.5, 'unit': 'tensor'},
     ('params',),
-    (({'ratio': 1.1}, 'nearest valid value is 1'),),
     lambda sample: (None, 'gradient', jax.tree.map(lambda p: p + jnp.cos(p), sample.params)),
   ),
-  'fragmentation_random': Case(
-    {'ratio': 1.0},
-    {'ratio': 0.5},
-    ('key',),
-    (({'ratio': 1.1}, 'nearest valid value is 1'),),
-    lambda sample: (single_tensors(sample),),
-  ),
-  'clip': Case({'norm': math.inf}, {'norm': 0.1}, (), (({'norm': 0.0}, 'nearest valid value is 1e-12'),)),
+  'fragmentation_random': Case({'ratio': 1.0}, {'ratio': 0.5}, ('key',), lambda sample: (single_tensors(sample),)),
+  'clip': Case({'norm': math.inf}, {'norm': 0.1}),
   'null_gradient': Case(None, {}, ('key',)),
   'graddefense': Case(
     {'stddev': 0.0},
     {'stddev': 0.1, 'ratio': 0.3},
     ('key',),
-    (({'stddev': math.inf}, 'inf'), ({'ratio': 1.1}, 'nearest valid value is 1')),
     lambda sample: (sliced(sample.params),),
     maskable=False,
     quiet={'stddev': 0.0},
@@ -114,74 +97,28 @@ CASES = {
     {'stddev': 0.0, 'clip': math.inf},
     {'stddev': 0.1, 'ratio': 0.5, 'clip': 1.0},
     ('key', 'batch', 'params'),
-    (({'ratio': 1.1}, 'nearest valid value is 1'), ({'clip': 0.0}, 'nearest valid value is 1e-12')),
     lambda sample: (sample.client,),
     maskable=False,
     quiet={'stddev': 0.0},
   ),
-  'client_dp': Case(
-    {'norm': math.inf, 'noise': 0.0},
-    {'norm': 0.1, 'noise': 1.0},
-    ('key',),
-    (
-      ({'norm': 0.0}, 'nearest valid value is 1e-12'),
-      ({'norm': math.inf}, 'expected a finite number'),
-      ({'noise': math.inf}, 'inf'),
-    ),
-    quiet={'noise': 0.0},
-  ),
-  'clip_samples': Case(
-    {'norm': math.inf},
-    {'norm': 0.1},
-    ('batch', 'params'),
-    (({'norm': 0.0}, 'nearest valid value is 1e-12'),),
-    with_fixed_statistics,
-    maskable=False,
-  ),
+  'client_dp': Case({'norm': math.inf, 'noise': 0.0}, {'norm': 0.1, 'noise': 1.0}, ('key',), quiet={'noise': 0.0}),
+  'clip_samples': Case({'norm': math.inf}, {'norm': 0.1}, ('batch', 'params'), with_fixed_statistics, maskable=False),
   'dpsgd': Case(
     {'norm': math.inf, 'noise': 0.0},
     {'norm': 0.1, 'noise': 1.0},
     ('key', 'batch', 'params'),
-    (
-      ({'norm': 0.0}, 'nearest valid value is 1e-12'),
-      ({'norm': math.inf}, 'expected a finite number'),
-      ({'noise': math.inf}, 'inf'),
-    ),
     with_fixed_statistics,
     maskable=False,
     quiet={'noise': 0.0},
   ),
-  'concealment': Case(
-    None,
-    {'steps': 3},
-    ('key', 'batch', 'params'),
-    (
-      ({'mixing': 1.5}, 'nearest valid value is 1'),
-      ({'steps': 0}, 'nearest valid value is 1'),
-      ({'sensitive': -1}, 'nearest valid value is 0'),
-      ({'start': 'blank'}, 'valid: noise, proxy'),
-    ),
-    lambda sample: (sample.client,),
-    maskable=False,
-  ),
+  'concealment': Case(None, {'steps': 3}, ('key', 'batch', 'params'), lambda sample: (sample.client,), maskable=False),
   'outpost': Case(
     {'noise': 0.0, 'prune': 0.0},
     {'noise': 0.8, 'fisher': 0.4, 'decay': 0.1, 'prune': 0.8},
     ('key', 'params'),
-    (
-      ({'fisher': 1.5}, 'nearest valid value is 1'),
-      ({'prune': 1.5}, 'nearest valid value is 1'),
-      ({'variant': 'kode'}, 'valid: code, paper'),
-    ),
     quiet={'noise': 0.0},
   ),
-  'soteria': Case(
-    {'rate': 0.0},
-    {'rate': 0.8},
-    ('batch', 'params'),
-    (({'rate': 1.5}, 'nearest valid value is 1'), ({'variant': 'kode'}, 'valid: code, code_shifted, paper')),
-    lambda sample: (sample.client.model,),
-  ),
+  'soteria': Case({'rate': 0.0}, {'rate': 0.8}, ('batch', 'params'), lambda sample: (sample.client.model,)),
 }
 # As published: on the gradient of each local step; the other cases on what is sent.
 PER_STEP = {'outpost', 'soteria', 'concealment', 'dpsgd', 'clip_samples', 'graddefense_step'}
@@ -227,10 +164,6 @@ def samples(small_images):
 def no_key_is_used_twice():
   with jax.debug_key_reuse(True):
     yield
-
-
-def text(name, settings):
-  return f'{name}({",".join(f"{key}={value}" for key, value in settings.items())})'
 
 
 def member(name, settings):
@@ -469,20 +402,6 @@ def test_gradient_accumulation(name, samples):
   assert_equal(first, trees.zeros_like(sample.updates))
   mean = jax.tree.map(lambda u: 2 * u, sample.updates)
   assert_close(second, jax.tree.map(jnp.negative, apply(make(name, sample), sample, jax.random.key(2), mean)))
-
-
-@every_defense
-def test_numbers_out_of_range_are_named(name, samples):
-  case = CASES[name]
-  parameters = inspect.signature(defenses.REGISTRY[name]).parameters.values()
-  numeric = [parameter.name for parameter in parameters if parameter.annotation is float]
-  bad = [({setting: value}, str(value)) for setting in numeric for value in (math.nan, -1.0)]
-  for changed, words in [*bad, *case.bad]:
-    settings = {**case.strong, **changed}
-    for attempt in (lambda s: make(name, samples['normed'], s), lambda s: gl.parse(text(name, s))):
-      with pytest.raises(errors.UsageError) as caught:
-        attempt(settings)
-      assert f'{name}({next(iter(changed))})' in str(caught.value) and words in str(caught.value)
 
 
 @every_defense_but_heavy

@@ -1,6 +1,7 @@
 """What a defense is: its settings and traits, chains, a user's own, and where each member acts."""
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from gradleak.attacks.base import closed_form
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
 from gradleak.core import errors, trees
-from gradleak.defenses.defense import code_of
+from gradleak.core.settings import Count, Range
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -86,8 +87,6 @@ def test_numbers_are_open_and_structure_is_not(context):
     (lambda: defenses.gaussian(sigma=1), ["'sigma'", 'stddev']),
     (lambda: defenses.gaussian(stddev='much'), ['gaussian(stddev)', "'much'"]),
     (lambda: defenses.null_gradient(norm=1), ["'norm'", 'it has none']),
-    (lambda: defenses.prune(rate=1.5), ['prune(rate)', '1.5', 'nearest valid value is 1']),
-    (lambda: defenses.outpost(variant=3), ['outpost(variant) is 3', 'expected str']),
     (lambda: gl.parse('clip(norm=1)+prune(rate=-1)'), ['prune(rate)', '-1']),
     (lambda: gl.parse('gaussian'), ['gaussian needs the setting stddev by name']),
     (lambda: gl.parse('prune(rate=0.5)+'), ["'prune(rate=0.5)+'", 'empty']),
@@ -230,11 +229,14 @@ def test_a_users_own_factory_is_one_of_defenses(context):
   ('make', 'message'),
   [
     (lambda: defenses.own(optax.scale(2.0)), "give place='data', 'step', 'upload' or 'round'"),
-    (lambda: defenses.own(optax.scale(2.0), 'uplod'), "unknown place of a defense 'uplod'; did you mean 'upload'"),
+    (lambda: defenses.own(optax.scale(2.0), 'uplod'), "unknown place 'uplod'; did you mean 'upload'"),
     (lambda: defenses.own(optax.scale(2.0), 'data'), r'expected a function \(key, images, labels\)'),
     (lambda: defenses.own(lambda u: u, 'step'), 'expected an optax transformation'),
     (lambda: defenses.own(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
-    (lambda: defenses.own(optax.scale(2.0), 'step', withholds='zero'), "way to withhold 'zero'; did you mean 'zeros'"),
+    (
+      lambda: defenses.own(optax.scale(2.0), 'step', withholds='zero'),
+      "unknown withholds 'zero'; did you mean 'zeros'",
+    ),
     (lambda: defenses.defense(place='step', noice=None), "unknown trait of a defense: 'noice'; did you mean 'noise'"),
     (lambda: defenses.as_defense('prune(rate=0.5)'), r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
     (lambda: defenses.as_defense(optax.scale(2.0)), r'wrap it by gradleak.defenses.own\(transformation, place='),
@@ -323,35 +325,38 @@ def test_a_key_that_is_missing_is_named(context):
     update(context.variables['params'], optax.EmptyState())
 
 
-def test_stored_results_are_of_the_code_that_made_them(small_images, tmp_path):
+def test_stored_results_are_of_one_version(small_images, tmp_path):
   scenario = gl.scenario(gl.models.mlp(10, widths=4), *small_images, key=KEY)
-  nothing = gl.attacks.own(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
 
-  def audited(function):
-    mine = defenses.own(stateless(function), 'upload', label='mine')
+  def audited(*versions):
+    mine = defenses.own(stateless(jnp.sign), 'upload', label='mine', version=versions[0])
+    nothing = gl.attacks.own(
+      lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing', version=versions[1]
+    )
     return gl.audit(KEY, scenario, [mine], [nothing], 1, controls=1, progress='none', workdir=tmp_path / 'run')
 
-  assert not audited(jnp.sign).resumed and audited(jnp.sign).resumed
-  with pytest.raises(errors.UsageError, match=r'defense_texts was .*code'):
-    audited(lambda x: x * jnp.float32(2))
+  assert not audited('2', '').resumed and audited('2', '').resumed
+  assert audited('2', '').config['defense_texts'] == {'mine': 'mine, version 2'}
+  for versions, what in ((('', ''), 'defense_texts'), (('3', ''), 'defense_texts'), (('2', '1'), 'attack_texts')):
+    with pytest.raises(errors.UsageError, match=f'{what} was'):
+      audited(*versions)
 
 
-def test_code_is_known_by_its_program_and_its_constants_at_each_place(context):
-  def code(given, place, random=False):
-    return code_of(defenses.own(given, place, random=random), context, 4)
+def test_factories_of_ones_own_have_versions_and_ranges():
+  @defenses.defense(place='upload', version='2')
+  def scaled(*, by: Annotated[float, Range(0, 1)] = 0.5, times: Count = 1):
+    return optax.scale(by**times)
 
-  def halves(key, images, labels):
-    return images.reshape(2, -1, *images.shape[1:]).mean(0).repeat(2, axis=0), labels
-
-  def times(factor):
-    table = jnp.linspace(0.0, factor, 7)
-    return stateless(lambda x: x * table[3])
-
-  for place in ('step', 'upload', 'round'):
-    assert code(times(1.0), place) == code(times(1.0), place) != code(times(2.0), place)
-    assert len(code(noisy(0.1), place, random=True)) == 8
-  assert len(code(halves, 'data')) == 8  # it is traced on as many samples as an upload has
-  assert code_of(defenses.prune(rate=0.5), context, 4) == ''
+  assert scaled().version == defenses.chain(scaled(), defenses.clip(norm=1)).version == '2'
+  assert defenses.clip(norm=1).version == '' and scaled(times=np.int64(3)).members[0].given == {'times': 3}
+  assert scaled(by=0.1).structure == scaled(by=0.2).structure and scaled(by=0.1).numbers == (0.1,)
+  for settings, message in (({'by': 1.1}, r'scaled\(by\) is 1.1'), ({'times': 0}, r'scaled\(times\) is 0')):
+    with pytest.raises(errors.UsageError, match=message):
+      scaled(**settings)
+  with pytest.raises(errors.UsageError, match=r'scaled\(by\) is 2'):
+    scaled().members[0].build((2.0,))
+  with pytest.raises(errors.UsageError, match='version is 2, expected a text'):
+    defenses.own(optax.identity(), 'upload', version=2)
 
 
 # ---- placement

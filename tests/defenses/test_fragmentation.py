@@ -264,18 +264,9 @@ def test_what_is_missing_is_named():
       defense.update(updates, defense.init(updates), updates)
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'settings', 'words'),
-  [
-    ((), {'ratio': 0.5, 'unit': 'neuron'}, ["'neuron'", 'layer, tensor']),
-    ((None, 'gradients'), {'ratio': 0.5}, ["'gradients'", "did you mean 'gradient'"]),
-    ((), {'ratio': 1.5}, ['fragmentation(ratio)', '1.5', 'nearest valid value is 1']),
-  ],
-)
-def test_bad_settings(arguments, settings, words):
-  with pytest.raises(errors.UsageError) as caught:
-    defenses.fragmentation(*arguments, **settings)
-  assert all(word in str(caught.value) for word in words), str(caught.value)
+def test_another_share_is_refused():
+  with pytest.raises(errors.UsageError, match="'gradients'; did you mean 'gradient'"):
+    defenses.fragmentation(None, 'gradients', ratio=0.5)
 
 
 # --- in a client, and at the server

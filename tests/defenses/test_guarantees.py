@@ -7,7 +7,6 @@ import pytest
 
 import gradleak as gl
 from gradleak import defenses
-from gradleak.core import errors
 from gradleak.defenses.guarantees import Mechanism, mechanisms, missing_bound
 
 
@@ -103,9 +102,3 @@ def test_which_bound_is_missing(defense, norm):
 
 def test_of_a_transformation_without_traits_no_bound_is_missing():
   assert missing_bound(None) is missing_bound(defenses.own(optax.identity(), 'upload')) is None
-
-
-@pytest.mark.parametrize('epochs', [0, 1.5])
-def test_epochs_are_checked(epochs):
-  with pytest.raises(errors.UsageError, match=f'epochs is {epochs}'):
-    mechanisms(gl.parse('dpsgd(norm=1,noise=1)'), epochs)

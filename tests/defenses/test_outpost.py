@@ -13,7 +13,7 @@ import scipy.stats
 
 import gradleak as gl
 from gradleak import Client, defenses, models
-from gradleak.core import errors, trees
+from gradleak.core import trees
 from gradleak.defenses.outpost import OutpostState, outpost
 
 KEY = jax.random.key(5)
@@ -257,12 +257,3 @@ def test_by_name_it_knows_the_models_layers(small_images):
     zeros = sum(np.count_nonzero(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(update))
     assert zeros == pytest.approx(0.6 * size, rel=0.02)
   assert float(trees.norm(trees.subtract(upload.update, again.update)) / trees.norm(upload.update)) > 0.1
-
-
-def test_what_is_refused():
-  for settings in ({'fisher': 1.5}, {'prune': 2}, {'noise': math.inf}, {'decay': -0.1}):
-    with pytest.raises(errors.UsageError, match=rf'outpost\({next(iter(settings))}\)'):
-      outpost(**settings)
-  with pytest.raises(errors.UsageError, match="'kode'; did you mean 'code'"):
-    outpost(variant='kode')
-  assert gl.defenses.outpost is outpost

@@ -106,7 +106,7 @@ def test_what_none_beats_is_the_frontier():
   [
     ('--server=adagrad', "unknown server 'adagrad'"),
     ('--clients=0', 'number of clients is 0'),
-    ('--per_round=9', 'clients per round is 9'),
+    ('--per_round=9', 'per_round is 9'),
     ('--partition=dirichlet(alpha=-1)', 'dirichlet(alpha) is -1'),
     ('--defenses=topk(ratio=2)', 'topk(ratio) is 2'),
     ('--attacks=csdgl', "unknown attack 'csdgl'"),

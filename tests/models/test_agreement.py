@@ -135,7 +135,6 @@ def test_values_that_are_not_finite_depart_and_zeros_are_compared_absolutely():
     ({'gradient': {}}, 'labels are missing'),
     ({'gradient': {}, 'labels': [0, 1, 9]}, 'expected integers in [0, 5], one per image'),
     ({'gradient': {}, 'labels': [0, 1, 2]}, 'only one of them has Conv_0/bias'),
-    ({'tolerance': -1}, 'tolerance is -1'),
     ({'train': 1}, 'train is 1, expected True or False'),
   ],
 )

@@ -259,9 +259,6 @@ def test_models_that_cannot_take_one():
 @pytest.mark.parametrize(
   ('spec', 'words'),
   [
-    ('lenet+precode(size=0)', ['precode(size)', '0', 'nearest valid value is 1']),
-    ('lenet+precode(beta=-1)', ['precode(beta)', '-1']),
-    ('lenet+precode(beta=nan)', ['precode(beta)', 'nan']),
     ('lenet+precode(width=3)', ["'width'", 'precode', 'size']),
     ('lenet+precod', ["unknown wrapper of a model 'precod'", "did you mean 'precode'"]),
     ('lenet+mlp', ["unknown wrapper of a model 'mlp'", 'precode']),

@@ -215,11 +215,7 @@ def test_the_slope_of_gradient_matching():
 @pytest.mark.parametrize(
   ('spec', 'words'),
   [
-    ('vit_tiny(patch=0)', ['vit_tiny(patch)', '0', '[1, 1024]']),
-    ('vit_tiny(depth=0)', ['vit_tiny(depth)', '[1, 128]']),
-    ('vit_small(width=0)', ['vit_small(width)', '[1, 65536]']),
     ('vit_small(heads=5)', ['vit_small(heads) is 5', 'divisor of the width 384']),
-    ('vit_tiny(pixels=zero)', ["unknown scale of the pixels 'zero'", 'half, imagenet, unit']),
     ('vit_base', ["unknown model 'vit_base'"]),
   ],
 )

@@ -285,12 +285,6 @@ def test_a_normalised_image_is_no_image(faces, prepared):
     prepared(trap(), scenario(model, faces), 8)
 
 
-def test_settings_out_of_range(faces, prepared):
-  for settings, message in (({'variant': 'qbii'}, "did you mean 'qbi'"), ({'scale': 1.5}, 'scale')):
-    method = trap(**settings)
-    with pytest.raises(errors.UsageError, match=message):
-      method(None)
-    with pytest.raises(errors.UsageError, match=message):
-      method.server.build(method.server.numbers)
+def test_auxiliary_images_are_asked_for(faces, prepared):
   with pytest.raises(errors.UsageError, match='public'):
     prepared(trap(variant='soliton_data'), scenario(Dense(), faces), 8)
