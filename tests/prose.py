@@ -31,7 +31,7 @@ UNCLEAR = (
   'whoever',
 )
 
-SECTIONS = re.compile(r'(Args|Attributes|Formula|Raises|References?|Returns|Source|Yields):')
+SECTIONS = re.compile(r'(Args|Attributes|Formula|Raises|References?|Returns|Source|Yields)( \([^)]*\))?:')
 HEADED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMMENT = re.compile(r'(?:^|\s)#:?\s(?P<text>.*)$')
 SKIPPED = re.compile(r'(?ms)^\s*(`{3,}|~{3,}).*?^\s*\1|^\s*:(::+|[\w-]+:)[^\n]*')
@@ -83,11 +83,14 @@ def of_python(source: str):
   block: list[str] = []
   for line, code in enumerate([*source.splitlines(), ''], 1):
     comment = None if line in literals or '#' not in code else COMMENT.search(code)
-    if block and not (comment and code.lstrip().startswith('#')):
+    if comment and code.lstrip().startswith('#'):
+      block.append(comment['text'])
+      continue
+    if block:
       yield line - len(block), '\n'.join(block)
       block = []
     if comment:
-      block.append(comment['text'])
+      yield line, comment['text']
 
 
 def of_markdown(source: str):
