@@ -1,41 +1,38 @@
 """Evaluations of candidates per second: all at once, and one after the other, in PyTorch and compiled."""
 
-import sys
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from benchmarks import pytorch, setting
+from benchmarks import harness, pytorch, setting
+from benchmarks.harness import Column, Variant
 from gradleak import Knowledge, Observation
 from gradleak.engine import driver
 from gradleak.priors import gan
 
 WIDTH = 8  # of the generator
+POPULATION, ALONE = 50, 200  # candidates of a generation, and of a run of one after the other
+COLUMNS = [
+  Column('evaluations/s', 'seconds', lambda seconds: f'{1 / seconds:,.0f}'), *harness.ratios('seconds')
+]  # fmt: skip
 
 
-def main(
-  *, model: str, dataset: str, data_dir: str | None, trials: int, population: int, steps: int, repeats: int
-) -> None:
-  """Measures and prints all three, of `ggl` with an untrained generator: weights change no speed.
+def main(options: harness.Options) -> None:
+  """Measures and prints all three, of `ggl` with an untrained generator: weights change no speed."""
+  data = setting.load(options.dataset, options.data_dir, options.trials)
+  for model in options.listed_models():
+    _measure(options, model, data)
 
-  Args:
-    model, dataset, data_dir: as launch/audit.py takes them; images of 32×32 in colour.
-    trials: uploads that are attacked at once.
-    population: candidates of a generation.
-    steps: generations of a run.
-    repeats: number of measurements of each, in turn.
-  """
-  data = setting.load(dataset, data_dir, trials)
+
+def _measure(options: harness.Options, model: str, data: setting.Dataset) -> None:
   shape = data.images.shape[1:]
   client = gl.ClientSettings().client(gl.models.create(model, 10), 10)
   variables = client.model.init(jax.random.key(0), shape)
-  attack = gl.attacks.ggl(steps=steps, population=population, width=WIDTH)(client)
+  attack = gl.attacks.ggl(steps=options.steps, population=POPULATION, width=WIDTH)(client)
   weights = gan.Generator(tuple(shape), WIDTH).init(jax.random.key(1), jnp.zeros((1, gan.LATENT)))['params']
-  labels = jax.nn.one_hot(data.labels[:trials] % 10, 10).reshape(-1, 1, 10)
-  images = jnp.asarray(data.images[:trials]).reshape(-1, 1, *shape)
+  labels = jax.nn.one_hot(data.labels[: options.trials] % 10, 10).reshape(-1, 1, 10)
+  images = jnp.asarray(data.images[: options.trials]).reshape(-1, 1, *shape)
   send = jax.jit(jax.vmap(lambda image, label: client.local_update(None, variables, image, label).update))
   updates = send(images, labels)
 
@@ -59,38 +56,28 @@ def main(
     state = attack.init(jax.random.key(0), seen)
     return attack.init.__self__.evaluate({'latents': latents}, state, seen)[0]
 
-  try:
-    loop = _loop(model, shape, updates, client.model, labels)
-  except pytorch.Unavailable as error:
-    loop, missing = None, str(error)
   keys = jax.random.key_data(jax.random.split(jax.random.key(2), len(images)))
   lanes = {'key': keys, 'update': updates, 'label': labels}
-  first = jax.tree.map(lambda leaf: leaf[0], (updates, labels))
-  candidates = [np.float32(c) for c in np.random.default_rng(0).normal(size=(200, 1, gan.LATENT))]
-  print('compiling', file=sys.stderr, flush=True)
-  jax.block_until_ready(together())
-  jax.block_until_ready(single(candidates[0], *first))
-  rates = np.asarray(
+  one = jax.tree.map(lambda leaf: leaf[0], (updates, labels))
+  candidates = [np.float32(c) for c in np.random.default_rng(0).normal(size=(ALONE, 1, gan.LATENT))]
+
+  def looped():
+    loop = _loop(model, shape, updates, client.model, labels)
+    return harness.timed(lambda: [loop(c) for c in candidates], 'seconds', 1 / ALONE)()
+
+  harness.report(
+    f'{model}, {options.dataset} at 32×32×3, {len(images)} uploads × {POPULATION} candidates, {harness.hardware()}',
     [
-      [
-        len(images) * population * steps / _seconds(together),
-        len(candidates) / _seconds(lambda: [float(single(c, *first)) for c in candidates]),
-        len(candidates) / _seconds(lambda: [loop(c) for c in candidates]) if loop else np.nan,
-      ]
-      for _ in range(repeats)
-    ]
-  )
-  batched, alone, looped = np.median(rates, axis=0)
-  print(
-    f'{model}, {dataset} at 32×32×3, {len(images)} uploads × {population} candidates, {jax.devices()[0].device_kind}'
-  )
-  print(
-    f'at once: {batched:.0f} evaluations per second; one after the other, compiled: {alone:.0f}; {batched / alone:.1f}×'
-  )
-  print(
-    f'one after the other in PyTorch, as published: {looped:.0f}; {batched / looped:.1f}×'
-    if loop
-    else f'one after the other in PyTorch, as published: n/a: {missing}'
+      Variant('at once', harness.timed(together, 'seconds', 1 / (len(images) * POPULATION * options.steps))),
+      Variant(
+        'one after the other, compiled',
+        harness.timed(lambda: [float(single(c, *one)) for c in candidates], 'seconds', 1 / ALONE),
+      ),
+      Variant('one after the other in PyTorch', looped),
+    ],
+    COLUMNS,
+    options.repeats,
+    warm=True,
   )
 
 
@@ -123,9 +110,3 @@ def _loop(model, shape, updates, ours, labels):
     return float(sum(((a - b) ** 2).sum() for a, b in zip(found, observed, strict=True)))
 
   return distance
-
-
-def _seconds(run):
-  started = time.monotonic()
-  jax.block_until_ready(run())
-  return time.monotonic() - started

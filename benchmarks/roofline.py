@@ -2,9 +2,7 @@
 
 import functools
 import math
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,84 +10,64 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from benchmarks import setting
+from benchmarks import harness, setting
+from benchmarks.harness import Column, Variant
 from gradleak.attacks.matching import Matching
-from gradleak.engine import driver
 
 WHOLE = 'whole gradient'
+MACHINE = 'the machine'
 SIDE = 1024  # of the square matrices that are multiplied
 STREAM = 2**25  # numbers that are copied: larger than any cache
+COLUMNS = [
+  Column('group', 'group', '.0f'), Column('MFLOP', 'mflop', ',.1f'), Column('by XLA', 'xla', ',.1f'),
+  Column('MB by XLA', 'mb', ',.1f'), Column('FLOP/B', 'intensity', '.1f'), Column('ms/step/trial', 'ms'),
+  Column('GFLOP/s', 'rate', '.1f'), Column('of products', 'products', '.0%'), Column('of roofline', 'roofline', '.0%'),
+  Column('compile s', 'compile', '.1f', harness.first),
+]  # fmt: skip
 
 
-def main(
-  *,
-  models: Sequence[str],
-  attack: str,
-  dataset: str,
-  data_dir: str | None,
-  trials: int,
-  steps: int,
-  repeats: int,
-  group_size: int | None = None,
-) -> None:
-  """Measures and prints a row per model, with the formulation of convolution that audits use.
-
-  Args:
-    models: list of models, as `models.create` takes them.
-    attack, dataset, data_dir: as launch/audit.py takes them.
-    trials: number of trials that are attacked at once.
-    steps: of the attack.
-    repeats: number of measurements, in turn with the machine's own rates.
-    group_size: trials per micro-group; None: as in audits.
-  """
-  images = setting.load(dataset, data_dir, trials)
-  devices = jax.local_devices()
-  settings = {}
-  for model in models:
-    settings[model] = some = setting.make(model, attack, steps, images, trials)
-    if _compares_products(some):
-      whole = str(some.method.changed(form='whole'))
-      settings[f'{model} ({WHOLE})'] = setting.make(model, whole, steps, images, trials)
-  rates, found, counted = [], {}, {}
-  for repeat in range(repeats):
-    rates.append((product_rate(devices), copy_rate(devices)))
-    for model, some in settings.items():
-      print(f'run {repeat + 1} of {repeats}: {model}', file=sys.stderr, flush=True)
-      group = group_size or driver.default_group_size(some.scenario.variables, 1)
-      found.setdefault(model, []).append(setting.run(some, trials, group, devices))
-      if repeat == 0:
-        counted[model] = group, step_flops(some), *xla_counts(some, group)
-  product, copy = np.median(rates, axis=0)
-  print(f'{attack}, {trials} trials, {dataset} at 32×32×3, {len(devices)} × {devices[0].device_kind}')
-  print(f'jax {jax.__version__}; {repeats} runs of {steps} steps; load average {setting.load_average()}')
+def main(options: harness.Options) -> None:
+  """Measures in turn with the machine's own rates, and prints a row per model, as audits convolve."""
+  images, devices = setting.load(options.dataset, options.data_dir, options.trials), jax.local_devices()
+  make = functools.partial(setting.make, steps=options.steps, dataset=images, trials=options.trials)
+  variants = [Variant(MACHINE, lambda: {'product': product_rate(devices), 'copy': copy_rate(devices)})]
+  for model in options.listed_models('lenet', 'convnet', 'resnet18'):
+    settings = {model: make(model, options.attack)}
+    if _compares_products(settings[model]):
+      settings[f'{model} ({WHOLE})'] = make(model, str(settings[model].method.changed(form='whole')))
+    variants += [_variant(options, name, some, devices) for name, some in settings.items()]
+  print(f'{options.attack}, {options.trials} trials, {options.dataset} at 32×32×3, {harness.hardware()}')
+  print(f'jax {jax.__version__}; {options.repeats} runs of {options.steps} steps; load {harness.load_average()}')
+  found = harness.measured(variants, options.repeats)
+  machine = found.pop(MACHINE)
+  product, copy = (np.median(machine[name]) for name in ('product', 'copy'))
   print(
     f'matrix products of {SIDE}: {product / 1e9:.0f} GFLOP/s; copies: {copy / 1e9:.1f} GB/s, all devices together\n'
   )
-  heads = ('model', -28), ('group', 5), ('MFLOP', 9), ('by XLA', 9), ('MB by XLA', 9)
-  heads += (
-    ('FLOP/B', 6),
-    ('ms/step/trial', 13),
-    ('GFLOP/s', 8),
-    ('of products', 11),
-    ('of roofline', 11),
-    ('compile s', 9),
-  )
-  print(' '.join(f'{head:{"<" if width < 0 else ">"}{abs(width)}}' for head, width in heads))
-  for model, runs in found.items():
-    group, flops, xla_flops, moved = counted[model]
-    milliseconds = np.median([run.milliseconds for run in runs])
-    rate = flops / milliseconds * 1e3
-    roof = min(product, flops / moved * copy)
-    print(
-      f'{model:28} {group:5} {flops / 1e6:9,.1f} {xla_flops / 1e6:9,.1f} {moved / 1e6:9,.1f} '
-      f'{flops / moved:6.1f} {milliseconds:13.3f} {rate / 1e9:8.1f} {rate / product:11.0%} {rate / roof:11.0%} '
-      f'{runs[0].compile_seconds:9.1f}'
-    )
-  print('\nMFLOP: of a step and trial, matrix products alone, counted from the layers (7 products for each, 5 for the')
+  for figures in found.values():
+    flops, intensity = 1e6 * figures['mflop'][0], figures['intensity'][0]
+    rate = flops / np.median(figures['ms']) * 1e3
+    figures |= {'rate': [rate / 1e9], 'products': [rate / product]}
+    figures['roofline'] = [rate / min(product, intensity * copy)]
+  print(harness.table(found, COLUMNS, 'model'))
   print(
-    'first). By XLA: its own count of one step of one group, per trial, and the bytes that it reads and writes if no'
+    '\nMFLOP: of a step and trial, matrix products alone, counted from the layers (7 products for each, 5 for the '
+    'first). By XLA: its own count of one step of one group, per trial, and the bytes that it reads and writes if no '
+    'cache helps: above 100 % of the roofline, one did. Medians throughout.'
   )
-  print('cache helps: above 100 % of the roofline, one did. Medians throughout.')
+
+
+def _variant(options: harness.Options, name: str, some: setting.Setting, devices: Sequence[Any]) -> Variant:
+  """Returns the variant of a model, with its operations and bytes."""
+  group = options.group_size or some.usual_group
+
+  def counted(figures: Mapping[str, float]) -> dict[str, float]:
+    del figures
+    flops, (xla, moved) = step_flops(some), xla_counts(some, group)
+    return {'mflop': flops / 1e6, 'xla': xla / 1e6, 'mb': moved / 1e6, 'intensity': flops / moved}
+
+  run, _ = setting.measured(some, options.trials, group_size=group, devices=devices)
+  return Variant(name, run, counted)
 
 
 def _compares_products(some: setting.Setting) -> bool:
@@ -131,13 +109,7 @@ def _seconds(function, numbers, devices):
   numbers = jax.device_put(numbers, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('rows')))
   run = functools.partial(jax.jit(jax.vmap(function)), numbers)
   jax.block_until_ready(run())
-  return min(_time(run) for _ in range(5))
-
-
-def _time(function):
-  started = time.perf_counter()
-  jax.block_until_ready(function())
-  return time.perf_counter() - started
+  return min(harness.seconds(run) for _ in range(5))
 
 
 def step_flops(some: setting.Setting) -> int:

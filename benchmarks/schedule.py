@@ -1,19 +1,16 @@
 """PSNR over time of a schedule and of the published one, up to the final PSNR of the published one."""
 
 import functools
-import os
 import pathlib
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 import gradleak as gl
-from benchmarks import setting
+from benchmarks import harness, setting
 from gradleak import metrics, registry
 from gradleak.core import errors
 from gradleak.core.storage import write_atomically
@@ -77,55 +74,44 @@ class Curve(NamedTuple):
     return int(found[0]) + 1 if len(found) else None
 
 
-def main(
-  *,
-  panels: Sequence[Panel],
-  published: str,
-  faster: str,
-  dataset: str,
-  data_dir: str | None,
-  trials: int,
-  output: str,
-) -> None:
+def main(options: harness.Options) -> None:
   """Runs both attacks on each panel, prints a table, and draws PSNR over time to a PNG.
 
-  Args:
-    panels: `Panel`s.
-    published, faster: the attacks, as launch/audit.py takes them; each runs its own number of steps.
-    dataset, data_dir: the images.
-    trials: number of images that are attacked, after the first `TUNED`.
-    output: the PNG.
+  Each attack runs its own number of steps, on the images after the first `TUNED`.
 
   Raises:
-    UsageError: for an unknown model or attack, too few images, or an `output` that cannot be written.
+    UsageError: for an unknown model or attack, too few images, or an output that cannot be written.
   """
-  for text in (published, faster):
+  panels = [Panel(model) for model in options.listed_models()] if options.models else PANELS
+  output, dataset, trials = options.output or 'results/schedules.png', options.dataset, options.trials
+  for text in (options.attack, options.faster):
     registry.attack(text)  # an unknown attack is an error before anything is measured
   for panel in panels:
     gl.models.create(panel.model, 10, init=panel.init)
-  _check(output)
+  harness.writable(output)
   drawn = []
   for panel in panels:
-    images = gl.data.load(dataset, 'test', data_dir=data_dir, limit=TUNED + trials, image_size=panel.size, channels=3)
+    limit = {'limit': TUNED + trials, 'image_size': panel.size, 'channels': 3}
+    images = gl.data.load(dataset, 'test', data_dir=options.data_dir, **limit)
     if len(images.images) < TUNED + trials:
       raise errors.UsageError(f'{dataset} has {len(images.images)} images, {TUNED + trials} are needed')
-    kind, devices = jax.devices()[0].device_kind, jax.device_count()
-    print(f'{panel}; {dataset}, {trials} images; {devices} × {kind}; load average {setting.load_average()}', flush=True)
+    about = f'{dataset}, {trials} images, {harness.hardware()}'
+    print(f'{panel}; {about}; load average {harness.load_average()}', flush=True)
     attacked = images._replace(images=images.images[TUNED:], labels=images.labels[TUNED:])
-    options = {'init': panel.init, 'batch_norm': panel.batch_norm}
+    given = {'init': panel.init, 'batch_norm': panel.batch_norm}
     curves = [
-      follow(setting.make(panel.model, attack, None, attacked, trials, **options)) for attack in (published, faster)
+      follow(setting.make(panel.model, attack, None, attacked, trials, **given))
+      for attack in (options.attack, options.faster)
     ]
     print(table(*curves), flush=True)
     drawn.append((panel, curves))
-    write_atomically(pathlib.Path(output), draw(drawn, f'{dataset}, {trials} images, {devices} × {kind}'))
-  print(f'\ns, core s: per trial, by the clock and of all cores together. load average {setting.load_average()}')
+    write_atomically(pathlib.Path(output), draw(drawn, about))
+  print(f'\ns, core s: per trial, by the clock and of all cores together. load average {harness.load_average()}')
 
 
 def follow(attacked: setting.Setting) -> Curve:
   """Returns the `Curve` of the attack of a `setting.Setting`."""
   name, num_steps = str(attacked.method), attacked.num_steps
-  group = driver.default_group_size(attacked.scenario.variables, 1)
   points, paused = [], np.zeros(2)
 
   def clock():
@@ -140,7 +126,7 @@ def follow(attacked: setting.Setting) -> Curve:
     print(f'{name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
     paused += clock() - now  # reading the images is not part of the attack
 
-  run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, group_size=group)
+  run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, group_size=attacked.usual_group)
   run(num_steps=1)  # compiles
   run(num_steps=num_steps, chunk_steps=-(-num_steps // CHUNKS), on_chunk=mark)
   steps, times, psnr = (np.asarray(column) for column in zip(*points, strict=True))
@@ -190,17 +176,3 @@ def draw(panels: Sequence[tuple[Panel, list[Curve]]], title: str) -> bytes:
       axes.legend(frameon=False)
     figure.axes[0].set_ylabel('PSNR in dB')
     return png()
-
-
-def _check(output):
-  """Makes the folder of a file.
-
-  Raises:
-    UsageError: if nothing can be written there.
-  """
-  folder = os.path.dirname(output) or '.'
-  try:
-    os.makedirs(folder, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
-  except OSError as error:
-    raise errors.UsageError(f'cannot write {output}: {error.strerror}') from error

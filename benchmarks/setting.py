@@ -1,14 +1,14 @@
 """The trials of every measurement: undefended gradients of single images, labels known."""
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 import gradleak as gl
+from benchmarks import memory
 from gradleak import metrics, registry
 from gradleak.attacks import AttackMethod
 from gradleak.core import trees
@@ -41,6 +41,11 @@ class Setting(NamedTuple):
   def trials(self) -> int:
     """The number of trials."""
     return len(self.lanes['image'])
+
+  @property
+  def usual_group(self) -> int:
+    """The number of trials per micro-group, as in audits."""
+    return driver.default_group_size(self.scenario.variables, 1)
 
   def first(self, trials: int) -> 'Setting':
     """Returns the same setting, limited to its first trials."""
@@ -132,16 +137,6 @@ def make(
   return Setting(spec, scenario, method, num_steps, build, shared, lanes)
 
 
-def load_average() -> str:
-  """Returns the machine's load average of the last minute; above the number of cores, other processes are running."""
-  return f'{os.getloadavg()[0]:.1f}' if hasattr(os, 'getloadavg') else 'unknown'
-
-
-def published_steps(attack: str) -> int:
-  """Returns the published number of steps of an attack, unless the text sets another one."""
-  return registry.attack(attack).settings['steps']
-
-
 def starts(setting: Setting) -> np.ndarray:
   """Returns each trial's first dummy image, [trials, H, W, C]."""
 
@@ -201,3 +196,21 @@ def run(setting: Setting, at_once: int, group_size: int, devices: Sequence[Any],
   return Run(
     *(1e3 * seconds / setting.num_steps / setting.trials), compile_seconds, np.asarray(images[:compared]), size
   )
+
+
+def measured(
+  setting: Setting, at_once: int, *, group_size: int, devices: Sequence[Any], compared: int = 0
+) -> tuple[Callable[[], dict[str, float]], Callable[[Mapping[str, float]], dict[str, float]]]:
+  """Returns `run` and `once` of a `harness.Variant`: the figures of a `Run`, and the MiB that XLA plans per device."""
+
+  def once(figures: Mapping[str, float]) -> dict[str, float]:
+    return {'planned': memory.planned(setting.first(at_once), int(figures['group']), devices)}
+
+  return lambda: figures(setting, run(setting, at_once, group_size, devices, compared)), once
+
+
+def figures(setting: Setting, done: Run) -> dict[str, float]:
+  """Returns the figures of a `Run`, with the PSNR of what it returned."""
+  psnr = {'psnr': setting.psnr(done.images)} if len(done.images) else {}
+  times = {'ms': done.milliseconds, 'core': done.core_milliseconds, 'compile': done.compile_seconds}
+  return {**times, 'group': done.group_size, **psnr}

@@ -1,45 +1,32 @@
 """A round of federated training: clients in passes of several sizes, compared with a Python loop over them."""
 
-import sys
-import time
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import gradleak as gl
-from benchmarks import setting
+from benchmarks import harness
+from benchmarks.harness import Column, Variant
 from gradleak.core import errors
 from gradleak.data import partition
 from gradleak.federated import Client, simulation
 
 CLIENTS, SAMPLES, BATCH = 10, 600, 10  # of a round, of each client, of a local step: MNIST's hundred clients
+COLUMNS = [Column('s/round', 'seconds'), *harness.ratios('seconds')]
 
 
-def main(*, models: Sequence[str], dataset: str, data_dir: str | None, repeats: int) -> None:
+def main(options: harness.Options) -> None:
   """Measures warm rounds of FedAvg, one local epoch each, and prints a row per variant for each model.
-
-  Args:
-    models: as `models.create` takes them.
-    dataset, data_dir: the images, in their own size; each client has `SAMPLES` of them, or fewer if there are fewer.
-    repeats: number of measurements of each variant, in turn.
 
   Raises:
     UsageError: for an unknown model or too few images.
   """
-  data = gl.data.load(dataset, 'train', data_dir=data_dir)
+  data = gl.data.load(options.dataset, 'train', data_dir=options.data_dir)
   samples = min(SAMPLES, len(data.images) // CLIENTS // BATCH * BATCH)
   if not samples:
-    raise errors.UsageError(f'{dataset} has {len(data.images)} images, {CLIENTS * BATCH} are needed')
-  shape, devices = '×'.join(map(str, data.images.shape[1:])), jax.devices()
-  print(
-    f'{CLIENTS} clients, {samples} samples each, batches of {BATCH}, one epoch; {dataset} at {shape}; '
-    f'{len(devices)} × {devices[0].device_kind}; {repeats} rounds; load average {setting.load_average()}'
-  )
+    raise errors.UsageError(f'{options.dataset} has {len(data.images)} images, {CLIENTS * BATCH} are needed')
   parts = partition.iid(jax.random.key(0), data.labels, CLIENTS, samples=samples)
-  for spec in models:
+  for spec in options.listed_models('lenet'):
     model = gl.models.create(spec, data.num_classes)
     client = Client(model, data.num_classes, share='delta', batch_size=BATCH)
     variables = jax.jit(model.init, static_argnums=1)(jax.random.key(1), data.images.shape[1:])
@@ -47,8 +34,14 @@ def main(*, models: Sequence[str], dataset: str, data_dir: str | None, repeats: 
     for size in (1, 2, 5, 10):
       federation = simulation.Federation(client, data.images, data.labels, parts, CLIENTS, group_size=size)
       variants[f'one program, clients by {size}'] = _batched(federation, variables)
-    print(_table(spec, _measured(variants, repeats, spec)), flush=True)
-  print(f'\nRatios to the first line: of medians, of minima. load average {setting.load_average()}')
+    harness.report(
+      f'{spec}, {CLIENTS} clients, {samples} samples of {options.dataset} each, batches of {BATCH}, one epoch; '
+      f'{harness.hardware()}',
+      [Variant(name, harness.timed(run)) for name, run in variants.items()],
+      COLUMNS,
+      options.repeats,
+      warm=True,
+    )
 
 
 def _batched(federation, variables):
@@ -72,26 +65,3 @@ def _loop(client, data, parts, variables):
     return optax.apply_updates(variables['params'], step)
 
   return one_round
-
-
-def _measured(variants, repeats, spec):
-  """Returns name -> seconds of each run, without the first one, which compiles."""
-  seconds = {name: [] for name in variants}
-  for repeat in range(repeats + 1):
-    for name, run in variants.items():
-      print(f'{spec}, run {repeat} of {repeats}: {name}', file=sys.stderr, flush=True)
-      started = time.perf_counter()
-      jax.block_until_ready(run())
-      if repeat:
-        seconds[name].append(time.perf_counter() - started)
-  return seconds
-
-
-def _table(spec, seconds):
-  """Returns a row per variant."""
-  first = next(iter(seconds.values()))
-  lines = [f'\n{spec:28} {"s/round":>8} {"ratio":>7} {"minima":>7}']
-  for name, runs in seconds.items():
-    median, least = np.median(runs), min(runs)
-    lines.append(f'{name:28} {median:8.3f} {median / np.median(first):6.2f}× {least / min(first):6.2f}×')
-  return '\n'.join(lines)

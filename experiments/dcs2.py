@@ -3,7 +3,7 @@
 import dataclasses
 
 from experiments import utility
-from experiments.experiment import Cell, Experiment, Run
+from experiments.experiment import Cell, Paper, Run
 from experiments.imprinted import Imprinted
 from experiments.started import Started
 from experiments.utility import Method, Trainings
@@ -25,6 +25,7 @@ CHOICES = (
   'the paper does not state them. The scripts attack and conceal normalised pixels, ours are in [0, 1]: rates, TV and '
   'λ_x are rescaled by the standard deviation of a pixel, and the attack starts from U(0, 1), close to N(0, 1) there.',
 )
+TABLES = Paper(PAPER, METRICS, CHOICES)
 IMPRINTED = (
   'The paper has TinyImageNet at 224×224 and a trained ResNet-18; CIFAR-10 and an untrained ConvNet take their place: '
   'the module reads the image exactly.',
@@ -148,15 +149,12 @@ def _table_1():
     'Soteria': ((11.48, 1.42), (0.29, 0.06)),
     'DCS²': ((8.04, 1.10), (0.15, 0.05)),
   }
-  return Experiment(
+  return TABLES.table(
     'dcs2_1',
-    PAPER,
     'Table 1: defenses against the GS attack',
     'Samples whose gradients resemble the private ones protect those better than noise, pruning or Soteria.',
     {'mnist': _mnist(BASELINES['mnist']), 'cifar10': _cifar10(BASELINES['cifar10'])},
     _lines('MNIST', 'mnist', mnist) + _lines('CIFAR-10', 'cifar10', cifar10),
-    METRICS,
-    CHOICES,
   )
 
 
@@ -193,9 +191,8 @@ def _imprint_cells(figures):
 
 def _table_2():
   noisy = {label: BASELINES['imprint'][label] for label in ('none', 'DP-Gaussian')}
-  return Experiment(
+  return TABLES.table(
     'dcs2_2_imprint',
-    PAPER,
     'Table 2, Imprint: defenses against a malicious server',
     'Noise and Soteria leave everything to a server that inserts a module of its own; concealed samples protect best.',
     {
@@ -210,8 +207,7 @@ def _table_2():
         for cell in _imprint_line(f'DP-Gaussian, weights {weight:,}', f'weights_{weight}', 'DP-Gaussian')
       ),
     ),
-    METRICS,
-    (
+    choices=(
       *IMPRINTED,
       'The gradient of the first layer grows with the weights of the second, and Gaussian noise does not. It also '
       'depends on the network behind the module, which is another here. Pruning and Soteria do not depend on them.',
@@ -259,18 +255,16 @@ def _table_2_ggl():
   for label in FIGURES_2_GGL:
     cells += [Cell(FACES, label, 'pearson', 'ggl', label)]
     cells += [Cell('the same uploads, GIAS', label, metric, 'gias', label) for metric in ('psnr', 'ssim', 'pearson')]
-  return Experiment(
+  return TABLES.table(
     'dcs2_2_ggl',
-    PAPER,
     'Table 2, GGL: defenses against an attacker with a generator',
     'A generator recovers faces from undefended gradients and from noisy ones; concealed samples protect best.',
     {
       'ggl': _faces('ggl', BASELINES['faces'], ggl=SMALL_GGL),
       'gias': _faces('gias', BASELINES['faces'], gias={'steps': 600, 'latent_steps': 300, 'training_steps': 1000}),
     },
-    tuple(cells),
-    METRICS,
-    CHOICES_GGL,
+    cells,
+    choices=CHOICES_GGL,
   )
 
 
@@ -293,41 +287,37 @@ def _figure_2():
     for label in run.defenses
     for metric in ('psnr', 'ssim')
   )
-  return Experiment(
+  return TABLES.table(
     'dcs2_figure_2',
-    PAPER,
     'Figure 2: examples of reconstructions for tables 1 and 2',
     'Beside noise, pruning and Soteria, concealed samples leave least to be seen. The paper prints pictures alone.',
     runs,
     cells,
-    METRICS + ' Our pictures are in report.html of each run.',
-    (*CHOICES, *CHOICES_GGL, *IMPRINTED[:2]),
+    *CHOICES_GGL,
+    *IMPRINTED[:2],
+    metrics=METRICS + ' Our pictures are in report.html of each run.',
   )
 
 
 def _table_3():
-  return Experiment(
+  return TABLES.table(
     'dcs2_3',
-    PAPER,
     'Table 3: mixing weight λ_g',
     'More weight on the label of the concealed sample protects a little better.',
     {'cifar10': _imprinted({'none': 'none', **MIXINGS})},
     _imprint_cells({'none': FIGURES_2['none'], **FIGURES_3}),
-    METRICS,
-    (*IMPRINTED, 'The undefended line is that of table 2.'),
+    choices=(*IMPRINTED, 'The undefended line is that of table 2.'),
   )
 
 
 def _table_4():
-  return Experiment(
+  return TABLES.table(
     'dcs2_4',
-    PAPER,
     'Table 4: an attacker who starts from the average image of the class',
     'Concealed samples protect also from an attacker who starts from the average image of the class.',
     {'mnist': _mnist({'none': 'none', 'DCS²': _ours()}, 'class_average', public=1000)},
     _lines('MNIST', 'mnist', {'none': ((59.22, 2.71), 1.00), 'DCS²': ((7.87, 2.44), (0.18, 0.09))}),
-    METRICS,
-    (*CHOICES, 'The class averages are of 1,000 public images from the train split.'),
+    'The class averages are of 1,000 public images from the train split.',
   )
 
 
@@ -344,15 +334,13 @@ UNDEFENDED = 'The undefended line is that of table 1.'
 
 def _table_5():
   lines = {'none': ((59.20, 2.71), 1.00)} | {label: (psnr, ssim) for label, (_, _, psnr, ssim, _) in STARTS.items()}
-  return Experiment(
+  return TABLES.table(
     'dcs2_5',
-    PAPER,
     'Table 5: start points of the concealed samples',
     'Concealed samples protect wherever their search starts.',
     {'mnist': _mnist({'none': 'none', **STARTED})},
     _lines('MNIST', 'mnist', lines),
-    METRICS,
-    (*CHOICES, UNDEFENDED),
+    UNDEFENDED,
   )
 
 
@@ -362,15 +350,13 @@ def _table_6():
   lines = {'none': FIGURES_2_GGL['none'], 'DCS²': ((8.68, 2.78), (0.18, 0.12))}
   fields['defenses'] = {label: ggl.defenses[label] for label in lines}
   cells = _lines(FACES, 'ggl', lines) + tuple(Cell(FACES, label, 'pearson', 'ggl', label) for label in lines)
-  return Experiment(
+  return TABLES.table(
     'dcs2_6',
-    PAPER,
     'Table 6: start points from CIFAR-10 for CelebA',
     'Concealed samples protect also if their search starts from images of another kind.',
     {'ggl': Started(**fields, starts='cifar10')},
     cells,
-    METRICS,
-    (
+    choices=(
       *CHOICES_GGL,
       'The search starts at the first 100 training images of CIFAR-10, made grey and scaled to 25×25, with their '
       'classes modulo two; the paper does not say what becomes of labels. The generator is trained on faces.',
@@ -389,15 +375,13 @@ def _table_7():
     'DCS²': (7.84, 0.17),
     'Prune & DCS²': (6.08, 0.12),
   }
-  return Experiment(
+  return TABLES.table(
     'dcs2_7',
-    PAPER,
     'Table 7: concealed samples and pruning together',
     'Defenses of different kinds add up.',
     {'mnist': _mnist(COMBINED)},
     _lines('MNIST', 'mnist', lines),
-    METRICS,
-    (*CHOICES, UNDEFENDED),
+    UNDEFENDED,
   )
 
 
@@ -481,15 +465,14 @@ def _accuracies(name, table, shows, figures, choices=()):
     for label, (_, pair) in lines.items()
     for metric, figure in zip(('sensitive_accuracy', 'accuracy'), pair, strict=True)
   ]
-  return Experiment(
+  return TABLES.table(
     name,
-    PAPER,
     f'{table}: accuracy on the sensitive samples and on the test set',
     shows,
     runs,
-    tuple(cells),
-    'Acc_S is the accuracy on the target client’s samples, Acc_T on the test split, of the last model.',
-    (*ALL_SENSITIVE, *choices),
+    cells,
+    metrics='Acc_S is the accuracy on the target client’s samples, Acc_T on the test split, of the last model.',
+    choices=(*ALL_SENSITIVE, *choices),
   )
 
 
@@ -526,16 +509,15 @@ def _celeba_accuracies():
     for metric, figure in zip(('sensitive_accuracy', 'accuracy'), pair, strict=True)
   ]
   cells += [Cell(other, label, 'accuracy', 'starts', label, figure) for label, figure in ACCURACIES_6.items()]
-  return Experiment(
+  return TABLES.table(
     'dcs2_2_celeba_accuracy',
-    PAPER,
     'Table 2, CelebA, and table 6: accuracy on the sensitive samples and on the test set',
     'One client conceals its samples; the accuracy stays the same on the test set, also from start points of another '
     'kind, and falls less than under noise and pruning on these samples.',
     runs,
-    tuple(cells),
-    'Acc_S is the accuracy on the target client’s samples, Acc_T on the test split, of the last model.',
-    (
+    cells,
+    metrics='Acc_S is the accuracy on the target client’s samples, Acc_T on the test split, of the last model.',
+    choices=(
       f'Faces of 32×32 pixels with gender as the label, a folder of images ({CELEBA}), take the place of CelebA.',
       'The protocol for CelebA is not at hand: that of CIFAR-10, with 192 samples at each of 10 clients.',
       *ALL_SENSITIVE[1:],

@@ -1,12 +1,13 @@
 """OUTPOST (Wang, Hugh, Li 2024), sections III and VI: which assumptions published attacks rest on, on deep networks."""
 
-from experiments.experiment import Cell, Experiment, Run, Training
+from experiments.experiment import Cell, Paper, Run, Training
 from experiments.outpost import PAPER
 from gradleak import AuditSettings, ClientSettings
 
 METRICS = (
   'PSNR is of images clipped to [0, 1]. The paper’s figures are of one picture or batch, ours means over trials.'
 )
+TABLES = Paper(PAPER, METRICS)
 CENTRAL = {'share': 'delta', 'local_batch_size': 64, 'sample_order': 'shuffled', 'augment': 'crop_flip'}
 SGD = {**CENTRAL, 'optimizer': 'sgd', 'momentum': 0.9, 'learning_rate': 0.05, 'local_epochs': 1}
 ADAM = {**CENTRAL, 'optimizer': 'adam', 'learning_rate': 1e-3, 'local_epochs': 1}
@@ -35,19 +36,15 @@ def _table_1():
     )  # fmt: skip
     for row, metric in (('chosen start', 'psnr'), ('best start', 'oracle_psnr'), ('best start', 'oracle_ssim')):
       cells.append(Cell(column, row, metric, run, 'none'))
-  return Experiment(
+  return TABLES.table(
     'outpost_1',
-    PAPER,
     'Table I: initialisation and training stage, DLG, three starts',
     'Widely initialised networks show their images, default ones with noise, trained ones hardly at all. The paper '
     'prints pictures alone.',
     runs,
-    tuple(cells),
-    METRICS,
-    (
-      'Of three starts the best one is chosen by the truth, the other by the attacker.',
-      'Labels are known here. The trained network is LeNet with sigmoids, trained from the explicit initialisation.',
-    ),
+    cells,
+    'Of three starts the best one is chosen by the truth, the other by the attacker.',
+    'Labels are known here. The trained network is LeNet with sigmoids, trained from the explicit initialisation.',
   )
 
 
@@ -128,16 +125,16 @@ def _table_4(network, title):
       cells.append(Cell(column, row, 'psnr', run, 'none', paper))
       cells.append(Cell(column, row, 'ssim', run, 'none'))
       cells.append(Cell(column, row, 'objective', run, 'none', loss))
-  return Experiment(
+  return TABLES.table(
     f'outpost_4_{network}',
-    PAPER,
     f'Table IV: csDLG on {title}, BatchNorm in eval and in train mode, untrained and pretrained',
     'Eval mode, as published attacks ran it, shows more of untrained networks’ images than train mode; on pretrained '
     'networks the modes are alike, to 2 dB.',
     runs,
-    tuple(cells),
-    METRICS,
-    (IN_PLACE, 'The learning rate is not stated: 0.01. Samples are not cropped or flipped here.', LOSS),
+    cells,
+    IN_PLACE,
+    'The learning rate is not stated: 0.01. Samples are not cropped or flipped here.',
+    LOSS,
   )
 
 
@@ -162,20 +159,16 @@ def _readings():
     paper = TABLE_4[1, 1, 1]['resnet18'][0] if name == 'declared' else None
     cells += [Cell('eval mode, untrained', row, 'psnr', name, 'none', paper)]
     cells += [Cell('eval mode, untrained', row, 'ssim', name, 'none')]
-  return Experiment(
+  return TABLES.table(
     'outpost_4_readings',
-    PAPER,
     'Table IV by the settings of csDLG: ResNet-18, E = 1, n = 1, B = 1',
     'The paper states none of these settings.',
     runs,
-    tuple(cells),
-    METRICS,
-    (
-      IN_PLACE,
-      'The authors’ configuration files have TV 0.01, Adam at rate 0.1, a box, 8,000 steps and normalised pixels.',
-      'Their code signs the gradient only where gradients are matched, and deltas are matched here.',
-      'Ours are pixels in [0, 1]: in the last line rate and TV are rescaled by their standard deviation, 0.25.',
-    ),
+    cells,
+    IN_PLACE,
+    'The authors’ configuration files have TV 0.01, Adam at rate 0.1, a box, 8,000 steps and normalised pixels.',
+    'Their code signs the gradient only where gradients are matched, and deltas are matched here.',
+    'Ours are pixels in [0, 1]: in the last line rate and TV are rescaled by their standard deviation, 0.25.',
   )
 
 
@@ -203,20 +196,16 @@ def _table_5(name, row, dataset, choice):
       Cell(column, row, 'ssim', run, 'none'),
       Cell(column, row, 'objective', run, 'none', loss),
     ]
-  return Experiment(
+  return TABLES.table(
     name,
-    PAPER,
     f'Table V: csDLG on ViT, {row}, E = 1, n = 1, B = 1',
     'Vision transformers resist the attack, untrained and pretrained.',
     runs,
-    tuple(cells),
-    METRICS,
-    (
-      choice,
-      'ViT has no BatchNorm: the two modes are one here, and the paper’s differ by chance. It does not state the size; '
-      'this one is ViT-tiny with patches of 4.',
-      LOSS,
-    ),
+    cells,
+    choice,
+    'ViT has no BatchNorm: the two modes are one here, and the paper’s differ by chance. It does not state the size; '
+    'this one is ViT-tiny with patches of 4.',
+    LOSS,
   )
 
 
@@ -236,16 +225,14 @@ def _figure_4():
     runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4, steps=steps)
     for label in FIGURE_4:
       cells += [Cell(column, label, metric, run, label) for metric in ('psnr', 'ssim')]
-  return Experiment(
+  return TABLES.table(
     'outpost_figure_4',
-    PAPER,
     'Figure 4: defenses against csDLG on a pretrained ResNet-18',
     'DP hides most, GC least, GradDefense and OUTPOST between them. Soteria does not fit ResNets there. The paper '
     'prints pictures alone.',
     runs,
-    tuple(cells),
-    METRICS,
-    (IN_PLACE,),
+    cells,
+    IN_PLACE,
   )
 
 

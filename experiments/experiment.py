@@ -7,12 +7,13 @@ changed is stated wherever its numbers are shown.
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -20,19 +21,19 @@ import optax
 
 import gradleak as gl
 from experiments.comparison import BEST, Cell, Note, Outcome
+from experiments.study import Study, mean_of
 from gradleak import AuditResult, AuditSettings, ClientSettings, registry, report
 from gradleak.attacks import AttackMethod
 from gradleak.audit import verdict as verdicts
-from gradleak.core import errors, grammar, statistics
+from gradleak.core import errors, grammar
 from gradleak.core.locks import alone
-from gradleak.core.storage import Workdir, plain
+from gradleak.core.storage import Workdir, computed_once, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import simulation
 from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
 
-SCALES = ('smoke', 'mini', 'paper')
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
 # Of an audit's rows, what is stored beside a cell's own metric: what its outcome is computed from, and the verdict.
@@ -76,44 +77,9 @@ class Training:
     return self.clients * self.samples + self.tested
 
 
-class Scaled:
-  """What can be run at a scale; subclasses have `at_mini` and `at_smoke`.
-
-  Attributes:
-    apart: fields on which the rows of one method do not depend.
-  """
-
-  apart: ClassVar[tuple[str, ...]] = ('defenses', 'mini')
-
-  def scaled(self, scale: str) -> Self:
-    """Returns this at a scale: 'paper' as declared, 'mini' for two cores, 'smoke' to check that it runs.
-
-    Raises:
-      UsageError: for an unknown scale.
-    """
-    if scale not in SCALES:
-      raise errors.unknown('scale', scale, SCALES)
-    return {'paper': lambda: self, 'mini': self.at_mini, 'smoke': self.at_smoke}[scale]()
-
-  def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
-    """Returns what the outcomes of these cells are computed from: here all rows."""
-    del cells
-    return rows
-
-  def follows(self, cell: Cell) -> bool:
-    """Returns whether a figure follows from the declaration, whatever is run: here none does."""
-    del cell
-    return False
-
-  @property
-  def pictured(self) -> str:
-    """Name of the PNG that a run leaves in its folder."""
-    return self.page
-
-
 @dataclasses.dataclass(frozen=True)
-class Run(Scaled):
-  """One audit. All settings are the paper's; `mini` holds what two cores need in their place.
+class Run(Study):
+  """One audit.
 
   Attributes:
     dataset: as in `gradleak.data.load`; private images are the first ones of its test split.
@@ -130,7 +96,6 @@ class Run(Scaled):
     weights: a file of weights with PyTorch's names, in place of that training; '' trains.
     changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value
       in the text.
-    mini: name -> value at scale 'mini', of a field of this or of `settings` or `client`.
   """
 
   dataset: str
@@ -146,61 +111,57 @@ class Run(Scaled):
   training: Training | None = None
   weights: str = ''
   changed: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
-  mini: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  apart: ClassVar[tuple[str, ...]] = (*Scaled.apart, 'changed')  # what it changes is in the texts
+  inner: ClassVar[tuple[str, ...]] = ('settings', 'client')
+  untold: ClassVar[tuple[str, ...]] = (*Study.untold, 'changed', 'training')
+  apart: ClassVar[tuple[str, ...]] = (*Study.apart, 'changed')  # what it changes is in the texts
   kind: ClassVar[str] = 'audit'
   shown: ClassVar[str] = 'report'
   page: ClassVar[str] = 'report.html'
   pictured: ClassVar[str] = 'grid.png'
+  more: ClassVar[str] = ''  # file of more columns of the rows, see `columns`
   remarks: ClassVar[str] = 'recovered'
   intervals: ClassVar[str] = (
     'Ours: mean over trials ± half its 95 % interval. “Recovered” counts trials with a picture: exact or recognisable.'
   )
 
-  def replaced(self, **changes: Any) -> Self:
-    """Returns this with some fields changed, its own or those of `settings` or `client`."""
-    for name in ('settings', 'client'):
-      inner = getattr(self, name)
-      own = {field.name for field in dataclasses.fields(inner)} & set(changes)
-      changes[name] = dataclasses.replace(inner, **{key: changes.pop(key) for key in own})
-    return dataclasses.replace(self, **changes)
-
-  def at_mini(self) -> Self:
-    """Returns this with what two cores need in place of the paper's settings; given weights keep the network."""
+  def small(self) -> Mapping[str, Any]:
+    """Returns what scale 'mini' replaces; given weights keep the network."""
     kept = {'model', 'training'} if self.weights and self.trains else set()
-    return self.replaced(**{name: value for name, value in self.mini.items() if name not in kept}, mini={})
+    return {name: value for name, value in self.mini.items() if name not in kept}
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits and a dense net, in 3 steps."""
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this an audit of 8×8 digits and a dense net, in 3 steps."""
     attack = registry.attack(self.attack)
-    smallest = {name: value for name, value in SMALLEST.items() if attack.takes({name: value})}
+    steps = {name: value for name, value in SMALLEST.items() if attack.takes({name: value})}
     if attack.settings.get('batch_norm') is not None:
-      smallest['batch_norm'] = None  # a dense network has none
-    return self.replaced(
-      dataset='digits',
-      model='mlp',  # compiles fast
-      trials=2,
-      batch_size=min(self.settings.batch_size, 2),
-      cohort=min(self.client.cohort, 2),
-      restarts=min(self.settings.restarts, 2),
-      controls=2,
-      public=min(self.public, 16),
-      training=self.training and _smoke_training(self.training),
-      weights='',
-      changed={
-        attack.name: smallest,
-        'concealment': {'steps': 2},
-        'graddefense': {'root': _smoke_root},
-      },
-      mini={},
-    )
+      steps['batch_norm'] = None  # a dense network has none
+    few = {'batch_size': self.settings.batch_size, 'cohort': self.client.cohort, 'restarts': self.settings.restarts}
+    return {
+      **{name: min(value, 2) for name, value in few.items()},
+      'dataset': 'digits',
+      'model': 'mlp',  # compiles fast
+      'trials': 2,
+      'controls': 2,
+      'public': min(self.public, 16),
+      'training': self.training and _smoke_training(self.training),
+      'weights': '',
+      'changed': {attack.name: steps, 'concealment': {'steps': 2}, 'graddefense': {'root': _smoke_root}},
+    }
+
+  def described(self) -> dict[str, Any]:
+    """Returns name -> value of all settings, those of the training and of the texts of methods last."""
+    training = vars(self.training) if self.training else {}
+    specs = [s for text in (self.attack_text(), *self.texts().values()) for s in grammar.parse_chain(text, 'method')]
+    return {
+      **super().described(),
+      **{f'training {name}': value for name, value in training.items()},
+      **{f'{spec.name} {name}': value for spec in specs for name, value in spec.settings},
+    }
 
   def changes(self, scale: str) -> list[str]:
-    """Returns what a scale changes, each as 'name value instead of value'."""
-    new, old = ({**_fields(one), **_method_settings(one)} for one in (self.scaled(scale), self))
-    pairs = {name: (value, old.get(name, 'the published')) for name, value in new.items()}
-    changed = [f'{name} {value} instead of {before}' for name, (value, before) in pairs.items() if value != before]
+    """Returns what a scale changes; of given weights which these are."""
+    changed = super().changes(scale)
     if not (self.weights and self.trains):
       return changed
     changed = [text for text in changed if not text.startswith(('trained ', 'training', 'weights '))]
@@ -254,14 +215,22 @@ class Run(Scaled):
     return Data(private, public, others, gallery)
 
   def execute(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
-    """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows."""
+    """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows with all columns."""
     result = self.audit(data, seed, workdir=workdir, progress=progress)
     if not (result.resumed and os.path.exists(os.path.join(workdir, self.page))):
       self.write(result, workdir)
-    if self.training is None or not self.training.tested:
-      return result.rows
-    network = called(result.config['training'], result.config['num_classes'])
-    return [{**row, 'network': network} for row in result.rows]
+    rows = result.rows
+    if self.training is not None and self.training.tested:
+      network = called(result.config['training'], result.config['num_classes'])
+      rows = [{**row, 'network': network} for row in rows]
+    if not self.more:
+      return rows
+    found = computed_once(os.path.join(workdir, self.more), functools.partial(self.columns, data, seed))
+    return [{**row, **found[row['defense']][row['trial']]} for row in rows]
+
+  def columns(self, data: 'Data', seed: int) -> dict[str, list[dict]]:
+    """Returns text of a defense -> more columns of each trial, which are kept in the file `more`."""
+    raise NotImplementedError
 
   def write(self, result: AuditResult, folder: str) -> None:
     """Writes the report of the audit."""
@@ -361,8 +330,7 @@ class Run(Scaled):
     """Returns the `Outcome` of a cell among the rows of its run."""
     rows = self.rows_of(cell, rows)
     values = [row.get(cell.metric) for row in rows]
-    mean, low, high = statistics.mean_interval([math.nan if value is None else value for value in values])
-    finite = [value if math.isfinite(value) else None for value in (mean, low, high)]
+    found = mean_of([math.nan if value is None else value for value in values], '')
     measured = {row['trial']: value for row, value in zip(rows, values, strict=True) if value is not None}
     control = next((row['control_psnr'] for row in rows if row.get('control_psnr') is not None), None)
     control = None if cell.metric.endswith('_normalised') else control  # it is in units of [0, 1]
@@ -372,39 +340,13 @@ class Run(Scaled):
     if cell.counter == BEST:
       chosen = collections.Counter(row['counter'] for row in rows).most_common()
       remark += '; by ' + ', '.join(f'{counter} ({count})' for counter, count in chosen)
-    return Outcome(*finite, len(rows), recovered, diverged, remark, control, failed=not recovered, values=measured)
+    return Outcome(*found[:4], recovered, diverged, remark, control, failed=not recovered, values=measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
     """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""
     columns = {*COLUMNS, *(cell.metric for cell in cells)}
     about = {id(row) for cell in cells for row in self.rows_of(cell, rows)}
     return [{name: row[name] for name in row if name in columns} for row in rows if id(row) in about]
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores: steps × images attacked × the cost of one."""
-    given = self.settings
-    local_steps = -(-given.batch_size // (self.client.local_batch_size or given.batch_size))
-    names = [grammar.parse_chain(text, 'defense')[-1].name for text in self.defenses.values()]
-    unaware = len(names) if given.knowledge != 'aware' else 0
-    tried = COUNTERS if given.counters is None else dict.fromkeys(COUNTERS, len(given.counters))
-    aware = sum(tried.get(name, 0) for name in names) if given.knowledge != 'unaware' else 0
-    uploads = self.trials * (unaware + aware) + given.controls
-    attack = self.method().settings
-    steps = attack.get('steps', 1) * attack.get('population', 1)
-    return uploads * given.restarts * given.batch_size * local_steps * steps * self.milliseconds() / 60_000
-
-  def milliseconds(self) -> float:
-    """Returns a rough estimate of the time of an attack's step on one image."""
-    model = grammar.parse_chain(self.model, 'model')[0]
-    cost, measured, usual = MILLISECONDS[model.name]
-    return cost * (dict(model.settings).get('width', usual) / measured) ** 1.6
-
-  def trained_images(self) -> float:
-    """Returns how many images pass the network in its training, if it takes all its rounds."""
-    if self.training is None or self.weights:
-      return 0
-    of_round = max(1, round(self.training.share * self.training.clients)) * self.training.samples
-    return self.training.rounds * of_round * self.training.client.get('local_epochs', self.client.local_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,8 +358,7 @@ class Experiment:
     paper: authors, title, venue.
     table: which of its tables.
     shows: one sentence: the paper's claim.
-    runs: what its numbers come from, by name: audits (`Run`), trainings (`utility.Trainings`) or measurements
-      (`measured.Measured`), each with the same methods.
+    runs: what its numbers come from, by name: each a `Study`.
     cells: its numbers.
     metrics: one sentence: how the paper's figures are defined, compared with ours.
     choices: sentences on what the paper does not state, and what is used here.
@@ -428,11 +369,26 @@ class Experiment:
   paper: str
   table: str
   shows: str
-  runs: Mapping[str, Any]
+  runs: Mapping[str, Study]
   cells: tuple[Cell, ...]
   metrics: str
   choices: tuple[str, ...] = ()
   notes: tuple[Note, ...] = ()
+
+
+class Paper(NamedTuple):
+  """What the tables of a paper have in common: its `paper`, `metrics` and `choices`, see `Experiment`."""
+
+  paper: str
+  metrics: str
+  choices: tuple[str, ...] = ()
+
+  def table(
+    self, name: str, table: str, shows: str, runs: Mapping[str, Study], cells: Sequence[Cell], *choices: str, **own: Any
+  ) -> Experiment:
+    """Returns the `Experiment` of a table, which has more `choices`, and others of the common fields in `own`."""
+    given = {'paper': self.paper, 'metrics': self.metrics, 'choices': (*self.choices, *choices), **own}
+    return Experiment(name, table=table, shows=shows, runs=runs, cells=tuple(cells), **given)
 
 
 def with_weights(experiment: Experiment, path: str) -> Experiment:
@@ -473,22 +429,6 @@ def _smoke_training(training):
 def _smoke_root(root):
   """Returns a small number of root images, different for 50, 100, …."""
   return max(2, root // 25)
-
-
-def _fields(run):
-  """Returns name -> value of the fields of a run, of its settings, its client and its training."""
-  found = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-  inner = [found.pop(name) for name in ('settings', 'client')]
-  training = found.pop('training')
-  named = {f'training {name}': value for name, value in vars(training).items()} if training else {}
-  found = {name: value for name, value in found.items() if name not in ('changed', 'mini')}
-  return {**found, **vars(inner[0]), **vars(inner[1]), **named}
-
-
-def _method_settings(run):
-  """Returns 'attack setting' or 'defense setting' -> value of all that the texts of a run set."""
-  found = [spec for text in (run.attack_text(), *run.texts().values()) for spec in grammar.parse_chain(text, 'method')]
-  return {f'{spec.name} {name}': value for spec in found for name, value in spec.settings}
 
 
 def _rewritten(spec, settings):
@@ -651,36 +591,9 @@ def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
   return [{**row, 'psnr_gain': None if None in (now, old) else now - old} for row, now, old in pairs]
 
 
-# Milliseconds per step and image on two idle cores, 32×32 pixels; the width that they are of, and the default one.
-MILLISECONDS = {
-  'mlp': (0.1, 8, 8), 'lenet': (0.5, 8, 8), 'lenet4': (0.8, 8, 8), 'convnet': (4.0, 8, 64), 'convnet9': (4.5, 8, 8),
-  'resnet18': (3.0, 8, 64), 'resnet20': (10.0, 16, 16), 'resnet152': (60.0, 8, 64), 'vit_tiny': (10.0, 96, 192),
-}  # fmt: skip
-SECOND_ORDER = 3.5  # times the cost of a step of training
-GENERATOR = 290  # milliseconds of a step of its training
-# Defense -> number of attacks on one upload by an attacker who knows the defense, where it is not 1.
-COUNTERS = {'graddefense': 23, 'soteria': 3, 'concealment': 3}
-
-
-def minutes(experiment: Experiment, scale: str) -> float:
-  """Returns a rough estimate of the time on two cores; a network or a generator that runs share is trained once."""
-  runs = [run.scaled(scale) for run in experiment.runs.values()]
-  audits = [run for run in runs if isinstance(run, Run)]
-  networks = {(run.model, run.trained_images()): run.milliseconds() / SECOND_ORDER for run in audits}
-  attacks = (run.method() for run in audits)
-  generators = {each.settings['training_steps'] for each in attacks if each.name in ('ggl', 'gias', 'gifd')}
-  trained = sum(images * cost for (_, images), cost in networks.items()) + GENERATOR * sum(generators)
-  return sum(run.minutes() for run in runs) + trained / 60_000
-
-
-def duration(minutes: float) -> str:
-  """Returns a time in words, 'min', 'h' or 'd'."""
-  return (
-    f'{60 * minutes:.0f} s'
-    if minutes < 1
-    else f'{minutes:.0f} min'
-    if minutes < 90
-    else f'{minutes / 60:.0f} h'
-    if minutes < 2880
-    else f'{minutes / 1440:.0f} d'
-  )
+def duration(seconds: float) -> str:
+  """Returns a time in words, in 's', 'min', 'h' or 'd'."""
+  for unit, size, limit in (('s', 1, 60), ('min', 60, 90 * 60), ('h', 3600, 48 * 3600)):
+    if seconds < limit:
+      return f'{seconds / size:.0f} {unit}'
+  return f'{seconds / 86400:.0f} d'

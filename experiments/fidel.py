@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Measured, Measurement, Part
+from experiments.experiment import Cell, Outcome, Paper
+from experiments.panels import plain
+from experiments.study import Measurement, Part, Study, mean_of
 from gradleak.attacks import decoder
 from gradleak.attacks.fidel import PartialReconstructions, from_update
 from gradleak.core import grammar, methods, statistics
@@ -36,10 +37,9 @@ CHOICES = (
   'The private samples are the test images after the first 6,000, which are the attacker’s.',
   'The dropout rate could not be read: 0.25 and 0.5 here.',
 )
+TABLES = Paper(PAPER, METRICS, CHOICES)
 BATCH, RATE = 50, 0.01  # tables I and II
 CHANNELS = 32  # of the features, table II
-# Milliseconds on two idle cores: of a victim's step per sample, and of a decoder's step.
-COST = {'mlp': 0.03, 'cnn': 0.3, 'table_iii': 60, 'table_iv': 500, 'windows': 5}
 PRINTED = {('mlp', 30): 20, ('cnn', 20): 13}  # averages of the abstract; the text has no other numbers of the figures
 LEAKIEST = 'relu, dropout 0.5'  # the case that these averages are of: ReLU and dropout
 
@@ -54,7 +54,7 @@ class Data(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attacked(Measured):
+class Attacked(Study):
   """An attack on a client whose model was trained before. All settings are the paper's, or our reading of it.
 
   Attributes:
@@ -77,14 +77,10 @@ class Attacked(Measured):
   auxiliary: int = 6_000
   private: int = 4_000
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits, trained for at most two steps."""
-    small = {'trained': 200, 'auxiliary': 250, 'private': 250, 'pace': 1, 'mini': {}}
-    return dataclasses.replace(self, dataset='digits', steps=min(self.steps, 2), **small)
-
-  def texts(self) -> dict[str, str]:
-    """Returns the description of each label."""
-    return dict(self.defenses)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits, trained for at most two steps."""
+    few = {'trained': 200, 'auxiliary': 250, 'private': 250, 'pace': 1}
+    return {**few, 'dataset': 'digits', 'steps': min(self.steps, 2)}
 
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
@@ -137,9 +133,9 @@ class Revelations(Attacked):
       point(label, size): f'{text}, {samples(size)}' for label, text in self.curves.items() for size in self.sizes
     }
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits, trained for at most two steps, with two measurements."""
-    return dataclasses.replace(super().at_smoke(), measurements=2)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits, with two measurements."""
+    return {**super().smallest(), 'measurements': 2}
 
   def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each curve."""
@@ -192,28 +188,18 @@ class Revelations(Attacked):
       axes.set_ylim(-0.3, 1.1 * highest)
       axes.set_xscale('log')
       axes.set_xticks(self.sizes, labels=[str(size) for size in self.sizes])
-      axes.minorticks_off()
       axes.set_xlabel('samples of the victim (thin line: all revealed)')
       axes.set_ylabel('samples fully revealed')
-      axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
-      axes.spines[['top', 'right']].set_visible(False)
+      plain(axes)
       figure.legend(loc='outside lower left', frameon=False, ncols=3, handlelength=3)
       return png()
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
-    mean, low, high = statistics.mean_interval(row['revealed'])
     accurate = f' (model {100 * row["accuracy"]:.1f} % accurate)' if 'accuracy' in row else ''
-    remark = f'{100 * mean / row["samples"]:.0f} %{accurate}'
-    return Outcome(mean, low, high, len(row['revealed']), None, 0, remark)
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
-    decoding = 128 * 0.8 * len(self.sizes) * bool(self.decoder)
-    measured = self.measurements * (sum(self.sizes) * COST[self.model] + decoding)
-    trained = self.steps / self.pace * BATCH * COST[self.model] + fitting([self.decoder] if self.decoder else [])
-    return len(self.curves) * ((trained + measured) / 60_000 + 0.2)  # compiling
+    share = 100 * np.mean(row['revealed']) / row['samples']
+    return mean_of(row['revealed'], f'{share:.0f} %{accurate}')
 
 
 class Victim(NamedTuple):
@@ -272,11 +258,6 @@ def fitted(text: str, victim: Victim, data: Data, key: jax.Array) -> Callable[[j
   return lambda inputs: made.decode(weights, decoder.feature_maps(inputs, CHANNELS))
 
 
-def fitting(texts: Iterable[str]) -> float:
-  """Returns a rough estimate of the milliseconds that it takes to train the decoders of these texts."""
-  return sum(made.settings['steps'] * COST[made.name] for made in map(_decoder, texts))
-
-
 def _decoder(text: str) -> Method:
   """Returns the `Method` that makes a decoder, for a text such as 'windows(context=1)'."""
   return methods.from_spec(grammar.spec(text, 'decoder'), decoder.REGISTRY, 'decoder')
@@ -330,18 +311,13 @@ def _figure_13():
     'tenfold_rate': Revelations('mnist', 'mlp', 20_000, pace=10, **few, mini=mini),
   }
   tenfold = (cell._replace(row=f'{cell.row}, tenfold rate') for cell in _cells(runs['tenfold_rate'], 'tenfold_rate'))
-  return Experiment(
+  return TABLES.table(
     'fidel_13',
-    PAPER,
     'Figure 13: fully revealed samples, FCNN, MNIST',
     'With ReLU, and more so with dropout, a neuron is often active for one sample only; its gradient is that image.',
     runs,
     (*_cells(runs['clients'], 'clients'), *tenfold),
-    METRICS,
-    (
-      *CHOICES,
-      'Tenfold rate: a tenth of the steps at ten times the rate of table I; how many are revealed depends on it.',
-    ),
+    'Tenfold rate: a tenth of the steps at ten times the rate of table I; how many are revealed depends on it.',
   )
 
 
@@ -353,19 +329,16 @@ def _training():
   mini = {'pace': 10, 'trained': 20_000, 'measurements': 100}
   runs = {f'steps_{steps}': Revelations('mnist', 'mlp', steps, **few, mini=mini) for steps in STATES}
   runs['steps_20000_squared_error'] = Revelations('mnist', 'mlp', 20_000, loss='squared_error', **few, mini=mini)
-  return Experiment(
+  return TABLES.table(
     'fidel_13_training',
-    PAPER,
     'Figure 13, one point: how far the model was trained, and its loss, FCNN, MNIST',
     'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them.',
     runs,
-    tuple(
+    [
       cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}')
       for name, run in runs.items()
       for cell in _cells(run, name)
-    ),
-    METRICS,
-    CHOICES,
+    ],
   )
 
 
@@ -380,15 +353,13 @@ def _figure_14():
     decoder='windows',
     mini={'pace': 10, 'trained': 20_000, 'auxiliary': 500, 'private': 500},
   )
-  return Experiment(
+  return TABLES.table(
     'fidel_14',
-    PAPER,
     'Figure 14: fully revealed samples, CNN, CIFAR-10, decoded',
     'A decoder trained on auxiliary images turns the feature maps that a neuron reveals into the image.',
     {'clients': run},
     _cells(run, 'clients'),
-    METRICS,
-    (*CHOICES, 'The decoder is ours (`windows`), trained for the convolution of each curve.'),
+    'The decoder is ours (`windows`), trained for the convolution of each curve.',
   )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ import numpy as np
 from experiments import fidel
 from experiments.experiment import Cell, Experiment, Outcome
 from experiments.fidel import Data, Victim
-from experiments.measured import say
 from experiments.panels import Panel, sheet, stretched
+from experiments.study import say
 from gradleak.attacks import decoder, dense
 from gradleak.core import locks, trees
 from gradleak.core.storage import write_atomically
@@ -52,10 +52,10 @@ class Pictures(fidel.Attacked):
       for label, count in ((alone(name), self.singles), (together(name), self.batch))
     }
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits; client and decoders are trained for at most two steps."""
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits; client and decoders are trained for at most two steps."""
     decoders = {name: 'windows' if text == 'windows' else 'table_iv(steps=2)' for name, text in self.decoders.items()}
-    return dataclasses.replace(super().at_smoke(), decoders=decoders, singles=10)
+    return {**super().smallest(), 'decoders': decoders, 'singles': 10}
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Attacks, or reads the result from the folder, and draws it; returns a row per label."""
@@ -139,11 +139,6 @@ class Pictures(fidel.Attacked):
     row = self.row_of(cell, rows)
     share = 100 * row['revealed'] / row['samples']
     return Outcome(row['revealed'], None, None, row['samples'], None, 0, f'{share:.0f} % of {row["samples"]}')
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores: steps of the victim and of its decoders."""
-    training = self.steps / self.pace * fidel.BATCH * fidel.COST[self.model]
-    return (training + fidel.fitting(self.decoders.values()) + self.auxiliary) / 60_000 + 0.2
 
 
 class Sent(NamedTuple):

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from gradleak import AuditResult, registry
 from gradleak.attacks import AttackMethod
 from gradleak.core import errors, trees
 from gradleak.core.promotion import lenient
-from gradleak.core.storage import computed_once, write_atomically
+from gradleak.core.storage import write_atomically
 from gradleak.core.trees import Tree
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
@@ -58,12 +58,13 @@ class Fishing(Run):
   training_optimizer: str = 'sgd'
   training_rate: float = 0.1
 
+  more: ClassVar[str] = 'isolated.json'
   pictured: ClassVar[str] = 'isolated.png'
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits and a dense net, in 3 steps."""
-    small = {'trained': min(self.trained, 60), 'training_steps': min(self.training_steps, 2)}
-    return super().at_smoke().replaced(batch_size=6, pool=64, public=40, **small)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this an audit of 8×8 digits and a dense net, in 3 steps."""
+    steps = {'trained': min(self.trained, 60), 'training_steps': min(self.training_steps, 2)}
+    return {**super().smallest(), **steps, 'batch_size': 6, 'pool': 64, 'public': 40}
 
   @property
   def trains(self) -> bool:
@@ -106,14 +107,7 @@ class Fishing(Run):
     batches = data.private._replace(images=data.private.images[chosen], labels=data.private.labels[chosen])
     return self.scenario_of(data._replace(private=batches), variables=variables)
 
-  def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
-    """Runs the audit and the queries in their own folder, or resumes them; returns the rows."""
-    rows = super().execute(data, seed, workdir=workdir, progress=progress)
-    path = os.path.join(workdir, 'isolated.json')
-    found = computed_once(path, functools.partial(self.isolated, data, seed))
-    return [{**row, **found[row['defense']][row['trial']]} for row in rows]
-
-  def isolated(self, data: Data, seed: int) -> dict[str, list[dict]]:
+  def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
     """Returns defense -> 'cosine', 'queries' and 'alone' of each trial."""
     every, attack = self.scenario(data, seed), self.method()
     target, size = attack.settings['target'], self.settings.batch_size
@@ -140,18 +134,6 @@ class Fishing(Run):
       captions.append(f'{labels[defense]}\n' + ('diverged' if row['psnr'] is None else f'{number(row["psnr"])} dB'))
     panel = Panel(f'{attack}, BatchNorm in {self.client.batch_norm} mode', np.stack(images), captions)
     write_atomically(os.path.join(folder, 'isolated.png'), sheet([panel]))
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores.
-
-    One image is matched, whatever the size of the batch. Queries take 8 s per batch, compilation a minute.
-    """
-    queries = len(self.defenses) * self.trials * 8 / 60
-    return super().minutes() / self.settings.batch_size + queries + (1 if self.model.startswith('resnet') else 0)
-
-  def trained_images(self) -> float:
-    """Returns how many images pass the network in its training."""
-    return 0 if self.weights else 128 * self.training_steps
 
 
 def drawn(rng: np.random.Generator, labels: np.ndarray, target: int, count: int, batch: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from experiments import utility
-from experiments.experiment import Cell, Experiment, Run
+from experiments.experiment import Cell, Paper, Run
 from experiments.utility import Method, Trainings
 from gradleak import AuditSettings, ClientSettings
 
@@ -21,6 +21,7 @@ CHOICES = (
   'GIA has the signed gradient of the paper, 1,000 steps, a box and the TV of the published code, 1e-4. That code has '
   'the plain gradient, 800 steps, no box and normalised pixels: see `graddefense_2b_readings`.',
 )
+TABLES = Paper(PAPER, METRICS, CHOICES)
 NAMES = {'mnist': 'MNIST', 'fashion_mnist': 'Fashion-MNIST', 'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100'}
 MUTED = AuditSettings(knowledge='both', counters=('muted',))
 OURS = 'graddefense(stddev={stddev},ratio={ratio},num_slices=10,balance={balance}{root})'
@@ -71,15 +72,12 @@ def _table_2(part, make, ratio, prune, pruned_layer, figures, attack):
     for label, (psnr, ssim) in zip(('Ours', 'GC', 'DP-G', 'DP-L', 'PLD'), lines, strict=False):
       cells += _pair(NAMES[dataset], label, dataset, label, psnr, ssim)
     cells += _pair(NAMES[dataset], 'PLD, muted', dataset, 'PLD', *lines[-1], counter='muted')
-  return Experiment(
+  return TABLES.table(
     f'graddefense_2{part.lower()}',
-    PAPER,
     f'Table II [{part}]: defenses against the {attack}',
     'All defenses protect, except that which always perturbs the same layer, once the attacker leaves this layer out.',
     runs,
-    tuple(cells),
-    METRICS,
-    CHOICES,
+    cells,
   )
 
 
@@ -120,19 +118,14 @@ def _attack_readings():
     for row, counter in (*((label, None) for label in labels), ('PLD, muted', 'muted')):
       paper = figures.get(row, ()) if name == 'signed' else ()
       cells += _pair(column, row, name, row.partition(',')[0], *paper, counter=counter)
-  return Experiment(
+  return TABLES.table(
     'graddefense_2b_readings',
-    PAPER,
     'Table II [B] by the reading of the attack, MNIST',
     'The paper states the sign and the steps of the attack, and not its weight of total variation.',
     runs,
-    tuple(cells),
-    METRICS,
-    (
-      *CHOICES,
-      'The published code attacks normalised pixels, ours are in [0, 1]: rate and TV are rescaled by the standard '
-      'deviation of a pixel, and the attack starts from U(0, 1), close to N(0, 1) there.',
-    ),
+    cells,
+    'The published code attacks normalised pixels, ours are in [0, 1]: rate and TV are rescaled by the standard '
+    'deviation of a pixel, and the attack starts from U(0, 1), close to N(0, 1) there.',
   )
 
 
@@ -145,16 +138,14 @@ def _table_1():
     cells += _pair(name, '[B] unperturbed', dataset, 'none')
     cells += _pair(name, '[C] perturbed', dataset, 'perturbed')
     cells += _pair(name, '[D] muted', dataset, 'perturbed', counter='muted')
-  return Experiment(
+  return TABLES.table(
     'graddefense_1',
-    PAPER,
     'Table I: pictures reconstructed under Soteria (PLD)',
     'A defense of one layer fails against an attacker who leaves that layer out. The paper prints pictures alone: '
     'see the report of each run.',
     runs,
-    tuple(cells),
-    METRICS,
-    (*CHOICES, 'The attack and rate of these pictures are not stated: DGA and 60 %, as in table II [A].'),
+    cells,
+    'The attack and rate of these pictures are not stated: DGA and 60 %, as in table II [A].',
   )
 
 
@@ -170,15 +161,12 @@ def _table_3a():
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, (psnr, ssim) in zip(('sensitivity', 'layer size'), lines, strict=True):
       cells += _pair(NAMES[dataset], label, dataset, label, psnr, ssim)
-  return Experiment(
+  return TABLES.table(
     'graddefense_3a',
-    PAPER,
     'Table III [A]: slices of equal sensitivity against slices of equal size',
     'At the same perturbation ratio, slices that share the leakage risk evenly protect better.',
     {dataset: _gia(dataset, defenses, mini={'trials': 8}) for dataset in figures},
-    tuple(cells),
-    METRICS,
-    CHOICES,
+    cells,
   )
 
 
@@ -195,15 +183,13 @@ def _table_3b():
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for size in sizes:
       cells += _pair(NAMES[dataset], f'root {size}', dataset, f'root {size}', *lines.get(size, (None, None)))
-  return Experiment(
+  return TABLES.table(
     'graddefense_3b',
-    PAPER,
     'Table III [B]: size of the root dataset',
     'A hundred public images are enough to measure the leakage risk: 400 change the PSNR by less than 1 dB.',
     {dataset: _gia(dataset, defenses, public=400, mini={'trials': 6}) for dataset in figures},
-    tuple(cells),
-    METRICS,
-    (*CHOICES, 'Only part of this table could be read for CIFAR-10; the other cells are left empty.'),
+    cells,
+    'Only part of this table could be read for CIFAR-10; the other cells are left empty.',
   )
 
 
@@ -223,20 +209,15 @@ def _table_3c():
       if bias == 0.1:
         cells += _pair(NAMES[dataset], 'none', name, 'none')
       cells += _pair(NAMES[dataset], f'bias {bias}', name, 'Ours', *lines.get(bias, (None, None)))
-  return Experiment(
+  return TABLES.table(
     'graddefense_3c',
-    PAPER,
     'Table III [C]: bias probability of the root dataset',
     'The measured risk is robust against a moderate class bias of the root dataset: a bias of 0.4 changes the PSNR by '
     'less than 1 dB.',
     runs,
-    tuple(cells),
-    METRICS,
-    (
-      *CHOICES,
-      'The bias probability is read as the share of the root set drawn from one class: 0.1 is uniform.',
-      'Only part of this table could be read for CIFAR-10; the other cells are left empty.',
-    ),
+    cells,
+    'The bias probability is read as the share of the root set drawn from one class: 0.1 is uniform.',
+    'Only part of this table could be read for CIFAR-10; the other cells are left empty.',
   )
 
 
@@ -255,15 +236,13 @@ def _table_3e():
     for label, figure in zip(('clipping', 'no clipping'), lines, strict=True):
       cells += _pair(NAMES[dataset], f'{label}, not compensated', dataset, label)
       cells += _pair(NAMES[dataset], label, dataset, label, *figure, counter='compensated')
-  return Experiment(
+  return TABLES.table(
     'graddefense_3e',
-    PAPER,
     'Table III [E]: clipping against the abuse of compensation',
     'An attacker who applies the compensation to one upload gains less from it if the client clips its gradient.',
     runs,
-    tuple(cells),
-    METRICS,
-    (*CHOICES, 'The clipping bound B is not stated: 1 here, so that the noise N(0, σ²B²) stays as it is.'),
+    cells,
+    'The clipping bound B is not stated: 1 here, so that the noise N(0, σ²B²) stays as it is.',
   )
 
 
@@ -332,16 +311,15 @@ def _accuracies(part, model, ratio, prune, pruned_layer, figures, attack):
     for label, (acc, art) in zip(('none', *labels), lines, strict=True):
       cells.append(Cell(NAMES[dataset], label, 'accuracy', dataset, label, acc))
       cells.append(Cell(NAMES[dataset], label, 'overhead', dataset, label, art))
-  return Experiment(
+  return TABLES.table(
     f'graddefense_2{part.lower()}_accuracy',
-    PAPER,
     f'Table II [{part}]: accuracy and round time under the defenses against the {attack}',
     'The noise of random slices, compensated, costs less than 2 % accuracy and 10 % time; compression and noise on '
     'all entries cost more accuracy.',
     runs,
-    tuple(cells),
-    UTILITY_METRICS,
-    UTILITY_CHOICES,
+    cells,
+    metrics=UTILITY_METRICS,
+    choices=UTILITY_CHOICES,
   )
 
 
@@ -367,7 +345,15 @@ def _compared(name, table, shows, methods, figures, choices=()):
     for label, accuracy in zip(labels, accuracies, strict=True)
   ]
   runs = {dataset: _trainings(dataset, 'convnet', labels, timed=False) for dataset in figures}
-  return Experiment(name, PAPER, table, shows, runs, tuple(cells), UTILITY_METRICS, (*UTILITY_CHOICES, *choices))
+  return TABLES.table(
+    name,
+    table,
+    shows,
+    runs,
+    cells,
+    metrics=UTILITY_METRICS,
+    choices=(*UTILITY_CHOICES, *choices),
+  )
 
 
 def _figure_2():
@@ -396,15 +382,14 @@ def _readings():
   }
   published = {'none': 91.80, 'σ = 0.1, columns': 89.29}
   column = NAMES['fashion_mnist']
-  return Experiment(
+  return TABLES.table(
     'graddefense_readings',
-    PAPER,
     'Accuracy by σ and by the reading of the compensation (beside table II [A])',
     'Compensation restores the accuracy that noise costs. The paper prints σ = 0.1 alone.',
     {'training': _trainings('fashion_mnist', 'lenet4', labels, timed=False)},
-    tuple(Cell(column, label, 'accuracy', 'training', label, published.get(label)) for label in labels),
-    UTILITY_METRICS,
-    (
+    [Cell(column, label, 'accuracy', 'training', label, published.get(label)) for label in labels],
+    metrics=UTILITY_METRICS,
+    choices=(
       *UTILITY_CHOICES,
       'Rows: the matrix is filled row by row, as in the published code. Memory: what was dropped is added to the next '
       'round’s mean, as eq. 6 of the convergence analysis has it.',

@@ -1,9 +1,7 @@
 """The imprint attack read as in DCS²'s published code: of the images returned, only the last is scored."""
 
 import dataclasses
-import functools
-import os
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,7 +9,6 @@ import numpy as np
 import gradleak as gl
 from experiments.experiment import Data, Run
 from gradleak import metrics, registry
-from gradleak.core.storage import computed_once
 from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
 
@@ -23,13 +20,9 @@ class Imprinted(Run):
   'psnr' and 'ssim' are of the returned image that is nearest to the private one.
   """
 
-  def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
-    """Runs the audit and the read-out in their own folder, or resumes them; returns the rows."""
-    rows = super().execute(data, seed, workdir=workdir, progress=progress)
-    found = computed_once(os.path.join(workdir, 'last.json'), functools.partial(self.last, data, seed))
-    return [{**row, **found[row['defense']][row['trial']]} for row in rows]
+  more: ClassVar[str] = 'last.json'
 
-  def last(self, data: Data, seed: int) -> dict[str, list[dict]]:
+  def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
     """Returns defense -> 'last_psnr' and 'last_ssim' of each trial, whose upload holds one image."""
     honest = self.scenario(data, seed)
     server = self.method().server

@@ -11,12 +11,13 @@ import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments import comparison
 from experiments.comparison import Cell, Outcome
 from experiments.experiment import Experiment
-from gradleak.core.storage import plain
+from experiments.results import declared
+from experiments.study import Study
 
 BLIND = 0.1  # SSIM, at most, of a reconstruction in which nothing is seen
 UNCOUNTED = ('by construction', 'repeated')
@@ -188,11 +189,10 @@ def _keys(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> li
   return keys
 
 
-def _settings(run: Any) -> str:
+def _settings(run: Study) -> str:
   """Returns what the rows of a run depend on, beside the method of each."""
-  fields = {name: value for name, value in vars(run).items() if name not in run.apart}
-  attack = [run.attack_text()] if hasattr(run, 'attack_text') else []
-  return repr((type(run).__name__, attack, sorted((name, repr(plain(str(value)))) for name, value in fields.items())))
+  found = {name: value for name, value in declared(run).items() if name not in run.apart}
+  return repr((type(run).__name__, sorted((name, repr(value)) for name, value in found.items())))
 
 
 ORDERS = ('as in the paper', 'opposite', 'within noise')

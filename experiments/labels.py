@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,10 @@ import numpy as np
 import gradleak as gl
 from experiments.comparison import CHANCE, GUESSES, LEVELS
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Data, Measurement, Part, Repeated
+from experiments.panels import plain
+from experiments.study import Data, Measurement, Part, Repeated, mean_of
 from gradleak.attacks import labels as label_rules
-from gradleak.core import errors, grammar, statistics
+from gradleak.core import errors, statistics
 from gradleak.data import partition
 from gradleak.federated import Client, simulation
 from gradleak.metrics import label_scores
@@ -75,10 +75,10 @@ class Inferences(Repeated):
       str(condition): condition for condition in itertools.starmap(Condition, itertools.product(DRAWS, WAYS, SIZES))
     }
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits and a dense net, with small batches."""
-    few = {'model': 'mlp', 'training': min(self.training, 2), 'clients': 4, 'pool': 400, 'repeats': 1, 'largest': 4}
-    return dataclasses.replace(super().at_smoke(), **few)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits and a dense net, with small batches."""
+    few = {'training': min(self.training, 2), 'clients': 4, 'pool': 400, 'repeats': 1, 'largest': 4}
+    return {**super().smallest(), **few, 'model': 'mlp'}
 
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`: the first images of the train split, and the next ones.
@@ -161,8 +161,7 @@ class Inferences(Repeated):
     if name in none:
       return Outcome(None, None, None, 0, None, 0, remark)
     values = 100 * np.asarray(row['guesses'][name][level])
-    finite = [value if math.isfinite(value) else None for value in statistics.mean_interval(values)]
-    return Outcome(*finite, len(values), None, 0, remark)
+    return mean_of(values, remark)
 
   def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: labels read against the batch size, a panel per draw and way, a line per rule."""
@@ -190,9 +189,7 @@ class Inferences(Repeated):
         axes.set(title=f'{draw}, {way}', ylim=(-3, 104), xlim=(0.85, max(SIZES) * 1.2))
         axes.set_xscale('log', base=2)
         axes.set_xticks(SIZES, labels=list(map(str, SIZES)))
-        axes.minorticks_off()
-        axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
-        axes.spines[['top', 'right']].set_visible(False)
+        plain(axes)
       figure.supxlabel('samples of a client', fontsize=8.5)
       figure.supylabel('labels read, %, as a multiset (95 % interval)', fontsize=8.5)
       handles = {
@@ -202,18 +199,6 @@ class Inferences(Repeated):
         handles.values(), handles, loc='outside upper center', ncols=len(handles), frameon=False, columnspacing=1.5
       )
       return png()
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores."""
-    model = grammar.parse_chain(self.model, 'model')[0]
-    given = dict(model.settings)
-    shrunk = given.get('depth', 12) * given.get('width', 192) ** 2 / (12 * 192**2) if model.name == 'vit_tiny' else 1.0
-    passed = self.repeats * self.clients * sum(map(self.held, SIZES)) * len(DRAWS) * (1 + EPOCHS)
-    compiled = 0.06 * len(WAYS) * len({self.held(size) for size in SIZES})
-    return (passed + BATCH * self.training) * MILLISECONDS[model.name] * shrunk / 60_000 + compiled
-
-
-MILLISECONDS = {'mlp': 0.02, 'lenet': 0.3, 'vit_tiny': 50.0}  # for the gradient of one 32×32 sample, two idle cores
 
 
 def client_of(model: str, classes: int, way: str, size: int) -> Client:

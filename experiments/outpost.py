@@ -3,7 +3,7 @@
 import dataclasses
 
 from experiments import utility
-from experiments.experiment import Cell, Experiment, Run
+from experiments.experiment import Cell, Paper, Run
 from experiments.fishing import Fishing
 from experiments.utility import Method, Trainings
 from gradleak import AuditSettings, ClientSettings
@@ -26,6 +26,7 @@ CHOICES = (
   'steps, √2 times that.',
   'GradDefense is the published code: each step, 5 of 10 slices, clipped to its standard deviation of 0.1.',
 )
+TABLES = Paper(PAPER, METRICS, CHOICES)
 
 PART = 'What is stored was run on a part of EMNIST Balanced.'
 LABELS = ('none', 'GC', 'DP', 'Soteria', 'GD', 'OUTPOST')
@@ -99,15 +100,13 @@ def _scenario(index):
         Cell(attack, label, 'oracle_ssim', attack.lower(), label, ssim),
         Cell(attack, label, 'psnr', attack.lower(), label),
       ]
-  return Experiment(
+  return TABLES.table(
     f'outpost_3_{index}',
-    PAPER,
     f'Table III, scenario {index}: {title}',
     f'Undefended deltas leak their images{more}; every defense hides them.',
     runs,
-    tuple(cells),
-    METRICS,
-    (*((PART,) if dataset.startswith('emnist') else ()), *CHOICES),
+    cells,
+    choices=(*((PART,) if dataset.startswith('emnist') else ()), *CHOICES),
   )
 
 
@@ -160,15 +159,15 @@ def _figure_3(name):
       Cell(title, label, 'round_seconds', 'training', label),
       Cell(title, label, 'overhead', 'training', label, delay),
     ]
-  return Experiment(
+  return TABLES.table(
     f'outpost_figure_3_{name}',
-    PAPER,
     f'Figure 3: accuracy and seconds under the defenses, {title}',
     'OUTPOST keeps more than 90 % of the accuracy; Soteria and GradDefense take longer.',
     {'training': run},
-    tuple(cells),
-    'The figure prints curves; numbers are those of the text, in % of the undefended model’s accuracy and time.',
-    (
+    cells,
+    metrics='The figure prints curves; numbers are those of the text, in % of the undefended model’s accuracy and '
+    'time.',
+    choices=(
       *((PART,) if dataset.startswith('emnist') else ()),
       'How the data are non-i.i.d. is not stated: each client holds half of the classes, 1 % of the samples.',
       'LeNet with four convolutions has the “explicit” weights, which its sigmoids need to learn at all.',
@@ -239,19 +238,19 @@ def _figure_5():
         for label in runs[name].defenses
         for metric in ('cosine', 'queries', 'alone', 'psnr', 'ssim')
       ]
-  return Experiment(
+  return TABLES.table(
     'outpost_figure_5',
-    PAPER,
     'Figure 5: fishing for one sample of a batch of 128, under defenses',
     'One changed layer isolates a sample; BatchNorm on the statistics of the batch prevents it, DP and OUTPOST, too. '
     'The paper prints pictures alone, one each.',
     runs,
-    tuple(cells),
-    'Ours, of the first batch, are in isolated.png of each run. The cosine is that of what was isolated with the '
+    cells,
+    metrics='Ours, of the first batch, are in isolated.png of each run. The cosine is that of what was isolated with '
+    'the '
     'gradient of the sample of the class that it is most similar to, 1 for one sample alone; “known to be alone” is '
     'the share of batches of which the server can tell. PSNR and SSIM are those with the most similar image of the '
     'batch.',
-    (
+    choices=(
       'ResNet-20 and CIFAR-10 take the place of ResNet-18 and CIFAR-100; the target is class 1, as in the paper.',
       'One sample of the class: class fishing. Two: feature fishing, as published, and ours, which takes the '
       'difference of two queries and a direction from public images.',
@@ -285,16 +284,16 @@ def _figure_6():
       name = f'{strategy}_{row}'.translate(str.maketrans(' ', '_', ','))
       runs[name] = _vit_fishing(strategy, state, modified)
       cells += [Cell(strategy, row, metric, name, 'none') for metric in ('cosine', 'queries', 'alone', 'psnr', 'ssim')]
-  return Experiment(
+  return TABLES.table(
     'outpost_figure_6',
-    PAPER,
     'Figure 6: fishing for one sample of a batch of 128 on a vision transformer',
     'Fishing fails on ViT, untrained and pretrained, with and without label conflicts. The paper prints pictures '
     'alone.',
     runs,
-    tuple(cells),
-    'Columns are those of figure 5. The cosine says whether a sample was isolated, PSNR whether it was reconstructed.',
-    (
+    cells,
+    metrics='Columns are those of figure 5. The cosine says whether a sample was isolated, PSNR whether it was '
+    'reconstructed.',
+    choices=(
       'ViT-tiny with patches of 4 and CIFAR-10 take the place of ViT and CIFAR-100; the target is class 1.',
       'ViT has no BatchNorm: the modes of figure 5 are one here.',
     ),

@@ -9,9 +9,9 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments import claims, comparison, judgement, results
-from experiments.experiment import Experiment, Outcome, duration, minutes
+from experiments.experiment import Experiment, Outcome, duration
 from experiments.judgement import Judged
-from experiments.table import UNCOUNTED, VERDICT, markdown, ordered
+from experiments.table import UNCOUNTED, VERDICT, grid, markdown, ordered
 from gradleak.core.storage import made_folder, write_atomically
 from gradleak.report.formatting import number
 
@@ -97,7 +97,7 @@ def _counted(counts: Mapping[str, int]) -> str:
   if not any(counts.values()):
     return 'No figure of these tables is printed.'
   lines = [(status, str(count)) for status, count in counts.items()]
-  return f'{sum(counts.values())} printed figures:\n\n{_grid(("verdict", "figures"), lines)}'
+  return f'{sum(counts.values())} printed figures:\n\n{grid(("verdict", "figures"), lines)}'
 
 
 def _order(tables: Iterable[Judged]) -> str:
@@ -122,12 +122,6 @@ def _claims(tables: Iterable[Judged]) -> str:
   return f'Claims of tables that were run: {holding} hold, {failing} do not hold, {open_} are undecided.'
 
 
-def _grid(head: Sequence[str], lines: Iterable[Sequence[str]], texts: int = 1) -> str:
-  """Returns a table in Markdown; all but the first columns are aligned to the right."""
-  rule = ['---'] * texts + ['---:'] * (len(head) - texts)
-  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in (head, rule, *lines))
-
-
 def _agreeing(judged: Mapping[str, Judged]) -> str:
   """Returns the figures that agree, each beside the paper's."""
   lines = [
@@ -143,7 +137,7 @@ def _agreeing(judged: Mapping[str, Judged]) -> str:
     for cell, found, status in zip(table.experiment.cells, table.outcomes, table.statuses, strict=True)
     if status == comparison.VERDICTS[0]
   ]
-  return _grid(('table', 'of', 'figure', 'ours', 'paper'), lines, 3) if lines else ''
+  return grid(('table', 'of', 'figure', 'ours', 'paper'), lines, 3) if lines else ''
 
 
 def _papers(judged: Mapping[str, Judged]) -> str:
@@ -163,7 +157,7 @@ def _papers(judged: Mapping[str, Judged]) -> str:
       )
     )
   head = ('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID))
-  return _grid(head, lines)
+  return grid(head, lines)
 
 
 def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], scale: str) -> str:
@@ -189,8 +183,8 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
     _counted(counts),
     f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
     'value.',
-    f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing, the '
-    'cheapest first; `python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
+    f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing; '
+    '`python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
   ]
   for page, names in _grouped(judged).items():
     head = ('table', 'claim', *comparison.VERDICTS, 'not counted', 'not shown', 'run')
@@ -202,7 +196,7 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
       shown += [sum(numbers[status] for status in judgement.UNCOUNTED), numbers[judgement.NOT_SHOWN]]
       link = f'[{table.experiment.table}]({page}.md#{name})'
       lines.append((link, _held(table), *(str(one or '') for one in shown), _state(table, stored.get(name), scale)))
-    parts += [f'## [{_title(page, [judged[name] for name in names])}]({page}.md)', _grid(head, lines, 2)]
+    parts += [f'## [{_title(page, [judged[name] for name in names])}]({page}.md)', grid(head, lines, 2)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
@@ -210,11 +204,11 @@ def _state(table: Judged, stored: results.Stored | None, scale: str) -> str:
   """Returns how long a table took, or why there is none."""
   experiment = table.experiment
   if table.outcomes is not None and stored is not None:
-    return duration(stored.seconds / 60)
+    return duration(stored.seconds)
   if stored is not None:
     return 'its settings have changed since'
   datasets = sorted({run.scaled(scale).dataset for run in experiment.runs.values()})
-  return f'not yet: about {duration(minutes(experiment, scale))}, with {", ".join(datasets)}'
+  return f'not yet, on {", ".join(datasets)}'
 
 
 def _unexplained(table: Judged, notes: Sequence[comparison.Note]) -> list[str]:
@@ -244,5 +238,5 @@ def _table(table: Judged, stored: results.Stored | None, scale: str, pictures: s
   parts += [f'![{experiment.table}: picture {n + 1}]({pictures}/{name})' for n, name in enumerate(stored.pictures)]
   made = ', '.join(f'{name} {version}' for name, version in stored.versions.items())
   revision = f', revision {stored.revision[:12]}' + stored.revision[40:] if stored.revision else ''
-  parts.append(f'Run in {duration(stored.seconds / 60)} with {made}{revision}. Again: {again}')
+  parts.append(f'Run in {duration(stored.seconds)} with {made}{revision}. Again: {again}')
   return '\n\n'.join(parts)

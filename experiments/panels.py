@@ -17,6 +17,13 @@ class Panel(NamedTuple):
   captions: list[str] | None = None
 
 
+def plain(axes: Any, lines: str = 'both') -> None:
+  """Takes minor ticks and two of the four borders off a plot, and draws its grid."""
+  axes.minorticks_off()
+  axes.grid(axis=lines, color='#0a0b0c', alpha=0.1, linewidth=0.6)
+  axes.spines[['top', 'right']].set_visible(False)
+
+
 def stretched(images: Any) -> Any:
   """Returns images [n, …], each scaled to [0, 1] by itself; a constant one is black."""
   axes = tuple(range(1, images.ndim))

@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Measurement, Repeated, wide
-from experiments.panels import Panel
+from experiments.panels import Panel, plain
+from experiments.study import Measurement, Repeated, mean_of, wide
 from gradleak.attacks.peeling import Peeled, peel
 from gradleak.core import statistics
 from gradleak.defenses.compression import prune
@@ -63,9 +63,9 @@ class Peelings(Repeated):
     found.append(Condition(self.strained, 'float64', tolerance, rate=self.rate))
     return {str(condition): condition for condition in found}
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits, with small batches and few neurons."""
-    return dataclasses.replace(super().at_smoke(), neurons=64)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits, with small batches and few neurons."""
+    return {**super().smallest(), 'neurons': 64}
 
   def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
@@ -104,11 +104,10 @@ class Peelings(Repeated):
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
-    mean, low, high = statistics.mean_interval(row['certified'])
     least = min((x for x in row['worst'] if x is not None and math.isfinite(x)), default=None)
     worst = '' if least is None else f'; {least:.0f} dB'
     remark = f'{", ".join(map(str, row["certified"]))}; {sum(row["wrong"])} wrong{worst}'
-    return Outcome(mean, low, high, len(row['certified']), None, 0, remark)
+    return mean_of(row['certified'], remark)
 
   def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: images certified against noise, a line per tolerance, and of each other condition."""
@@ -124,7 +123,6 @@ class Peelings(Repeated):
       axes.axhline(np.mean(calm['certified']), color=figures.SOFT, linewidth=0.8, label='no noise')
       axes.set(xscale='log', xlabel='noise, in medians of the gradient')
       axes.set_xticks(self.noises, labels=[f'{noise:g}' for noise in self.noises])
-      axes.minorticks_off()
       axes.set_ylim(-0.03 * calm['held'], 1.05 * calm['held'])
       axes.set_ylabel(f'images certified, of {calm["held"]}')
       axes.legend(frameon=False, loc='lower left')
@@ -134,23 +132,13 @@ class Peelings(Repeated):
       bars.set_yticks(range(len(others)), labels=[row['defense'] for row in others])
       bars.set(xlabel='images certified, %, a dot per repeat', xlim=(-4, 104), ylim=(len(others) - 0.5, -0.5))
       for one in (axes, bars):
-        one.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
-        one.spines[['top', 'right']].set_visible(False)
+        plain(one)
       return png()
 
   def panels(self, kept: dict[str, dict]) -> list[Panel]:
-    """Returns the grids: true images above the certified ones."""
-    return [
-      Panel(f'{label}: {name}', images)
-      for label, arrays in kept.items()
-      for name, images in arrays.items()
-      if len(images) and label in tuple(self.conditions)[: 2 * len(self.sizes)]
-    ]
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores."""
-    rounds = sum(self.held(condition.size) ** 2 for condition in self.conditions.values())
-    return self.repeats * rounds * self.neurons / 1e8 + 0.1
+    """Returns the grids of the first conditions: true images above the certified ones."""
+    first = {label: kept[label] for label in list(self.conditions)[: 2 * len(self.sizes)]}
+    return [panel for panel in super().panels(first) if len(panel.images)]
 
 
 class Condition(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from experiments.experiment import Experiment, Outcome, gains
+from experiments.experiment import Experiment, Outcome, duration, gains
 from gradleak.audit import versions
 from gradleak.core import errors
 from gradleak.core.storage import SEAL, digest, made_folder, plain, read_json, write_atomically
@@ -140,6 +140,11 @@ def done(stored: Stored | None, experiment: Experiment, seed: int) -> bool:
   return stored is not None and stored.seed == seed and current(stored, experiment)
 
 
+def took(stored: Stored) -> str:
+  """Returns how long a table took, and on what, such as 'took 4 min on 1 × cpu'."""
+  return f'took {duration(stored.seconds)} on {stored.versions.get("device", "an unknown device")}'
+
+
 class Clock:
   """The time that the runs of a table took, in `seconds.json` of its work directory; interrupted ones count."""
 
@@ -156,6 +161,10 @@ class Clock:
   def seconds(self) -> float:
     """Of all runs."""
     return sum(seconds for seconds, _ in self._spent.values())
+
+  def complete(self, run: str) -> bool:
+    """Returns whether a run has ended before."""
+    return self._spent.get(run, (0.0, False))[1]
 
   @contextlib.contextmanager
   def timed(self, run: str) -> Iterator[None]:

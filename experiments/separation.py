@@ -5,15 +5,15 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 import gradleak as gl
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Data, Measurement, Part, Repeated, wide
-from experiments.panels import Panel
+from experiments.panels import plain
+from experiments.study import Data, Measurement, Part, Repeated, mean_of, wide
 from gradleak.attacks import separation
 from gradleak.attacks.fidel import partial_reconstructions
 from gradleak.attacks.peeling import dense_layers, peel
@@ -126,14 +126,14 @@ class Separations(Repeated):
   remarks: ClassVar[str] = 'beyond Fidel alone, at ≥ 0.98; at ≥ 0.9'
 
   @property
-  def defenses(self) -> tuple[str, ...]:
+  def conditions(self) -> tuple[str, ...]:
     """Labels of what is measured."""
     return tuple(point(size, method) for size in self.sizes for method in (ALONE, *METHODS))
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits, in a few steps."""
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of 8×8 digits, in a few steps."""
     few = {'iterations': 5, 'steps': 2, 'turns': 2, 'training': min(self.training, 2)}
-    return dataclasses.replace(super().at_smoke(), neurons=min(self.neurons, 32), **few)
+    return {**super().smallest(), **few, 'neurons': min(self.neurons, 32)}
 
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
@@ -222,12 +222,11 @@ class Separations(Repeated):
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run; its remark is the difference to Fidel alone."""
     row = self.row_of(cell, rows)
-    mean, low, high = statistics.mean_interval(row[cell.metric])
     remark = ''
     if row['method'] != ALONE:
       pairs = zip((row['revealed'], row['revealed_90']), row['alone'], strict=True)
       remark = '; '.join(gained(*pair) for pair in pairs)
-    return Outcome(mean, low, high, len(row['revealed']), None, 0, remark)
+    return mean_of(row[cell.metric], remark)
 
   def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: samples revealed by each method with Fidel, at both thresholds, a panel per batch size."""
@@ -242,24 +241,9 @@ class Separations(Repeated):
           axes.errorbar(mean, at, xerr=error, fmt='o', color=colour, markersize=4, capsize=2, linewidth=1)
         axes.set_yticks(range(len(names)), labels=[] if axes.get_subplotspec().colspan.start else _with(names))
         axes.set(title=f'{size} samples', xlim=(-0.03 * size, 1.03 * size), ylim=(len(names) - 0.5, -0.5))
-        axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
-        axes.spines[['top', 'right']].set_visible(False)
+        plain(axes, 'x')
       figure.supxlabel('samples revealed at a correlation of ≥ 0.98 (blue) and ≥ 0.9 (orange)', fontsize=8.5)
       return png()
-
-  def panels(self, kept: dict[str, dict]) -> list[Panel]:
-    """Returns the grids: true images above what each method makes of them."""
-    return [
-      Panel(f'{label}: {name}', images) for label, arrays in kept.items() for name, images in arrays.items()
-    ]  # fmt: skip
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores."""
-    pixels = 64 if self.dataset == 'digits' else 784 if self.dataset == 'mnist' else 3072
-    cost = 5e-10 * pixels * self.repeats / 60  # minutes per sample, or pair of samples, and step
-    held = [self.held(size) for size in self.sizes]
-    steps = sum(n**2 * (self.steps + self.iterations) + n * (self.neurons or 128) * self.turns for n in held)
-    return cost * steps + 0.2
 
 
 def point(size: int, method: str) -> str:

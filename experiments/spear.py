@@ -4,12 +4,13 @@ import dataclasses
 import itertools
 import math
 import time
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from experiments.experiment import Cell, Experiment, Outcome
-from experiments.measured import Measurement, Repeated
+from experiments.panels import plain
+from experiments.study import Measurement, Repeated
 from gradleak.attacks.peeling import implied_gradients
 from gradleak.attacks.spear import spear
 from gradleak.report import figures
@@ -45,9 +46,9 @@ class Spears(Repeated):
     found += [('normal', self.sizes[0], 'float64', noise) for noise in self.noises]
     return {spear_label(*condition): condition for condition in found}
 
-  def at_smoke(self) -> Self:
-    """Returns this with small batches and few neurons."""
-    return dataclasses.replace(super().at_smoke(), neurons=40, features=20)
+  def smallest(self) -> dict[str, Any]:
+    """Returns what makes this one of small batches and few neurons."""
+    return {**super().smallest(), 'neurons': 40, 'features': 20}
 
   def said(self, label: str, rows: list[dict]) -> str:
     """Returns a line on what was measured."""
@@ -94,15 +95,9 @@ class Spears(Repeated):
       axes.set_yticks(range(len(rows)), labels=[row['defense'] for row in rows])
       axes.set(xscale='log', xlim=(3e-17, 100), ylim=(len(rows) - 0.5, -0.5))
       axes.set_xticks([1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0], labels=['1e-15', '1e-12', '1e-9', '1e-6', '1e-3', '1'])
-      axes.minorticks_off()
       axes.set_xlabel('largest error of a batch; rightmost: not separated')
-      axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
-      axes.spines[['top', 'right']].set_visible(False)
+      plain(axes, 'x')
       return png()
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores."""
-    return self.repeats * (0.05 + sum(2.0 ** self.held(size) for size in self.sizes) * 1e-5)
 
 
 def _errors(row: dict) -> list[float]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from experiments import claims, judgement
 from experiments.comparison import HEADINGS, Outcome, ours_text, paper_text, remarks
@@ -111,13 +111,17 @@ def markdown(
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   below = notes(experiment, scale, seed, outcomes)
   for column, lines in sections(experiment, outcomes, statuses).items():
-    text = ['| ' + ' | '.join(line) + ' |' for line in lines]
-    text.insert(1, '|' + ' --- |' * len(lines[0]))
-    parts += [f'{hashes}# {column}\n\n' + '\n'.join(text), *below.get(column, [])]
+    parts += [f'{hashes}# {column}\n\n{grid(lines[0], lines[1:], len(lines[0]))}', *below.get(column, [])]
   parts += below.get('', [])
   listed = settings(experiment, scale, seed, EXPLAINED if known else VERDICT)
   parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in listed))
   return '\n\n'.join(parts) + '\n'
+
+
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]], texts: int = 1) -> str:
+  """Returns a table in Markdown; columns but the first `texts` are aligned to the right."""
+  rule = ['---'] * texts + ['---:'] * (len(head) - texts)
+  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in (head, rule, *lines))
 
 
 def said(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> list[str]:

@@ -5,18 +5,18 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
 import gradleak as gl
-from experiments.comparison import ACCURACIES, ONE_TRAINING
-from experiments.experiment import Cell, Outcome, Scaled, duration
+from experiments.comparison import ACCURACIES, ONE_TRAINING, Cell, Outcome
+from experiments.experiment import duration
 from experiments.started import brought
+from experiments.study import Study
 from gradleak import defenses, registry
-from gradleak.core import grammar
 from gradleak.core.promotion import lenient
 from gradleak.core.statistics import MIN_RUNS, mean_interval
 from gradleak.core.storage import computed_once, folder_name, json_lines, plain, write_atomically
@@ -144,8 +144,8 @@ class Data(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainings(Scaled):
-  """One training under each method. All settings are the paper's; `mini` holds what two cores need in their place.
+class Trainings(Study):
+  """One training under each method.
 
   Attributes:
     dataset: as in `gradleak.data.load`.
@@ -165,7 +165,6 @@ class Trainings(Scaled):
     timed: whether seconds of a round are measured.
     seeds: number of trainings under each method, with consecutive seeds; fewer than three give no interval.
     extrapolated: labels under which training would take too long: one local step is timed instead.
-    mini: field -> value at scale 'mini'; 'protocol' holds what changes there.
     published: the published model, which this one replaces at a smaller scale; its parameters are counted.
   """
 
@@ -186,10 +185,11 @@ class Trainings(Scaled):
   timed: bool = True
   seeds: int = 1
   extrapolated: tuple[str, ...] = ()
-  mini: Mapping = dataclasses.field(default_factory=dict)
   published: str = ''
 
-  apart: ClassVar[tuple[str, ...]] = (*Scaled.apart, 'timed', 'seeds', 'extrapolated', 'published')
+  inner: ClassVar[tuple[str, ...]] = ('protocol',)
+  untold: ClassVar[tuple[str, ...]] = (*Study.untold, 'published')
+  apart: ClassVar[tuple[str, ...]] = (*Study.apart, 'timed', 'seeds', 'extrapolated', 'published')
   kind: ClassVar[str] = 'trainings'
   shown: ClassVar[str] = 'curves'
   page: ClassVar[str] = 'accuracy.png'
@@ -202,47 +202,28 @@ class Trainings(Scaled):
     'stands behind ± at the others.'
   )
 
-  def at_mini(self) -> Self:
-    """Returns this with what two cores need in place of the paper's settings."""
-    protocol = dataclasses.replace(self.protocol, **self.mini.get('protocol', {}))
-    return dataclasses.replace(self, published=self.model, **{**self.mini, 'mini': {}, 'protocol': protocol})
+  def small(self) -> Mapping[str, object]:
+    """Returns what scale 'mini' replaces, beside the model that is counted."""
+    return {'published': self.model, **self.mini}
 
-  def at_smoke(self) -> Self:
-    """Returns this on 8×8 digits and a dense net, in 2 rounds."""
-    small = dataclasses.replace(
-      self.protocol, clients=4, per_round=2, partition='classes(number=2,low=2,high=6)', rounds=2, local_epochs=1
-    )
-    return dataclasses.replace(
-      self,
-      dataset='digits',
-      model='mlp',
-      defenses=self.mini.get('defenses', self.defenses),
-      protocol=small,
-      samples=200,
-      tested=50,
-      public=min(self.public, 8),
-      starts=self.starts and 'faces',
-      sensitive=min(self.sensitive, 4),
-      extrapolated=self.mini.get('extrapolated', self.extrapolated),
-      mini={},
-    )
-
-  def changes(self, scale: str) -> list[str]:
-    """Returns what a scale changes, each as 'name value instead of value'."""
-    now, others = self.scaled(scale), ('defenses', 'protocol', 'mini', 'published')
-    pairs = {field.name: (getattr(now, field.name), getattr(self, field.name)) for field in dataclasses.fields(self)}
-    pairs = {name: pair for name, pair in pairs.items() if name not in others}
-    pairs |= {
-      field.name: (getattr(now.protocol, field.name), getattr(self.protocol, field.name))
-      for field in dataclasses.fields(Protocol)
+  def smallest(self) -> dict[str, object]:
+    """Returns what makes this a training on 8×8 digits and a dense net, of 2 rounds."""
+    partition = 'classes(number=2,low=2,high=6)'
+    return {
+      **{name: self.mini.get(name, getattr(self, name)) for name in ('defenses', 'extrapolated')},
+      'dataset': 'digits',
+      'model': 'mlp',
+      'protocol': {'clients': 4, 'per_round': 2, 'partition': partition, 'rounds': 2, 'local_epochs': 1},
+      'samples': 200,
+      'tested': 50,
+      'public': min(self.public, 8),
+      'starts': self.starts and 'faces',
+      'sensitive': min(self.sensitive, 4),
     }
-    pairs['extrapolated'] = tuple(', '.join(labels) or 'nothing' for labels in pairs['extrapolated'])
-    pairs |= {label: (now.texts()[label], text) for label, text in self.texts().items()}
-    return [f'{name} {new} instead of {old}' for name, (new, old) in pairs.items() if new != old]
 
-  def texts(self) -> dict[str, str]:
-    """Returns the description of each label."""
-    return {label: str(method) for label, method in self.defenses.items()}
+  def described(self) -> dict[str, object]:
+    """Returns name -> value of all settings."""
+    return {**super().described(), 'extrapolated': ', '.join(self.extrapolated) or 'nothing'}
 
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`.
@@ -291,7 +272,7 @@ class Trainings(Scaled):
     own = [row for row in rows if row['defense'] == cell.defense]
     row, diverged = own[0], sum(bool(one.get('diverged')) for one in own)
     if row.get('extrapolated'):
-      whole = duration(row['round_seconds'] * self.protocol.rounds / 60)
+      whole = duration(row['round_seconds'] * self.protocol.rounds)
       remark = f'not trained: seconds extrapolated from one local step, all rounds would take {whole}'
       return Outcome(row.get(cell.metric), None, None, 0, None, 0, remark)
     remark = 'diverged' if diverged else 'at chance' if any(map(self._at_chance, own)) else ''
@@ -336,31 +317,6 @@ class Trainings(Scaled):
     return cell.metric in ('epsilon', 'total_parameters') or (
       whole and cell.metric in ('share_sent', 'accuracy_share', 'overhead', 'defense_seconds')
     )
-
-  def minutes(self) -> float:
-    """Returns a rough estimate of the time on two cores: samples passed through × the cost of one."""
-    protocol, model = self.protocol, grammar.parse_chain(self.model, 'model')[0]
-    spread = dict(grammar.spec(protocol.partition, 'partition').settings)
-    each = spread['number'] * spread['high'] if 'high' in spread else self.samples / protocol.clients
-    width = dict(model.settings).get('width', FULL_WIDTH.get(model.name, 8))
-    passed = protocol.rounds * protocol.per_round * each * protocol.local_epochs
-    cost = MILLISECONDS[model.name] * (width / 8) ** 1.6 + OVERHEAD / protocol.local_batch_size
-    defended = protocol.rounds * self.sensitive if self.sensitive else passed
-    added = sum(_added(method) for label, method in self.defenses.items() if label not in self.extrapolated)
-    trained = len(self.defenses) - len(self.extrapolated)
-    return self.seeds * (trained * (passed * cost / 60_000 + 0.2) + added * defended * cost / 60_000)
-
-
-def _added(method: Method) -> float:
-  """Returns a rough estimate of how often a defense passes each sample through the model."""
-  given = {spec.name: dict(spec.settings) for spec in grammar.parse_chain(method.clients, 'defense')}
-  return 3 * given['concealment']['steps'] if 'concealment' in given else 300 * ('soteria' in given)
-
-
-# Milliseconds to train on one 32×32 sample, two idle cores, networks of width 8; OVERHEAD is that of any step.
-MILLISECONDS = {'mlp': 0.02, 'lenet': 0.08, 'lenet4': 0.1, 'convnet': 2.5, 'convnet9': 2.8, 'resnet18': 0.8}
-OVERHEAD = 0.3
-FULL_WIDTH = {'convnet': 64, 'convnet9': 64, 'resnet18': 64}
 
 
 class Setting(NamedTuple):

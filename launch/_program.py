@@ -68,26 +68,6 @@ def group(heading: str) -> Iterator[None]:
     vars(flags.FLAGS[name]).setdefault('heading', heading)
 
 
-def define_cache() -> flags.FlagHolder[str]:
-  """Defines --compilation_cache and returns its holder, for `configure`."""
-  return flags.DEFINE_string(
-    'compilation_cache',
-    os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
-    "JAX's persistent compilation cache; empty for none.",
-  )
-
-
-def configure(cache: flags.FlagHolder[str], x64: flags.FlagHolder[bool] | None = None) -> None:
-  """Configures JAX; before anything is computed.
-
-  Args:
-    cache, x64: the flags' holders.
-  """
-  import gradleak as gl
-
-  gl.configure(cache=cache.value, x64=None if x64 is None else x64.value)
-
-
 def command(name: str) -> list[str]:
   """Returns the command line of a program, in a process of its own."""
   return [sys.executable, '-m', 'gradleak.cli', name]

@@ -13,90 +13,79 @@ import jax
 from absl import flags
 
 import gradleak as gl
-from launch import _program, _settings
+from launch import _program
+from launch._flags import Flags
 
+_GIVEN = Flags()
 with _program.group('what was captured'):
-  _UPDATE = flags.DEFINE_string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
-  _WEIGHTS = flags.DEFINE_string('weights', None, 'File with the weights that the client was sent, likewise.')
-  _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
-  _SHAPE = flags.DEFINE_string('image_shape', None, 'Of the private images: height,width,channels.')
-  _CLASSES = flags.DEFINE_integer(
-    'num_classes', None, 'Number of logits; by default the only one that fits the weights.'
-  )
-  _NAMES = flags.DEFINE_string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
-  _FLATTENED = flags.DEFINE_string(
+  _GIVEN.string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
+  _GIVEN.shared('weights', 'model', weights=(None, 'File with the weights that the client was sent, likewise.'))
+  _GIVEN.string('image_shape', None, 'Of the private images: height,width,channels.')
+  _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
+  _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
+  _GIVEN.string(
     'flattened',
     'channels_first',
     'How a network with names of PyTorch flattens an image: channels_first, as PyTorch has it, or channels_last.',
   )
-  _PARTIAL = flags.DEFINE_boolean('partial', False, 'Tensors that the update lacks are zeros: they were withheld.')
+  _GIVEN.boolean('partial', False, 'Tensors that the update lacks are zeros: they were withheld.')
 with _program.group('client'):
-  _CLIENT = _settings.define(gl.ClientSettings)
-  _DEFENSE = flags.DEFINE_string(
-    'defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'."
-  )
+  _GIVEN.settings(gl.ClientSettings)
+  _GIVEN.string('defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'.")
 with _program.group('attacker'):
-  _ATTACKS = flags.DEFINE_string(
-    'attacks', '', 'As in launch/audit.py; by default csdlg_fast, and those of fidel and peeling that read the network.'
-  )
-  _LABELS = flags.DEFINE_string(
+  published = 'As in launch/audit.py; by default csdlg_fast, and those of fidel and peeling that read the network.'
+  _GIVEN.shared('attacks', attacks=('', published))
+  _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
   )
-  _GIVEN = _settings.define(gl.CapturedSettings)
+  _GIVEN.settings(gl.CapturedSettings)
 with _program.group('run'):
-  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of starts and noise.')
-  _WORKDIR = flags.DEFINE_string('workdir', 'results/attack', 'Folder for pictures, the report and checkpoints.')
-  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
-  _X64 = flags.DEFINE_boolean('x64', False, 'float64 throughout: for closed forms alone.')
-  _CACHE = _program.define_cache()
+  _GIVEN.shared('seed', 'workdir', 'progress', 'x64', 'compilation_cache', workdir='results/attack')
 
 
 def main(argv):
   """Attacks the update that the flags describe and prints its table."""
   del argv
-  _program.configure(_CACHE, _X64)
+  _GIVEN.configure()
 
   from gradleak import registry, report
   from gradleak.core import errors
-  from gradleak.engine import progress
 
-  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
-  progress.reporter(_PROGRESS.value)  # an unknown mode says so before anything is read
-  defense = registry.defense(_DEFENSE.value)
-  attacks = registry.attacks(_ATTACKS.value) if _ATTACKS.value else None
-  labels = _labels(_LABELS.value)
-  for flag in (_UPDATE, _WEIGHTS, _SHAPE):
-    if not flag.value:
-      raise errors.UsageError(f'--{flag.name} is missing. {flags.FLAGS[flag.name].help}')
-  shape = _shape(_SHAPE.value)
-  _program.say(f'reading {_UPDATE.value} …')
+  defense = registry.defense(_GIVEN.defense)
+  attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
+  labels = _labels(_GIVEN.labels)
+  for name in ('update', 'weights', 'image_shape'):
+    if not getattr(_GIVEN, name):
+      raise errors.UsageError(f'--{name} is missing. {flags.FLAGS[name].help}')
+  shape = _shape(_GIVEN.image_shape)
+  _program.say(f'reading {_GIVEN.update} …')
   model, variables = _model(shape)
   update = gl.read_update(
-    _UPDATE.value,
+    _GIVEN.update,
     model,
     variables,
     image_shape=shape,
-    names=_names(_NAMES.value),
-    partial=_PARTIAL.value,
-    flattened=_FLATTENED.value,
+    names=_names(_GIVEN.names),
+    partial=_GIVEN.partial,
+    flattened=_GIVEN.flattened,
   )
   found = gl.attack(
-    jax.random.key(_SEED.value),
+    jax.random.key(_GIVEN.seed),
     model,
     variables,
     update,
     attacks=attacks,
     image_shape=shape,
     labels=labels,
-    client=_settings.made(gl.ClientSettings, _CLIENT),
+    client=_GIVEN.client(),
     defense=defense,
-    given=_settings.made(gl.CapturedSettings, _GIVEN),
-    workdir=_WORKDIR.value,
-    progress=_PROGRESS.value,
+    given=_GIVEN.made(gl.CapturedSettings),
+    workdir=_GIVEN.workdir,
+    progress=_GIVEN.progress,
   )
-  report.write(found, _WORKDIR.value)
+  report.write(found, _GIVEN.workdir)
   print(report.captured_table(found))
-  print(f'\nreport: {os.path.join(_WORKDIR.value, "report.html")}')
+  print(f'\nreport: {os.path.join(_GIVEN.workdir, "report.html")}')
 
 
 def _shape(text):
@@ -132,15 +121,15 @@ def _model(shape):
   from gradleak.core import errors
   from gradleak.models import torch_weights
 
-  names = _names(_NAMES.value)
+  names = _names(_GIVEN.names)
 
   def made(number):
-    model = gl.models.create(_MODEL.value, number)
-    return model, gl.read_weights(_WEIGHTS.value, model, shape, names=names, flattened=_FLATTENED.value)
+    model = gl.models.create(_GIVEN.model, number)
+    return model, gl.read_weights(_GIVEN.weights, model, shape, names=names, flattened=_GIVEN.flattened)
 
-  if _CLASSES.value is not None:
-    return made(_CLASSES.value)
-  entries = torch_weights.read(_WEIGHTS.value)
+  if _GIVEN.num_classes is not None:
+    return made(_GIVEN.num_classes)
+  entries = torch_weights.read(_GIVEN.weights)
   counts = sorted({values.shape[0] for values in entries.values() if values.ndim == 1})
   fitting, reason = [], None
   for number in counts:

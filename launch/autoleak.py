@@ -10,52 +10,47 @@ given again.
 import json
 import os
 
-from absl import flags
-
 from launch import _audited, _program
 
 _GIVEN = _audited.define(
+  'model',
+  'seed',
   attacker=False,
   defenses='gaussian(stddev=0.05);prune(rate=0.9);fragmentation(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);'
   'outpost',
   workdir='results/autoleak',
   rounds_before=1,
 )
-with _program.group('what is audited'):
-  _MODEL = flags.DEFINE_string('model', 'lenet', 'As in launch/audit.py.')
 with _program.group('run'):
-  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights, noise and starts.')
-  _STAGED = flags.DEFINE_boolean('staged', True, 'Whether later stages leave out what is exact already.')
-  _MALICIOUS = flags.DEFINE_boolean('malicious', True, 'Whether servers that change the model run, too; counted apart.')
+  _GIVEN.boolean('staged', True, 'Whether later stages leave out what is exact already.')
+  _GIVEN.boolean('malicious', True, 'Whether servers that change the model run, too; counted apart.')
 
 
 def main(argv):
   """Runs the ensemble and prints the worst-case rates."""
   del argv
-  _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
+  _GIVEN.configure()
 
   import gradleak as gl
   from gradleak import registry
-  from gradleak.core import errors
   from gradleak.core.storage import write_atomically
   from gradleak.report import autoleak_table, write
 
-  defenses = registry.defenses(_GIVEN.defenses.value)
-  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
+  defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(_MODEL.value, dataset.num_classes, init=_GIVEN.init.value)
-  key, scenario = _audited.scenario(_GIVEN, model, _SEED.value, dataset, public)
-  workdir = _GIVEN.workdir.value
+  model = gl.models.create(_GIVEN.model, dataset.num_classes, init=_GIVEN.init)
+  key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
+  workdir = _GIVEN.workdir
   found = gl.autoleak(
     key,
-    _audited.trained(_SEED.value, scenario),
+    _audited.trained(_GIVEN.seed, scenario),
     defenses,
-    _GIVEN.trials.value,
-    batch_size=_GIVEN.settings['batch_size'].value,
-    staged=_STAGED.value,
-    malicious=_MALICIOUS.value,
+    _GIVEN.trials,
+    batch_size=_GIVEN.batch_size,
+    staged=_GIVEN.staged,
+    malicious=_GIVEN.malicious,
     workdir=workdir,
-    progress=_GIVEN.progress.value,
+    progress=_GIVEN.progress,
   )
   print(autoleak_table(found))
   if workdir is not None:
@@ -68,7 +63,7 @@ def _command(scenario):
   """Returns the flags that repeat this run; what was left out for want of public images is left out again."""
   from gradleak.studies.autoleak.entry import SETTINGS
 
-  known = {name: flags.FLAGS[name].value for name in SETTINGS}
+  known = {name: getattr(_GIVEN, name) for name in SETTINGS}
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)
   known['init'] = scenario.settings.get('init')  # none with the weights of a file
   known['public'] = 0 if scenario.public is None else known['public']

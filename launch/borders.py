@@ -8,27 +8,24 @@ Uploads bear Gaussian noise of many strengths, so that reconstructions of every 
 
 import pathlib
 
-from absl import flags
-
 from launch import _program
+from launch._flags import Flags
 
+_GIVEN = Flags()
 with _program.group('what is attacked'):
-  _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
-  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
-  _TRIALS = flags.DEFINE_integer('trials', 32, 'Private images.')
+  _GIVEN.shared('dataset', 'data_dir', 'trials', trials=(32, 'Private images.'))
 with _program.group('how much'):
-  _STRENGTHS = flags.DEFINE_integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
-  _STEPS = flags.DEFINE_integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
+  _GIVEN.integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
+  _GIVEN.integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
 with _program.group('run'):
-  _OUTPUT = flags.DEFINE_string('output', 'results/borders.png', 'The file.')
-  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
-  _CACHE = _program.define_cache()
+  _GIVEN.string('output', 'results/borders.png', 'The file.')
+  _GIVEN.shared('progress', 'compilation_cache')
 
 
 def main(argv):
   """Runs the attacks and draws the picture."""
   del argv
-  _program.configure(_CACHE)
+  _GIVEN.configure()
 
   import jax
   import numpy as np
@@ -37,29 +34,29 @@ def main(argv):
   from gradleak import report
   from gradleak.core import errors, storage
 
-  for name, value in (('trials', _TRIALS.value), ('strengths', _STRENGTHS.value), ('steps', _STEPS.value)):
-    errors.check_number(name, value, low=1, high=10**6, integer=True)
-  data = gl.data.load(_DATASET.value, 'test', data_dir=_DATA_DIR.value, limit=_TRIALS.value)
-  gallery = gl.data.gallery(_DATASET.value, 'test', data_dir=_DATA_DIR.value)
+  for name in ('trials', 'strengths', 'steps'):
+    errors.check_number(name, getattr(_GIVEN, name), low=1, high=10**6, integer=True)
+  data = gl.data.load(_GIVEN.dataset, 'test', limit=_GIVEN.trials, **_GIVEN.options())
+  gallery = gl.data.gallery(_GIVEN.dataset, 'test', **_GIVEN.options())
   key = jax.random.key(0)
   model = gl.models.create('lenet', data.num_classes, init='explicit')
   scenario = gl.scenario(model, data.images, data.labels, key=key, dataset=data.name, gallery=gallery)
   if gallery.by_class and len(np.unique(data.labels)) > 1:
-    raise errors.UsageError(f'{_TRIALS.value} images are of several kinds, each with a border of its own: take fewer')
-  strengths = np.geomspace(1e-3, 0.3, _STRENGTHS.value)
+    raise errors.UsageError(f'{_GIVEN.trials} images are of several kinds, each with a border of its own: take fewer')
+  strengths = np.geomspace(1e-3, 0.3, _GIVEN.strengths)
   result = gl.audit(
     jax.random.key(1),
     scenario,
     [None, *(gl.defenses.gaussian(stddev=float(f'{stddev:.3g}')) for stddev in strengths)],
-    [gl.attacks.dga(start='uniform', steps=_STEPS.value)],
-    _TRIALS.value,
+    [gl.attacks.dga(start='uniform', steps=_GIVEN.steps)],
+    _GIVEN.trials,
     knowledge='unaware',
     labels='known',
     controls=32,
-    progress=_PROGRESS.value,
+    progress=_GIVEN.progress,
   )
   bar = gl.metrics.gallery(scenario.gallery.images, data.images).bar
-  output = pathlib.Path(_OUTPUT.value)
+  output = pathlib.Path(_GIVEN.output)
   storage.made_folder(output.parent)
   storage.write_atomically(output, report.border_picture(result, bar))
   print(f'{output}: {len(result.rows)} reconstructions, {result.rows[0]["candidates"]} candidates, SSIM bar {bar:.2f}')

@@ -14,29 +14,27 @@ import os
 import subprocess
 import sys
 
-from absl import flags
-
 from launch import _program
+from launch._flags import Flags
 
+PASSED = ('weights', 'data_dir', 'progress', 'compilation_cache')  # to the run that checks a file
+_GIVEN = Flags()
 with _program.group('one of'):
-  _ADD = flags.DEFINE_string('add', None, 'Work directory of a finished launch/autoleak.py, whose defenses are added.')
-  _CHECK = flags.DEFINE_string('check', None, "Name of a file, without '.json', that is run again in --workdir.")
-  _PAGE = flags.DEFINE_string('page', None, 'File for the page with all of the folder.')
+  _GIVEN.string('add', None, 'Work directory of a finished launch/autoleak.py, whose defenses are added.')
+  _GIVEN.string('check', None, "Name of a file, without '.json', that is run again in --workdir.")
+  _GIVEN.string('page', None, 'File for the page with all of the folder.')
 with _program.group('where, and how'):
-  _FOLDER = flags.DEFINE_string('folder', 'results/leaderboard', 'Folder of the leaderboard.')
-  _COSTS = flags.DEFINE_string(
+  _GIVEN.string('folder', 'results/leaderboard', 'Folder of the leaderboard.')
+  _GIVEN.string(
     'costs',
     None,
     'Accuracy that the defenses cost: work directory of a finished launch/train.py on the same task. With add also a '
     'JSON file {"DEFENSE": [POINTS, "SOURCE"]}, in percentage points, or [POINTS, "SOURCE", [LOW, HIGH]]. What is not '
     'in it stays as it is.',
   )
-  _REPLACE = flags.DEFINE_boolean('replace', False, 'add: Whether files that differ are overwritten.')
-  _WORKDIR = flags.DEFINE_string('workdir', None, 'check: Folder of the new run.')
-  _WEIGHTS = flags.DEFINE_string('weights', None, "check: File with the model's weights, where the task says so.")
-  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'check: Folder with prepared TFDS datasets.')
-  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'check: auto, bar, lines or none.')
-  _CACHE = _program.define_cache()
+  _GIVEN.boolean('replace', False, 'add: Whether files that differ are overwritten.')
+  _GIVEN.string('workdir', None, 'check: Folder of the new run.')
+  _GIVEN.shared(*PASSED, weights=(None, "check: File with the model's weights, where the task says so."))
 
 
 def main(argv):
@@ -44,9 +42,8 @@ def main(argv):
   del argv
   from gradleak.core import errors
 
-  actions = {'add': _ADD, 'check': _CHECK, 'page': _PAGE}
-  given = [name for name, holder in actions.items() if holder.value]
-  if not given and _COSTS.value:
+  given = [name for name in ('add', 'check', 'page') if getattr(_GIVEN, name)]
+  if not given and _GIVEN.costs:
     _price()
     return
   if len(given) != 1:
@@ -58,21 +55,21 @@ def _add():
   from gradleak.core import errors
   from gradleak.studies.autoleak import leaderboard
 
-  workdir = errors.check_path('add', _ADD.value)
+  workdir = errors.check_path('add', _GIVEN.add)
   found = leaderboard.load(workdir)
   settings = _read(workdir / 'command.json', 'give its command of launch/autoleak.py again, which writes it')
-  costs = _costs(found) if _COSTS.value else {}
+  costs = _costs(found) if _GIVEN.costs else {}
   for entry in leaderboard.entries(found, settings, costs):
-    path = os.path.join(_FOLDER.value, f'{leaderboard.name(entry)}.json')
-    if entry['defense'] == 'none' and os.path.exists(path) and not _REPLACE.value:
+    path = os.path.join(_GIVEN.folder, f'{leaderboard.name(entry)}.json')
+    if entry['defense'] == 'none' and os.path.exists(path) and not _GIVEN.replace:
       continue  # every run of a task has one
-    print(leaderboard.add(_FOLDER.value, entry, replace=_REPLACE.value))
+    print(leaderboard.add(_GIVEN.folder, entry, replace=_GIVEN.replace))
 
 
 def _costs(found):
   """Returns defense -> (percentage points, source) of --costs; from trainings, only for the defenses in `found`."""
-  if not os.path.isdir(_COSTS.value):
-    return _read(_COSTS.value, 'expected a JSON file for --costs')
+  if not os.path.isdir(_GIVEN.costs):
+    return _read(_GIVEN.costs, 'expected a JSON file for --costs')
   known = _of_training(found.config)
   return {label: known[label] for label in found.config['defenses'] if label in known}
 
@@ -81,10 +78,10 @@ def _of_training(task):
   """Returns what the trainings of --costs say; says where they have no digests to be compared with."""
   from gradleak.studies.autoleak import costs
 
-  found = costs.of_training(_COSTS.value, task)
-  if not costs.verified(_COSTS.value):
+  found = costs.of_training(_GIVEN.costs, task)
+  if not costs.verified(_GIVEN.costs):
     _program.say(
-      f'the trainings in {_COSTS.value} are of an earlier version, without digests, and are taken as they are'
+      f'the trainings in {_GIVEN.costs} are of an earlier version, without digests, and are taken as they are'
     )
   return found
 
@@ -94,20 +91,20 @@ def _price():
   from gradleak.core import errors
   from gradleak.studies.autoleak import costs, leaderboard
 
-  task = costs.task_of(_COSTS.value)
+  task = costs.task_of(_GIVEN.costs)
 
   def trained(entry):
     given = {**entry['task'], **entry['task']['more']}
     return all(given.get(part) == value for part, value in task.items())
 
-  same = list(filter(trained, leaderboard.read(_FOLDER.value).values()))
+  same = list(filter(trained, leaderboard.read(_GIVEN.folder).values()))
   if not same:
-    raise errors.UsageError(f'no file of {_FOLDER.value} is of the task that was trained in {_COSTS.value}')
+    raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task that was trained in {_GIVEN.costs}')
   found = _of_training(task)
   for entry in same:
     if entry['defense'] in found:
       priced = leaderboard.priced(entry, found[entry['defense']])
-      print(leaderboard.add(_FOLDER.value, priced, replace=True))
+      print(leaderboard.add(_GIVEN.folder, priced, replace=True))
 
 
 def _read(path, otherwise):
@@ -125,22 +122,22 @@ def _check():
   from gradleak.core import errors
   from gradleak.studies.autoleak import leaderboard
 
-  known = leaderboard.read(_FOLDER.value)
-  entry = known[errors.check_choice('name of the leaderboard', _CHECK.value, list(known))]
-  workdir = errors.check_path('workdir', _WORKDIR.value or '')
+  known = leaderboard.read(_GIVEN.folder)
+  entry = known[errors.check_choice('name of the leaderboard', _GIVEN.check, list(known))]
+  workdir = errors.check_path('workdir', _GIVEN.workdir or '')
   if (workdir / 'autoleak.json').exists():
     raise errors.UsageError(f'{workdir} holds a finished run: choose a new folder for --workdir')
   if entry['settings'] is None:
-    raise errors.UsageError(f'{_CHECK.value} was not made by launch/autoleak.py: its settings are not known')
-  if (expected := entry['task']['more'].get('weights')) and not _WEIGHTS.value:
-    raise errors.UsageError(f'{_CHECK.value} is of a model with the weights of {expected}: give --weights=FILE')
-  where = {'workdir': workdir, **{flag.name: flag.value for flag in (_WEIGHTS, _DATA_DIR, _PROGRESS, _CACHE)}}
+    raise errors.UsageError(f'{_GIVEN.check} was not made by launch/autoleak.py: its settings are not known')
+  if (expected := entry['task']['more'].get('weights')) and not _GIVEN.weights:
+    raise errors.UsageError(f'{_GIVEN.check} is of a model with the weights of {expected}: give --weights=FILE')
+  where = {'workdir': workdir, **{name: getattr(_GIVEN, name) for name in PASSED}}
   given = [f'--{name}={value}' for name, value in {**entry['settings'], **where}.items() if value is not None]
   done = subprocess.run([*_program.command('autoleak'), *given], check=False)
   if done.returncode:
     sys.exit(done.returncode)  # it has said why
   differing = leaderboard.compare(entry, leaderboard.load(workdir))
-  print('\n'.join([f'{_CHECK.value}:', *differing]) if differing else f'{_CHECK.value}: the same counts, the same bits')
+  print('\n'.join([f'{_GIVEN.check}:', *differing]) if differing else f'{_GIVEN.check}: the same counts, the same bits')
   if any(not said.startswith(leaderboard.ROUNDED) for said in differing):
     sys.exit(1)
   if differing:
@@ -150,8 +147,8 @@ def _check():
 def _page():
   from gradleak.report import write_leaderboard
 
-  write_leaderboard(_FOLDER.value, _PAGE.value)
-  print(f'page: {_PAGE.value}')
+  write_leaderboard(_GIVEN.folder, _GIVEN.page)
+  print(f'page: {_GIVEN.page}')
 
 
 if __name__ == '__main__':

@@ -13,8 +13,6 @@ import os
 import re
 import sys
 
-from absl import flags
-
 from launch import _audited, _program
 
 _GIVEN = _audited.define(
@@ -23,14 +21,12 @@ _GIVEN = _audited.define(
   workdir='results/sweep',
 )
 with _program.group('what is audited'):
-  _MODELS = flags.DEFINE_string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
-  _SEEDS = flags.DEFINE_string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
+  _GIVEN.string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
+  _GIVEN.string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
 with _program.group('run'):
-  _PROCESS = flags.DEFINE_integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
-  _PROCESSES = flags.DEFINE_integer(
-    'processes', None, 'How many processes share the trials; as the cluster says, or 1.'
-  )
-  _SHARDS = flags.DEFINE_integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
+  _GIVEN.integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
+  _GIVEN.integer('processes', None, 'How many processes share the trials; as the cluster says, or 1.')
+  _GIVEN.integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
 
 # Environment variables of the rank, of the first rank, and of the number of processes: array jobs, then tasks of a job.
 _CLUSTERS = (
@@ -42,7 +38,7 @@ _CLUSTERS = (
 def main(argv):
   """Runs the sweep, or this process's share of it, and prints its table."""
   del argv
-  _program.configure(_GIVEN.compilation_cache, _GIVEN.x64)
+  _GIVEN.configure()
 
   import gradleak as gl
   from gradleak import registry
@@ -51,13 +47,13 @@ def main(argv):
   from gradleak.report import strengths, sweep_csv, write
   from gradleak.studies.sweep import sweep
 
-  attacks, defenses = registry.attacks(_GIVEN.attacks.value), registry.defenses(_GIVEN.defenses.value)
-  names = grammar.parse_list(_MODELS.value, 'model')
+  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  names = grammar.parse_list(_GIVEN.models, 'model')
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
   audits = {}
   for name in names:
-    model = gl.models.create(name, dataset.num_classes, init=_GIVEN.init.value)
+    model = gl.models.create(name, dataset.num_classes, init=_GIVEN.init)
     for seed in seeds:
       key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
       audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)
@@ -66,20 +62,20 @@ def main(argv):
     if not (result.resumed and (folder / 'report.html').exists()):
       write(result, folder)
 
-  workdir = _GIVEN.workdir.value
+  workdir = _GIVEN.workdir
   rows = sweep(
     audits,
     defenses,
     attacks,
-    _GIVEN.trials.value,
+    _GIVEN.trials,
     workdir=workdir,
     process=process,
-    shards=_SHARDS.value,
-    progress=_GIVEN.progress.value,
+    shards=_GIVEN.shards,
+    progress=_GIVEN.progress,
     say=lambda text: print(text, file=sys.stderr, flush=True),
     on_result=on_result,
     settings=_audited.settings(_GIVEN),
-    group_size=_GIVEN.group_size.value,
+    group_size=_GIVEN.group_size,
   )
   if rows is None:
     print(f'process {process[0]} of {process[1]} has done its share; the last one writes the tables.')
@@ -100,12 +96,12 @@ def _seeds():
   """Returns the seeds that the flag describes."""
   from gradleak.core import errors
 
-  texts = [text.strip() for text in _SEEDS.value.split(';')]
+  texts = [text.strip() for text in _GIVEN.seeds.split(';')]
   if not all(re.fullmatch(r'-?[0-9]{1,20}', text) for text in texts):
-    shown = errors.shown(_SEEDS.value)
+    shown = errors.shown(_GIVEN.seeds)
     raise errors.UsageError(f"seeds is {shown}, expected a number of seeds or a list such as '3;5;8'")
   seeds = [int(text) for text in texts]
-  if len(seeds) == 1 and ';' not in _SEEDS.value:
+  if len(seeds) == 1 and ';' not in _GIVEN.seeds:
     errors.check_number('number of seeds', seeds[0], low=1, high=10_000, integer=True)
     return list(range(seeds[0]))
   for seed in seeds:
@@ -119,10 +115,10 @@ def _process():
   """Returns (rank, number of processes), from the flags or the cluster's environment."""
   from gradleak.core import errors
 
-  if (_PROCESS.value is None) != (_PROCESSES.value is None):
+  if (_GIVEN.process is None) != (_GIVEN.processes is None):
     raise errors.UsageError('--process and --processes belong together: give both, or neither')
-  if _PROCESS.value is not None:
-    return _PROCESS.value, _PROCESSES.value
+  if _GIVEN.process is not None:
+    return _GIVEN.process, _GIVEN.processes
   for rank, first, count in _CLUSTERS:
     if rank in os.environ and count in os.environ:
       return int(os.environ[rank]) - int(os.environ.get(first, 0) if first else 0), int(os.environ[count])

@@ -15,85 +15,65 @@ import os
 import sys
 import time
 
-from absl import flags
+from launch import _program
+from launch._flags import Flags
 
-from launch import _data, _program
-
+_GIVEN = Flags()
 with _program.group('what is trained'):
-  _DATASET = flags.DEFINE_string('dataset', 'faces', 'As in launch/audit.py.')
-  _SPLIT = flags.DEFINE_string('split', 'train', 'The split that is public.')
-  _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).')
-  _LIMIT = flags.DEFINE_integer('limit', None, 'The first images alone.')
-  _LARGEST = _data.define_largest()
-  _LICENCE = flags.DEFINE_string('licence', '', 'Licence of the images, recorded with the weights.')
+  _GIVEN.shared('dataset', 'split', 'data_dir', 'limit', 'largest_pixel', split=('train', 'The split that is public.'))
+  _GIVEN.string('licence', '', 'Licence of the images, recorded with the weights.')
 with _program.group('training'):
-  _KIND = flags.DEFINE_string('kind', 'generator', 'generator: WGAN-GP; denoiser.')
-  _STEPS = flags.DEFINE_integer('steps', 2000, 'Steps, a multiple of 20; the critic of a generator has five for each.')
-  _WIDTH = flags.DEFINE_integer('width', 16, 'Channels at full resolution.')
-  _BATCH = flags.DEFINE_integer('batch_size', 32, 'Images per step.')
-  _RATE = flags.DEFINE_float('learning_rate', 2e-4, 'Of Adam.')
+  _GIVEN.string('kind', 'generator', 'generator: WGAN-GP; denoiser.')
+  _GIVEN.integer('steps', 2000, 'Steps, a multiple of 20; the critic of a generator has five for each.')
+  _GIVEN.integer('width', 16, 'Channels at full resolution.')
+  _GIVEN.integer('batch_size', 32, 'Images per step.')
+  _GIVEN.float('learning_rate', 2e-4, 'Of Adam.')
 with _program.group('run'):
-  _SEED = flags.DEFINE_integer('seed', 0, 'Seed of weights and draws.')
-  _WORKDIR = flags.DEFINE_string('workdir', 'results/prior', 'Folder for weights, samples and checkpoints.')
-  _CACHE = _program.define_cache()
-  _PROGRESS = flags.DEFINE_string('progress', 'auto', 'auto, bar, lines or none.')
+  _GIVEN.shared('seed', 'workdir', 'compilation_cache', 'progress', workdir='results/prior')
 
 
 def main(argv: list[str]) -> None:
   """Trains as the flags describe, and writes the weights and the samples."""
   del argv
-  _program.configure(_CACHE)
+  _GIVEN.configure()
 
   import jax
 
   from gradleak.core import errors
   from gradleak.core.storage import write_atomically
-  from gradleak.engine import progress
   from gradleak.priors import denoiser, gan, trained, training
 
-  for name, flag in (('width', _WIDTH), ('batch_size', _BATCH)):
-    errors.check_number(name, flag.value, low=1, high=4096, integer=True)
-  errors.check_number('learning_rate', _RATE.value, low=1e-8, high=1)
-  errors.check_number('seed', _SEED.value, low=0, high=2**32 - 1, integer=True)
-  errors.check_choice('progress mode', _PROGRESS.value, progress.MODES)
-  _program.say(f'reading {_DATASET.value} …')
-  options = {'data_dir': _DATA_DIR.value, 'limit': _LIMIT.value, 'largest_pixel': _LARGEST.value}
-  data = _data.load(_DATASET.value, _SPLIT.value, **options)
+  for name in ('width', 'batch_size'):
+    errors.check_number(name, getattr(_GIVEN, name), low=1, high=4096, integer=True)
+  errors.check_number('learning_rate', _GIVEN.learning_rate, low=1e-8, high=1)
+  _program.say(f'reading {_GIVEN.dataset} …')
+  data = _GIVEN.read(_GIVEN.split)
   shape = data.images.shape[1:]
-  errors.check_choice('kind', _KIND.value, trained.KINDS)
-  make = gan.training if _KIND.value == 'generator' else denoiser.training
-  made = make(shape, width=_WIDTH.value, batch_size=_BATCH.value, learning_rate=_RATE.value)
-  about = {
-    'dataset': _DATASET.value,
-    'split': _SPLIT.value,
-    'steps': _STEPS.value,
-    'licence': _LICENCE.value or f'that of the images of {_DATASET.value}',
-  }
+  errors.check_choice('kind', _GIVEN.kind, trained.KINDS)
+  make = gan.training if _GIVEN.kind == 'generator' else denoiser.training
+  made = make(shape, width=_GIVEN.width, batch_size=_GIVEN.batch_size, learning_rate=_GIVEN.learning_rate)
+  about = {name: getattr(_GIVEN, name) for name in ('dataset', 'split', 'steps')}
+  about['licence'] = _GIVEN.licence or f'that of the images of {_GIVEN.dataset}'
   config = {
     **about,
-    'kind': _KIND.value,
-    'limit': _LIMIT.value,
-    'width': _WIDTH.value,
-    'batch_size': _BATCH.value,
-    'learning_rate': _RATE.value,
-    'seed': _SEED.value,
+    **{name: getattr(_GIVEN, name) for name in ('kind', 'limit', 'width', 'batch_size', 'learning_rate', 'seed')},
     'trained_on': trained.fingerprints(data.images).sum().item(),
   }
   _program.say('compiling …')
   state = training.train(
-    jax.random.key(_SEED.value),
+    jax.random.key(_GIVEN.seed),
     made,
     data.images,
-    _STEPS.value,
-    workdir=_WORKDIR.value,
+    _GIVEN.steps,
+    workdir=_GIVEN.workdir,
     config=config,
-    on_steps=_report(_STEPS.value, _PROGRESS.value),
+    on_steps=_report(_GIVEN.steps, _GIVEN.progress),
   )
-  weights = os.path.join(_WORKDIR.value, 'weights.npz')
+  weights = os.path.join(_GIVEN.workdir, 'weights.npz')
   trained.save(weights, made.module, jax.device_get(state.average), data.images, **about)
-  samples = os.path.join(_WORKDIR.value, 'samples.png')
-  write_atomically(samples, _sheet(trained.load(weights, _KIND.value), data.images, _SEED.value))
-  print(f'{len(data.images)} images of {_DATASET.value}, {_SPLIT.value}; {_STEPS.value} steps')
+  samples = os.path.join(_GIVEN.workdir, 'samples.png')
+  write_atomically(samples, _sheet(trained.load(weights, _GIVEN.kind), data.images, _GIVEN.seed))
+  print(f'{len(data.images)} images of {_GIVEN.dataset}, {_GIVEN.split}; {_GIVEN.steps} steps')
   print(f'weights: {weights}\nsamples: {samples}')
 
 

@@ -121,9 +121,7 @@ def scenario(
   """
   check_model(model)
   kind = client.modality if isinstance(client, Client) else modality
-  kind.check(images)
-  data.check_labels(labels, len(images), num_classes)
-  images, labels = np.asarray(images), np.asarray(labels)
+  images, labels = data.pair('the samples', (images, labels), num_classes, check=kind.check)
   image_shape, double = images.shape[1:], jax.config.jax_enable_x64
   variables = _checked_variables(model, variables, key, image_shape)
   num_classes = _checked_classes(model, variables, image_shape, num_classes)

@@ -16,7 +16,6 @@ from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.audit.labelled import Labelled, listed, named_defenses
 from gradleak.audit.result import facts
 from gradleak.core import errors
-from gradleak.core import settings as settings_of
 from gradleak.core.settings import setting
 from gradleak.core.storage import (
   check_sealed,
@@ -36,6 +35,7 @@ from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import Client, ClientSettings, accounting, heads, simulation, training
 from gradleak.federated.scenario import Scenario, fingerprint, num_logits, scenario
+from gradleak.federated.settings import paired
 from gradleak.models import Model, check_apply, check_variables
 from gradleak.models.model import check_finite, check_model, check_parameters
 
@@ -48,6 +48,7 @@ WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
+LOCAL = ClientSettings(share='delta', local_batch_size=10)  # how clients train unless it is said
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -280,7 +281,7 @@ def frontier(
   Raises:
     UsageError: for settings that cannot be run, before anything is trained.
   """
-  given, local = _settings(settings, client, changes)
+  given, local = paired('gradleak.frontier', FrontierSettings, settings, client, LOCAL, changes)
   key = errors.check_key('key', key, traced=False)
   train = data.pair('train', train)
   shape = train[0].shape[1:]
@@ -467,27 +468,3 @@ def _remember(folder: pathlib.Path, leak: Leak) -> None:
   others = [other for other in _remembered(folder) if other.round != leak.round]
   entries = sorted([*others, leak], key=lambda entry: entry.round)
   write_atomically(folder / LEAKAGE, json_lines([entry._asdict() for entry in entries]))
-
-
-def _settings(
-  given: FrontierSettings | None, client: ClientSettings | None, changes: dict
-) -> tuple[FrontierSettings, ClientSettings]:
-  """Returns both settings objects, the keyword arguments given to whichever has them.
-
-  Raises:
-    UsageError: for a name that neither has.
-  """
-  sends_gradient = changes.get('share') == 'gradient'
-  default = ClientSettings() if sends_gradient else ClientSettings(share='delta', local_batch_size=10)
-  local = default if client is None else client
-  own = [field.name for field in dataclasses.fields(FrontierSettings)]
-  of_client = [field.name for field in dataclasses.fields(ClientSettings)]
-  for name in changes:
-    if name not in own and name not in of_client:
-      raise errors.unknown('setting of gradleak.frontier:', name, [*own, *of_client])
-  errors.check_instance('client', local, ClientSettings, 'ClientSettings')
-  given = FrontierSettings() if given is None else given
-  errors.check_instance('settings', given, FrontierSettings, 'FrontierSettings')
-  given = dataclasses.replace(given, **{k: v for k, v in changes.items() if k in own})
-  settings_of.check(given)
-  return given, dataclasses.replace(local, **{k: v for k, v in changes.items() if k in of_client})

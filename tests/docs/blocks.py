@@ -26,7 +26,6 @@ import experiments
 import gradleak as gl
 from gradleak import cli, registry
 from gradleak.core import grammar, settings
-from launch import _settings
 from tests import programs
 
 ROOT = programs.ROOT
@@ -254,13 +253,8 @@ def check_program(name, arguments):
         make(given[flag])
     for kind in _SETTINGS:
       settings.check(kind(**{field: own[field].value for field in _flags_of(kind, own) if own[field].present}))
-    client = vars(module).get('_client', lambda: _client_of(own))
-    client().client(gl.models.mlp(10), 10)
-
-
-def _client_of(own):
-  """Returns the `ClientSettings` of a program's flags."""
-  return _settings.made(gl.ClientSettings, {name: own[name] for name in _flags_of(gl.ClientSettings, own)})
+    if 'share' in own:  # a client's flags
+      module._GIVEN.client().client(gl.models.mlp(10), 10)
 
 
 def _flags_of(kind, own):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import jax
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 import experiments
 import gradleak as gl
 from experiments import comparison, utility
-from experiments import experiment as machinery
 from experiments.ffl import normalised_scores
+from experiments.study import SCALES
 from gradleak import registry
 from gradleak.core import errors, grammar
 from gradleak.data import partition
@@ -20,7 +19,6 @@ from tests import programs
 
 NAMES = sorted(experiments.REGISTRY)
 TRAININGS = [name for name in NAMES if any(run.kind == 'trainings' for run in experiments.get(name).runs.values())]
-UNSCALED = ('peeling_cifar10', 'spear_exact', 'graddefense_readings')  # two cores carry all of it
 AUDITS = [name for name in NAMES if all(run.kind == 'audit' for run in experiments.get(name).runs.values())]
 
 
@@ -58,7 +56,7 @@ def test_cells_stand_on_runs_and_each_once(name):
 
 
 @pytest.mark.parametrize('name', AUDITS)
-@pytest.mark.parametrize('scale', machinery.SCALES)
+@pytest.mark.parametrize('scale', SCALES)
 def test_every_text_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)
@@ -148,42 +146,8 @@ def test_noise_has_the_variance_that_the_papers_state():
     assert run.settings.batch_size // run.client.local_batch_size == steps
 
 
-@pytest.mark.parametrize('name', AUDITS)
-def test_a_scale_says_what_it_changes(name):
-  experiment = experiments.get(name)
-  for run in experiment.runs.values():
-    assert run.changes('paper') == []
-    for scale in ('mini', 'smoke'):
-      now, said = run.scaled(scale), run.changes(scale)
-      assert all(' instead of ' in text for text in said)
-      assert (f'trials {now.trials} instead of {run.trials}' in said) == (now.trials != run.trials)
-      attack, published = (r.method() for r in (now, run))
-      assert any(text.startswith(f'{attack.name} steps ') for text in said) == (attack != published)
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_scales_differ_in_cost(name):
-  smoke, mini, paper = (machinery.minutes(experiments.get(name), scale) for scale in ('smoke', 'mini', 'paper'))
-  assert smoke < mini <= paper if name in UNSCALED else smoke < mini < paper
-
-
-@pytest.mark.parametrize(('name', 'images'), [('outpost_4_resnet18', 15 * 15_000), ('outpost_figure_6', 300 * 128)])
-def test_the_time_of_a_table_counts_a_network_that_runs_share_once(name, images):
-  experiment = experiments.get(name)
-  runs = [run.scaled('mini') for run in experiment.runs.values()]
-  assert {run.trained_images() for run in runs} == {0, images}
-  attacked, whole = sum(run.minutes() for run in runs), machinery.minutes(experiment, 'mini')
-  assert whole - attacked == pytest.approx(images * runs[0].milliseconds() / machinery.SECOND_ORDER / 60_000)
-
-
-def test_the_time_of_a_table_counts_a_generator_that_attacks_share_once():
-  experiment = experiments.get('priors_faces')
-  attacked = sum(run.scaled('mini').minutes() for run in experiment.runs.values())
-  assert machinery.minutes(experiment, 'mini') - attacked == pytest.approx(1_000 * machinery.GENERATOR / 60_000)
-
-
 @pytest.mark.parametrize('name', TRAININGS)
-@pytest.mark.parametrize('scale', machinery.SCALES)
+@pytest.mark.parametrize('scale', SCALES)
 def test_every_training_is_understood(name, scale):
   for run in experiments.get(name).runs.values():
     run = run.scaled(scale)
@@ -199,19 +163,6 @@ def test_every_training_is_understood(name, scale):
     assert len(parts) == run.protocol.clients >= run.protocol.per_round
 
 
-@pytest.mark.parametrize('name', TRAININGS)
-def test_a_training_says_what_its_scale_changes(name):
-  for run in experiments.get(name).runs.values():
-    assert run.changes('paper') == []
-    for scale in ('mini', 'smoke'):
-      now, said = run.scaled(scale), run.changes(scale)
-      assert all(' instead of ' in text for text in said)
-      assert (f'samples {now.samples} instead of {run.samples}' in said) == (now.samples != run.samples)
-      assert any(text.startswith('rounds ') for text in said) == (now.protocol.rounds != run.protocol.rounds)
-      told = any(text.startswith(f'{label} ') for text in said for label in run.defenses)
-      assert told == (now.texts() != run.texts())
-
-
 @pytest.mark.parametrize(('name', 'count'), [('ffl_4_cifar10_convnet', 15), ('graddefense_2a_accuracy', 18)])
 def test_no_accuracy_is_forgotten(name, count):
   cells = [cell for cell in experiments.get(name).cells if cell.metric == 'accuracy' and 'uncomp' not in cell.row]
@@ -220,7 +171,5 @@ def test_no_accuracy_is_forgotten(name, count):
 
 def test_presets_have_the_programs_names():
   fields = {field.name for field in dataclasses.fields(utility.Protocol)}
-  source = (programs.ROOT / 'launch' / 'train.py').read_text('utf-8')
-  flags = {field.name for given in (gl.ClientSettings, gl.FrontierSettings) for field in dataclasses.fields(given)}
-  assert fields <= flags | set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
+  assert fields <= set(programs._load('train')[1])
   assert {'ffl', 'graddefense', 'outpost'} <= set(utility.PROTOCOLS)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import experiment as machinery
 from experiments import peeling, separation, spear, table
+from experiments.study import SCALES
 from gradleak.attacks.peeling import Peeled
 from gradleak.attacks.spear import Separated
-from gradleak.core import errors
 
 NAMES = [one.name for module in (separation, peeling, spear) for one in module.EXPERIMENTS]
 
@@ -104,7 +103,7 @@ def test_the_first_layer_is_of_three():
   'name',
   ['spear_exact', *(pytest.param(name, marks=pytest.mark.slow) for name in ('peeling_cifar10', 'separation_mnist'))],
 )
-def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
+def test_a_run_measures_and_draws(name, tmp_path, monkeypatch):
   experiment = experiments.get(name)
   run_name = list(experiment.runs)[-1]
   run = dataclasses.replace(experiment.runs[run_name].scaled('smoke'), repeats=1)
@@ -116,24 +115,13 @@ def test_a_run_measures_draws_and_resumes(name, tmp_path, monkeypatch):
   assert (tmp_path / 'run' / run.page).read_bytes().startswith(b'\x89PNG')
   assert (tmp_path / 'run' / 'images.png').exists() == (name != 'spear_exact')
 
-  def measured(*_):
-    raise AssertionError('measured again')
-
-  monkeypatch.setattr(type(run), '_size' if name == 'separation_mnist' else '_condition', measured)
-  again = run.execute(data, 0, workdir=folder, progress='none')
-  assert [row['defense'] for row in again] == list(run.defenses)
   cells = [cell for cell in experiment.cells if cell.run == run_name]
-  outcomes = [run.outcome(cell, again) for cell in cells]
+  outcomes = [run.outcome(cell, rows) for cell in cells]
   found = table.sections(dataclasses.replace(experiment, cells=tuple(cells)), outcomes)
   assert all(len(line) == len(lines[0]) for lines in found.values() for line in lines)
-  with pytest.raises(errors.UsageError, match='seed was 0, now 1'):
-    run.execute(data, 1, workdir=folder, progress='none')
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_batches_keep_their_labels_at_every_scale(name):
-  for run in experiments.get(name).runs.values():
-    for scale in machinery.SCALES:
-      now = run.scaled(scale)
-      assert now.defenses == run.defenses and set(now.texts()) == set(run.defenses)
-      assert (now.held(100) == 100) == (scale != 'smoke')
+def test_batches_are_smaller_at_the_smallest_scale_alone():
+  for name in NAMES:
+    for run in experiments.get(name).runs.values():
+      assert [run.scaled(scale).held(100) for scale in SCALES] == [3, 100, 100]

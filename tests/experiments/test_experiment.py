@@ -50,10 +50,6 @@ def test_scales():
     'model convnet(width=8) instead of convnet(width=64)', 'trials 4 instead of 100',
     'batch_norm eval instead of train', 'csdlg steps 200 instead of the published', 'prune rate 0.8 instead of 0.4',
   ]  # fmt: skip
-  with pytest.raises(
-    errors.UsageError, match=r"unknown scale 'mni'; did you mean 'mini'\? \(valid: mini, paper, smoke"
-  ):
-    RUN.scaled('mni')
 
 
 def test_settings_take_the_place_of_those_in_the_text():

@@ -10,6 +10,7 @@ import experiments
 from experiments import experiment as machinery
 from experiments import utility
 from experiments.experiment import Cell, Run, Training
+from experiments.study import SCALES
 
 RUN = Run('digits', 'mlp', 'csdlg', {'none': 'none'}, trials=2)
 
@@ -57,7 +58,7 @@ def test_nothing_is_said_of_what_was_not_measured():
 
 
 @pytest.mark.parametrize('name', ['ffl_1', 'ffl_5', 'ffl_6'])
-@pytest.mark.parametrize('scale', machinery.SCALES)
+@pytest.mark.parametrize('scale', SCALES)
 def test_attacked_networks_state_their_accuracy(name, scale):
   for run in experiments.get(name).runs.values():
     training = run.scaled(scale).training

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import experiments
 import gradleak as gl
 from experiments import table, utility
 from experiments.experiment import Cell, Experiment
@@ -19,7 +18,6 @@ from gradleak.core import errors
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.federated import training
-from tests import programs
 
 PROTOCOL = Protocol(6, 2, 'classes(number=2,low=2,high=6)', 4, 1, 4, 0.3)
 METHODS = {
@@ -30,7 +28,6 @@ METHODS = {
 }
 RUN = Trainings('digits', 'mlp', METHODS, PROTOCOL, samples=300, tested=100, extrapolated=('Soteria',))
 TRAINED = dataclasses.replace(RUN, defenses={k: m for k, m in METHODS.items() if k != 'Soteria'}, extrapolated=())
-TRAININGS = [n for n, e in experiments.REGISTRY.items() if any(run.kind == 'trainings' for run in e.runs.values())]
 
 
 def row(correct, tested=1000, **others):
@@ -176,7 +173,7 @@ def test_the_public_samples_may_be_of_another_dataset():
   mine, theirs = own.load(None), other.load(None)
   np.testing.assert_array_equal(mine.samples.images, theirs.samples.images)
   assert mine.public[0].shape == theirs.public[0].shape and not np.array_equal(mine.public[0], theirs.public[0])
-  assert (other.at_smoke().starts, own.at_smoke().starts) == ('faces', '')
+  assert (other.scaled('smoke').starts, own.scaled('smoke').starts) == ('faces', '')
 
 
 def test_a_model_at_chance_has_failed():
@@ -203,7 +200,6 @@ def test_each_seed_is_trained_anew(tmp_path):
   assert [row['seed'] for row in rows] == [5, 6, 7] and len({row['loss'] for row in rows}) == 3
   alone = dataclasses.replace(run, seeds=1).execute(run.load(None), 6, workdir=str(tmp_path / 'other'), progress='none')
   assert alone == rows[1:2]
-  assert run.minutes() == pytest.approx(3 * dataclasses.replace(run, seeds=1).minutes())
 
 
 @pytest.mark.parametrize(('delta', 'published'), [(1e-4, 2.72), (1e-5, 2.97), (1e-6, 3.20)])
@@ -260,18 +256,3 @@ def test_the_server_compensates_what_the_clients_add():
   np.testing.assert_allclose(found['w'], expected['w'], atol=1e-6)
   assert jnp.linalg.norm(found['w']) < 0.5 * jnp.linalg.norm(noise['w'])  # most of it lies in the band
   assert str(method).endswith(' & compensation(q=2,layout=columns) at the server')
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('fast_compilation')
-@pytest.mark.parametrize('name', TRAININGS)
-def test_every_table_is_trained(name, tmp_path):
-  experiment, workdir = experiments.get(name), tmp_path / 'new'
-  done, lines = programs.reproduce(experiment, workdir)
-  for line, cell in zip(lines, experiment.cells, strict=True):
-    assert (line['row'], line['metric']) == (cell.row, cell.metric) and line['n'] in ('0', '50')
-    assert line['mean'] != '' or (line['n'] == '0' and 'extrapolated from one local step' in line['remark'])
-  for run in experiment.runs:
-    methods = (workdir / run / 'methods.jsonl').read_text('utf-8').splitlines()
-    assert len(methods) == len(experiment.runs[run].defenses)
-    assert f'curves: {workdir}/{run}/accuracy.png' in done.out and (workdir / run / 'accuracy.png').exists()

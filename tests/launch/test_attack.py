@@ -64,7 +64,6 @@ def test_it_prints_a_table_and_writes_a_page(folder, small_images):
     (['--weights=nowhere.npz'], ["cannot read the weights in 'nowhere.npz'"]),
     (['--attacks=fiddle'], ["unknown attack 'fiddle'; did you mean 'fidel'?"]),
     (['--share=delta', '--attacks=peeling'], ['the attack peeling reads the gradient of one step']),
-    (['--progress=loud'], ["unknown progress mode 'loud'"]),
   ],
 )
 def test_bad_input_ends_on_one_line_and_leaves_nothing(folder, flags, parts, tmp_path):

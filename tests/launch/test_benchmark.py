@@ -29,21 +29,9 @@ def read(text):
 
 
 @pytest.mark.slow
-def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'torch', None)
-  done = programs.start('benchmark', *SMALL, '--variants=batched,pytorch,breaching')
-  assert done.status == 0
-  table, missing = read(done.out)
-  assert [figures[-1] for figures in table.values()] == [1]
-  assert missing == {'pytorch, one trial at a time': MISSING, 'breaching, one trial at a time': MISSING}
-  assert 'csdlg on mlp, faces at 32×32×3, 2 × ' in done.out
-  assert 'run 1 of 1: 2 trials in groups of ' in done.err
-
-
-@pytest.mark.slow
 def test_it_prints_every_variant_and_its_ratio():
   done = programs.start('benchmark', *SMALL, '--model=lenet', '--group_size=2')
-  assert done.status == 0
+  assert done.status == 0 and 'csdlg on lenet, faces at 32×32×3, 2 × ' in done.out
   table, missing = read(done.out)
   fast = convolution.default_formulation()
   others = [name for name in convolution.FORMULATIONS if name != fast]
@@ -131,11 +119,6 @@ def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
     ('--model=lent', "unknown model 'lent'"),
     ('--attack=csdgl', "unknown attack 'csdgl'"),
     ('--trials=0', 'trials is 0, expected an integer in [1, '),
-    ('--steps=1', 'steps is 1, expected an integer in [2, '),
-    ('--repeats=0', 'repeats is 0, expected an integer in [1, '),
-    ('--compared=0', 'compared is 0, expected an integer in [1, '),
-    ('--group_size=0', 'group_size is 0, expected an integer in [1, '),
-    ('--devices=-1', 'devices is -1, expected an integer in [0, '),
     ('--measure=scaling --sizes=8,many', "sizes is 'many', expected an integer in [1, "),
     ('--measure=gpu --models=lenet;lent', "unknown model 'lent'"),
     ('--measure=gpu --output=/dev/null/gpu.md', 'cannot write /dev/null/gpu.md'),

@@ -126,6 +126,19 @@ def test_help_of_each_program_lists_all_its_flags_under_headings(name):
   assert max(len(line) for line in lines if not line.startswith(4 * ' ')) <= 100
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_programs_refuse_a_wrong_seed_and_mode_of_progress_before_all_else(name):
+  _, own = programs._load(name)
+  if name in ('benchmark', 'leaderboard', 'prepare_data'):  # they compute nothing that has a seed
+    assert 'seed' not in own
+    return
+  refused = {'progress': ('loud', "unknown progress mode 'loud' (valid: ")} | {'seed': ('-1', 'seed is -1, expected ')}
+  for flag, (given, message) in refused.items():
+    if flag in own:
+      done = programs.start(name, f'--{flag}={given}')
+      assert (done.status, done.out) == (2, '') and done.err.startswith(f'error: {message}'), done.err
+
+
 @pytest.mark.parametrize(
   ('argument', 'message'),
   [

@@ -1,62 +1,74 @@
 """Tables of the papers, rerun end to end at their smallest."""
 
 import csv
+import dataclasses
 import json
-import re
+import sys
 
 import numpy as np
 import pytest
 
 import experiments
-from experiments.comparison import Cell
+from experiments import results
+from experiments.comparison import BEST, Cell
 from experiments.experiment import Experiment, Run
 from gradleak.metrics import perceptual
+from launch import _program
 from tests import programs
 
 SMOKE = ('--scale=smoke', '--compilation_cache=', '--progress=none', '--results=')
-
-# Tables of trainings have a test of their own, in tests/experiments/test_utility.py.
-AUDITS = [
-  name
-  for name, experiment in sorted(experiments.REGISTRY.items())
-  if all(run.kind == 'audit' for run in experiment.runs.values())
-]
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', AUDITS)
+@pytest.mark.parametrize('name', sorted(experiments.REGISTRY))
 def test_every_table_is_rerun(name, tmp_path):
-  experiment, flags = experiments.get(name), (*SMOKE, f'--experiment={name}', f'--workdir={tmp_path}/new/er')
-  done = programs.start('reproduce', *flags)
-  assert done.status == 0, done.err
-  workdir = tmp_path / 'new' / 'er'
-  assert {path.name for path in workdir.iterdir()} == {'table.md', 'table.csv', 'seconds.json', *experiment.runs}
-  lines = list(csv.DictReader((workdir / 'table.csv').read_text('utf-8').splitlines()))
-  assert len(lines) == len(experiment.cells)
+  experiment, workdir = experiments.get(name), tmp_path / 'new' / 'er'
+  done, lines = programs.reproduce(experiment, workdir)
   for line, cell in zip(lines, experiment.cells, strict=True):
-    rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
-    rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
-    assert int(line['n']) == len(rows) == 2
-    if cell.metric == 'lpips':
-      assert line['mean'] == ''
-    elif cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
-      values = [row[cell.metric] for row in rows]
-      assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
-      assert float(line['low']) <= float(line['mean']) <= float(line['high'])
+    assert (line['column'], line['row'], line['metric']) == cell[:3]
+    kind = experiment.runs[cell.run].kind
+    if kind == 'audit':
+      _check_audited(line, cell, workdir)
+    elif kind == 'trainings':
+      extrapolated = 'extrapolated from one local step' in line['remark']
+      tested = str(experiment.runs[cell.run].scaled('smoke').sensitive) if 'sensitive' in cell.metric else '50'
+      assert line['n'] == ('0' if extrapolated else tested) and (line['mean'] != '' or extrapolated)
+    elif line['mean']:
+      assert float(line['mean']) >= 0
   table = (workdir / 'table.md').read_text('utf-8')
-  assert f'# {experiment.table}\n' in table and 'trials 2 instead of ' in table
-  assert all((workdir / name / 'report.html').exists() for name in experiment.runs)
+  assert f'# {experiment.table}\n' in table and ' instead of ' in table
   assert experiment.table in done.out and f'table: {workdir}/table.md' in done.out
+  for run, study in experiment.runs.items():
+    assert (workdir / run / study.page).exists() and f'{study.shown}: {workdir}/{run}/{study.page}' in done.out
+    assert (workdir / run / study.pictured).read_bytes().startswith(b'\x89PNG')
+    if study.kind == 'trainings':
+      methods = (workdir / run / 'methods.jsonl').read_text('utf-8').splitlines()
+      assert len(methods) == len(study.defenses) * study.seeds
 
   if name == 'ffl_1':
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob('*.*') if path.parent != workdir}
+    flags = (*SMOKE, f'--experiment={name}', f'--workdir={workdir}')
     again = programs.start('reproduce', *flags)
     assert (again.status, again.out, again.err) == (0, done.out, '')
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is attacked or rendered again
     other = programs.start('reproduce', *flags, '--seed=1')
     assert other.status == 2 and 'belongs to other settings' in other.err and other.err.count('\n') == 1
+
+
+def _check_audited(line, cell, workdir):
+  """Checks a line against the rows of its audit."""
+  rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
+  rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
+  if cell.counter != BEST:
+    assert int(line['n']) == len(rows) == 2
+  if cell.metric == 'lpips':
+    assert line['mean'] == ''
+  elif rows and cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
+    values = [row[cell.metric] for row in rows]
+    assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
+    assert float(line['low']) <= float(line['mean']) <= float(line['high'])
 
 
 @pytest.mark.slow
@@ -87,12 +99,33 @@ def test_lpips_is_printed_where_its_weights_are_given(tmp_path, monkeypatch):
   assert done.status == 2 and 'graddefense_2a has no LPIPS' in done.err
 
 
-def test_the_list_names_all_with_their_cost():
-  done = programs.start('reproduce', '--list')
+def test_the_list_names_all_with_the_time_that_they_took(tmp_path):
+  (name, _), *others = experiments.REGISTRY.items()
+  experiment = experiments.get(name)
+  rows = {run: [] for run in experiment.runs}
+  bare = dataclasses.replace(experiment, cells=())
+  stored = results.store(tmp_path, bare, 'mini', 0, rows, 250.0)
+  done = programs.start('reproduce', '--list', f'--results={tmp_path}')
   assert (done.status, done.err) == (0, '')
-  lines = {line.split()[0]: line for line in done.out.splitlines() if line}
-  for name, experiment in experiments.REGISTRY.items():
-    assert experiment.table in lines[name] and re.search(' (s|min|h|d) ', lines[name])
+  lines = {line.split()[0]: line for line in done.out.splitlines()}
+  assert f'took 4 min on {stored.versions["device"]} ' in lines[name]
+  for other, one in others:
+    assert one.table in lines[other] and ' not stored ' in lines[other]
+
+
+def test_a_table_that_took_longer_than_what_is_left_waits(tmp_path, monkeypatch, capsys):
+  """In the order of the times that they took, those without one last; one that failed is named."""
+  registry = {name: experiments.get(name) for name in ('dcs2_3', 'spear_exact', 'peeling_cifar10')}
+  monkeypatch.setattr(experiments, 'REGISTRY', registry)
+  for name, seconds in (('dcs2_3', 900.0), ('spear_exact', 8.0)):
+    experiment = dataclasses.replace(experiments.get(name), cells=())
+    results.store(tmp_path, experiment, 'smoke', 1, {run: [] for run in experiment.runs}, seconds)
+  failing = [sys.executable, '-c', 'raise SystemExit(2)']
+  monkeypatch.setattr(_program, 'command', lambda name: failing)
+  done = programs.start('reproduce', '--all', '--budget=10min', '--scale=smoke', f'--results={tmp_path}')
+  assert done.status == 2 and 'these failed, see above: spear_exact, peeling_cifar10' in done.err
+  assert 'table 1 of 3: spear_exact, which took 8 s on ' in done.out and '10 min of the budget left' in done.out
+  assert 'table 3 of 3: peeling_cifar10; ' in done.out and 'give the same command again: dcs2_3\n' in done.out
 
 
 @pytest.mark.slow
@@ -117,11 +150,9 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     ((), ('--experiment=… is needed', 'dcs2_1', 'outpost_3_4')),
     (('--experiment=dcs2',), ("unknown experiment 'dcs2'", 'did you mean', 'valid: assumptions_')),
     (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
-    (('--experiment=dcs2_1', '--seed=-1'), ('seed is -1',)),
     (('--all', '--budget=soon'), ('budget is', "'soon'", 'such as 90min or 2h')),
     (('--all', '--budget=2h later'), ('budget is',)),
     (('--all', '--results='), ('--all and --pages need a folder',)),
-    (('--experiment=dcs2_1', '--scale=smoke', '--progress=loud'), ("unknown progress mode 'loud'",)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
       ('mnist is not prepared in {new}', 'launch/prepare_data.py --dataset=mnist'),

@@ -21,7 +21,7 @@ from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled
 from gradleak.audit.plan import plan
 from gradleak.audit.settings import AuditSettings
-from gradleak.core import errors, settings
+from gradleak.core import errors
 from gradleak.core.locks import alone
 from gradleak.core.settings import setting
 from gradleak.core.storage import Workdir, description, packed, plain, seal, write_atomically
@@ -31,6 +31,7 @@ from gradleak.defenses.defense import as_defense
 from gradleak.engine.progress import end, reporter
 from gradleak.federated import Client, ClientSettings
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
+from gradleak.federated.settings import paired
 from gradleak.models import Model
 from gradleak.models.model import check_image_shape
 from gradleak.studies.captured.hints import hints, of_scale
@@ -128,7 +129,7 @@ def attack(
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
   show = progress if progress is None or callable(progress) else reporter(progress)
-  chosen, trained = _settings(given, client, fields)
+  chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained)
@@ -161,27 +162,6 @@ def attack(
     if store is not None:
       _write(store, outcome)
   return outcome
-
-
-def _settings(
-  given: CapturedSettings | None, client: ClientSettings | None, fields: dict[str, Any]
-) -> tuple[CapturedSettings, ClientSettings]:
-  """Returns the settings of the attack and of the client, with the fields that were given one by one."""
-  both: tuple[Any, Any] = (
-    CapturedSettings()
-    if given is None
-    else errors.check_instance('given', given, CapturedSettings, 'CapturedSettings'),
-    ClientSettings() if client is None else errors.check_instance('client', client, ClientSettings, 'ClientSettings'),
-  )
-  names = [{field.name for field in dataclasses.fields(one)} for one in both]
-  for name in fields:
-    errors.check_choice('setting of gradleak.attack:', name, names[0] | names[1])
-  chosen, trained = (
-    dataclasses.replace(one, **{name: value for name, value in fields.items() if name in own})
-    for one, own in zip(both, names, strict=True)
-  )
-  settings.check(chosen)
-  return chosen, trained
 
 
 def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:

@@ -24,11 +24,11 @@ from gradleak.attacks import csdlg_fast
 from gradleak.attacks.base import as_attack
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.core import errors
-from gradleak.core import settings as settings_of
 from gradleak.defenses.defense import as_defense
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import ClientSettings, simulation, training
 from gradleak.federated.scenario import Scenario, num_logits, scenario
+from gradleak.federated.settings import paired
 from gradleak.models import Model, check_variables
 from gradleak.models.model import check_finite, check_model
 from gradleak.studies.sensitivity.assumptions import (
@@ -134,7 +134,7 @@ def sensitivity(
   Raises:
     UsageError: for settings that cannot be run, before anything is trained or attacked.
   """
-  given, local = _settings(settings, client, changes)
+  given, local = paired('gradleak.sensitivity', SensitivitySettings, settings, client, LOCAL, changes)
   key = errors.check_key('key', key, traced=False)
   method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
   hidden = as_defense(defense)
@@ -163,24 +163,6 @@ def sensitivity(
   )
   task.config.update(attack=str(method), defense=str(hidden) if hidden.members else None, **local.recorded())
   return _run(task, list(chosen), start, on_audit)
-
-
-def _settings(
-  given: SensitivitySettings | None, client: ClientSettings | None, changes: dict
-) -> tuple[SensitivitySettings, ClientSettings]:
-  """Returns both settings objects, the keyword arguments given to whichever has them."""
-  own = [field.name for field in dataclasses.fields(SensitivitySettings)]
-  of_client = [field.name for field in dataclasses.fields(ClientSettings)]
-  for name in changes:
-    if name not in own and name not in of_client:
-      raise errors.unknown('setting of gradleak.sensitivity:', name, [*own, *of_client])
-  default = ClientSettings() if changes.get('share') == 'gradient' else LOCAL
-  local = errors.check_instance('client', default if client is None else client, ClientSettings, 'ClientSettings')
-  made = SensitivitySettings() if given is None else given
-  errors.check_instance('settings', made, SensitivitySettings, 'SensitivitySettings')
-  made = dataclasses.replace(made, **{k: v for k, v in changes.items() if k in own})
-  settings_of.check(made)
-  return made, dataclasses.replace(local, **{k: v for k, v in changes.items() if k in of_client})
 
 
 def _task(

@@ -1,0 +1,240 @@
+"""What all measures share: their options, and variants that are measured in turn, with ratios to the first.
+
+Machines are noisy: no variant is measured apart from the others, each is several times, and ratios are what counts.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import memory
+from benchmarks.pytorch import Unavailable
+from gradleak.core import errors, grammar
+from gradleak.core.settings import setting
+
+MEASURES = (
+  'speed', 'scaling', 'roofline', 'gpu', 'schedule', 'training', 'local_steps', 'generative', 'compilation',
+)  # fmt: skip
+VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
+_COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What is measured; each is a flag of launch/benchmark.py."""
+
+  dataset: str = setting('faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
+  data_dir: str | None = setting(None, 'Folder with prepared TFDS datasets.')
+  model: str = setting('lenet', 'As in launch/audit.py.')
+  measure: str = setting(
+    'speed',
+    'speed: variants and other packages; scaling: from few trials to many; roofline: against what the machine can do; '
+    'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
+    'training: a round of federated training, clients batched or in a loop; '
+    'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl; '
+    "compilation: an attack with and without our options of XLA's, on CPU.",
+    choices=MEASURES,
+  )
+  models: str | None = setting(None, "List separated by ';' for roofline, gpu, schedule and training; else their own.")
+  attack: str = setting('csdlg', 'One attack, as in launch/audit.py.')
+  faster: str = setting('csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
+  trials: int = setting(64, 'speed, roofline, schedule: trials of the batched run.', **_COUNT)
+  compared: int = setting(8, 'speed, gpu: the first trials, which other packages attack too.', **_COUNT)
+  variants: str = setting(','.join(VARIANTS), 'speed: some of these; ratios are against the first.')
+  sizes: str | None = setting(
+    None,
+    'scaling, gpu: numbers of trials; by default 8 to 512, and 1 to 1024. local_steps: numbers of them, 4 to 256.',
+  )
+  devices: int = setting(0, 'scaling: how many devices; 0 for all.', low=0, high=10**6, integer=True)
+  group_size: int | None = setting(
+    None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.', **_COUNT
+  )
+  group_sizes: str = setting('64,256,1024', 'gpu: trials per micro-group to try.')
+  steps: int = setting(
+    200, 'Steps of each run, the same for every variant; schedule: as published.', low=2, high=10**6, integer=True
+  )
+  repeats: int = setting(3, 'How often each variant is measured.', **_COUNT)
+  output: str | None = setting(None, 'gpu, schedule: the file; results/gpu.md or results/schedules.png.')
+
+  def listed_models(self, *usual: str) -> list[str]:
+    """Returns the models of the flag, or these."""
+    return grammar.parse_list(self.models, 'model') if self.models else list(usual or (self.model,))
+
+  def listed_sizes(self, usual: str) -> list[int]:
+    """Returns the sizes of the flag, or those of a text, ascending."""
+    return integers('sizes', self.sizes or usual)
+
+
+def integers(name: str, text: str) -> list[int]:
+  """Returns the integers of a list, ascending.
+
+  Raises:
+    UsageError: for what is none.
+  """
+  numbers = [int(part) if re.fullmatch(r'\s*[0-9]{1,20}\s*', part) else part for part in text.split(',')]
+  return sorted({int(errors.check_number(name, n, low=1, high=10**6, integer=True)) for n in numbers})
+
+
+class Variant(NamedTuple):
+  """One side of a comparison.
+
+  Attributes:
+    name: in the table.
+    run: measures once, and returns figure -> value; raises `Unavailable` where it cannot.
+    once: returns figures that one measurement is enough for, given those of the first run.
+  """
+
+  name: str
+  run: Callable[[], Mapping[str, float]]
+  once: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda figures: {}
+
+
+class Column(NamedTuple):
+  """A column of the table: a figure, as `show` writes what `of` takes of its runs; a ratio is to the first variant."""
+
+  head: str
+  figure: str
+  show: str | Callable[[float], str] = ',.3f'
+  of: Callable[[Sequence[float]], float] = np.median
+  ratio: bool = False
+
+
+Found = dict[str, dict[str, list[float]] | str]
+
+
+def first(values: Sequence[float]) -> float:
+  """Returns the figure of the first run."""
+  return values[0]
+
+
+def ratios(figure: str, core: str = '') -> list[Column]:
+  """Returns the columns of ratios: of medians, of minima, and of the medians of core time where it is measured."""
+  columns = [Column('ratio', figure, ratio=True), Column('minima', figure, of=min, ratio=True)]
+  return [*columns, *([Column('core', core, ratio=True)] if core else [])]
+
+
+def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: bool = False) -> Found:
+  """Returns name -> {figure: its runs}, with the 'peak' of memory, or name -> why it was not measured at all.
+
+  Args:
+    variants: they take turns.
+    repeats: number of runs of each.
+    label: what is printed before their names.
+    warm: whether each runs once before, so that it is compiled.
+  """
+  listed = list(variants)
+  found: Found = {variant.name: {} for variant in listed}
+  failed: set[str] = set()
+  for repeat in range(0 if warm else 1, repeats + 1):
+    for variant in listed:
+      figures = found[variant.name]
+      if variant.name in failed or isinstance(figures, str):
+        continue
+      turn = f'run {repeat} of {repeats}' if repeat else 'compiling'
+      print(f'{turn}: {label}{variant.name}', file=sys.stderr, flush=True)
+      memory.reset_peak()
+      try:
+        given = {**variant.run(), 'peak': memory.peak()}
+      except (Unavailable, errors.DeviceError) as error:
+        failed.add(variant.name)  # what it measured before stays
+        found[variant.name] = figures or f'n/a: {error}'
+        continue
+      if repeat == 1:
+        given |= variant.once(given)
+      for name, value in given.items() if repeat else ():
+        figures.setdefault(name, []).append(value)
+  return found
+
+
+def value(found: Found, name: str, column: Column) -> float | None:
+  """Returns the figure of a column for a variant, None where it has none."""
+  figures = found[name]
+  runs = [] if isinstance(figures, str) else figures.get(column.figure, [])
+  if not runs or not column.ratio:
+    return column.of(runs) if runs else None
+  known = (other for other in found.values() if not isinstance(other, str))
+  reference = next(other[column.figure] for other in known if column.figure in other)
+  return column.of(runs) / column.of(reference)
+
+
+def cells(found: Found, name: str, columns: Sequence[Column]) -> list[str]:
+  """Returns the texts of a row."""
+
+  def text(column: Column) -> str:
+    number = value(found, name, column)
+    if number is None:
+      return '–'
+    if column.ratio:
+      return f'{number:.2f}×'
+    return column.show(number) if callable(column.show) else f'{number:{column.show}}'
+
+  return [text(column) for column in columns]
+
+
+def table(found: Found, columns: Sequence[Column], head: str = 'variant') -> str:
+  """Returns the rows as text; one that was not measured says why."""
+  rows = {name: cells(found, name, columns) for name, known in found.items() if not isinstance(known, str)}
+  heads = [column.head for column in columns]
+  widths = [max(map(len, column)) for column in zip(heads, *rows.values(), strict=True)]
+  side = max(map(len, (head, *found)))
+
+  def line(name: str, texts: Sequence[str]) -> str:
+    return '  '.join([f'{name:{side}}', *(f'{text:>{width}}' for text, width in zip(texts, widths, strict=True))])
+
+  return '\n'.join([line(head, heads), *(line(n, rows[n]) if n in rows else f'{n:{side}}  {found[n]}' for n in found)])
+
+
+def report(
+  title: str, variants: Iterable[Variant], columns: Sequence[Column], repeats: int, notes: str = '', **given: Any
+) -> Found:
+  """Prints what was measured of the variants under a title; `given` are arguments of `measured`."""
+  print(f'{title}; {repeats} runs in turn; load average {load_average()}', flush=True)
+  found = measured(variants, repeats, **given)
+  print(table(found, columns))
+  below = f'{notes} Ratios to the first line: of medians, of minima. Load average {load_average()}.'
+  print('\n' + textwrap.fill(below.lstrip(), 118))
+  return found
+
+
+def seconds(run: Callable[[], Any]) -> float:
+  """Returns the seconds of a call, results included."""
+  started = time.perf_counter()
+  jax.block_until_ready(run())
+  return time.perf_counter() - started
+
+
+def timed(run: Callable[[], Any], figure: str = 'seconds', scale: float = 1.0) -> Callable[[], dict[str, float]]:
+  """Returns a `Variant.run` of the seconds of a call, times `scale`."""
+  return lambda: {figure: scale * seconds(run)}
+
+
+def hardware() -> str:
+  """Returns number and kind of the devices, such as '2 × cpu'."""
+  return f'{jax.device_count()} × {jax.devices()[0].device_kind}'
+
+
+def load_average() -> str:
+  """Returns the machine's load average of the last minute; above the number of cores, other processes are running."""
+  return f'{os.getloadavg()[0]:.1f}' if hasattr(os, 'getloadavg') else 'unknown'
+
+
+def writable(path: str) -> None:
+  """Makes the folder of a file, and the file where there is none.
+
+  Raises:
+    UsageError: if nothing can be written there.
+  """
+  try:
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with open(path, 'a', encoding='utf-8'):
+      pass
+  except OSError as error:
+    raise errors.UsageError(f'cannot write {path}: {error.strerror}') from error

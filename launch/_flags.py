@@ -1,0 +1,188 @@
+"""The flags that programs share, each declared once, those of settings objects, and what they name.
+
+This module imports gradleak only where a program runs.
+"""
+
+import dataclasses
+import functools
+import os
+import types
+import typing
+from typing import Any
+
+from absl import flags
+
+from launch import _program
+
+_KINDS = {str: 'string', int: 'integer', float: 'float'}
+# Name -> (kind, default, help).
+SHARED: dict[str, tuple[str, Any, str]] = {
+  'dataset': ('string', 'faces', 'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name.'),
+  'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
+  'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
+  'limit': ('integer', None, 'Take the first samples alone, of each split.'),
+  'image_size': ('integer', None, 'Resize images to this many pixels on a side.'),
+  'channels': ('integer', None, '1: convert to grey, 3: to RGB.'),
+  'largest_pixel': (
+    'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
+  ),
+  'trials': ('integer', 8, 'Uploads attacked per defense.'),
+  'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
+  'model': (
+    'string', 'lenet',
+    'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
+    "resnet152, vgg11, vgg16, vit_tiny, vit_small; settings as in 'convnet(width=8)'.",
+  ),
+  'init': ('string', 'explicit', 'explicit: U(-0.5, 0.5), as in DLG; default: U(±1/√fan_in), as PyTorch.'),
+  'weights': (
+    'string', None,
+    "File with the model's weights, by the names of PyTorch or of this model (numpy.savez, safetensors, torch.save); "
+    'they are drawn without it.',
+  ),
+  'attacks': (
+    'string', 'csdlg(tv=1e-6)',
+    "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, magia, cinet, ggl, gias, gifd, "
+    'pnp, lti, with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, '
+    'class_fishing, feature_fishing.',
+  ),
+  'defenses': (
+    'string', 'none',
+    "List separated by ';'; '+' composes a chain: prune(rate=0.9)+laplace(scale=0.001); '|' spans a grid: "
+    'gaussian(stddev=0.01|0.1).',
+  ),
+  'seed': ('integer', 0, 'Seed of all that is random: weights, draws, noise, starts.'),
+  'workdir': ('string', None, 'Folder for rows, pictures, the report and checkpoints.'),
+  'progress': ('string', 'auto', 'auto, bar, lines or none.'),
+  'x64': ('boolean', False, 'float64 throughout: for closed forms alone.'),
+  'group_size': ('integer', None, 'Trials, or clients, that share one pass; changes speed, and bits.'),
+  'compilation_cache': (
+    'string', os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
+    "JAX's persistent compilation cache; empty for none.",
+  ),
+}  # fmt: skip
+OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel')  # of `gradleak.data.load`
+# Of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
+_LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
+
+
+class Flags:
+  """The flags of a program; each one's value is an attribute of its name."""
+
+  def __init__(self) -> None:
+    self._holders: dict[str, flags.FlagHolder] = {}
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('_') or name not in self._holders:
+      raise AttributeError(f'no flag {name!r} was defined')
+    return self._holders[name].value
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._holders
+
+  def present(self, name: str) -> bool:
+    """Returns whether the user gave a flag."""
+    return self._holders[name].present
+
+  def define(self, kind: str, name: str, default: Any, text: str) -> None:
+    """Defines a flag of a kind of absl's."""
+    self._holders[name] = getattr(flags, f'DEFINE_{kind}')(name, default, text)
+
+  string = functools.partialmethod(define, 'string')
+  integer = functools.partialmethod(define, 'integer')
+  float = functools.partialmethod(define, 'float')
+  boolean = functools.partialmethod(define, 'boolean')
+
+  def shared(self, *names: str, **changed: Any) -> None:
+    """Defines flags of `SHARED`; `changed` has another default of some, or (default, help)."""
+    for name in names:
+      kind, *declared = SHARED[name]
+      given = changed.get(name, declared[0])
+      self.define(kind, name, *(given if isinstance(given, tuple) else (given, declared[1])))
+
+  def settings(self, settings: type, *, without: tuple[str, ...] = (), **defaults: Any) -> None:
+    """Defines a flag for each field of a settings dataclass, with its help text and its default.
+
+    Args:
+      settings: the dataclass, its fields made by `gradleak.core.settings.setting`.
+      without: fields without a flag.
+      **defaults: replace some of its defaults.
+    """
+    for field in dataclasses.fields(settings):
+      if field.name not in without:
+        default = defaults.get(field.name, field.default)
+        self.define(_KINDS[_plain(field.type)], field.name, default, field.metadata['help'])
+
+  def made(self, settings: type, **changes: Any) -> Any:
+    """Returns the settings object that the flags describe, some fields replaced."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    return settings(**{**{name: getattr(self, name) for name in names if name in self}, **changes})
+
+  def client(self) -> Any:
+    """Returns the `ClientSettings`; those of a shared gradient without the program's defaults of local training."""
+    import gradleak as gl
+
+    if self.share != 'gradient':
+      return self.made(gl.ClientSettings)
+    defaults = gl.ClientSettings()
+    return self.made(gl.ClientSettings, **{name: getattr(defaults, name) for name in _LOCAL if not self.present(name)})
+
+  def configure(self) -> None:
+    """Configures JAX, before anything is computed, and checks the seed and the mode of progress."""
+    import gradleak as gl
+    from gradleak.core import errors
+    from gradleak.engine import progress
+
+    gl.configure(cache=self.compilation_cache, x64=self.x64 if 'x64' in self else None)
+    if 'seed' in self:
+      errors.check_number('seed', self.seed, low=0, high=2**32 - 1, integer=True)
+    progress.reporter(self.progress)
+
+  def options(self) -> dict[str, Any]:
+    """Returns the arguments of `gradleak.data.load` that are flags of this program."""
+    return {name: getattr(self, name) for name in OPTIONS if name in self}
+
+  def read(self, split: str, **options: Any) -> Any:
+    """Returns the samples of a split, and writes what a user may not expect of them to standard error."""
+    import gradleak as gl
+
+    dataset = gl.data.load(self.dataset, split, **{**self.options(), **options})
+    for note in dataset.notes:
+      _program.say(f'note: {note}')
+    return dataset
+
+  def variables(self, model: Any, image_shape: tuple[int, ...], samples: tuple | None, kind: str) -> dict | None:
+    """Returns the variables in the file of --weights, None without one, and says what accuracy they have.
+
+    Args:
+      model: the `Model` whose weights they are.
+      image_shape: (H, W, C).
+      samples: (images, labels) on which the accuracy is measured, or None.
+      kind: what these are called.
+
+    Raises:
+      UsageError: for a file that does not hold weights of this model, and with a flag of how they are drawn.
+    """
+    import gradleak as gl
+    from gradleak.core import errors
+    from gradleak.federated.simulation import accuracy
+
+    if not self.weights:
+      return None
+    if self.present('init'):
+      raise errors.UsageError('--weights are those of a file, and --init says how weights are drawn: give one of them')
+    variables = gl.read_weights(self.weights, model, image_shape)
+    if samples is not None:
+      share, _ = accuracy(model, variables, *samples)
+      _program.say(f'accuracy with the weights of {self.weights}: {share:.1%}, of {len(samples[0]):,} {kind} images')
+    return variables
+
+  def weights_described(self) -> dict[str, str]:
+    """Returns {'init': the rule}, or {'weights': the name of the file}."""
+    return {'weights': os.path.basename(self.weights)} if self.weights else {'init': self.init}
+
+
+def _plain(annotation: Any) -> type:
+  """Returns the type of a field that may be None."""
+  if isinstance(annotation, types.UnionType):
+    return next(one for one in typing.get_args(annotation) if one is not type(None))
+  return annotation
