@@ -38,7 +38,8 @@ class Fishing(Run):
 
   Its rows have three columns beside those of an audit. The column 'cosine' is the largest cosine between the isolated
   gradient and the gradient of a sample of the class. The column 'queries' counts the rounds of the server. The column
-  'alone' says whether the server knows that it isolated one sample. The picture isolated.png shows the reconstructions of the first batch.
+  'alone' says whether the server knows that it isolated one sample. The picture isolated.png shows the reconstructions
+  of the first batch.
 
   Attributes:
     count: samples of the target class in a batch, the first ones.
