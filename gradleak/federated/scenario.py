@@ -130,8 +130,7 @@ def scenario(
   previous = _checked_previous(model, previous, image_shape)
   given = _checked_gallery(kind, (images, labels) if gallery is None else gallery, image_shape, num_classes)
   found, composition = _candidates(kind, given, labels, public)
-  client, recorded = _client(client, changes, model, num_classes)
-  client = dataclasses.replace(client, modality=kind)
+  client, recorded = _client(client, changes, model, num_classes, kind)
   heads.check_client(client, variables, image_shape)
   described = {
     'dataset': errors.check_text('dataset', dataset),
@@ -147,16 +146,8 @@ def scenario(
     **({'precision': 'float64'} if double else {}),
     'gallery': composition,
   }
-  return Scenario(
-    client,
-    dict(variables),
-    images.astype(np.float64 if double else np.float32),
-    labels.astype(np.int32),
-    described,
-    found,
-    public,
-    previous,
-  )
+  images, labels = images.astype(np.float64 if double else np.float32), labels.astype(np.int32)
+  return Scenario(client, dict(variables), images, labels, described, found, public, previous)
 
 
 def num_logits(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> int:
@@ -208,7 +199,7 @@ def _fingerprints(**trees: Tree) -> dict[str, str]:
 
 
 def _client(
-  client: ClientSettings | Client | None, changes: dict, model: Model, num_classes: int
+  client: ClientSettings | Client | None, changes: dict, model: Model, num_classes: int, kind: Modality
 ) -> tuple[Client, dict[str, Any]]:
   """Returns the undefended client, and what a result records of it."""
   if isinstance(client, Client):
@@ -223,7 +214,7 @@ def _client(
     recorded = {'loss': client.loss.__name__, 'share': client.share, **(local if client.share == 'delta' else {})}
     return client.undefended(), recorded
   given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
-  return given.client(model, num_classes), given.recorded()
+  return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded()
 
 
 def _checked_public(kind: Modality, public: tuple | None, image_shape: tuple, num_classes: int) -> tuple | None:
