@@ -4,8 +4,27 @@ import pytest
 
 from tests import prose
 
-LEFT = ('gradleak/attacks', 'gradleak/defenses', 'gradleak/servers', 'gradleak/models', 'gradleak/priors')
-LEFT += ('gradleak/data', 'gradleak/federated', 'gradleak/adaptive', 'gradleak/report', 'experiments')
+# Files that are still to be rewritten.
+LEFT = (
+  'gradleak/attacks/distances',
+  'gradleak/attacks/evolution',
+  'gradleak/attacks/generative',
+  'gradleak/attacks/ghost',
+  'gradleak/attacks/image_priors',
+  'gradleak/attacks/matching',
+  'gradleak/attacks/optimizers',
+  'gradleak/attacks/prefix_matching',
+  'gradleak/attacks/presets',
+  'gradleak/attacks/simulated',
+  'gradleak/attacks/subsets',
+  'gradleak/report/findings',
+  'gradleak/report/frontier',
+  'gradleak/report/leaderboard',
+  'gradleak/report/page',
+  'gradleak/report/sensitivity',
+  'gradleak/report/strengths',
+  'gradleak/report/terminal',
+)
 
 # Sentences, each with what is wrong with it; nothing for those that are clear.
 TABLE = [
