@@ -256,7 +256,8 @@ def objective(module: Any, images: Any, labels: Any, observed: Sequence[Any], tv
 
 
 def attack(module: Any, trial: Trial, settings: Settings, device: str) -> Attacked:
-  """Attacks one trial as `csdlg` does: Adam on the sign, rate × 0.1 at 3/8, 5/8 and 7/8 of the steps, boxed pixels.
+  """Attacks one trial as `csdlg` does: Adam on the sign with its three decays of the rate (`× 0.1 at 3/8, 5/8, 7/8`),
+  pixels in the box.
 
   Args:
     module: the `network`.

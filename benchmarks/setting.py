@@ -48,7 +48,7 @@ class Setting(NamedTuple):
     return driver.default_group_size(self.scenario.variables, 1)
 
   def first(self, trials: int) -> 'Setting':
-    """Returns the same with the first trials alone."""
+    """Returns the same setting, limited to its first trials."""
     return self._replace(lanes=jax.tree.map(lambda x: x[:trials], self.lanes))
 
   def truth(self) -> np.ndarray:

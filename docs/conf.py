@@ -43,8 +43,8 @@ python_use_unqualified_type_names = True
 python_display_short_literal_types = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-# Types in signatures that have no page: of other libraries, whose inventories a build without a network cannot read,
-# and of these modules, which are no part of the public interface.
+# Types in signatures that have no page. Some are of other libraries, whose inventories need a network. Others are of
+# these modules, which are no part of the public interface.
 INTERNAL = '|'.join(
   [
     *(r'attacks\.matching(?:\.\w+)?', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),

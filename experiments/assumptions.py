@@ -111,7 +111,7 @@ TRAINED = {
 }  # fmt: skip
 
 
-BATCHES = {'eight times the steps', 'random subsets (MAGIA)'}  # rows of batches alone
+BATCHES = {'eight times the steps', 'random subsets (MAGIA)'}  # rows that exist for batches only
 
 
 def _priors(name, title, networks, rows, choices=()):

@@ -1,6 +1,6 @@
 """Ours beside the paper's: the cells of a table, our figures for them, verdicts, and notes that are filled from both.
 
-No verdict and no figure is typed: `verdict` computes words such as “agrees”, and the text of a `Note` names the cells
+No verdict and no figure is typed. `verdict` computes words such as “agrees”, and the text of a `Note` names the cells
 that its figures are read from. What a whole table says of a cell is in `judgement`.
 """
 
@@ -142,14 +142,14 @@ def verdict(cell: Cell, found: Outcome) -> str:
   """Returns how our figure stands to the paper's, one of `VERDICTS`; '' where either prints none.
 
   Our interval is the 95 % interval. The paper's is its mean ± 1.96 SD/√n where it prints a standard deviation SD over a
-  known number n. That of several figures is from the least to the largest; else its figure stands alone.
+  known number n. For several figures of the paper, it is from the least to the largest; else it is the paper's figure.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
     So are a figure of a single trial, and an accuracy of fewer than three trainings within 5 points of the paper's.
-  - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number; if neither has an
-    interval, the figures differ by at most 5 %; never of seconds, which are of another machine.
-  - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten;
-    never of a bounded score (SSIM, LPIPS, cosine, accuracy, shares).
+  - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number. If neither has an
+    interval, the figures differ by at most 5 %. Seconds never agree, since they are of another machine.
+  - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten.
+    This is never said of a bounded score (SSIM, LPIPS, cosine, accuracy, shares).
   - 'differs': all else.
   """
   ours, papers = interval(cell, found), paper_interval(cell)
@@ -208,8 +208,8 @@ def paper_interval(cell: Cell) -> tuple[float, float] | None:
 def difference(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[float, float] | None:
   """Returns the 95 % interval of one of our figures less another, None where either has none.
 
-  Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends; a
-  figure that has no interval is taken to 5 %, and one whose noise is not known may have any difference.
+  Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends. A
+  figure without an interval is taken to 5 %, and one with unknown noise may have any difference.
   """
   if one[1].mean is None or other[1].mean is None:
     return None

@@ -531,7 +531,7 @@ def _lines_of(defenses, accuracies):
 
 
 def _utility_tables():
-  """Returns the accuracies of tables 1, 2, 3, 5 and 7."""
+  """Returns the accuracies of tables 1 to 7, without tables 4 and 6."""
   none, costs_nothing = ACCURACIES['mnist']['none'], 'One client conceals its samples; the accuracy stays the same'
   imprint, mixings = BASELINES['imprint'], {'none': 'none', **MIXINGS}
   started = {'none': none} | {label: pair for label, (*_, pair) in STARTS.items()}

@@ -63,7 +63,7 @@ LOSSES_4 = {
   (1, 8, 4): {'resnet18': (0.096, 0.031, 0.695, 0.389), 'resnet152': (0.883, 0.119, 0.739, 0.617)},
 }
 LOSS = 'The loss is the objective of the attack at what it returns, cosine distance and total variation.'
-# Of an attack on two cores: (E, n) -> steps.
+# Steps of an attack on two cores, (E, n) -> steps.
 STEPS = {
   'resnet18': {(1, 1): 600, (1, 8): 100, (5, 8): 30},
   'resnet152': {(1, 1): 100, (1, 8): 30, (5, 8): 10},
@@ -172,7 +172,7 @@ def _readings():
   )
 
 
-# Of CIFAR-100 and of Tiny ImageNet: column -> (PSNR in dB, reconstruction loss).
+# Figures of CIFAR-100 and of Tiny ImageNet: column -> (PSNR in dB, reconstruction loss).
 TABLE_5 = {
   'CIFAR-100': {
     'eval mode, untrained': (9.979, 0.108), 'eval mode, pretrained': (9.321, 0.099),

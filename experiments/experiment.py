@@ -1,8 +1,8 @@
 """A table of a paper as data: the settings to rerun it, and the paper's numbers to compare with ours.
 
-An `Experiment` holds `Run`s (one audit each, with the settings that the paper states) and `Cell`s (which figure of
-which run is compared with which number). A scale reduces the published settings to what a machine can run; what it
-changed is stated wherever its numbers are shown.
+An `Experiment` holds `Run`s, one audit each, with the settings that the paper states. It also holds `Cell`s, which say
+which figure of which run is compared with which number. A scale reduces the published settings to what a machine can
+run; what it changed is stated wherever its numbers are shown.
 """
 
 import collections
@@ -36,7 +36,8 @@ from gradleak.models import torch_weights
 
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 UNAWARE = AuditSettings(knowledge='unaware')
-# Of an audit's rows, what is stored beside a cell's own metric: what its outcome is computed from, and the verdict.
+# Columns of an audit's rows that are stored beside a cell's own metric: those that its outcome is computed from, and
+# the verdict.
 COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
 
 
@@ -44,7 +45,7 @@ COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'di
 class Training:
   """A federated training on other data: it gives the model that is attacked, and the one sent before it.
 
-  In each round the clients drawn share their updates on all their samples, and the server takes the mean, of each entry
+  In each round, the clients drawn share their updates on all their samples. The server takes the mean of each entry
   over the clients that sent it. It ends when the model has the `accuracy` on held-out samples, or after `rounds`.
 
   Attributes:

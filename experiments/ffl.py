@@ -1,4 +1,4 @@
-"""FFL (Na, Hong, Kim, Shin: Closing the Loophole: Rethinking Reconstruction Attacks, ACSAC 2022)."""
+"""FFL (Na, Hong, Kim, Shin, “Closing the Loophole: Rethinking Reconstruction Attacks”, ACSAC 2022)."""
 
 import dataclasses
 import math

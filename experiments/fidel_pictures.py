@@ -1,4 +1,4 @@
-"""Pictures of Fidel's reconstructions (figures 5, 6, 8 to 12 and 15): of samples sent alone, and of a batch."""
+"""Pictures of Fidel's reconstructions, of samples sent alone, and of a batch (figures `5, 6, 8 to 12 and 15`)."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ class Pictures(fidel.Attacked):
     taken = (slice(1), slice(self.singles, self.singles + self.batch), slice(3))
     single, batch, three = (Sent(images[part], send(images[part], labels[part]).inputs) for part in taken)
     alone_sent = images[: self.singles], labels[: self.singles]
-    # Of the active neurons, the one with the largest bias gradient has the least rounding error.
+    # The active neuron with the largest bias gradient has the least rounding error.
     found = jax.jit(functools.partial(strongest, victim))(*alone_sent)
     decoded = {
       name: (Sent(alone_sent[0], way(found)), Sent(batch.truth, way(batch.found))) for name, way in ways.items()
@@ -234,6 +234,6 @@ EXPERIMENTS = (
       ),
       'cifar10': ({'table IV': 'table_iv', 'ours': 'windows'}, {'table IV': 'table_iv(steps=1000)', 'ours': 'windows'}),
     },
-    {'cifar10': {'auxiliary': 800, 'private': 200}},  # of the 1,000 test images at hand
+    {'cifar10': {'auxiliary': 800, 'private': 200}},  # of the 1,000 available test images
   ),
 )

@@ -36,9 +36,10 @@ from gradleak.servers.fishing_search import Fished, class_query, fish
 class Fishing(Run):
   """An audit of class or feature fishing; its rows also say what the server's queries isolate.
 
-  Columns of its rows beside those of an audit: 'cosine', the largest cosine between what was isolated and the own
-  gradient of a sample of the class; 'queries', the rounds of the server; 'alone', whether it knows that it isolated one
-  sample. isolated.png shows the reconstructions of the first batch.
+  Its rows have three columns beside those of an audit. The column 'cosine' is the largest cosine between the isolated
+  gradient and the gradient of a sample of the class. The column 'queries' counts the rounds of the server. The column
+  'alone' says whether the server knows that it isolated one sample. The picture isolated.png shows the reconstructions
+  of the first batch.
 
   Attributes:
     count: samples of the target class in a batch, the first ones.
@@ -170,7 +171,7 @@ def caught(attack: AttackMethod, scenario: gl.Scenario, defense: Defense, key: j
 def isolation(client: Client, fished: Fished, images: np.ndarray, target: int) -> float:
   """Returns the largest cosine between what was isolated and the own gradient of one of these samples.
 
-  Of the last layer both have the target's row alone, since every sample of the batch contributes to the other rows.
+  From the last layer both have only the target's row, since every sample of the batch contributes to the other rows.
   BatchNorm is on running statistics, as the attacker simulates it.
   """
   shape, label = images.shape[1:], np.full(1, target, np.int32)

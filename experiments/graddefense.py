@@ -1,4 +1,4 @@
-"""GradDefense (Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack, INFOCOM 2022): tables I to III."""
+"""GradDefense (Wang, Guo, Xie, Qi, Protect Privacy from Gradient Leakage Attack, INFOCOM 2022): tables I to III."""
 
 import dataclasses
 
@@ -203,7 +203,7 @@ def _table_3c():
   for dataset, lines in figures.items():
     for bias in (0.1, 0.2, 0.4, 0.6, 1.0):
       name = f'{dataset}_{round(100 * bias)}'
-      # The undefended run is the same whatever the root set.
+      # The undefended run is the same for all root sets.
       defenses = {**({'none': 'none'} if bias == 0.1 else {}), 'Ours': _ours(0.3)}
       runs[name] = _gia(dataset, defenses, bias=bias, mini={'trials': 6})
       if bias == 0.1:
@@ -368,7 +368,7 @@ def _figure_2():
 
 
 def _readings():
-  """Not a table of the paper: what the readings of the compensation, and σ, change. It prints σ = 0.1 alone."""
+  """Not a table of the paper: what the readings of the compensation, and σ, change. The paper prints only σ = 0.1."""
   readings = {
     'uncompensated': {},
     'columns': {'q': 6},

@@ -23,8 +23,8 @@ DEFENSES = {
 }
 
 
-# Of slow defenses fewer uploads are simulated, and each is used eight times: concealment descends for each of them,
-# and Soteria differentiates every feature.
+# For slow defenses fewer uploads are simulated, and each is used eight times. Concealment descends for each upload, and
+# Soteria differentiates every feature.
 SLOW = {'digits': ('DCS²',), 'faces': ('Soteria', 'DCS²')}
 
 

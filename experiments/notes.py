@@ -1,7 +1,7 @@
 """Why our figures and the papers' differ, each note for the scale and the seed that it was written for.
 
-Figures stand in braces and are read from the run at hand (see `comparison.Note`); whether ours agree is a computed
-verdict, and no note says so.
+Figures stand in braces and are read from the run (see `comparison.Note`). Whether ours agree is a computed verdict, and
+no note says so.
 """
 
 from experiments.comparison import Note

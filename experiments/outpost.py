@@ -110,8 +110,8 @@ def _scenario(index):
   )
 
 
-# Name -> (title, dataset, classes per client, samples, rounds, local steps, then of DP and of OUTPOST what the text
-# prints: accuracy in % of the undefended one, delay in %).
+# Name -> (title, dataset, classes per client, samples, rounds, local steps, the text's figures for DP, and those for
+# OUTPOST). Figures are the accuracy in % of the undefended one, and the delay in %.
 FIGURE_3 = {
   'emnist': ('EMNIST', 'emnist/balanced', 24, 112_800, 100, 180, (91.5, None), (96.72, 3.54)),
   'cifar10': ('CIFAR-10', 'cifar10', 5, 50_000, 150, 80, (83.1, None), (97.81, 1.47)),

@@ -1,8 +1,8 @@
 """Stored results of the papers' tables: what a run found, and all that it takes to run it again.
 
-A file for each table and scale, `results/tables/mini/ffl_1.json`: the rows that its figures are computed from, the
-settings, the seed, the versions, the revision of the code, the time. The pages of docs/results are made from these
-files alone (`pages`).
+There is a file for each table and scale, such as `results/tables/mini/ffl_1.json`. It has the rows that the table's
+figures are computed from, the settings, and the seed. It also has the versions, the revision of the code, and the time.
+The pages of docs/results are made from these files alone (`pages`).
 """
 
 import contextlib
@@ -159,7 +159,7 @@ class Clock:
 
   @property
   def seconds(self) -> float:
-    """Of all runs."""
+    """The seconds of all runs."""
     return sum(seconds for seconds, _ in self._spent.values())
 
   def complete(self, run: str) -> bool:

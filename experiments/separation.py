@@ -1,4 +1,4 @@
-"""Source separation on a dense network, compared with Fidel, which reveals samples that a neuron holds alone."""
+"""Source separation on a dense network, compared with Fidel, which reveals samples that have a neuron to themselves."""
 
 import dataclasses
 import functools
@@ -220,7 +220,7 @@ class Separations(Repeated):
     return rows, {name: shown[name] for name in ('private', ALONE, *METHODS) if name in shown}
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
-    """Returns the `Outcome` of a cell among the rows of its run; its remark is the difference to Fidel alone."""
+    """Returns the `Outcome` of a cell among the rows of its run; its remark is the difference to plain Fidel."""
     row = self.row_of(cell, rows)
     remark = ''
     if row['method'] != ALONE:

@@ -140,7 +140,7 @@ class Study:
     raise NotImplementedError
 
   def panels(self, kept: Mapping[str, Mapping[str, np.ndarray]]) -> list[Panel]:
-    """Returns the `Panel`s of what each part keeps, {label: {name: array}}: a panel for each array."""
+    """Returns the `Panel`s of each part's kept arrays, `{label: {name: array}}`, with a panel for each array."""
     return [Panel(f'{label}: {name}', images) for label, arrays in kept.items() for name, images in arrays.items()]
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
@@ -157,7 +157,7 @@ class Study:
     return rows
 
   def follows(self, cell: Cell) -> bool:
-    """Returns whether a figure follows from the declaration, whatever is run: here none does."""
+    """Returns whether a figure follows from the declaration without any run: here none does."""
     del cell
     return False
 

@@ -42,7 +42,7 @@ METRICS = (
 CHANCE = ('majority_share', 'predicted_classes')  # columns of measured rounds that `federated.chance` judges by
 # Metric -> keys of a row: the number of samples that were classified correctly, and of all samples.
 SCORES = {'accuracy': ('correct', 'tested'), 'sensitive_accuracy': ('sensitive_correct', 'sensitive')}
-# Dataset -> number of its classes; 10 elsewhere. Of the 37 of letters, 26 occur.
+# Dataset -> number of its classes; 10 elsewhere. Among the 37 classes of letters, 26 occur.
 CLASSES = {'cifar100': 100, 'emnist/balanced': 47, 'emnist/letters': 26, 'folder:data/faces32': 2}
 
 
@@ -73,7 +73,7 @@ class Protocol:
 
 # FFL: local epochs and learning rate are not stated.
 FFL = Protocol(100, 10, 'classes(number=5)', 2000, 1, 50, 0.1)
-# GradDefense on MNIST and Fashion-MNIST: a step for each sample (its “local batch size is 1~20”: see its choices).
+# GradDefense on MNIST and Fashion-MNIST takes a step for each sample (its “local batch size is 1~20”, see its choices).
 GRADDEFENSE = Protocol(100, 10, 'classes(number=2,low=1,high=10)', 200, 2, 1, 0.01, 'equal')
 GRADDEFENSE_CIFAR10 = Protocol(1000, 200, 'classes(number=2,low=1,high=20)', 2000, 2, 1, 0.01, 'equal')
 # OUTPOST on CIFAR-10; how its data are “non-i.i.d.” is not stated.
@@ -129,8 +129,8 @@ def server(decay: float, drop: int, momentum: float) -> optax.GradientTransforma
 def carried(momentum: float, steps: int) -> float:
   """Returns the server's momentum with which gradients move the model as far as if clients kept theirs between rounds.
 
-  A gradient then moves it by rate / (1 − momentum) in all; the k-th step from the end of a round, with a momentum that
-  starts anew, by the share 1 − momentum^k of it.
+  A gradient then moves it by rate / (1 − momentum) in all. With a momentum that starts anew, the k-th step from the end
+  of a round moves it by the share 1 − momentum^k of that.
   """
   return float(np.mean(momentum ** np.arange(1, steps + 1)))
 
@@ -308,7 +308,7 @@ class Trainings(Study):
     return bool(at_chance({**row, 'accuracy': row['correct'] / row['tested']}, CLASSES.get(self.dataset, 10)))
 
   def follows(self, cell: Cell) -> bool:
-    """Returns whether a figure follows from the declaration, whatever is trained.
+    """Returns whether a figure follows from the declaration, for any training.
 
     The noise of client-level privacy is chosen for its ε. Parameters are counted on the declared model, and an
     undefended client sends all of them.
@@ -437,7 +437,8 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   )
   rounds = plain(rounds)  # NaN is None, as after a resume
   last, answered = rounds[-1], max(1, sum(row['clients'] for row in rounds))
-  # Of parameters alone, as the papers count; float32. Rounds of older folders have no statistics among their bytes.
+  # The bytes count parameters only, as in the papers, in float32. Rounds of older folders have no statistics among
+  # their bytes.
   sent = sum(row['bytes_up'] - row.get('bytes_statistics', 0) for row in rounds) / answered / 4
   row = {
     'correct': round(last['accuracy'] * run.tested),
@@ -462,7 +463,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
 def _seconds(run, setting, whole, extrapolated):
   """Returns the seconds of a round and those that the defense adds.
 
-  If they are extrapolated, one client takes one step on one full batch; its seconds are multiplied by the steps of a
+  If they are extrapolated, one client takes one step on one full batch. Its seconds are multiplied by the steps of a
   round, divided among the devices as `simulation` divides clients.
   """
   protocol = run.protocol

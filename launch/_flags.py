@@ -61,7 +61,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel')  # of `gradleak.data.load`
-# Of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
+# Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
 
@@ -177,7 +177,7 @@ class Flags:
     return variables
 
   def weights_described(self) -> dict[str, str]:
-    """Returns {'init': the rule}, or {'weights': the name of the file}."""
+    """Returns `{'init': the rule}`, or `{'weights': the name of the file}`."""
     return {'weights': os.path.basename(self.weights)} if self.weights else {'init': self.init}
 
 

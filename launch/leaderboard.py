@@ -7,7 +7,7 @@ r"""Keeps a leaderboard of defenses: a folder with one file for each, of what Au
 
 The first takes the defenses of a finished launch/autoleak.py; nothing is run. The third gives the files of a task the
 accuracy that their defenses cost in a finished launch/train.py. The last runs a file's defense again with its settings,
-by launch/autoleak.py, and says what differs; its status is 1 where counts, settings or data do.
+by launch/autoleak.py, and says what differs. Its status is 1 where counts, settings or data differ.
 """
 
 import os
@@ -67,7 +67,7 @@ def _add():
 
 
 def _costs(found):
-  """Returns defense -> (percentage points, source) of --costs; of trainings, of the defenses in `found` alone."""
+  """Returns defense -> (percentage points, source) of --costs; from trainings, only for the defenses in `found`."""
   if not os.path.isdir(_GIVEN.costs):
     return _read(_GIVEN.costs, 'expected a JSON file for --costs')
   known = _of_training(found.config)

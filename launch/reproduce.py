@@ -6,8 +6,8 @@
     python launch/reproduce.py --all --budget=2h --data_dir=data
     python launch/reproduce.py --pages=docs/results
 
-Each audit of the table has a folder of its own in the work directory, with its report, and so have the trainings of
-each dataset, with their curves; table.md and table.csv are in the work directory itself. A run that was stopped
+Each audit of the table has its own folder in the work directory, with its report. The trainings of each dataset have a
+folder with their curves. The files table.md and table.csv stand in the work directory itself. A run that was stopped
 continues from its last checkpoint when the same command is given again.
 
 The folder `--results` holds the rows behind each table's figures, with settings, seed, versions, revision and time.

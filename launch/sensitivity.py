@@ -4,9 +4,10 @@ r"""Shows which assumption protects: drops what published attacks assume, one by
     python launch/sensitivity.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=16 \
       --attack='csdlg_fast(tv=1e-4)' --defense='gaussian(stddev=0.01)' --batch_size=8 --local_epochs=5
 
-The laboratory: an untrained model whose weights are drawn from U(-0.5, 0.5), known labels, one image, the gradient of
-one step, BatchNorm in eval mode, no defense. Production is what the flags describe. sensitivity.html says what
-protects, and what does not. A run that was stopped goes on when the same command is given again.
+The laboratory has an untrained model whose weights are drawn from U(-0.5, 0.5), known labels, and one image. It attacks
+the gradient of one step, with BatchNorm in eval mode and no defense. Production is what the flags describe.
+The page sensitivity.html says what protects, and what does not. A run that was stopped goes on when the
+same command is given again.
 """
 
 import os

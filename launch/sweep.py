@@ -4,9 +4,9 @@ r"""Attacks a grid of models, seeds, defenses and attacks, alone or shared among
       --defenses='none;gaussian(stddev=0|1e-3|1e-2|1e-1);prune(rate=0.5|0.9)' --workdir=results/sweep
 
 `|` spans a grid of a setting's values. Everything numeric is traced, so each network and attack compiles once. Several
-processes take their shares of the trials by --process and --processes, or by the rank that a cluster's environment
-gives them (launch/slurm/sweep.sbatch); they share nothing but the work directory. One that dies is started again alone,
-and the same command, given once more when all are done, says what there is.
+processes take their shares of the trials by --process and --processes, or by the rank in a cluster's environment
+(launch/slurm/sweep.sbatch). They share nothing but the work directory. One that dies is started again alone, and the
+same command, given once more when all are done, says what there is.
 """
 
 import os

@@ -5,11 +5,12 @@ r"""Trains a model by federated learning under each of several defenses: what hi
     python launch/train.py --clients=20 --rounds=60 --attacks='csdlg(tv=1e-6)' --workdir=results/frontier \
       --defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);topk(ratio=0.1)'
 
-The model starts from weights that are drawn, or from those of a file (--weights). Clients train at home (FedAvg:
---share=delta; FedSGD: --share=gradient), the server averages. rounds.jsonl holds accuracy, loss, exact bytes and ε of
-each round. With --attacks, what a client of one sample would upload is attacked under the same defenses, before the
-first round and after each --attack_every rounds, and the frontier sets accuracy against what the strongest attacker
-gets back. training.html shows it all. A run that was stopped goes on when the same command is given again.
+The model starts from weights that are drawn, or from those of a file (--weights). Clients train at home, by FedAvg
+(--share=delta) or FedSGD (--share=gradient), and the server averages. The file rounds.jsonl holds
+accuracy, loss, exact bytes and ε of each round. With --attacks, the upload of a client of one sample is attacked under
+the same defenses. The attacks run before the first round and after each --attack_every rounds. The frontier sets
+accuracy against the result of the strongest attacker. The page training.html shows it all. A run that was stopped goes
+on when the same command is given again.
 """
 
 import dataclasses

@@ -5,10 +5,10 @@ r"""Trains a generator or a denoiser of images on public data: the prior of gene
     python launch/train_prior.py --kind=denoiser --workdir=results/denoiser-faces
     python launch/audit.py --attacks='csdlg;gias(file=results/prior-faces/weights.npz)'
 
-A WGAN-GP, or a denoiser, on one split. weights.npz holds the weights, what they were trained on, and a fingerprint of
-each of these images: an audit refuses a prior that has seen its private images. samples.png shows generated images, and
-below each the nearest one that was trained on; or noisy images and what became of them. A training that was stopped
-goes on when the same command is given again.
+The program trains a WGAN-GP, or a denoiser, on one split. The file weights.npz holds the weights, their training
+data, and a fingerprint of each training image. An audit refuses a prior that has seen its private images. The picture
+samples.png shows generated images, and below each its nearest training image. For a denoiser it shows noisy images and
+their denoised versions. A training that was stopped goes on when the same command is given again.
 """
 
 import os

@@ -29,7 +29,7 @@ def sections(documented: Any) -> dict[str, str]:
 def entries(text: str) -> dict[str, str]:
   """Returns name -> meaning of a section such as Args.
 
-  Of names that share an entry with as many clauses as there are names, each has its own; else all have the whole.
+  Where an entry has as many clauses as names, each name gets its own clause; else every name gets the whole.
   """
   found = {}
   for item in items(text):

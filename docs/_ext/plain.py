@@ -1,7 +1,7 @@
 """What the site adds to documents that are plain Markdown, so that they can be read without it.
 
-Links to documents of the checkout that stand outside of docs lead to the pages that include them; the index of the
-results, which is written by a program, gets the table of contents of its pages.
+Some documents of the checkout stand outside of docs; links to these lead to the pages that include them. The index of
+the results, which a program writes, gets the table of contents of its pages.
 """
 
 import re

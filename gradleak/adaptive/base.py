@@ -1,7 +1,7 @@
 """What an attacker who knows the defense does with the same upload before it matches.
 
-Most counter-measures only change what is compared: averages, weights, a known noise and a known clip are data to an
-attack, so that unaware and aware attackers are lanes of one compiled program. The few that need another attack say so
+Most counter-measures only change the data that is compared. Averages, weights, a known noise and a known clip are data
+to an attack. So unaware and aware attackers are lanes of one compiled program. The few that need another attack say so
 by its settings. They run on the host, once per upload.
 """
 
@@ -127,7 +127,7 @@ class Known:
 
   @property
   def withholds(self) -> bool:
-    """Whether entries that were withheld can be told by their zeros, and the attack can leave them out."""
+    """Whether withheld entries can be recognised by their zeros, and the attack can leave them out."""
     return 'weights' in self.reads and any(member.traits.withholds for member in self.defense.members)
 
   @property
@@ -379,8 +379,8 @@ def counters(
 def _agreed(known: Known) -> Counter | None:
   """Returns the counter-measure to noise on some entries, drawn anew for each upload: the values that uploads share.
 
-  The same samples give the same update, bit for bit, and no two draws of noise are equal: a value that occurs in two
-  uploads bears none.
+  The same samples give the same update, bit for bit, and no two draws of noise are equal. So a value that occurs in two
+  uploads has no noise.
   """
   partial = [noise for m in known.defense.members if (noise := m.traits.noise) and 0 < noise.fraction(m.settings) < 1]
   if known.rounds == 1 or known.sums or not partial:
@@ -408,9 +408,9 @@ def _most_frequent(values: np.ndarray) -> np.ndarray:
 def _prior(known: Known) -> Counter | None:
   """Returns the counter-measure that weights smoothness by the noise and what is withheld, or None where nothing is.
 
-  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance 1 − 1/√(1 + n/g):
-  that is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random pixels, and
-  knows its bound.
+  At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance `1 − 1/√(1 + n/g)`.
+  That distance is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random
+  pixels, and knows its bound.
   """
   noise = known.energy
   if noise:
@@ -459,8 +459,8 @@ _WITHHELD = 0.05
 def _shown(known: Known) -> Counter | None:
   """Returns the counter-measure to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
 
-  The update that is simulated is clipped to the norm of the observed one: at the truth, it has that norm or a larger
-  one, whether the client clips or not.
+  The simulated update is clipped to the norm of the observed one. At the truth it has that norm or a larger one,
+  whether the client clips or not.
   """
   members = known.defense.at('step', 'upload')
   if not members or any(map(_stated, members)):
@@ -509,8 +509,9 @@ def _simulated(known: Known) -> Counter | None:
 def _imitated(known: Known) -> Sequence[Counter | None]:
   """Returns the counter-measures to a function of the update of which nothing is declared, such as a user's own.
 
-  The attacker applies the defense itself to what it simulates. Where it is flat (signs, rounding) its gradient is zero
-  or undefined: a second attacker takes the identity's in its place (Athalye et al. 2018, BPDA; straight-through).
+  The attacker applies the defense itself to what it simulates. Where the defense is flat (signs, rounding), its
+  gradient is zero or undefined. A second attacker takes the gradient of the identity instead (Athalye et al. 2018,
+  BPDA; straight-through).
   """
   members = known.defense.at('step', 'upload')
   if not any(map(_undeclared, members)):

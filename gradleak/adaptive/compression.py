@@ -12,8 +12,9 @@ from gradleak.federated.client import Upload
 def counters(case: Case) -> list[Counter]:
   """Returns the counter-measure that divides what several uploads send by what a constant gradient would have become.
 
-  An entry that is sent k rounds after it was last cleared is Σ_{j=1..k} (1 + m + … + m^{j−1}) times the gradient (Lin
-  et al. 2018, algorithm 4), where the gradient is the same in all rounds. Which entries were sent, the server sees.
+  Suppose that the gradient is the same in all rounds. Then an entry that is sent k rounds after it was last cleared is
+  `Σ_{j=1..k} (1 + m + … + m^{j−1})` times the gradient (Lin et al. 2018, algorithm 4). Which entries were sent, the
+  server sees.
   """
   known, momentum = case.known, float(case.member.settings['momentum'])
   if known.rounds == 1:

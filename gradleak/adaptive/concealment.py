@@ -14,8 +14,8 @@ def counters(case: Case) -> list[Counter]:
   """Returns the counter-measures to concealed samples; the last needs public data (Wu et al. 2024, table 4).
 
   The concealed samples need not be in [0, 1] and need not be smooth, so that decoys have neither box nor prior. Where
-  they have the labels of the private ones, the upload has nearly the direction of the private gradient, and smoothness
-  alone tells the private image from what was added.
+  they have the labels of the private ones, the upload has nearly the direction of the private gradient. Then only
+  smoothness distinguishes the private image from the added sample.
   """
   # Each upload has its own concealed samples. An average mixes those of all rounds, which `decoys` cannot represent.
   one_upload = dataclasses.replace(case.known, rounds=1)

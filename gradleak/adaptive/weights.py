@@ -18,7 +18,7 @@ from gradleak.core.trees import Tree
 EXACT = 1e-3
 # Entries are counted within these multiples of the noise's standard deviation.
 _NEAR, _AROUND = 0.05, 0.5
-_SMOOTH = 0.15  # share of the entries around zero that are near zero, beyond which they bear no noise; 0.1 with noise
+_SMOOTH = 0.15  # share of the entries around zero that are near zero; a larger one means no noise, and noise has 0.1
 
 
 def by_group(update: Tree, groups: Tree, variance: float | Tree, share: float) -> Tree:

@@ -1,16 +1,17 @@
 """APRIL: reads the image from the gradient of a vision transformer's position embedding, by one linear system.
 
-Each token is E_p = x_p W + b + pos_p, so that for a single sample ∂ℓ/∂pos_p = ∂ℓ/∂E_p = δ_p: the position embedding
-gives away what arrives at every token. Lu et al. (APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers,
-CVPR 2022) solve with it for the input of the first attention, from the gradients of its queries, keys and values. This
-needs a network in which neither LayerNorm nor a residual stands between embedding and attention. In networks with
-LayerNorm first, as all of ours, the same leak is read one layer earlier. The embedding's gradient is
+Each token is `E_p = x_p W + b + pos_p`, so that `∂ℓ/∂pos_p = ∂ℓ/∂E_p = δ_p` for a single sample. So the gradient of the
+position embedding is the gradient that arrives at every token. Lu et al. (APRIL: Finding the Achilles' Heel on Privacy
+for Vision Transformers, CVPR 2022) use it to solve for the input of the first attention. They take the gradients of its
+queries, keys and values. This needs a network in which neither LayerNorm nor a residual stands between embedding and
+attention. In networks with LayerNorm first, as all of ours, the same leak is read one layer earlier. The embedding's
+gradient is
 
   ∂ℓ/∂W = Σ_p x_pᵀ δ_p = Xᵀ Δ,
 
 with all δ_p known, so that Xᵀ = ∂ℓ/∂W · Δ⁺, the patches themselves. This is exact where the rows of Δ are linearly
-independent, and hence the tokens have at least as many features as there are patches; of a deficient Δ the solution of
-least norm is returned. A factor cancels: the delta of one plain step on one sample does as well.
+independent, which needs at least as many features per token as patches. For a deficient Δ the solution of least norm is
+returned. A factor cancels: the delta of one plain step on one sample does as well.
 """
 
 import jax
@@ -76,9 +77,9 @@ def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...]
 def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
   r"""APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
 
-  Reads one sample: of a batch, or of several local steps, Δ is the mean over samples and steps, and the one image that
-  is returned is a mixture of theirs. It returns no labels. Pixels are as the embedding sees them: normalised, where the
-  model normalises them itself.
+  The attack reads one sample. For a batch, or for several local steps, Δ is the mean over samples and steps, and the
+  returned image is a mixture of theirs. It returns no labels. Pixels are as the embedding sees them: normalised, where
+  the model normalises them itself.
 
   Formula:
     \frac{\partial \ell}{\partial W} = X^\top \Delta, \quad \Delta = \frac{\partial \ell}{\partial \text{pos}}, \quad

@@ -1,8 +1,8 @@
 """From the input of the first dense layer to the image: Fidel's generative decoders (Enthoven & Al-Ars 2021).
 
 If there are convolutions in front of the first dense layer, `fidel.partial_reconstructions` are their feature maps. The
-server knows the convolutions. It computes the features of auxiliary images (figure 7, A), trains a decoder to recreate
-the images from them (B), and decodes the features that the victim's neurons give away (C).
+server knows the convolutions. It computes the features of auxiliary images (figure 7, A), and trains a decoder to
+recreate the images from them (B). Then it decodes the features that the victim's neurons give away (C).
 """
 
 import functools
@@ -114,7 +114,7 @@ def _transposed(images: jax.Array, size: int, stride: int = 1, grown: bool = Fal
 class TableIII(nn.Module):
   """Table III, for MNIST: up-sampling and 5×5 convolutions twice, then a dense layer of as many units as pixels.
 
-  Padding is not stated; without any, 13×13 features become 26, 22, 44 and 20.
+  The paper does not state the padding. Without padding, features of 13 pixels a side become images of 20.
   """
 
   image_shape: tuple[int, int, int]
@@ -131,7 +131,7 @@ class TableIII(nn.Module):
 class TableIV(nn.Module):
   """Table IV, for CIFAR-10: transposed convolutions from h×h features to images of 2h + 2 pixels a side.
 
-  The printed “Conv 2D 3,3 X 32 valid” would give 28×28 pixels; it is transposed here.
+  The printed `Conv 2D 3,3 X 32 valid` would give images of 28 pixels a side; it is transposed here.
   """
 
   image_shape: tuple[int, int, int]
@@ -233,10 +233,10 @@ def windows(
   """Returns a `Decoder` of our own, which is as local as the features are.
 
   A feature of convolutions and poolings sees a window of the image, the same for all places. The pixels of the window
-  are regressed on the features within `context` places: by least squares in closed form, whose error a hidden layer of
-  ReLUs then learns. Where windows overlap, they are averaged, each weighted by its precision at the pixel. All places
-  share the weights, so that a few hundred auxiliary images are many samples. The linear part is affine: a mixture of
-  features whose shares add up to one is decoded to the same mixture of images.
+  are regressed on the features within `context` places. The regression is by least squares in closed form; a hidden
+  layer of ReLUs then learns its error. Where windows overlap, they are averaged, each weighted by its precision at the
+  pixel. All places share the weights, so that a few hundred auxiliary images are many samples. The linear part is
+  affine: a mixture of features whose shares add up to one is decoded to the same mixture of images.
 
   Args:
     image_shape: (H, W, C).

@@ -18,9 +18,9 @@ from gradleak.threat import Observation
 def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:
   """Returns the input of a dense layer with a bias, from the gradient of one sample.
 
-  For s = xW + b, ∂ℓ/∂W = x (∂ℓ/∂s)ᵀ and ∂ℓ/∂b = ∂ℓ/∂s, so that x = (∂ℓ/∂W)_j / (∂ℓ/∂b)_j for any neuron j whose bias
-  gradient is not zero (Geiping et al. 2020, proposition 3.1). The neuron with the largest bias gradient is used, since
-  rounding matters least there. This holds whatever happens behind the layer: Balunović et al. (2022, "Bayesian
+  For s = xW + b, `∂ℓ/∂W = x (∂ℓ/∂s)ᵀ` and `∂ℓ/∂b = ∂ℓ/∂s`. Hence `x = (∂ℓ/∂W)_j / (∂ℓ/∂b)_j` for any neuron j whose
+  bias gradient is not zero (Geiping et al. 2020, proposition 3.1). The neuron with the largest bias gradient is used,
+  since rounding matters least there. This holds for any network behind the layer. Balunović et al. (2022, "Bayesian
   framework for gradient leakage") break PRECODE's random bottleneck in this way, whose encoder is such a layer.
 
   Args:
@@ -40,8 +40,9 @@ def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> j
 def in_pixels(model: Model, observation: Observation) -> Observation:
   """Returns the observation of an equal network that does not normalise its pixels.
 
-  A first dense layer with the kernel W and bias b behind (x − μ)/σ is one with W/σ and b − (μ/σ)W on x itself, and
-  where the gradients are G and g, those of the latter are σG + μg and g. Closed forms then read pixels in [0, 1].
+  A first dense layer with the kernel W and bias b behind (x − μ)/σ is a layer on x itself. Its kernel is W/σ, and its
+  bias is b − (μ/σ)W. Where the gradients of the former are G and g, those of the latter are σG + μg and g. Closed forms
+  then read pixels in [0, 1].
 
   Args:
     model: of the client.

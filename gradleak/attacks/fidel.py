@@ -1,10 +1,10 @@
 """Fidel: reads the private samples from the neurons of the first dense layer (Enthoven & Al-Ars 2021, section II).
 
-For s = xW + b and any loss, ∂ℓ/∂W_j = x·∂ℓ/∂s_j and ∂ℓ/∂b_j = ∂ℓ/∂s_j, so that their quotient is the layer's input: the
-image itself in a dense network, the features of the convolutions in others. For a batch the quotient is a mixture of
-inputs, weighted by the samples' shares in the neuron; it is a single input where all other shares are negligible. A
-scale of the update cancels, so that the delta of one plain SGD step gives the same quotients as the gradient. The delta
-of several batches and epochs gives mixtures over all of them.
+For s = xW + b and any loss, `∂ℓ/∂W_j = x·∂ℓ/∂s_j` and `∂ℓ/∂b_j = ∂ℓ/∂s_j`, so that their quotient is the layer's input.
+In a dense network that input is the image, in others the features of the convolutions. For a batch the quotient is a
+mixture of inputs, weighted by the samples' shares in the neuron. It is a single input where all other shares are
+negligible. A scale of the update cancels, so that the delta of one plain SGD step gives the same quotients as the
+gradient. The delta of several batches and epochs gives mixtures over all of them.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Labels from an update, before any image is reconstructed.
 
-All rules read the gradient of the last dense layer: with cross-entropy, the bias gradient of class c is
-mean_i(p_ic − y_ic), negative only if c is a label; the weight gradient is the same times the features. A delta is read
-as the negative of a gradient. Rules that sum weight gradients over features presume that the features sum to more than
-zero: those of a vision transformer, behind a LayerNorm, sum to zero at initialisation.
+All rules read the gradient of the last dense layer. With cross-entropy, the bias gradient of class c is
+`mean_i(p_ic − y_ic)`, negative only if c is a label. The weight gradient is the same times the features. A delta is
+read as the negative of a gradient. Rules that sum weight gradients over features presume that the features sum to more
+than zero. Those of a vision transformer, behind a LayerNorm, sum to zero at initialisation.
 """
 
 from collections.abc import Callable
@@ -147,9 +147,9 @@ def of_counts(expected: jax.Array, count: int) -> jax.Array:
 def ilrg(kernel: jax.Array, bias: jax.Array, count: int, known: Known | None = None) -> jax.Array:
   """Returns the labels in the numbers that solve the gradient's linear equations (Ma et al. 2023, iLRG).
 
-  The quotient of weight and bias gradient of class j is a mean of features, nearly those of class j's own samples,
-  which the layer maps to their prediction p_j. The counts k then obey Σ_j k_j·p_jc − k_c = N·∂b_c for each class c, and
-  Σ_j k_j = N; the pseudoinverse solves them. Rounding by largest remainders is ours.
+  The quotient of weight and bias gradient of class j is a mean of features. These are nearly those of class j's own
+  samples, which the layer maps to their prediction p_j. The counts k then obey Σ_j k_j·p_jc − k_c = N·∂b_c for each
+  class c, and Σ_j k_j = N; the pseudoinverse solves them. Rounding by largest remainders is ours.
 
   Args:
     kernel, bias: the gradient's.
@@ -238,9 +238,9 @@ def predicted_by_class(model: Model, observation: Observation) -> jax.Array:
   """Returns the mean prediction for samples of each class, [class of the samples, classes] (RLU's confidence).
 
   The logits of a class are taken as normally distributed, with the mean and the covariance of the auxiliary images of
-  that class; the prediction is averaged over draws, as published. Of a delta, it is also averaged over models between
-  the one before local training and the one after it, which the server knows both; the paper simulates that training on
-  auxiliary images with guessed labels instead.
+  that class. The prediction is averaged over draws, as published. For a delta, it is also averaged over models between
+  those before and after local training, which the server both knows. The paper instead simulates that training on
+  auxiliary images with guessed labels.
 
   Raises:
     UsageError: without auxiliary images.
@@ -296,7 +296,7 @@ BIASED = (
   'ilrg',
   'geng',
   'rlu',
-)  # these read the gradient of the bias, the others of the weights alone
+)  # these read the gradient of the bias, the others only that of the weights
 SIZED = ('ilrg', 'geng', 'rlu')  # these read the size of the gradient, the others only the proportions of its entries
 
 

@@ -163,7 +163,7 @@ class Training:
     return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, place, 0), pool, drawn)
 
   def start(self, key: jax.Array, inputs: int, image: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns the layers before training: they show this image, whatever the upload."""
+    """Returns the layers before training: they show this image for any upload."""
     sizes = inputs, self.hidden, self.hidden, self.number * image.size
     layers = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
@@ -336,9 +336,9 @@ def lti(
   Before it sees an upload, it is trained by Adam, whose rate falls to a tenth after three quarters of the steps. Each
   step simulates the client on new draws of public images, and of the defense where that is known; withheld entries are
   zeros. Each tensor of the update is divided by its spread over such uploads (ours: the paper does not scale). Images
-  of a batch are compared in the order that fits best. As published: hidden=3000 (10,000 for batches of 4),
-  batch_size=256, learning_rate=1e-4, steps=39000 (200 epochs of 50,000 public images). The attack itself is one pass
-  through the network, and returns no labels.
+  of a batch are compared in the order that fits best. The published settings are `hidden=3000` (`10000` for batches of
+  four), `batch_size=256`, `learning_rate=1e-4` and `steps=39000`, which is 200 epochs of 50,000 public images. The
+  attack itself is one pass through the network, and returns no labels.
 
   Formula:
     \min_\varphi \; \mathbb{E}_x \min_\pi \lVert h_\varphi(u(x)) - \pi(x) \rVert^2, \quad \hat{x} = h_\varphi(g)

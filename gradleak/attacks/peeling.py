@@ -6,16 +6,16 @@ do not claim the same results. In the first dense layer, neuron j holds
   ∂L/∂W_j = (1/B) Σ_i δ_ij x_i  and  ∂L/∂b_j = (1/B) Σ_i δ_ij,
 
 and ReLU sets δ_ij = 0 for the samples that do not activate j. If one sample is left, the quotient is its image. This
-can be checked: an image and a label determine the gradient that they cause, and for a mixture of images it differs from
-the one that the neuron holds. Samples that pass the check are certified. Subtracting them leaves other neurons with one
-sample, and so on, as in decoding a fountain code.
+can be checked, since an image and a label determine their gradient. For a mixture of images that gradient differs from
+the one of the neuron. Samples that pass the check are certified. Subtracting them leaves other neurons with one sample,
+and so on, as in decoding a fountain code.
 
 The published check compares the bias gradient alone, one number per neuron. Here the rows of the second layer's weight
 gradient are compared, too, which hold relu(z_j)·δ' of the same samples and the same neuron. These are as many equations
 as the second layer has neurons, so that a candidate of one neuron can be certified in float32 as well.
 
-It runs on the host, in NumPy float64, whatever the precision of the gradient: a rounding error in one sample is noise
-in the samples found later.
+It runs on the host, in NumPy float64, for a gradient of any precision. A rounding error in one sample is noise in the
+samples found later.
 """
 
 from collections.abc import Sequence
@@ -157,8 +157,9 @@ def scale(
 ) -> float:
   """Returns how many times as large a gradient is as that of the mean cross-entropy; 1 where no neuron tells.
 
-  The quotient of a neuron with one sample is its image at any scale. What this image and a label imply for the neuron,
-  its share and its row of the second layer's gradient, is then what the neuron holds, up to one factor.
+  The quotient of a neuron with one sample is its image at any scale. This image and a label imply a share of the
+  neuron, and its row of the second layer's gradient. For one sample, these equal the values of the neuron up to one
+  factor.
 
   Args:
     layers, gradients, batch_size, tolerance, box: as `peel` takes them; the tolerance is of that relative difference.
@@ -232,7 +233,7 @@ def _certify(
   """Returns (image, label, mismatch, neurons that hold it) of the candidates that explain their neurons.
 
   The mismatches of one round differ by a factor of ten at most, or by rounding errors. A neuron that holds a second
-  sample with a much smaller share can pass, and subtracting its image too early spoils what is left of that sample.
+  sample with a much smaller share can pass. Subtracting its image too early then spoils the rest of that sample.
   """
   neurons, candidates = _candidates(left, box, tolerance)
   z = candidates @ layers[0][0] + layers[0][1]
@@ -305,8 +306,8 @@ def _mismatch(
 def _sensitivity(rest: Sequence[Dense], z: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """Returns the relative change of each sample's error at the logits over that of the logits, [N], at least 1.
 
-  For a sample that is classified correctly with confidence, the error is the exponential of a logit that is some 20 to
-  30 below the highest, at the published weights. Relative rounding errors are as many times larger in its share.
+  A sample that is classified correctly with confidence has a logit some 20 to 30 below the highest, at the published
+  weights. Its error is the exponential of that logit. Relative rounding errors are as many times larger in its share.
   """
   (*_, logits), others = _forward(rest, z)
   change = np.abs(logits - (others * logits).sum(axis=1, keepdims=True))
@@ -325,8 +326,8 @@ def _take_again(
   """Returns the certified images, each from the neuron with the least mismatch now, and their mismatches.
 
   An image contains what else its neuron held with a share too small to be noticed. This error spreads to every neuron
-  that the image is subtracted from. About half of these do not hold the other sample, and the more samples are known,
-  the more neurons hold an image nearly alone: they give it with a smaller error.
+  that the image is subtracted from. About half of these do not hold the other sample. With more known samples, more
+  neurons hold an image nearly by itself, and give it with a smaller error.
   """
   images, mismatch = images.copy(), mismatch.copy()
   for _ in range(_SWEEPS):
@@ -357,8 +358,8 @@ def _take_again(
 def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
   r"""Peeling as an attack on dense networks with ReLU: `peel`, on the host. It returns images and labels.
 
-  Where nothing is certified, the gradient may be a multiple of the mean one, as under clipping: `scale` tells by which
-  factor, and it is peeled again.
+  Where nothing is certified, the gradient may be a multiple of the mean one, as under clipping. Then `scale` estimates
+  the factor, and the gradient is peeled again.
 
   Formula:
     \hat{x}_j = \frac{\partial L / \partial W_j}{\partial L / \partial b_j}, \quad \frac{\partial L}{\partial W_j}

@@ -8,10 +8,10 @@ row of a dense layer's gradient is a mixture of the batch's N inputs,
 so that the rows, each with its bias gradient appended, are S [X, 1]: N unknown sources whose last entry is 1. A method
 that finds a source up to a factor can therefore tell the factor, and with it scale and sign, without the truth.
 
-Blind methods assume something of the sources: FastICA, that they are independent; NMF, that they are not negative; the
-Cocktail Party Attack (Kariyappa et al., ICML 2023), that they are smooth. For these a delta of one plain SGD step is as
-good as a gradient. Ours, `alternating`, assumes nothing of images: it computes the share of each image from the known
-network.
+Blind methods assume something of the sources. FastICA assumes that they are independent, and NMF that they are not
+negative. The Cocktail Party Attack (Kariyappa et al., ICML 2023) assumes that they are smooth. For these a delta of one
+plain SGD step is as good as a gradient. Ours, `alternating`, assumes nothing of images: it computes the share of each
+image from the known network.
 """
 
 import math
@@ -176,7 +176,7 @@ def alternating(
 ) -> jax.Array:
   """Returns the sources that agree with the shares which the network gives them, [N, in]; ours. Pure JAX.
 
-  The weights are known. The shares of images follow from one backward pass each, and the images from their shares by
+  The weights are known. The shares of images follow from one backward pass each. The images follow from their shares by
   least squares over the neurons, ∂L/∂W = Sᵀ X. Starting from noise, both are computed in turn, with steps that become
   smaller. In an untrained network a rough image has nearly the true shares, which depend mostly on the neurons that it
   activates. In a trained network shares span orders of magnitude, and the start is too far from the solution.

@@ -1,10 +1,10 @@
 """SPEAR: a batch's inputs, exactly, from low rank and ReLU's zeros (Dimitrov et al. 2024, arXiv 2403.03945).
 
-For a dense layer Z = XW + b in front of a ReLU, ∂L/∂W = Xᵀ ∂L/∂Z has the rank of the batch, B, and so factors as
-(∂L/∂W)ᵀ = L R with L [neurons, B]. A unique Q [B, B] satisfies ∂L/∂Z = (LQ)ᵀ and X = Q⁻¹R, and ReLU makes about half of
-each column Lq zero: a few rows of L in which one column is zero throughout determine that q. Written from a description
-of the paper. It runs on the host, in NumPy float64. It fails where the same neurons are active for all samples, as for
-images in [0, 1] at random weights; the same images less their mean are separated.
+For a dense layer `Z = XW + b` in front of a ReLU, `∂L/∂W = Xᵀ ∂L/∂Z` has the rank of the batch, B. So it factors as
+`(∂L/∂W)ᵀ = L R` with L [neurons, B]. A unique Q [B, B] satisfies `∂L/∂Z = (LQ)ᵀ` and `X = Q⁻¹R`, and ReLU makes about
+half of each column Lq zero. A few rows of L in which one column is zero throughout determine that q. Written from a
+description of the paper. It runs on the host, in NumPy float64. It fails where the same neurons are active for all
+samples, as for images in [0, 1] at random weights. The same images less their mean are separated.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -116,7 +116,7 @@ def _agreeing(
 ) -> tuple[float, np.ndarray | None]:
   """Returns (agreement, Q) of a set of directions that no exchange of one for another improves.
 
-  The sparsest directions need not be the true ones: the difference of two similar samples is sparse, too.
+  The sparsest directions need not be the true ones: the difference of two similar samples is also sparse.
   """
   rank = left.shape[1]
 

@@ -1,8 +1,8 @@
 """What is compiled and run: attacks by structure, a lane for each target, view and start.
 
-What was sent, and what an attacker knows of the defense, is data to an attack, so that all defenses, counter-measures,
-restarts and numeric settings of one attack, and the control runs that its successes are measured against, are lanes of
-one compiled program.
+An attack takes the upload, and its knowledge of the defense, as data. So one compiled program holds all of these as
+lanes: defenses, counter-measures, restarts and numeric settings of one attack. The control runs that its successes are
+measured against are lanes of the same program.
 """
 
 import dataclasses
@@ -126,8 +126,8 @@ class Found(NamedTuple):
 class Build:
   """(shared, lane) -> (attack, key, observation): what all lanes of one structure do.
 
-  Equal ones compile once, whatever weights and uploads they are given. The method's numbers are not read: a lane brings
-  its own.
+  Equal ones compile once: weights and uploads are arguments of the program. The method's numbers are not read: a lane
+  brings its own.
   """
 
   method: AttackMethod = dataclasses.field(compare=False)

@@ -171,7 +171,7 @@ def _as_long(parts: list[Part]) -> list[Part]:
 
 
 def _counters(plan: Plan) -> dict[str, dict[str, str]]:
-  """Returns {defense: {counter-measure: what an attacker who knows the defense does}}."""
+  """Returns, for each defense, `{counter-measure: what an attacker who knows the defense does}`."""
   found: dict[str, dict] = {label: {} for label in plan.defenses}
   for group in plan.groups:
     for label, placed in group.defenses:

@@ -229,7 +229,8 @@ class _Worker:
     missing = {key for one in work if one.which == which for key in one.missing}
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
-    defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses  # control runs alone
+    # where only control runs are missing, all defenses stay
+    defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
     group = dataclasses.replace(group, defenses=defenses)
     trials, controls = _share(group, index, count)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
@@ -293,10 +294,10 @@ class _Worker:
 
 
 def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
-  """Returns (name of the part, index of the group, variants) of each structure; shares are told apart.
+  """Returns (name of the part, index of the group, variants) of each structure; each share has its own.
 
-  A name depends on the methods alone, so that it stays the same where others are added to the audit; '' for nothing to
-  run on this share.
+  The name depends on the methods only, so that it stays the same where others are added to the audit. It is '' where
+  this share has nothing to run.
   """
   share = '' if count == 1 else f'-{index}of{count}'
   found, names = [], []

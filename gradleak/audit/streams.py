@@ -1,4 +1,4 @@
-"""Randomness of an audit: named streams of one key, made here and handed to uploads, lanes and learning alone."""
+"""Randomness of an audit: named streams of one key, made here, and used by uploads, lanes and learning only."""
 
 import zlib
 from typing import NamedTuple

@@ -65,20 +65,23 @@ def _exceeded(values: Any) -> float:
 def judge(row: dict, beyond: Threshold) -> dict:
   """Returns a row's `success`, `solved` and `verdict`, and what its score and correlation had to exceed.
 
-  The four steps; of a batch, each asks for more images than the 95th percentile of the control shows, none as a rule:
-    exact: an image correlates with what the attack returned by at least 0.98, or its root mean squared error is at
-      most one level of 8 bits;
-    recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's bar;
-    identifying: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the control;
-    traces: PSNR and correlation are beyond the control.
-  Flat images have no correlation to speak of: where all of a batch are, and the attack searches, the PSNR has to be
-  beyond the bound that the correlation is held to elsewhere. What a closed form has no answer for looks flat, too.
+  The four steps are these. For a batch, each asks for more images than the 95th percentile of the control shows, which
+  is none as a rule.
+
+  - exact: an image and its reconstruction have a correlation of at least 0.98, or a root mean squared error of at most
+    one level of 8 bits.
+  - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's bar.
+  - identifying: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the control.
+  - traces: PSNR and correlation are beyond the control.
+
+  The correlation of flat images means nothing. Where all images of a batch are flat, and the attack searches, the PSNR
+  has to exceed the bound that otherwise holds for the correlation. A closed form's missing answers also look flat.
   The first two show a picture: the trial is a success. Closed forms give some images of a batch exactly and nothing of
   the rest, so one image decides.
 
-  A run is solved when the attacker did as well on its own objective as the truth would (showing nothing is the
-  defense's merit then, else it is 'not solved'), or, for a success, when 99.9 % of the descent from the start to the
-  truth is done; less means that the leak is at least this.
+  A run is solved when the attacker's objective is as low as at the truth. Showing nothing is then the merit of the
+  defense; otherwise it is 'not solved'. A success is also solved when 99.9 % of the descent from the start to the truth
+  is done. Less means that the leak is at least this.
   """
   kind = of_rows([row])
   if is_flat(row):
@@ -162,7 +165,7 @@ def united(controls: list[dict]) -> Alarms:
 
 
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:
-  """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it fails without a defense, too.
+  """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it also fails without a defense.
 
   A trial that was not attacked without a defense (see `only` of `gradleak.audit`) counts as failed where no other one
   succeeded without.

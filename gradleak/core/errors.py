@@ -17,7 +17,7 @@ class UsageError(ValueError):
   """A value that cannot be used; the message names it, what was expected, and the nearest valid choice.
 
   Programs print it on one line and exit with status 2. The message is one line of printable text, of at most 1,000
-  characters, whatever it quotes.
+  characters, for any text that it quotes.
   """
 
   def __init__(self, message: object) -> None:

@@ -2,9 +2,9 @@
 
     none; gaussian(stddev=0.01|0.1); prune(rate=0.9)+laplace(scale=0.001); ats(policy='rotate:40|invert')
 
-A value is a number, true, false, none, a word, or a tuple of these in parentheses. A word that contains any of |,;()+=,
-a quote or a space is quoted; within quotes a backslash stands before a quote and before a backslash, and before any
-other character for itself, as in 'C:\\images'.
+A value is a number, true, false, none, a word, or a tuple of these in parentheses. A word that contains any of
+`|,;()+=`, a quote or a space is quoted. Within quotes, a backslash escapes a quote and another backslash. Before any
+other character a backslash stands for itself, as in 'C:\\images'.
 
 `gradleak.registry` makes objects of what is read here; nothing in this file knows one.
 """

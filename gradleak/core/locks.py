@@ -64,7 +64,7 @@ def _opened(folder: pathlib.Path, name: str, kind: int) -> int | None:
       folder.mkdir(parents=True, exist_ok=True)
       file = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-      return None  # whoever writes there says so
+      return None  # the writer reports the error
     try:
       fcntl.flock(file, kind | fcntl.LOCK_NB)
       if os.path.samestat(os.fstat(file), os.stat(folder / name)):

@@ -1,8 +1,8 @@
 """A method: a named factory with its settings, before it is given the client or the model that it works on.
 
-An attack, a defense, a malicious server: each is a function whose positional parameters are what it works on and whose
-keyword-only parameters are its settings. `Method` fixes the settings and leaves the rest open, so that the same object
-can be compared, printed, stored, and built many times with other numbers.
+Attacks, defenses and malicious servers are functions. Their positional parameters are what they work on; their
+keyword-only parameters are their settings. `Method` fixes the settings and leaves the rest open. So one object can be
+compared, printed, stored, and built many times with other numbers.
 """
 
 import dataclasses

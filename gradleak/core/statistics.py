@@ -8,7 +8,7 @@ import numpy as np
 
 from gradleak.core import errors
 
-# Of two runs, Student's interval is 12.7 standard errors wide on each side, and tells nothing.
+# With two runs, Student's interval is 12.7 standard errors wide on each side, which says nothing.
 MIN_RUNS = 3
 
 

@@ -46,7 +46,7 @@ def write_atomically(path: Any, content: bytes | str) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-      os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
+      os.chmod(temporary, 0o666 & ~_umask())  # mkstemp gives access to the owner only
       os.replace(temporary, path)
     except BaseException:
       with contextlib.suppress(OSError):  # of a file system that has become read-only
@@ -277,7 +277,7 @@ def read_times(path: Any) -> list[dict]:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-  """Returns the SHA-256 of plain JSON, in whatever order its names stand."""
+  """Returns the SHA-256 of plain JSON; the order of its names makes no difference."""
   return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -309,8 +309,8 @@ class Caution(UserWarning):
 class Workdir:
   """A folder that belongs to one set of scientific settings.
 
-  It holds `config.json` (the settings), `speed.json`, `parts/` (the results of each compiled attack, written when it is
-  complete), `checkpoints/` (of the attack that runs) and what is rendered from the parts.
+  It holds `config.json` (the settings), `speed.json`, and what is rendered from the parts. `parts/` holds the results
+  of each compiled attack, written when that attack is complete; `checkpoints/` holds the state of the attack that runs.
 
   Attributes:
     path: of the folder.

@@ -37,8 +37,8 @@ def inner_product(a: Tree, b: Tree) -> jax.Array:
 def total(terms: jax.Array) -> jax.Array:
   """Returns the sum over the first axis of stacked terms, one per tensor of a network.
 
-  Of a stack XLA makes a chain of additions, and repeats it wherever the sum is used: for the 467 tensors of ResNet-152
-  in 426 places. Running sums stay one operation.
+  XLA turns the sum of a stack into a chain of additions, and repeats the chain wherever the sum is used. For the 467
+  tensors of ResNet-152 that is in 426 places. Running sums stay one operation.
   """
   return jnp.sum(terms, axis=0) if len(terms) < _MANY else jnp.cumsum(terms, axis=0)[-1]
 
@@ -102,15 +102,15 @@ def _apart(nothing, a, b):
 
 
 def _length(tree):
-  length = norm(tree)  # one beyond float32's range has no direction that could be told
+  length = norm(tree)  # a length beyond float32's range leaves the direction undefined
   return jnp.where(length == 0, 1.0, jnp.where(jnp.isinf(length), jnp.nan, length))
 
 
 def over_lengths(inner: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
   """Returns inner / (one · other), scalars; 0 where either length is zero.
 
-  Each length has a reciprocal of its own: the product of two, which its derivative squares, leaves float32's range for
-  the gradients of samples that a trained network is sure of.
+  Each length is divided out separately, because the derivative squares the product of the two lengths. That square
+  leaves float32's range for the gradients of samples that a trained network is sure of.
   """
   nothing = (one == 0) | (other == 0)
   first, second = (1 / jnp.where(nothing, jnp.ones_like(length), length) for length in (one, other))

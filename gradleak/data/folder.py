@@ -27,8 +27,8 @@ def read(path: str, split: str) -> images.Source:
   The classes are the sorted names of the label folders of all splits, the same for each split. Images are ordered by
   (file name, label), not by label, so the first N are usually of several classes.
 
-  Files are rotated by their EXIF tag; palettes, CMYK and other colour spaces become RGB, transparent pixels are put on
-  white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored, and so is what
+  Files are rotated by their EXIF tag, and palettes, CMYK and other colour spaces become RGB. Transparent pixels are put
+  on white, and 16-bit grey keeps its depth. Files and folders whose name begins with a dot are ignored, and so is what
   systems add, such as `__MACOSX`. Notes say which other files are left out, and which classes have no image.
 
   Args:

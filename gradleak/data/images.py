@@ -73,8 +73,8 @@ def convert(
 def span(images: np.ndarray) -> tuple[float, float] | None:
   """Returns (least, largest) pixel of images that use a quarter of [0, 1] or less; None for others.
 
-  Noise and clipping of a given strength hide such images where they would not hide the same ones at their full range:
-  12 bits of grey in a file of 16 bits end at 0.062, 14 bits at 0.25. Constant images have no range.
+  Noise and clipping of a given strength may hide such images, but not the same ones at their full range. In a file of
+  16 bits, 12 bits of grey end at 0.062, and 14 bits at a quarter. Constant images have no range.
   """
   low, high = float(images.min()), float(images.max())
   return (low, high) if 0 < high - low <= _SMALL else None

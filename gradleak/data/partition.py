@@ -62,9 +62,9 @@ def classes(
   """Returns samples of `number` classes for each client.
 
   Clients draw their classes one after another, among those with the fewest holders so far; the numbers of holders
-  differ by at most one. The samples of a class are divided evenly among its holders (FFL: half of the classes, equal
-  shards), or each holder gets a number drawn uniformly from [`low`, `high`] (GradDefense: 2 classes, 1 to 20 samples of
-  each).
+  differ by at most one. There are two ways to divide the samples of a class. In FFL, each client has half of the
+  classes, and the holders of a class have equal shares. In GradDefense, each client has two classes, and each holder
+  gets a number drawn uniformly from [`low`, `high`], such as 1 to 20.
 
   Args:
     key, labels, num_clients: as for `iid`.

@@ -55,10 +55,10 @@ def compensate(
 ) -> Tree:
   """Returns the update without the directions that cannot be distinguished from noise (section V-B).
 
-  The update of n entries, flattened and padded with zeros, becomes a matrix C [v, w] with w = ⌈√(n/q)⌉ columns. If C
-  were noise of variance σ̂², the eigenvalues of CᵀC/v would lie in the band λ± = σ̂²(1 ± 1/√Q)² of Marchenko and Pastur,
-  Q = v/w. C is projected onto the eigenvectors of all other eigenvalues. (The paper defines the covariance with 1/w;
-  its eq. 5 and the band require 1/v.)
+  The update of n entries, flattened and padded with zeros, becomes a matrix C [v, w] with w = ⌈√(n/q)⌉ columns. Suppose
+  that C is noise of variance σ̂², and Q = v/w. Then the eigenvalues of CᵀC/v lie in the band `λ± = σ̂²(1 ± 1/√Q)²` of
+  Marchenko and Pastur. C is projected onto the eigenvectors of all other eigenvalues. (The paper defines the covariance
+  with 1/w; its eq. 5 and the band require 1/v.)
 
   Args:
     update: any tree of floats.
@@ -120,13 +120,10 @@ def compensation(
   A direction of the update is seen, and kept, where it exceeds about σ̂·(v·w)^¼ (in the norm of its part of C). All
   others are dropped with the noise.
 
-  Measured (LeNet, Fashion-MNIST, the paper's protocol with 10 of 100 clients, 200 rounds, γ = 0.2, accuracy in %,
-  70.8 undefended): σ = 0.1: 67.3 uncompensated, 57.2 in columns, 22.5 in rows, 66.9 in columns with memory; σ = 0.3:
-  50.2, 33.8, –, 49.9; σ = 0.03: 70.6, 58.6, –, 70.3; 200 of 1,000 clients, σ = 0.1, 30 rounds: 50.0, 12.0, –, 50.2. It
-  cost accuracy wherever it was tried; memory made up for that by letting the noise through later. Two reasons: the mean
-  update soon has hardly a direction above the noise (14, 6, 4, 1, 2 of 54 in the first five rounds with 200 clients,
-  with 10 clients 2, 1, 1, 0, 0); and a client's noise covers whole slices, so that with 10 clients its variance differs
-  between columns, and 3 to 8 directions lie above the band that are noise alone.
+  It cost accuracy wherever it was tried (BUILD.md has the figures); memory made up for that by letting the noise
+  through later. There are two reasons. The mean update soon has hardly a direction above the noise. Also, a client's
+  noise covers whole slices, so that with 10 clients its variance differs between columns. Then 3 to 8 directions above
+  the band are pure noise.
 
   It does not reduce the clients' privacy: a curious server can apply it to a single upload in any case (section V-C).
 

@@ -18,8 +18,8 @@ from gradleak.defenses.defense import defense
 def largest(x: jax.Array, rate: float | jax.Array) -> jax.Array:
   """Returns the mask of the entries of `x` that remain when the ⌊rate·n⌋ smallest by magnitude are dropped.
 
-  The threshold is found by bisection on the bits of |x|, which are ordered like the floats: exact, and many times
-  faster than a sort under `vmap`.
+  The threshold is found by bisection on the bits of |x|, which are ordered like the floats. This is exact, and many
+  times faster than a sort under `vmap`.
 
   Args:
     x: floats, n in all.

@@ -1,12 +1,13 @@
 """DCS²: concealed samples, with gradients like those of the sensitive samples but different images.
 
 Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning, AAAI 2024. For
-each sensitive sample x_s a concealed one x̃ is optimised (eq. 9); the client sends the gradient of both (eq. 10),
-projected where it would oppose the gradient of the batch alone (eq. 11 and 12).
+each sensitive sample x_s a concealed one x̃ is optimised (eq. 9), and the client sends the gradient of both (eq. 10).
+That gradient is projected where it would oppose the gradient of the plain batch (eq. 11 and 12).
 
-The published code differs: it works on normalised pixels (so its λ_x and Adam's steps are on another scale), matches
-the mean gradient of all sensitive samples at once, stops where the mean ‖x̃ − x_s‖ exceeds 150 to 500, always runs
-BatchNorm on running statistics, divides eq. 10 by 3 where 0 < λ_g < 1, and has v ≥ 0.5 in eq. 12.
+The published code differs in several points. It works on normalised pixels, so its λ_x and Adam's steps are on another
+scale. It matches the mean gradient of all sensitive samples at once, and stops where the mean ‖x̃ − x_s‖ exceeds 150 to
+500. It always runs BatchNorm on running statistics. It divides eq. 10 by 3 where `0 < λ_g < 1`, and has `v ≥ 0.5` in
+eq. 12.
 """
 
 import functools
@@ -162,7 +163,7 @@ def concealed_samples(
   given = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
   weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in given.items()}
   adam = lenient(optax.scale_by_adam())
-  # Geiping et al.'s schedule, as in the published code: × 0.1 at 3/8, 5/8 and 7/8 of the steps.
+  # The schedule of Geiping et al., as in the published code, decays the rate thrice, as below.
   decay = 0.1 ** np.searchsorted([3 / 8, 5 / 8, 7 / 8], np.arange(steps) / steps, side='right')
   rates = jnp.asarray(learning_rate, jnp.float32) * jnp.asarray(decay, jnp.float32)
 
@@ -190,10 +191,10 @@ def mixed_gradient(
 ) -> Tree:
   """Returns g_c, a tree shaped like the parameters: the gradient of the batch with the concealed samples (eq. 10).
 
-  It is ∇ Σ_i w_i ℓ_i / Σ_i w_i. For the sensitive samples, the first ones of the batch, ℓ_i is the mean of L(x_i, y_i)
-  and λ_g L(x̃_i, ỹ_i) + (1 − λ_g) L(x̃_i, y_i); for the others it is L(x_i, y_i). So a batch without concealed samples
-  keeps its gradient, and one with them its scale, which the sum of eq. 10 would double. There is one forward pass over
-  {x_s} ∪ {x̃}: batch statistics are those of both.
+  It is ∇ Σ_i w_i ℓ_i / Σ_i w_i. The sensitive samples are the first ones of the batch. For these, ℓ_i is the mean of
+  `L(x_i, y_i)` and `λ_g L(x̃_i, ỹ_i) + (1 − λ_g) L(x̃_i, y_i)`. For the others it is `L(x_i, y_i)`. So a batch without
+  concealed samples keeps its gradient, and one with them its scale, which the sum of eq. 10 would double. There is one
+  forward pass over {x_s} ∪ {x̃}: batch statistics are those of both.
 
   Args:
     client: as in `concealed_samples`.
@@ -216,7 +217,7 @@ def mixed_gradient(
       losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
       return losses
 
-    # The compiler merges the two forward passes: the losses differ in the labels of the dummies alone.
+    # The compiler merges the two forward passes: the losses differ only in the labels of the dummies.
     under_own, under_true = losses_of(dummy_labels), losses_of(labels[:count])
     losses = under_own[:num_samples]
     mixture = mixing * under_own[num_samples:] + (1 - mixing) * under_true[num_samples:]
@@ -229,8 +230,8 @@ def mixed_gradient(
 def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   """Returns ĝ_c, the tree nearest to g_c = `mixed` with ⟨g, ĝ_c⟩ ≥ 0 for g = `original` (eq. 11).
 
-  Where ⟨g, g_c⟩ < 0, ĝ_c = g_c + v*·g with v* = max(margin, −⟨g_c, g⟩/‖g‖²), the solution of eq. 12 (with the square
-  that its print lacks) over v ≥ margin; elsewhere, g_c as it is. At margin 0, ⟨g, ĝ_c⟩ = 0.
+  Where ⟨g, g_c⟩ < 0, `ĝ_c = g_c + v*·g` with `v* = max(margin, −⟨g_c, g⟩/‖g‖²)`. That is the solution of eq. 12 (with
+  the square that its print lacks) over v ≥ margin. Elsewhere, ĝ_c is g_c. At margin 0, ⟨g, ĝ_c⟩ = 0.
 
   Args:
     mixed: g_c, a tree.
@@ -274,10 +275,10 @@ def concealment(
 ) -> optax.GradientTransformationExtraArgs:
   r"""DCS² (Wu et al. 2024, algorithm 1): sends the gradient of the batch with concealed samples mixed in.
 
-  It should come first in the step chain: the gradient it receives is the paper's g, and its result is computed anew
-  from batch and parameters, in float32 with dropout off. Its update needs `key=`, `batch=` and `params`; it takes
-  `weights=` (0 for padding, which then has no effect) and `variables=`, which a model with BatchNorm needs under
-  running statistics. Only `sensitive=0` is the identity.
+  It should come first in the step chain, because the gradient it receives is the paper's g. Its result is computed anew
+  from batch and parameters, in float32 with dropout off. Its update needs `key=`, `batch=` and `params`. It also takes
+  `weights=` (0 for padding, which then has no effect). A model with BatchNorm under running statistics needs
+  `variables=`. Only `sensitive=0` is the identity.
 
   Formula:
     \tilde{x} = \arg\min_x \; 1 - \cos(\nabla_\theta L(x, \tilde{y}), \nabla_\theta L(x_s, y_s))

@@ -1,8 +1,8 @@
 """What a defense is: an optax transformation with declared properties.
 
-`@defense(place=…, …)` turns a factory of transformations into one of `Defense`s. Its arguments are the `Traits`: where
-the defense acts, whether it is random, what it withholds, how much noise it adds to each entry, what it clips to, and
-what it guarantees. Audits and reports treat a defense by its traits alone.
+`@defense(place=…, …)` turns a factory of transformations into one of `Defense`s. Its arguments are the `Traits`. They
+say where the defense acts, whether it is random, and what it withholds. They also say how much noise it adds to each
+entry, what it clips to, and what it guarantees. Audits and reports treat a defense by nothing but its traits.
 """
 
 import dataclasses
@@ -90,8 +90,8 @@ class Mechanism:
   def multiplier(self, relation: Annotated[str, Choice(SENSITIVITIES)]) -> float:
     """Returns the standard deviation of the noise over the L2 sensitivity in a relation, a key of `SENSITIVITIES`.
 
-    A contribution of norm ≤ S moves the sum by at most S if zeros take its place, and by 2·S if another does
-    (Ponomareva et al., How to DP-fy ML, JAIR 2023, section 2.1.1).
+    A contribution of norm ≤ S moves the sum by at most S if zeros take its place. It moves the sum by 2·S if another
+    contribution does (Ponomareva et al., How to DP-fy ML, JAIR 2023, section 2.1.1).
     """
     return self.noise / SENSITIVITIES[relation]
 
@@ -230,7 +230,7 @@ class Defense(optax.GradientTransformationExtraArgs):
     return self
 
   def __call__(self, key: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples to train on in place of these; for a single defense on the samples alone."""
+    """Returns the samples to train on in place of these, for a single defense that acts on samples only."""
     if self.transform is None:
       raise errors.UsageError(f'the defense {self} acts on updates, not on samples: call its update(…)')
     images = errors.as_array('images', images)
@@ -288,7 +288,7 @@ def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
 def defense(*, version: str = '', **traits: Any) -> Callable[[Callable], Callable[..., Defense]]:
   """Returns the decorator that makes a factory of transformations one of `Defense`s; `traits` are those of `Traits`.
 
-  The factory's positional parameters are what it is made for, such as the model's layers; where they are not given,
+  The factory's positional parameters are what it is made for, such as the model's layers. Where they are not given,
   `place` computes them by the trait `arguments`. Its keyword-only parameters are its settings, those annotated `float`
   its numbers; an annotation with a `Range` or a `Choice` is checked (`core.settings`). The `version` is that of `own`.
   """
@@ -358,9 +358,9 @@ NO_DEFENSE = Defense(())
 def chain(*transformations: Any) -> Any:
   """Returns the `Defense` of several, each acting at its own place, and those of one place in the order given.
 
-  With other optax transformations among them, such as the local optimizer, the result is a plain transformation. Unlike
-  `optax.chain`, which passes the same `key=` to every member, it passes `fold_in(key, i)` to the i-th: two noises of
-  the same kind would otherwise be one noise, twice.
+  With other optax transformations among them, such as the local optimizer, the result is a plain transformation.
+  `optax.chain` passes the same `key=` to every member, so that two noises of the same kind would be equal. This chain
+  passes `fold_in(key, i)` to the i-th member.
 
   Args:
     *transformations: `Defense`s, or any optax transformations.

@@ -143,9 +143,9 @@ def aggregate_client_dp(
 ) -> tuple[Tree, jax.Array]:
   """Geyer's mechanism at the server, as published: returns (the round's mean update, the median norm S).
 
-  Each client's update is clipped to S, the median of the clients' norms; their sum gets N(0, (noise·S)²) in every entry
-  and is divided by K (Geyer et al. 2017, algorithm 1). It protects the next global model. A curious server still sees
-  every raw upload. S also depends on the data; neither Geyer's accounting nor `epsilon` counts that.
+  Each client's update is clipped to S, the median of the clients' norms. The sum of the updates gets `N(0, (noise·S)²)`
+  in every entry and is divided by K (Geyer et al. 2017, algorithm 1). It protects the next global model. A curious
+  server still sees every raw upload. S also depends on the data; neither Geyer's accounting nor `epsilon` counts that.
 
   Args:
     key: drives the noise.
@@ -221,8 +221,8 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
 def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.GradientTransformationExtraArgs:
   r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
-  The sum of the gradients, clipped as in `clip_samples`, gets N(0, (noise·norm)²) in every entry and is divided by the
-  number of samples, the sum of `weights=`. It must be the first member of a step chain.
+  The sum of the gradients, clipped as in `clip_samples`, gets `N(0, (noise·norm)²)` in every entry. It is then divided
+  by the number of samples, the sum of `weights=`. It must be the first member of a step chain.
 
   Formula:
     g' = \frac{1}{N} \left( \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / C)} + n \right), \quad
@@ -257,7 +257,7 @@ def of_upload(
   delta: Delta = 1e-5,
   accountant: Accountant = 'rdp',
 ) -> Epsilon:
-  """Returns the `Epsilon` of uploads through a mechanism, against whoever sees them and knows who sent them.
+  """Returns the `Epsilon` of uploads through a mechanism, against a receiver who knows the sender.
 
   Args:
     mechanism: the `Mechanism`, see `guarantees.mechanisms`.

@@ -16,8 +16,8 @@ from gradleak.core.trees import Tree
 def checked(name: str, transformation: Any, random: bool) -> Any:
   """Returns the transformation of a user, which raises `UsageError` with its name for what no defense may do.
 
-  Its outputs have the shapes and types of its inputs, it is given a key if it is `random`, and it depends on the key
-  only if it is.
+  Its outputs have the shapes and types of its inputs. It gets a key if it is `random`, and depends on the key only
+  then.
   """
   if not isinstance(transformation, optax.GradientTransformation):
     return transformation  # on the samples

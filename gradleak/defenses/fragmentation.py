@@ -79,7 +79,7 @@ def fragmentation(
   r"""Sends the ⌈ratio·L⌉ of the L layers with the largest cosine to the global gradient (section 4.2, algorithm 1).
 
   The global gradient is estimated by the difference between the model that the client received before and the current
-  one; the cosine is 0 where a norm is zero. At its first participation a client has no such difference and sends the
+  one. The cosine is 0 where a norm is zero. At its first participation a client has no such difference and sends the
   same number of layers, drawn at random. Without `previous`, `key=` is therefore needed at every update: whether it is
   used is decided at run time. The current `params` are always needed, and are the next update's previous ones.
 

@@ -1,4 +1,4 @@
-"""GradDefense (Wang, Guo, Xie, Qi: INFOCOM 2022), section IV: noise on random slices of equal leakage risk.
+"""GradDefense (Wang, Guo, Xie, Qi, INFOCOM 2022), section IV: noise on random slices of equal leakage risk.
 
 The risk of a layer is the sensitivity of its gradient to the input. The gradient is cut into slices of equal risk, and
 every update adds Gaussian noise to a few of them, drawn at random. The server's side, section V, is in `compensation`.
@@ -58,8 +58,8 @@ def sensitivity(
 ) -> jax.Array:
   """Returns the leakage risk of each layer, float32 [L]: mean over the samples of ‖∂g_l(x)/∂x‖_F (equations 1 and 2).
 
-  g_l is the gradient of one sample's loss, computed as by the undefended client (with BatchNorm on the statistics of
-  that one sample, unless its mode is 'eval'). Layers are the model's where it offers them, else as
+  g_l is the gradient of one sample's loss, computed as by the undefended client. BatchNorm runs on the statistics of
+  that one sample, unless its mode is 'eval'. Layers are the model's where it offers them, else as
   `gradleak.core.trees.layer_numbers` finds them; l is the number that it gives the layer.
 
   Args:
@@ -133,10 +133,10 @@ def slice_gradients(
 ) -> Slicing:
   """Returns the `Slicing` of gradients shaped like `params` (section IV-B), computed in NumPy on the host.
 
-  Layers, in forward order, are cut into blocks of the greatest common divisor of their sizes; a block of S_b of a
-  layer's S_l entries has the risk R_b = R_l·S_b/S_l, as in the published code (Frobenius norms would add as squares).
-  Each slice in turn takes at least one block, so many that its risk is as near as possible to the remaining risk over
-  the remaining slices. If that divisor gives fewer blocks than slices, blocks are single entries.
+  Layers, in forward order, are cut into blocks of the greatest common divisor of their sizes. A block with S_b of a
+  layer's S_l entries has the risk `R_b = R_l·S_b/S_l`, as in the published code. Frobenius norms would add as squares.
+  Each slice in turn takes at least one block. It takes as many as bring its risk nearest to the remaining risk over the
+  remaining slices. If that divisor gives fewer blocks than slices, blocks are single entries.
 
   Args:
     params: the parameters, or anything with their structure and shapes.
@@ -340,13 +340,14 @@ def graddefense_step(
 ) -> optax.GradientTransformationExtraArgs:
   r"""GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
 
-  The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones, in which
-  entries of opposite sign cancel; each tensor is a layer of its own, in forward order. The slices have equal risk, to
-  within one entry. Its update needs `key=`, `batch=` and `params`; it uses `weights=` and `variables=` if given.
+  The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones. Entries of
+  opposite sign cancel in it. Each tensor is a layer of its own, in forward order. The slices have equal risk, to within
+  one entry. Its update needs `key=`, `batch=` and `params`; it uses `weights=` and `variables=` if given.
 
-  The published code differs: it measures on one batch of the root set, here on the client's own batch; its slices
-  overlap by one entry; with clipping, it clips the chosen slices of every sample before they are averaged, to the norm
-  `stddev`, here those of the batch's gradient to `clip` (the same for a batch of one and clip = stddev).
+  The published code differs. It measures on one batch of the root set, here on the client's own batch, and its slices
+  overlap by one entry. With clipping, it clips the chosen slices of every sample to the norm `stddev` before they are
+  averaged. Here, those of the batch's gradient are clipped to `clip`. Both are the same for a batch of one and clip =
+  stddev.
 
   Formula:
     R_t = \sum_{i=1}^{N} \left\lVert \frac{\partial}{\partial x_i} \sum_j g_{t,j} \right\rVert_2, \quad

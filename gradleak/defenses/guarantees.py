@@ -13,10 +13,10 @@ from gradleak.defenses.defense import PLACES, Defense, Mechanism, Member, Noise,
 def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, ...]:
   """Returns the `Mechanism`s of a defense, each of which holds by itself; none if no noise of it is covered here.
 
-  Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example), each if all later members are
-  post-processing and no earlier one selects by the data what is sent. A delta of DP-SGD's steps is computed from noisy
-  gradients alone, and each epoch releases an example once. Only the update is covered: BatchNorm's statistics and the
-  number of samples are not.
+  Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example). Each is covered if all later members
+  are post-processing, and if no earlier one lets the data select what is sent. A delta of DP-SGD's steps is computed
+  from noisy gradients alone, and each epoch releases an example once. Only the update is covered: BatchNorm's
+  statistics and the number of samples are not.
 
   Args:
     defense: a `Defense`, or None for none.
@@ -39,7 +39,7 @@ def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, .
 def missing_bound(defense: Defense | None) -> str | None:
   """Returns the norm that is unbounded, so that the noise of a defense guarantees nothing; else None.
 
-  It is 'L2', or 'L1' where only Laplace noise follows a clip. It is meant for defenses without `mechanisms`; the result
+  It is 'L2', or 'L1' where only Laplace noise follows a clip. It is meant for defenses without `mechanisms`. The result
   is None if a member is no post-processing, or there is no noise on all entries of the upload.
 
   Args:

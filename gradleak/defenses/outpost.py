@@ -88,19 +88,19 @@ def outpost(
 ) -> optax.GradientTransformationExtraArgs:
   r"""OUTPOST (section IV, algorithm 1), a defense of the step chain; `init` its state at the start of each round.
 
-  The i-th local step of a round, i = 1, 2, …, is protected with probability 1/(1 + decay·i), the first one always: of
-  the 180 steps of the paper's training 29.1 are expected to be, of 7 steps 5.2 (see `step_probability`). A protected
-  step changes the gradient g of each layer: the fraction `prune` with the smallest |g| becomes zero, and the
-  fraction `fisher` with the highest empirical Fisher information receives N(0, (noise·r)²). Other steps do not change
-  g.
+  The i-th local step of a round is protected with probability `1/(1 + decay·i)` for `i = 1, 2, …`, and the first step
+  always. An expected 29.1 of the 180 steps of the paper's training are protected, and 5.2 of 7 steps (see
+  `step_probability`). A protected step changes the gradient g of each layer. The fraction `prune` with the smallest |g|
+  becomes zero. The fraction `fisher` with the highest empirical Fisher information receives `N(0, (noise·r)²)`. Other
+  steps do not change g.
 
   The risk r is the population variance of all the layer's parameters together, weights, biases and norm parameters, at
-  most 1. The Fisher information is g² of this batch before pruning, in the order of |g|: with the defaults 60 % of a
+  most 1. The Fisher information is g² of this batch before pruning, in the order of |g|. With the defaults, 60 % of a
   layer become zero, 20 % pure noise, 20 % gradient plus noise. Noise goes to ⌈fisher·n⌉ of a layer's n entries, of
   equal ones to the first; all entries equal to the pruning threshold are kept.
 
-  The noise goes with the variance of the weights, and at a large learning rate raises it: in long trainings with few
-  local steps the two grow together. The paper trains at a rate of 0.01.
+  The noise goes with the variance of the weights, and at a large learning rate raises that variance. In long trainings
+  with few local steps the two grow together. The paper trains at a rate of 0.01.
 
   Formula:
     \Pr(i) = \frac{1}{1 + \beta i}, \quad g'_l = g_l \odot [\, |g_l| \ge \tau_l \,] + m_l \odot n_l

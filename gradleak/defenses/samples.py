@@ -1,7 +1,7 @@
 """Defenses on the samples: the client trains on transformed ones.
 
-Each factory returns (key, images float32 [N, H, W, C] in [0, 1], label probabilities float32 [N, classes]) ->
-transformed images and labels of the same shapes: a `Client`'s `transform`.
+Each factory returns a `Client`'s `transform`. It maps `(key, images float32 [N, H, W, C] in [0, 1], label probabilities
+float32 [N, classes])` to transformed images and labels of the same shapes.
 """
 
 import dataclasses
@@ -205,16 +205,23 @@ def _number(text: str) -> float | str:
 def ats(*, policy: str = PUBLISHED) -> Transform:
   r"""Automatic transformation search's defense (Gao et al., CVPR 2021): an augmentation policy on the private images.
 
-  Magnitudes m are as in AutoAugment and the published code: `brightness`, `contrast` and `sharpness` multiply the
-  distance to black, to the mean grey and to a smoothed image by 1 ± m; `translate_x`, `translate_y` move by ± m times
-  the width or height; `shear_x`, `shear_y` shear by the slope ± m; `rotate` turns counterclockwise by m degrees;
-  `solarize` inverts pixels from the threshold m on; `posterize` keeps m of eight bits; `cutout` greys a square of m
-  times the shorter side, at a random position; `invert` has no magnitude. Signs and positions are drawn independently
-  for each image. Pixels from outside are black (grey under `rotate`); interpolation is bilinear, where the published
-  code takes the nearest pixel or a cubic.
+  Magnitudes m are as in AutoAugment and the published code:
+
+  - `brightness`, `contrast` and `sharpness` multiply the distance to black, to the mean grey and to a smoothed image by
+    1 ± m.
+  - `translate_x` and `translate_y` move by ± m times the width or height.
+  - `shear_x` and `shear_y` shear by the slope ± m.
+  - `rotate` turns counterclockwise by m degrees.
+  - `solarize` inverts pixels from the threshold m on.
+  - `posterize` keeps m of eight bits.
+  - `cutout` greys a square of m times the shorter side, at a random position.
+  - `invert` has no magnitude.
+
+  Signs and positions are drawn independently for each image. Pixels from outside are black (grey under `rotate`).
+  Interpolation is bilinear, where the published code takes the nearest pixel or a cubic.
 
   The search over policies is not implemented: `ats_privacy_score` ranks policies by the paper's privacy score; its
-  accuracy score is left out. The default is the published code's policy 3-1-7+43-18-18, written out by that code's
+  accuracy score is left out. The default is the published code's policy `3-1-7+43-18-18`, written out by that code's
   table of operations and magnitudes.
 
   Balunović et al. (2022) reconstruct images in spite of ATS early in training.
@@ -268,10 +275,10 @@ def ats_privacy_score(
 ) -> jax.Array:
   """Returns ATS's privacy score S_pri of a policy for one image (Gao et al. 2021, section 4.2): lower is more private.
 
-  It is the area, by the trapezoid rule, under the cosine similarity of the gradients of x'(t) = (1 − t)·x0 + t·T(x) and
-  of T(x) for t in [0, 1], where x0 is a random image: how well gradient matching is guided towards T(x). The published
-  code averages the cosine over tensors; here it is over the whole gradient, as in the paper. Average it over images and
-  keys.
+  Let x0 be a random image, and `x'(t) = (1 − t)·x0 + t·T(x)` for t in [0, 1]. The score is the area, by the trapezoid
+  rule, under the cosine similarity of the gradients of x'(t) and of T(x). It says how well gradient matching is guided
+  towards T(x). The published code averages the cosine over tensors; here it is over the whole gradient, as in the
+  paper. Average it over images and keys.
 
   Args:
     client: the `Client`, used without its defenses.
@@ -311,8 +318,8 @@ def require_public(public: tuple | None) -> tuple:
 def coefficients(key: jax.Array, mixed: int, largest: float) -> jax.Array:
   """Returns InstaHide's λ, float32 [mixed]: |N(0, 1)| divided by their sum, none above `largest`.
 
-  The published code redraws until the bound holds; here a λ that exceeds it is moved towards 1/mixed just as far as
-  needed, λ ← 1/mixed + t·(λ − 1/mixed), which keeps the sum 1.
+  The published code redraws until the bound holds. Here, a λ that exceeds the bound is moved towards 1/mixed just as
+  far as needed, `λ ← 1/mixed + t·(λ − 1/mixed)`, which keeps the sum 1.
   """
   drawn = jnp.abs(jax.random.normal(key, (mixed,))) + 1e-6
   drawn /= jnp.sum(drawn)
@@ -333,11 +340,11 @@ def instahide(
 ) -> Transform:
   r"""InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
 
-  Image i becomes σ ∘ Σ_j λ_j s_j in the range [−1, 1], where s holds the image, one other private image of the batch if
-  there is one, and public images (each at most once) up to `mixed` in all; λ is as `coefficients` draws it, and σ is a
-  uniform random sign for each pixel and channel. The label is the mixture of the private images' labels by their λ,
-  divided by the sum of these, since public images have no labels. The published code's lower bound 0.3 on that sum is
-  left out.
+  Image i becomes `σ ∘ Σ_j λ_j s_j` in the range [−1, 1]. Here s holds the image, one other private image of the batch
+  if there is one, and public images up to `mixed` in all. Each public image occurs at most once. λ is as `coefficients`
+  draws it, and σ is a uniform random sign for each pixel and channel. The label is the mixture of the private images'
+  labels by their λ, divided by the sum of these, since public images have no labels. The published code's lower bound
+  0.3 on that sum is left out.
 
   |2x − 1| of an encoding x is the mixture's magnitude at every pixel: σ removes only the sign. Carlini et al. (2021)
   decode InstaHide from thousands of encodings of the same private images, given the public ones. No such attack is

@@ -34,8 +34,8 @@ def soteria(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Soteria, a defense of the step chain: zeroes the last dense kernel's gradient at ⌊rate·F⌋ features.
 
-  r [F] is the input of the last dense layer and x the image. The paper prunes the features with the largest
-  ‖r_i (∂r_i/∂x)⁻¹‖; the "inverse" of a vector is its pseudo-inverse, so this is |r_i| / ‖∂r_i/∂x‖₂. The published code
+  r [F] is the input of the last dense layer and x the image. The paper prunes the features with the largest ‖r_i
+  (∂r_i/∂x)⁻¹‖. The "inverse" of a vector is its pseudo-inverse, so this is |r_i| / ‖∂r_i/∂x‖₂. The published code
   prunes the smallest |‖∂r_i/∂x‖₂ / r_i|, the reciprocal: for one image the same features, except for
 
     dead units (r_i = 0 and ∂r_i/∂x = 0), where the score 0/0 counts as 0: 'paper' prunes them last, which has
@@ -43,10 +43,10 @@ def soteria(
     'code_shifted', which divides by r_i + 0.1, as the code for ConvNet does.
 
   A feature with r_i ≠ 0 and ∂r_i/∂x = 0 is pruned first by all variants. The scores of several images are summed with
-  `weights=`, as in the code (in 'code' with their signs). Of equal scores the first are pruned: the count is exact.
+  `weights=`, as in the code (in 'code' with their signs). Among equal scores the first are pruned: the count is exact.
 
-  The representation is taken in eval mode: without dropout and with BatchNorm's running statistics (those of
-  `variables=`; without it, of `params` alone, a fresh network's), whatever mode the client trains in. An attacker may
+  The representation is taken in eval mode, for any mode of the client's training. So there is no dropout, and BatchNorm
+  has the running statistics of `variables=`. Without `variables=` it has those of a fresh network. An attacker may
   leave the kernel out (`defended_kernel` finds it) or read the pruned features from its zeros.
 
   Formula:
@@ -101,8 +101,8 @@ def defended_kernel(
 ) -> tuple[str, ...]:
   """Returns the path of the kernel that Soteria prunes: what an aware attacker leaves out.
 
-  It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]; of several, the last in the
-  forward order of `model.layers`, if the model offers that and `image_shape` is given.
+  It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]. Among several it is the last
+  in the forward order of `model.layers`, if the model offers that and `image_shape` is given.
 
   Args:
     model: the `Model`.

@@ -1,8 +1,8 @@
 """Micro-groups: the placement of lanes on devices, and functions compiled over all lanes, once per structure.
 
 The lanes of a group run in one vectorised pass, the groups of a device one after another, and devices in parallel. At a
-fixed group size, a lane's results are the same bits whatever else runs: all groups have the same shape, and the number
-of groups is a run-time value.
+fixed group size, the bits of a lane's results do not depend on the other lanes. All groups have the same shape, and the
+number of groups is a run-time value.
 """
 
 import functools

@@ -16,7 +16,7 @@ Carry = TypeVar('Carry')
 
 @contextlib.contextmanager
 def told(on_part: Callable[[int, int, str], None]) -> Iterator[None]:
-  """Within this block `on_part` is called with (number done, number in all, what they are) by whatever takes long."""
+  """Within this block, long computations call `on_part` with (number done, total number, unit)."""
   token = _TOLD.set(on_part)
   try:
     yield
@@ -25,7 +25,7 @@ def told(on_part: Callable[[int, int, str], None]) -> Iterator[None]:
 
 
 def tell(done: int, total: int, unit: str = 'steps') -> None:
-  """Says how far a computation is, to whoever is `told`."""
+  """Reports the progress of a computation to the function given to `told`, if any."""
   on_part = _TOLD.get()
   if on_part is not None:
     on_part(done, total, unit)

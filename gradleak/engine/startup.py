@@ -11,8 +11,8 @@ from gradleak.engine import ahead
 def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool | None = None) -> None:
   """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
 
-  Without it JAX on CPU has one device, however many cores there are: of an attack's groups of lanes one then runs at a
-  time, not one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
+  Without it JAX has one CPU device, even with many cores. An attack then runs one group of lanes at a time instead of
+  one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
 
   Args:
     cache: folder of JAX's persistent compilation cache; `None` or '' for none.

@@ -52,9 +52,9 @@ class Upload:
 class Client:
   """How a client trains and what it uploads.
 
-  The step chain receives, besides gradient and parameters, `key=`, `batch=` (images, labels as probabilities),
-  `weights=` (of the examples: 0 for padding), `variables=` (the current parameters and batch statistics) and
-  `position=` (the number of the epoch and of the batch in it, both from 1 on).
+  The step chain receives gradient and parameters, and these extra arguments. `key=` is a key, `batch=` holds images and
+  labels as probabilities, and `weights=` those of the examples (0 for padding). `variables=` holds the current
+  parameters and batch statistics. `position=` has the number of the epoch and of the batch in it, both from 1 on.
 
   Attributes:
     model: the network.

@@ -1,16 +1,21 @@
 """A client's check of the model that it was sent: can training have made it, and does it isolate single samples?
 
-The checks of the weights recognise the malicious models of `gradleak.servers` by what their attacks need: the last
-layer of fishing (Wen et al. 2022), the equal rows and monotone biases of the imprint module (Fowl et al. 2022),
-mirrored trap weights (Boenisch et al. 2023), biases computed from the weights, and biases replaced by zeros in front of
-layers whose biases are trained. The checks on the client's own batch apply to any model. They measure whether one
-sample dominates a layer's gradient (the D-SNR of Garov et al. 2024, but of gradients divided by the sample's own error,
-see `_gains`), and whether the gradient of most neurons comes from one sample.
+The checks of the weights recognise the malicious models of `gradleak.servers` by what their attacks need:
+
+- the last layer of fishing (Wen et al. 2022);
+- the equal rows and monotone biases of the imprint module (Fowl et al. 2022);
+- mirrored trap weights (Boenisch et al. 2023);
+- biases computed from the weights;
+- biases replaced by zeros in front of layers whose biases are trained.
+
+The checks on the client's own batch apply to any model. They measure whether one sample dominates a layer's gradient,
+and whether the gradient of most neurons comes from one sample. The first is the D-SNR of Garov et al. 2024, but of
+gradients divided by the sample's own error, see `_gains`.
 
 The limit of each check lies between the values of honest and of malicious models that were measured (the slow test
 prints both). A server that knows the limits can stay below them, so that a model without findings may still be
 malicious. Trap weights with independent signs are recognised by their missing biases only, and not at an initial model,
-which has none either: their positive weights are 1 % smaller than the negative ones, less than the change by training.
+which has none either. Their positive weights are 1 % smaller than the negative ones, less than the change by training.
 """
 
 import functools
@@ -336,10 +341,10 @@ def _gains(
   loss: Loss,
   train: bool,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Returns ({layer: ‖g_n‖ [N]}, {layer with a bias: |∂ℓ_n/∂b| [N, units]}), both over ‖∂ℓ_n/∂logits‖.
+  """Returns (`{layer: ‖g_n‖ [N]}`, `{layer with a bias: |∂ℓ_n/∂b| [N, units]}`), both over ‖∂ℓ_n/∂logits‖.
 
-  Dividing by the error at the logits separates well-trained models from malicious ones: after long training few samples
-  have an error left, and their gradients dominate; in a malicious model samples with a large error have no gradient.
+  Dividing by the error at the logits separates well-trained models from malicious ones. After long training few samples
+  have an error left, and their gradients dominate. In a malicious model, samples with a large error have no gradient.
   """
   biases = tuple(
     (layer.name, path)
@@ -368,7 +373,7 @@ def _measure(
   images: jax.Array,
   labels: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
-  """Returns (‖∂ℓ_n/∂logits‖ [N], {layer: ‖g_n‖ [N]}, {layer: |∂ℓ_n/∂b| [N, units]}) of every sample's own loss."""
+  """Returns (`‖∂ℓ_n/∂logits‖ [N]`, `{layer: ‖g_n‖ [N]}`, `{layer: |∂ℓ_n/∂b| [N, units]}`) of each sample's loss."""
 
   def of_one(index: jax.Array) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
     def own_loss(params: Tree) -> tuple[jax.Array, tuple]:

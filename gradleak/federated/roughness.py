@@ -27,8 +27,8 @@ def roughness(
 ) -> dict[float, float]:
   """Returns {σ: cosine distance between the updates of x and of x + N(0, σ²)}, the median over uploads.
 
-  Gradient matching descends on this distance. Where it is large already for a small σ, a search that does not start
-  beside the image meets an objective that hardly depends on how near it is.
+  Gradient matching descends on this distance. Suppose that it is already large for a small σ. Then a search that does
+  not start beside the image meets an objective that hardly depends on the distance to the image.
 
   Args:
     key: of the noise.

@@ -230,7 +230,7 @@ def _candidates(
 ) -> tuple[data.Candidates, dict]:
   """Returns the gallery, and what it is made of, plain JSON, see `report.wording.gallery`.
 
-  Of each kind it has as many different images as ranks are taken of, none of them flat.
+  It has as many different images of each kind as ranks are counted over, none of them flat.
 
   Args:
     kind: the modality.

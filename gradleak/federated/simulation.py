@@ -349,8 +349,8 @@ def _mean_statistics(weights: jax.Array, before: jax.Array, new: jax.Array, sent
 def statistics_sent(sent: Tree, batch_stats: Tree, layers: Sequence[trees.Layer] | None = None) -> Tree:
   """Returns which of BatchNorm's statistics each client sends, a tree shaped like `batch_stats` of bool [K].
 
-  The statistics of a layer go with it: a client that sends nothing of the layer's parameters does not send them, nor
-  does it tell the server of them by other means. Those of a norm without parameters are always sent.
+  The statistics of a layer are sent with its parameters. A client that sends no parameters of the layer does not send
+  the statistics, and the server does not learn them by other means. Those of a norm without parameters are always sent.
 
   Args:
     sent: the masks of the uploads of K clients, stacked.
@@ -384,9 +384,9 @@ def _statistics_bytes(variables: Mapping, sent: Tree, clients: int) -> np.ndarra
 def bytes_sent(uploads: Upload) -> np.ndarray:
   """Returns the bytes of each upload, int64 [K], counting only what was sent; without BatchNorm's statistics.
 
-  A tensor sent whole takes the bytes of its values. A tensor sent in part takes those of the values sent, and the
-  smaller of a 32-bit index for each of them and a bit for every entry. If whole tensors are withheld, there is a bit
-  for each tensor.
+  A tensor sent whole takes the bytes of its values. For a tensor sent in part, the sent values count. Their places
+  count as the smaller of a 32-bit index for each sent value and a bit for every entry. If whole tensors are withheld,
+  there is a bit for each tensor.
 
   Args:
     uploads: `Upload`s of K clients, stacked.

@@ -49,11 +49,14 @@ def train(
 ) -> tuple[State, list[dict]]:
   """Trains for a number of rounds; returns (the last `State`, a row per round).
 
-  A row holds plain JSON values: 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on
-  together), 'bytes_up' and 'bytes_down' (of all of them together, BatchNorm's statistics included), 'bytes_statistics'
-  (of 'bytes_up', those of the statistics), 'update_norm', and at evaluated rounds 'accuracy' and 'loss' on the test
-  samples, and what `chance.facts` says of them; with `privacy` also 'epsilon', of all rounds so far, None if it is
-  infinite, and 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
+  A row holds these plain JSON values:
+
+  - 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on together), and 'update_norm';
+  - 'bytes_up' and 'bytes_down', of all of them together, BatchNorm's statistics included;
+  - 'bytes_statistics', those of the statistics in 'bytes_up';
+  - at evaluated rounds, 'accuracy' and 'loss' on the test samples, and the columns of `chance.facts`;
+  - with `privacy`, 'epsilon' of all rounds so far, None if it is infinite;
+  - with `privacy`, also 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
@@ -217,8 +220,8 @@ def gained(
 ) -> Gained | None:
   """Returns what the accuracy of a training is above that of another; None where test samples are not counted.
 
-  The interval is that of pairs where both trainings say, in accord with their accuracy, which samples are wrong
-  (`statistics.paired_interval`), and otherwise that of independent samples (`statistics.difference_interval`).
+  The interval is that of pairs (`statistics.paired_interval`) where both trainings say, in accord with their accuracy,
+  which samples are wrong. Otherwise it is that of independent samples (`statistics.difference_interval`).
 
   Args:
     last, other: the last row of each, see `train`.

@@ -1,7 +1,7 @@
 """How close a reconstruction is to the private images: metrics, matching, and the statistics of many trials.
 
 The metrics of `REGISTRY` are pure JAX functions of (reconstructions, truth), both float [N, H, W, C] with pixels in
-[0, 1]; they return float32 [N] and work under `jit` and `vmap`. So do `lpips`, which also takes the weights of its
+[0, 1]. They return float32 [N] and work under `jit` and `vmap`. So do `lpips`, which also takes the weights of its
 network, and `fmse`, which takes a network. The other functions, except `fully_revealed`, run on the host.
 """
 

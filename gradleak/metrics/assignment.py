@@ -15,8 +15,8 @@ def match(reconstructions: Any, truth: Any) -> np.ndarray:
   """Pairs the two batches one-to-one by least total mean squared error, on images clipped to [0, 1] (Hungarian method).
 
   If two images could share a reconstruction, one success would be counted twice. The number of nearly exact pairs
-  (40 dB) is maximised first: closed forms return placeholders beside the images they recover, and the least total error
-  alone could pair a recovered image with another one that resembles no placeholder. NumPy on the host, not for use
+  (40 dB) is maximised first, because closed forms return placeholders beside the images they recover. The least total
+  error could pair a recovered image with another one that resembles no placeholder. NumPy on the host, not for use
   under `jit`.
 
   Args:

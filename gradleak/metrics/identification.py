@@ -1,13 +1,13 @@
 """Is a reconstruction matched to its original among real candidates, and is it a picture of it?
 
-The candidates are the original and the images of a gallery: real ones of the same kind. A gallery may hold the private
-images, too: of each, all others are candidates, and gallery and bar do not depend on which of them are attacked. They
-are compared by the Mahalanobis cosine, as in face recognition with eigenfaces (Beveridge, Bolme, Draper, Teixeira: The
-CSU Face Identification Evaluation System, Machine Vision and Applications 2005): the cosine after whitening, so that
-what all images of the kind share, such as the layout of a face, does not decide. Of an attacker without information the
-original has rank 1 in one of G + 1 cases, whatever its prior, where originals and gallery are drawn alike: the chance
-level. The bar of SSIM, from which on a reconstruction counts as a picture of its original, is calibrated on the gallery
-alone, without human judgement (`calibrated`).
+The candidates are the original and the images of a gallery: real ones of the same kind. A gallery may also hold the
+private images. Then the candidates of each image are all others, and gallery and bar do not depend on which images are
+attacked. They are compared by the Mahalanobis cosine, which is the cosine after whitening, as in face recognition with
+eigenfaces. So features that all images of the kind share, such as the layout of a face, do not decide. Source:
+Beveridge, Bolme, Draper, Teixeira, The CSU Face Identification Evaluation System, Machine Vision and Applications 2005.
+The chance level assumes that originals and gallery are drawn alike. Then the original has rank 1 in one of G + 1 cases
+for an attacker without information, under any prior. A reconstruction counts as a picture of its original from the bar
+of SSIM on. The bar is calibrated on the gallery only, without human judgement (`calibrated`).
 """
 
 import functools
@@ -68,8 +68,8 @@ class Gallery(NamedTuple):
 def distinct(images: np.ndarray) -> list[int]:
   """Returns the places of the first `MOST` + 1 different images [N, H, W, C] that are not flat.
 
-  Of an image that deviates from its mean by at most one level of 8 bits there is no correlation to speak of, and any
-  two of them are alike.
+  Some images deviate from their mean by at most one level of 8 bits. Their correlation means nothing, and any two of
+  them are alike.
   """
   first: dict[bytes, int] = {}
   for place, image in enumerate(images):
@@ -112,9 +112,9 @@ def gallery(images: Any, private: Any) -> Gallery:
 def calibrated(images: Any) -> float:
   """Returns the SSIM from which on a reconstruction counts as a picture of its original.
 
-  It is the larger of two: the median SSIM of an image and of its thumbnail of 0.4 of the side, enlarged again; and
-  the 99th percentile of the SSIM of two different images. So a picture shows at least as much as a small thumbnail,
-  and is nearer to its original than nearly all other images of the kind are.
+  It is the larger of two values. One is the median SSIM of an image and its thumbnail of 0.4 of the side, enlarged
+  again. The other is the 99th percentile of the SSIM of two different images. So a picture shows at least as much as a
+  small thumbnail. It is also nearer to its original than nearly all other images of the kind are.
 
   Args:
     images: float [N, H, W, C] in [0, 1]; of one image there is no second one, and the thumbnail alone counts.

@@ -1,4 +1,4 @@
-"""How many of a batch's labels were found, whatever their order."""
+"""How many of a batch's labels were found, in any order."""
 
 import collections
 import math

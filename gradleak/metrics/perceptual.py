@@ -1,7 +1,7 @@
 """Metrics on features of a network: LPIPS, whose networks are read from files, and FMSE, on the attacked model itself.
 
-LPIPS is that of Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual
-Metric, CVPR 2018, in version 0.1 of the published weights.
+LPIPS follows Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual
+Metric, CVPR 2018. Its weights are version 0.1 of the published ones.
 """
 
 import dataclasses
@@ -44,7 +44,9 @@ class _Conv(NamedTuple):
 
 
 class _Fire(NamedTuple):
-  """SqueezeNet's module: a 1×1 convolution to `squeezed` channels, then 1×1 and 3×3 ones to `expanded` each."""
+  """SqueezeNet's module: a `1×1` convolution to `squeezed` channels, then a `1×1` and a `3×3` one to `expanded`
+  channels each.
+  """
 
   place: int
   inputs: int
@@ -174,13 +176,13 @@ class LpipsWeights:
 def lpips(reconstructions: jax.Array, truth: jax.Array, weights: LpipsWeights) -> jax.Array:
   """Returns LPIPS, the perceptual distance, of both images clipped to [0, 1]: 0 for equal images, larger is farther.
 
-  Both are mapped to [−1, 1] and go through the backbone. After each compared layer the feature vector at each position
-  is scaled to norm 1; the squared differences, weighted by channel, are averaged over positions and summed over layers
+  Both are mapped to [−1, 1] and go through the backbone. After each compared layer, the feature vector at each position
+  is scaled to norm 1. The squared differences, weighted by channel, are averaged over positions and summed over layers
   (Zhang et al. 2018, eq. 1). Equals the `lpips` package's `LPIPS(net=backbone)(2 * x - 1, 2 * y - 1)`.
 
   Images are compared at the size that they have. The weights were learned on patches of 64×64 pixels: at 32×32, the
-  deeper layers of AlexNet have one position left. The least side is 31 pixels for 'alex', 16 for 'vgg', 17 for
-  'squeeze', so that 28×28 pixels are compared by the latter two.
+  deeper layers of AlexNet have one position left. The least side is 31 pixels for 'alex', 16 for 'vgg' and 17 for
+  'squeeze'. So only the latter two compare images of MNIST's size.
 
   Args:
     reconstructions: float [N, H, W, C], C = 3 or 1 (grey, repeated), pixels may exceed [0, 1].
@@ -250,9 +252,9 @@ def check_lpips_shape(backbone: str, image_shape: tuple[int, ...]) -> None:
 def fmse(reconstructions: jax.Array, truth: jax.Array, features: Callable[[jax.Array], jax.Array]) -> jax.Array:
   """Returns the feature mean squared error (FMSE): that of what a network makes of both images, without clipping.
 
-  The public code of Geiping et al. (Inverting Gradients, NeurIPS 2020, `reconstruct_image.py`) and of breaching
-  (`analysis.py`) print it under this name, with the logits of the attacked model in evaluation mode as features: an
-  audit's rows hold the same. It is no error in the frequency domain.
+  The public code of Geiping et al. (Inverting Gradients, NeurIPS 2020, `reconstruct_image.py`) and breaching
+  (`analysis.py`) print it under this name. Their features are the logits of the attacked model in evaluation mode, and
+  the rows of an audit hold the same. It is no error in the frequency domain.
 
   Args:
     reconstructions: float [N, H, W, C].

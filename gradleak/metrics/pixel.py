@@ -1,8 +1,8 @@
 """Pixel metrics: mean squared error, PSNR and Pearson correlation, one value per image.
 
 Images at the same index are a pair; `assignment.match` orders an unordered batch. In every metric here and in
-`structural`, a pair with a NaN or infinite pixel in either image has the value NaN: the trial has diverged, and the
-value after clipping an infinity to 1 would be misleading. Other pairs are not affected.
+`structural`, a pair with a NaN or infinite pixel in either image has the value NaN. The trial has diverged, and a value
+after clipping infinity to 1 would be misleading. Other pairs are not affected.
 """
 
 from typing import Any
@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from gradleak.core import errors
 
-# In dB. An exact image would have PSNR infinity, and so would the mean of its batch; 100 dB is an error of 1e-5 per
-# pixel, far below the resolution of 8-bit images (48 dB for an error of one level everywhere).
+# In dB. The PSNR of an exact image, and so the mean of its batch, would be infinite without the limit of 100 dB. That
+# limit is an error of 1e-5 per pixel, far below the resolution of 8-bit images. An error of one level everywhere is 48
+# dB.
 MAX_PSNR = 100.0
 
 
@@ -60,8 +61,8 @@ def psnr_unclipped(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
 def pearson(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   """Returns the Pearson correlation over all pixels and channels, without clipping; scale and offset have no effect.
 
-  It is signed: an inverted image has a negative value (if an attack cannot determine the sign, as Fidel without the
-  bias gradient, use the absolute value). Fidel counts a sample as fully revealed from 0.98. The correlation with a
+  It is signed: an inverted image has a negative value. Use the absolute value where an attack cannot determine the
+  sign, as Fidel without the bias gradient. Fidel counts a sample as fully revealed from 0.98. The correlation with a
   constant image, whose variance is 0, is not defined: NaN.
 
   Arguments, other NaNs and errors are those of `mse`; returns float32 [N] in [−1, 1].
@@ -111,8 +112,8 @@ def _centred_unit(images: jax.Array) -> jax.Array:
   """Returns each image minus its mean, scaled to norm 1; NaNs for a constant image, which has no such scale."""
   low = images.min(axis=(1, 2, 3), keepdims=True)
   spread = images.max(axis=(1, 2, 3), keepdims=True) - low
-  # Scaled to [0, 1] first: a constant image becomes exactly zero (minus its rounded mean, it would be a small constant
-  # with norm 1 after scaling), and squares neither overflow nor underflow.
+  # Scaling to [0, 1] first makes a constant image exactly zero, and squares neither overflow nor underflow. Minus its
+  # rounded mean only, a constant image would be a small constant, which has norm 1 after scaling.
   images = (images - low) / jnp.where(spread == 0, 1.0, spread)
   images = images - images.mean(axis=(1, 2, 3), keepdims=True)
   norm = jnp.sqrt(jnp.sum(jnp.square(images), axis=(1, 2, 3), keepdims=True))

@@ -17,10 +17,11 @@ EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 def ssim(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   """Returns the mean SSIM (Wang et al. 2004) of both images clipped to [0, 1], over all channels and window positions.
 
-  The window is a Gaussian of σ = 1.5 on 11×11 pixels, at all positions inside the image; K₁ = 0.01, K₂ = 0.03, data
-  range 1, population covariance. This equals scikit-image's `structural_similarity(gaussian_weights=True, sigma=1.5,
-  use_sample_covariance=False, data_range=1, channel_axis=-1)`. For an image with a side of fewer than 11 pixels, which
-  that function refuses, the window is the largest odd one that fits (7×7 on 8×8 digits), with the same σ.
+  The window is a Gaussian of σ = 1.5 on `11×11` pixels, at all positions inside the image. The constants are `K₁ =
+  0.01` and `K₂ = 0.03`, with data range 1 and population covariance. This equals scikit-image's
+  `structural_similarity(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1, channel_axis=-1)`.
+  That function refuses an image with a side of fewer than 11 pixels. Here the window is then the largest odd one that
+  fits, with the same σ: `7×7` on `8×8` digits.
 
   Args:
     reconstructions: float [N, H, W, C], pixels may exceed [0, 1].
@@ -39,14 +40,16 @@ def ssim(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
 def ms_ssim(reconstructions: jax.Array, truth: jax.Array) -> jax.Array:
   """Returns the multi-scale SSIM of both images clipped to [0, 1], mean over channels.
 
-  Wang, Simoncelli, Bovik: Multiscale structural similarity for image quality assessment, Asilomar 2003, eq. 7: the
-  product, over the scales, of the mean contrast-and-structure term raised to the scale's exponent; on the coarsest
-  scale luminance is a factor, too. The next scale is the mean of 2×2 pixels, an odd side being continued by its last
-  row or column; window and constants are those of `ssim`. A mean below 0, which has no real power, counts as 0.
+  It is the product, over the scales, of the mean contrast-and-structure term raised to the scale's exponent. On the
+  coarsest scale, luminance is also a factor. Source: Wang, Simoncelli, Bovik, Multiscale structural similarity for
+  image quality assessment, Asilomar 2003, eq. 7. The next scale is the mean of 2×2 pixels; an odd side is continued by
+  its last row or column. Window and constants are those of `ssim`. A mean below 0, which has no real power, counts as
+  0.
 
-  There are five scales from 161 pixels on. Smaller images have as many as leave sides of at least 11 pixels, their
-  exponents scaled to sum 1: two at 21 to 40 pixels (MNIST and CIFAR-10), three from 41, four from 81. With fewer than
-  21 pixels, one is left: `ssim` per channel, not below 0. Figures on different numbers of scales do not compare.
+  There are five scales from 161 pixels on. Smaller images have as many as leave sides of at least 11 pixels, with
+  exponents scaled to sum 1. Images of 21 to 40 pixels, as in MNIST and CIFAR-10, have two scales. There are three
+  scales from 41 pixels on, and four from 81. With fewer than 21 pixels, one is left: `ssim` per channel, not below 0.
+  Figures on different numbers of scales do not compare.
 
   Arguments, NaNs and errors are those of `ssim`; returns float32 [N], in [0, 1].
   """

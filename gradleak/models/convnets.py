@@ -42,8 +42,8 @@ class ConvNet(nn.Module):
 def convnet(num_classes: int, init: str = 'explicit', conv: str | None = None, *, width: Channels = 64) -> Model:
   """Returns the ConvNet of Geiping et al. (2020), for images of at least 9×9 pixels.
 
-  Its convolutions have w, 2w, 2w, 4w, 4w, 4w channels, pooling, 4w, 4w, pooling: eight, as in the published code;
-  papers count eight or nine.
+  Its convolutions have `w, 2w, 2w, 4w, 4w, 4w` channels, pooling, `4w, 4w`, pooling. These are eight, as in the
+  published code; papers count eight or nine.
 
   Args:
     num_classes, init, conv: as for `gradleak.models.cnn`.

@@ -1,7 +1,7 @@
 """Convolution in three formulations: the same function of the same parameters, at different speed.
 
 Gradient matching differentiates weight gradients, which differ between trials. Under `vmap`, the weight gradients of a
-native convolution become grouped convolutions; on CPU, XLA runs these up to two orders of magnitude slower than the
+native convolution become grouped convolutions. On CPU, XLA runs these up to two orders of magnitude slower than the
 matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of `patches`;
 `hybrid` uses the faster one for each operation.
 """
@@ -54,10 +54,10 @@ def columns(images: jax.Array, size: int, stride: int, padding: int) -> jax.Arra
 def hybrid(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
   """Convolves natively with a kernel that all lanes of a `vmap` share, and by `patches` with a kernel per lane.
 
-  A convolution and its two gradients are bilinear, and the derivatives of each are the other two: one rule per
-  operation holds at every order of differentiation. Weight gradients differ between lanes, and so does whatever is
-  convolved with their cotangents. Always `patches` where the copies are cheap: with fewer than 16 channels, as in
-  LeNet, and on images of up to 8×8, as in the last layers of deep networks.
+  A convolution and its two gradients are bilinear, and the derivatives of each are the other two. So one rule per
+  operation holds at every order of differentiation. Weight gradients differ between lanes, and so do the operands that
+  are convolved with their cotangents. Always `patches` where the copies are cheap. That is so with fewer than 16
+  channels, as in LeNet, and on images of up to 8×8, as in the last layers of deep networks.
   """
   if images.shape[-1] < 16 or max(images.shape[1:3]) <= _SMALL:
     return patches(images, kernel, size, stride, padding)

@@ -26,7 +26,7 @@ _counted: contextvars.ContextVar[_Counted | None] = contextvars.ContextVar('coun
 
 @contextlib.contextmanager
 def counted(weights: jax.Array | None) -> Iterator[_Counted | None]:
-  """Has Flax Linen's BatchNorm leave out images of weight 0, in whatever is traced inside; None: all images count."""
+  """In this block, Flax Linen's BatchNorm is traced to leave out images of weight 0; with None, all images count."""
   found = None if weights is None else _Counted(weights)
   token = _counted.set(found)
   try:
@@ -50,7 +50,7 @@ def options(module: nn.Module, method: str, args: tuple, given: dict[str, Any]) 
 
 
 def heeds(apply: Callable, variables: Any, images: jax.Array) -> bool:
-  """Returns whether all of a network's BatchNorms leave out images of weight 0; it is traced on shapes alone.
+  """Returns whether all of a network's BatchNorms leave out images of weight 0; it is traced on shapes only.
 
   Args:
     apply: (variables, images, train, key) -> anything.

@@ -195,7 +195,7 @@ class _Walk:
     return self._new(arrays[0], arrays[0].shape)
 
   def _alike(self, one: Any, other: Any) -> bool:
-    """Returns whether entries at one place of two arrays stand at one place in PyTorch, too."""
+    """Returns whether entries at one place of two arrays also stand at one place in PyTorch."""
     if one is other:
       return True
     channels = self._channel(one), self._channel(other)

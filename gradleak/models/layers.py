@@ -106,7 +106,7 @@ def max_pool(images: jax.Array, size: int) -> jax.Array:
   """Returns non-overlapping max pooling [N, H // size, W // size, C]; remaining rows and columns are dropped.
 
   The first maximum of each window gets the whole gradient. The gradient of `jnp.max` would compare the pixels with the
-  maximum again; if XLA recomputes them with different rounding, none equals it, and the gradient is 0/0.
+  maximum again. If XLA recomputes them with different rounding, none equals it, and the gradient is 0/0.
   """
   batch, height, width, channels = images.shape
   height, width = height // size, width // size

@@ -1,4 +1,4 @@
-"""Low-rank adapters: clients train and share these alone (Hu et al.: LoRA, ICLR 2022)."""
+"""Low-rank adapters: clients train and share only these (Hu et al., LoRA, ICLR 2022)."""
 
 import math
 from collections.abc import Mapping

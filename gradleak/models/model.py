@@ -236,7 +236,7 @@ def has_init(model: Model, image_shape: ImageShape) -> bool:
   """Returns whether the model can be initialised for images of this shape."""
   try:
     _shapes(model, image_shape)
-  except Exception:  # whatever a user's function raises
+  except Exception:  # a user's function may raise anything
     return False
   return True
 
@@ -291,7 +291,7 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
     jax.eval_shape(trace, variables, images)
   except errors.UsageError:
     raise
-  except Exception as error:  # whatever a user's network raises
+  except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
       f'the model {model.name!r} fails on a batch of shape {images.shape} ({_reason(error)}); a function of one image '
       'must be mapped over the batch by jax.vmap'
@@ -351,7 +351,7 @@ def initial(model: Model, key: jax.Array, image_shape: ImageShape) -> Tree:
     return model.init(key, image_shape)
   except errors.UsageError:
     raise
-  except Exception as error:  # whatever a user's network raises
+  except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
       f'the model {model.name!r} cannot be initialised for images of shape {image_shape}: {_reason(error)}'
     ) from error
@@ -384,8 +384,8 @@ def from_flax(
     name: how results call it; the class name by default.
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
 
-  Layers are found by calling the module once on shapes alone: every submodule that owns a parameter of two or more
-  dimensions starts a layer, and those with vectors only (norms) belong to the layer before.
+  Layers are found by calling the module once on shapes only. Every submodule that owns a parameter of two or more
+  dimensions starts a layer. Those with vectors only (norms) belong to the layer before.
 
   Raises:
     UsageError: if it is not an instance of a Linen module, if its call requires another argument, or if only one of
@@ -516,7 +516,7 @@ def _check_linen(module: Any) -> None:
 
 
 def _grouped(found: Mapping[tuple[str, ...], Mapping[str, int]]) -> tuple[Layer, ...]:
-  """Returns the layers of modules in forward order, given as {path: {parameter: its number of dimensions}}."""
+  """Returns the layers of modules in forward order, given as `{path: {parameter: its number of dimensions}}`."""
   grouped: list[list[Any]] = []
   for path, own in found.items():
     names = sorted(own, key=lambda parameter: (-own[parameter], parameter))

@@ -1,4 +1,4 @@
-"""How a network is told whether it trains: by an argument of its call, or by a flag of its constructor."""
+"""How the mode of training reaches a network: by an argument of its call, or by a flag of its constructor."""
 
 import inspect
 from collections.abc import Callable, Iterable

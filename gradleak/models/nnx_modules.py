@@ -22,8 +22,8 @@ def from_nnx(
   """Returns the `Model` of a Flax NNX module, which is not changed.
 
   Its `nnx.Param` values are the parameters, nested dicts with string keys; its `nnx.BatchStat` values are
-  'batch_stats'; all other variables keep their values. `init` returns the module's own values, whatever the key and
-  the image shape.
+  'batch_stats'; all other variables keep their values. `init` returns the module's own values, for any key and image
+  shape.
 
   Args:
     module: a module called as `module(images)`. Arguments of the call and attributes of its submodules that are named
@@ -59,7 +59,7 @@ def from_nnx(
     params, stats = _from_dict(params, variables['params']), _from_dict(stats, variables.get('batch_stats', {}))
     copy = nnx.merge(graph, params, stats, keys, others)
     copy.set_attributes(use_running_average=not train, deterministic=key is None, raise_if_not_found=False)
-    for name in modes.TRAINING:  # a module has methods that are named like this, too
+    for name in modes.TRAINING:  # a module also has methods that are named like this
       copy.set_attributes(functools.partial(_has_flag, name), raise_if_not_found=False, **{name: train})
     if key is None:  # dropout may be handed an argument of the call
       copy.set_attributes(nnx.Dropout, raise_if_not_found=False, rate=0.0)

@@ -56,9 +56,8 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
   independent of the model's `init`. The loss of each example gains beta · KL(N(μ, σ²) ‖ N(0, I)) in bits.
 
   Like dropout, ε is drawn only if `apply` is given a `key`; without one z = μ. The attacker does not know ε, which is
-  meant to make gradient matching fail. But E is a dense layer with a bias, so f of a single sample can be computed
-  from its gradient in closed form, for any ε (Balunović et al. 2022;
-  `gradleak.attacks.dense.first_dense_input`).
+  meant to make gradient matching fail. But E is a dense layer with a bias. So f of a single sample can be computed from
+  its gradient in closed form, for any ε (Balunović et al. 2022; `gradleak.attacks.dense.first_dense_input`).
 
   Formula:
     z = \mu + \sigma \odot \varepsilon, \; (\mu, \sigma) = E(f), \quad L + \text{beta} \cdot

@@ -29,7 +29,7 @@ def chain(
 ) -> jax.Array:
   """Returns x after the blocks `names` of `parent`, modules with the same shapes of parameters and of input and output.
 
-  Many blocks are a `lax.scan` over their stacked parameters: a program of one block, whatever the depth.
+  Many blocks are a `lax.scan` over their stacked parameters: a program of one block, at any depth.
 
   Args:
     parent: the module whose compact method calls this; parameters and running statistics are where they are without it.

@@ -78,7 +78,8 @@ class BasicBlock(_Block):
 
 
 class Bottleneck(_Block):
-  """Convolutions of 1×1, 3×3 and 1×1 with norms, the last to 4·`features` channels, and the shortcut around all three.
+  """A convolution of `1×1`, one of `3×3` and one of `1×1`, with norms, and the shortcut around all three. The last has
+  4·`features` channels.
 
   The 3×3 convolution has the block's stride, as in torchvision; in the paper it is the first 1×1 convolution.
   """
@@ -97,8 +98,8 @@ class Bottleneck(_Block):
 class ResNet(nn.Module):
   """A stem, stages of residual blocks, the mean over all pixels, one dense layer.
 
-  The stages have w, 2w, 4w, … features; all but the first halve the image. The stem 'cifar' is a 3×3 convolution of
-  stride 1; 'imagenet' is one of 7×7 with stride 2 and max pooling 3×3 with stride 2.
+  The stages have w, 2w, 4w, … features; all but the first halve the image. The stem 'cifar' is a `3×3` convolution of
+  stride 1. 'imagenet' is a `7×7` convolution with stride 2, and max pooling of `3×3` with stride 2.
   """
 
   num_classes: int
@@ -229,7 +230,7 @@ def resnet34(
   pixels: Pixels = 'unit',
   stem: Stem = 'cifar',
 ) -> Model:
-  """Returns ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks in its stages."""
+  """Returns ResNet-34: `resnet18` with `(3, 4, 6, 3)` blocks in its stages."""
   return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, (3, 4, 6, 3), project=True, stem=stem)
 
 
@@ -244,7 +245,7 @@ def resnet50(
   pixels: Pixels = 'unit',
   stem: Stem = 'cifar',
 ) -> Model:
-  """Returns ResNet-50: 3, 4, 6 and 3 bottleneck blocks, whose outputs have four times the width; as `resnet18` else."""
+  """Returns ResNet-50: `(3, 4, 6, 3)` bottleneck blocks with outputs of four times the width; as `resnet18` else."""
   blocks = (3, 4, 6, 3)
   return _resnet(
     'resnet50', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
@@ -262,7 +263,7 @@ def resnet101(
   pixels: Pixels = 'unit',
   stem: Stem = 'cifar',
 ) -> Model:
-  """Returns ResNet-101: `resnet50` with 3, 4, 23 and 3 blocks."""
+  """Returns ResNet-101: `resnet50` with `(3, 4, 23, 3)` blocks."""
   blocks = (3, 4, 23, 3)
   return _resnet(
     'resnet101', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
@@ -280,7 +281,7 @@ def resnet152(
   pixels: Pixels = 'unit',
   stem: Stem = 'cifar',
 ) -> Model:
-  """Returns ResNet-152: `resnet50` with 3, 8, 36 and 3 blocks.
+  """Returns ResNet-152: `resnet50` with `(3, 8, 36, 3)` blocks.
 
   58,156,618 parameters with the stem for CIFAR, ten classes and colour images.
   """

@@ -347,7 +347,7 @@ def has_published_names(params: Tree) -> bool:
 def common_names(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the entries of a file, one for each of our tensors, under the names of `torch_name`, in PyTorch's layout.
 
-  Weights of the patches [out, in, row, column] become [out, in·row·column], `attn.qkv` is split into its three parts,
+  Weights of the patches [out, in, row, column] become [out, in·row·column]. `attn.qkv` is split into its three parts,
   and class token and positions lose their axes of size one.
   """
   prefix = 'module.' if all(name.startswith('module.') for name in entries) else ''

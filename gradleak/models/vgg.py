@@ -13,7 +13,7 @@ from gradleak.models.model import Model
 
 NORMS = ('none', 'batch')
 
-# Convolutions of each stage, of w, 2w, 4w, 8w and 8w channels: configurations A and D of the paper's table 1.
+# Convolutions of each stage, with `w, 2w, 4w, 8w, 8w` channels: configurations A and D of the paper's table 1.
 STAGES = {'vgg11': (1, 1, 2, 2, 2), 'vgg16': (2, 2, 3, 3, 3)}
 
 

@@ -185,6 +185,6 @@ def vit_small(
   heads: Width = 6,
   pixels: Pixels = 'unit',
 ) -> Model:
-  """Returns ViT-Small: `vit_tiny` of 384 features and 6 heads; 22,050,664 parameters at `patch=16`, 224×224, 1,000."""
+  """Returns ViT-Small: `vit_tiny` of 384 features and 6 heads; 22,050,664 parameters for ImageNet at `patch=16`."""
   del conv
   return _vit('vit_small', num_classes, init, patch, depth, width, heads, pixels)

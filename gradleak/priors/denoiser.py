@@ -1,6 +1,6 @@
 """A network that removes Gaussian noise of a known level, trained on public images.
 
-What it removes points towards likelier images: the score of the noisy images' distribution is (D(x, σ) − x) / σ²
+The removed noise points towards likelier images. The score of the noisy images' distribution is `(D(x, σ) − x) / σ²`
 (Vincent 2011, A Connection between Score Matching and Denoising Autoencoders).
 """
 
@@ -51,7 +51,7 @@ class Denoiser(nn.Module):
 
 
 class State(NamedTuple):
-  """Of the training: weights, the optimizer's state, and the weights' average over the last steps."""
+  """The state of the training: weights, the optimizer's state, and the weights' average over the last steps."""
 
   weights: Tree
   moments: Any

@@ -1,7 +1,7 @@
-"""A generator trained on public images: WGAN-GP (Gulrajani et al.: Improved Training of Wasserstein GANs, NIPS 2017).
+"""A generator trained on public images: WGAN-GP (Gulrajani et al., Improved Training of Wasserstein GANs, NIPS 2017).
 
-GGL's authors train theirs so: five critic steps for each of the generator's, a gradient penalty of 10, Adam at 1e-4
-with moments 0.5 and 0.999.
+GGL's authors train theirs so, with five critic steps for each of the generator's and a gradient penalty of 10. They
+take Adam at 1e-4 with moments 0.5 and 0.999.
 """
 
 import math
@@ -88,7 +88,7 @@ class Critic(nn.Module):
 
 
 class State(NamedTuple):
-  """Of the training.
+  """The state of the training.
 
   Attributes:
     generator, critic: their weights.

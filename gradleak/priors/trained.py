@@ -171,7 +171,7 @@ def _load(path: str, stamp: int) -> Prior:
       raise errors.UsageError('weights have the wrong shapes')
     seen = arrays['seen'].astype(np.uint64)
     _check_finite(arrays)
-  except Exception as error:  # whatever a damaged description makes of a network
+  except Exception as error:  # a damaged description of a network may raise anything
     raise errors.UsageError(f'{path} is no file of weights of a prior ({error})') from error
   weights = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
   return Prior(making(module), latent, weights, module.image_shape, about, seen)

@@ -1,9 +1,9 @@
 """An untrained convolutional network as a prior: what it finds first are images, not noise.
 
-CI-Net (Zhang et al.: Generative Gradient Inversion via Over-Parameterized Networks in Federated Learning, ICCV 2023)
-optimises the weights of a generator, from which the images of a batch come, each by a latent of its own that stays as
-it was drawn. No image has been seen before: what the prior holds is in the architecture (Ulyanov et al.: Deep Image
-Prior, CVPR 2018).
+CI-Net optimises the weights of a generator that makes the images of a batch. Each image has a latent of its own, which
+stays as it was drawn. Source: Zhang et al., Generative Gradient Inversion via Over-Parameterized Networks in Federated
+Learning, ICCV 2023. The generator has seen no image before; its prior is in the architecture (Ulyanov et al., Deep
+Image Prior, CVPR 2018).
 """
 
 import functools
@@ -104,8 +104,8 @@ def _apply(weights: Tree, latents: Tree, shape: tuple[int, ...], learned: Tree =
   return images[:, top : top + shape[1], left : left + shape[2]]
 
 
-# CI-Net's generator. What is optimised are its weights; a latent of N(0, 1) for each image stays. Of sides that are no
-# multiple of the grid the next larger are generated, and the middle is kept. Without the spectral norm of the published
-# network, which BatchNorm behind each convolution undoes up to the step size; a sigmoid in place of tanh, for pixels in
-# [0, 1]. Weights start from U(±1/√fan_in).
+# CI-Net's generator. What is optimised are its weights; a latent of N(0, 1) for each image stays. For sides that are no
+# multiple of the grid, the next larger ones are generated, and the middle is kept. It lacks the spectral norm of the
+# published network, which the BatchNorm behind each convolution undoes up to the step size. A sigmoid stands in place
+# of tanh, for pixels in [0, 1]. Weights start from U(±1/√fan_in).
 untrained = Generator(_init, _apply)

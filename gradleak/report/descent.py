@@ -37,12 +37,12 @@ class Descent(NamedTuple):
 
 
 def curves(result: AuditResult) -> dict[str, str]:
-  """Returns {title: SVG}: the objective against the step on log axes, one colour per defense.
+  """Returns `{title: SVG}` with the objective against the step on log axes, one colour per defense.
 
   A title is the label of the attack; '· aware' follows where the attackers know the defense, and of these the strongest
-  per defense is drawn. Thin lines are trials (the first 24), the thick one is their median, the dashed one the median
-  objective at the private images where it is positive. Cases without steps (closed forms) or without a finite objective
-  are left out.
+  per defense is drawn. Thin lines are the first 24 trials, and the thick one is their median. The dashed line is the
+  median objective at the private images where it is positive. Cases without steps (closed forms) or without a finite
+  objective are left out.
   """
   by_case = cases.by_case(check_result(result).rows)
   shown = [cases.case(summary) for pair in cases.paired(cases.summarise(result.rows)).values() for summary in pair]

@@ -9,8 +9,8 @@ from typing import Any
 INK, SOFT = '#1d2126', '#5c6168'
 LINE = '#0a0b0c'  # of uploads without a defense
 DPI = 160
-# Okabe and Ito's colour-blind-safe palette without the two that are too light on white; orange is darkened and blue
-# lightened, so that all contrast with white and with near-black.
+# Okabe and Ito's colour-blind-safe palette without the two colours that are too light on white. Orange is darkened and
+# blue lightened, so that all contrast with white and with near-black.
 _PALETTE = ('#2f86c9', '#d55e00', '#009e73', '#cc79a7', '#b87f00')
 _DASHES = ('-', (0, (7, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1.2, 1)))
 

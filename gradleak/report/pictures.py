@@ -46,10 +46,10 @@ class Picture(NamedTuple):
 
 
 def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Picture], dict[Case, list[Picture]]]:
-  """Returns the pictures to show: the private images, and {case: reconstructions} in the same order.
+  """Returns the pictures to show, which are the private images, and `{case: reconstructions}` in the same order.
 
-  Of the aware attackers the strongest is shown, after the unaware one. Shown are the first trials, not the best, and
-  the first images of a batch.
+  The strongest aware attacker is shown after the unaware one. Shown are the first trials, not the best, and the first
+  images of a batch.
   """
   rows = cases.by_case(check_result(result).rows)
   pairs = cases.paired(cases.summarise(result.rows)).values()

@@ -1,9 +1,10 @@
 """Fishing: a last layer with which only one sample of a large batch has a gradient (Wen et al. 2022).
 
-The server changes no architecture, only the numbers of the last dense layer. With **class fishing** only the samples of
-one class have a gradient: if the batch has one sample of that class, the update of all layers in front of the last one
-is that of this sample, divided by the batch size, and gradient matching continues as for a batch of one. **Feature
-fishing** separates several samples of the class by a threshold on a feature, over several rounds with the same batch.
+The server changes no architecture, only the numbers of the last dense layer. With **class fishing**, only the samples
+of one class have a gradient. Suppose that the batch has one sample of that class. Then the update of all layers in
+front of the last one is that of this sample, divided by the batch size. Gradient matching continues as for a batch of
+one. **Feature fishing** separates several samples of the class by a threshold on a feature, over several rounds with
+the same batch.
 
 Both need cross-entropy, the gradient of one step, and BatchNorm on running statistics, which the published code
 switches on at the client. With the statistics of the batch, mean and variance carry every other sample into the
@@ -166,10 +167,10 @@ def class_fishing(
 ) -> Attack:
   r"""Class fishing (Wen et al. 2022): gradient matching of the one sample of a class in the batch.
 
-  One image with the target's label is matched to the observed update times N. Of the rows of the last layer only the
-  target's is compared, since all samples contribute to the others. BatchNorm is simulated on the running statistics. If
-  the batch has several samples of the class, their sum is matched; without any there is nothing to match. In both cases
-  the objective at the truth is NaN.
+  One image with the target's label is matched to the observed update times N. Only the target's row of the last layer
+  is compared, since all samples contribute to the other rows. BatchNorm is simulated on the running statistics. If the
+  batch has several samples of the class, their sum is matched; without any there is nothing to match. In both cases the
+  objective at the truth is NaN.
 
   Formula:
     W_c = \tfrac{1}{2}, \; W_{j \ne c} = 0, \; b_{j \ne c} = 10^{20} \text{ for the target } c
@@ -216,9 +217,9 @@ def feature_fishing(
   r"""Feature fishing (Wen et al. 2022): gradient matching of one of several samples of a class in the batch.
 
   What the rounds of `feature_fishing_server` isolate is matched as in `class_fishing`. The objective at the truth is
-  the least over the samples that can have been isolated: those of the class, and with 'difference' all of the batch,
-  each with the target's label. It is NaN unless the last layer's gradient tells that one sample was isolated, or if
-  class fishing was the only round, unless the batch has one sample of the class.
+  the least over the samples that can have been isolated. These are the samples of the class, and with 'difference' all
+  of the batch, each with the target's label. It is NaN unless the last layer's gradient shows that one sample was
+  isolated. If class fishing was the only round, it is NaN unless the batch has one sample of the class.
 
   Formula:
     W_c = m u, \; b_c = -m \theta, \; W_{j \ne c} = 0, \; b_{j \ne c} = 0, \quad m = \text{multiplier}

@@ -1,7 +1,7 @@
 """The rounds of fishing: a last layer with a threshold, moved until the update is that of one sample (Wen et al. 2022).
 
-The server and the attack of `fishing` are one round of class fishing, or a search of several; here is what each round
-sends, and what its answer says.
+The server and the attack of `fishing` are one round of class fishing, or a search of several rounds. This file says
+what each round sends, and what its answer means.
 """
 
 from collections.abc import Callable
@@ -189,18 +189,19 @@ def fish(
 ) -> Fished:
   """Isolates one of several samples of a class, on the host; every query is one more round with the same batch.
 
-  The first query is class fishing: for the target's row, ∂W/∂b is the mean of the features of its samples, and −N·∂b
-  their number. From the second on, the weights of the target are multiplier·u and its bias is −multiplier·θ, with a
-  direction u in the space of features; all other weights and biases are 0. For s = u·f, a sample with s > θ then has
-  probability 1 for the target, any other has probability 0. So the samples of the class with s < θ have a gradient, and
-  those of **other** classes with s > θ.
+  The first query is class fishing. For the target's row, ∂W/∂b is the mean of the features of its samples, and −N·∂b
+  their number. From the second query on, the weights of the target are multiplier·u and its bias is −multiplier·θ. Here
+  u is a direction in the space of features; all other weights and biases are 0. For s = u·f, a sample with s > θ then
+  has probability 1 for the target, any other has probability 0. So the samples of the class with s < θ have a gradient,
+  and those of **other** classes with s > θ.
 
-  'published' takes the largest of the mean features for u, and ∂W/∂b of the query before for θ, until it stays the
-  same: the lowest sample of the class is then at θ. It is alone if no sample of another class is above. 'difference'
-  (ours) looks for two thresholds with one sample of the batch between them, the highest of all along u. The difference
-  of the two updates is the gradient of that sample for the target's label, whichever samples contribute to both: the
-  label's part of the update is linear in the row of θ and cancels. The highest sample need not be of the target class.
-  With `public` images it nearly always is, since u is then Fisher's discriminant of the class instead of one feature.
+  'published' takes the largest of the mean features for u, and ∂W/∂b of the query before for θ, until θ stays the same.
+  The lowest sample of the class is then at θ. That sample is isolated if no sample of another class is above.
+  The variant 'difference' (ours) looks for two thresholds with one sample of the batch between them, the highest of all
+  along u. The difference of the two updates is the gradient of that sample for the target's label, whichever samples
+  contribute to both. The reason is that the label's part of the update is linear in the row of θ and cancels. The
+  highest sample need not be of the target class. With `public` images it nearly always is, since u is then Fisher's
+  discriminant of the class instead of one feature.
 
   Args:
     query: variables -> the gradient, the client's mean over its batch. A delta of one step with the learning rate η

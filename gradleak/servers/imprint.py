@@ -1,15 +1,15 @@
 """Imprint: a module in front of any network that writes single images into its gradient (Fowl et al., ICLR 2022).
 
-In "Robbing the Fed" all K neurons of a dense layer take the same measurement of an image, h(x) = ⟨w, x⟩, for example
-its brightness. Neuron k fires above its own threshold, z_k = g·(h − c_k), with the c_k at quantiles of h. A second
-dense layer returns the same from every neuron to the network, so that a sample's gradient s = ∂ℓ/∂z_k is the same in
-all neurons that fire. Neighbouring neurons then differ only by the sample in the bin c_k ≤ h < c_{k+1}: with ΔW = s·x
-and Δb = s, its image is the quotient, exactly, whatever network is behind the module.
+In "Robbing the Fed", all K neurons of a dense layer take the same measurement of an image, h(x) = ⟨w, x⟩. An example is
+the brightness. Neuron k fires above its own threshold, z_k = g·(h − c_k), with the c_k at quantiles of h. A second
+dense layer returns the same from every neuron to the network. So a sample's gradient s = ∂ℓ/∂z_k is the same in all
+neurons that fire. Neighbouring neurons then differ only by the sample in the bin c_k ≤ h < c_{k+1}. With ΔW = s·x and
+Δb = s, its image is exactly the quotient, for any network behind the module.
 
 Over several local steps the thresholds move, and the differences no longer cancel. The sparse variant therefore has an
-activation that is also flat above the bin, clip(z, 0, g) of z_k = g·(h − c_k) / (c_{k+1} − c_k): a sample then reaches
-one neuron, and no difference is needed. It stays alone there as long as the steps of the others move no bin by its
-width.
+activation that is also flat above the bin. It is clip(z, 0, g) of `z_k = g·(h − c_k) / (c_{k+1} − c_k)`. A sample then
+reaches one neuron, and no difference is needed. It stays alone there as long as the steps of the others move no bin by
+its width.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _NATURAL = {'mean': (0.47, 0.13), 'random': (0.0, 0.2)}
 _END = 10
 # An image is a mixture if its pixels leave [0, 1], or its measurement leaves its bin in units of the width, by more.
 _SLACK = 0.02
-# Of the products whose differences are taken: TF32, the default of a GPU, leaves 60 dB.
+# The precision of the products whose differences are taken: TF32, the default of a GPU, leaves 60 dB.
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -102,7 +102,7 @@ def module_parameters(w: jax.Array, edges: np.ndarray, *, gain: float = 1.0, spa
   """
   widths = np.diff(edges)
   slopes = gain / widths if sparse else np.full(len(widths), gain)
-  # The mean over the neurons: an image becomes brighter by about its own deviation, whatever the number of bins.
+  # The mean over the neurons: for any number of bins, an image becomes brighter by about its own deviation.
   back = ((edges[-1] - edges[0]) / (2 * _END) if sparse else 1.0) / (gain * len(widths))
   return {
     'measure': {
@@ -116,8 +116,8 @@ def module_parameters(w: jax.Array, edges: np.ndarray, *, gain: float = 1.0, spa
 def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = False, residual: bool = True) -> Model:
   """Returns `model` with an imprint module in front: its input is x + A₂·φ(A₁·x), shaped like x.
 
-  Its parameters are {'imprint': module, 'model': those of `model`}. Statistics of BatchNorm and the other functions of
-  the model (`features`, `layers`, `penalised`) are unchanged.
+  Its parameters are `{'imprint': module, 'model': those of the model}`. Statistics of BatchNorm and the other functions
+  of the model (`features`, `layers`, `penalised`) are unchanged.
 
   Args:
     model: any `Model`, also a wrapped one.
@@ -213,9 +213,9 @@ def recover(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns what each bin holds, the surest first: (images [K, D], shares [K], whether there is anything bool [K]).
 
-  An image that is alone in its bin has pixels in [0, 1], and its measurement lies in its bin. The order is: first by
-  whether the measurement lies in the bin, then by how far the pixels leave [0, 1], then by the size of the share in the
-  gradient, since rounding matters least for a large one.
+  An image that is alone in its bin has pixels in [0, 1], and its measurement lies in its bin. The order is first by
+  whether the measurement lies in the bin, then by how far the pixels leave [0, 1]. The third criterion is the size of
+  the share in the gradient, since rounding matters least for a large one.
 
   Args:
     update: of the first layer of the module, {'kernel' [D, K], 'bias' [K]}; a gradient or a delta.
@@ -254,7 +254,7 @@ def imprint(
 ) -> Attack:
   r"""Robbing the Fed (Fowl et al. 2022): reads one image per bin of the module that `imprint_server` inserts.
 
-  Closed-form. It returns as many images as the batch has samples, but at most one per bin, the surest first; images
+  Closed-form. It returns as many images as the batch has samples, but at most one per bin, the surest first. Images
   beyond those that were found are black. It returns no labels.
 
   Formula:

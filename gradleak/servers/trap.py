@@ -1,13 +1,13 @@
 """Trap weights: the first dense layer of the model is set so that few images, ideally one, activate each neuron.
 
 Boenisch et al. ("When the Curious Abandon Honesty", EuroS&P 2023) change no architecture. A neuron whose positive
-weights are a little smaller than its negative ones is silent for most images; if one image activates it, the quotient
+weights are a little smaller than its negative ones is silent for most images. If one image activates it, the quotient
 of its gradients is that image (`attacks.fidel`). Later methods set the bias of the neuron instead, at a quantile of its
-pre-activation over images: QBI (Nowak et al. 2024) so that one of B images activates it, soliton biases (Shariati &
-Alambardar Meybodi) so that the number of images follows the distribution of a fountain code.
+pre-activation over images. In QBI (Nowak et al. 2024), one of B images activates the neuron. With soliton biases
+(Shariati & Alambardar Meybodi), the number of images follows the distribution of a fountain code.
 
-Convolutions in front of that layer are set to pass the image on where they can: by identity kernels, or, in front of a
-max pooling of 2×2, as the maxima and minima of all 2×2 blocks, which bound the pixels from both sides.
+Convolutions in front of that layer are set to pass the image on where they can. Some have identity kernels. In front of
+a max pooling of 2×2 they pass the maxima and minima of all 2×2 blocks, which bound the pixels from both sides.
 """
 
 import math
@@ -57,8 +57,8 @@ class Passage(NamedTuple):
 def passage(layers: Sequence[Layer], params: Tree, image_shape: tuple[int, ...]) -> Passage:
   """Returns the `Passage` through the layers in front of the first dense one. It depends on shapes only.
 
-  Of the models of this project, `mlp` passes images exactly and `cnn` up to its pooling. The others have no dense layer
-  but the classifier.
+  Among the models of this project, `mlp` passes images exactly and `cnn` up to its pooling. The others have no dense
+  layer but the classifier.
 
   Args:
     layers: of the model, in forward order.
@@ -186,7 +186,7 @@ def _kernel(shape, channels, taps):
 
 
 def _interleaved(phases):
-  """Returns [N, 2h, 2w, C], one entry per 2×2 block at each position, of the four phases [N, h, w, 4C]."""
+  """Returns [N, 2h, 2w, C], one entry per block of four pixels at each position, of the four phases [N, h, w, 4C]."""
   n, h, w, channels = phases.shape
   phases = phases.reshape(n, h, w, 2, 2, channels // 4).transpose(0, 1, 3, 2, 4, 5)
   return phases.reshape(n, 2 * h, 2 * w, channels // 4)
@@ -286,8 +286,7 @@ def trap_weights(
 def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Server:
   """The server that sets the first dense layer to trap weights, and the convolutions in front to pass the image on.
 
-  Which signs are the stronger depends on data and scale: mlp, batches of 8, fully revealed by 'mirrored', 'independent'
-  and 'both', 6.8, 5.9 and 6.6 of the faces, 7.5, 5.9 and 7.0 of CIFAR-10; with a scale of 0.95 there 3.5, 5.9 and 5.1.
+  Which signs are stronger depends on data and scale; BUILD.md has figures.
 
   'soliton_data' and 'qbi' take quantiles over the public images of the scenario. The key draws the weights. They have
   the standard deviation of those that they replace, so that the scale of the layer's output changes little; 0.5 is
@@ -413,10 +412,11 @@ def _equal(rows):
   server=trap_server,
 )
 def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Attack:
-  r"""Trap weights (Boenisch et al. 2023 and later): reads the images that activate neurons of the trap layer alone.
+  r"""Trap weights (Boenisch et al. 2023 and later): reads the images that have a neuron of the trap layer to
+  themselves.
 
-  Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first; images
-  beyond those that were found are what an input of zeros decodes to. It returns no labels.
+  Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first. Images
+  beyond those that were found are the decoding of an input of zeros. It returns no labels.
 
   Formula:
     w_{ji} = n_{ji} \cdot s^{[n_{ji} > 0]}, \; n_{ji} \sim \mathcal{N}(0, \sigma^2) \text{ (independent)}

@@ -113,7 +113,9 @@ class Trained(NamedTuple):
 
 
 class Leak(NamedTuple):
-  """What attacks found after a round: label of the defense, the round (0: before the first), rows of the audit."""
+  """Results of the attacks after a round: the label of the defense, the round (0 is before the first), and the rows of
+  the audit.
+  """
 
   defense: str
   round: int

@@ -28,7 +28,7 @@ def plan(
   settings: AuditSettings | None = None,
   **changes: Any,
 ) -> dict[str, list[Planned]]:
-  """Returns what is to run, {name: list of `Planned`}: one compilation each; equal ones compile once.
+  """Returns the runs by name, each a list of `Planned`: one compilation each; equal ones compile once.
 
   Args:
     audits: {name: (key, scenario)}; scenarios that differ in weights alone share one `Client` and compile once.

@@ -29,7 +29,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
   """Returns one summary per attack, defense and counter-measure, in order of appearance.
 
   Runs that diverged have no metrics: the means leave them out, and they count as not recovered. Runs on the same images
-  are not independent (a sweep repeats a trial for every seed): the intervals are of the images, not of the runs.
+  are not independent, since a sweep repeats a trial for every seed. So the intervals are computed over the images, not
+  over the runs.
 
   Args:
     rows: of an audit or a sweep, one dict per run.
@@ -54,7 +55,7 @@ def strongest(summaries: Iterable[Summary]) -> Summary:
 
 
 def paired(summaries: Iterable[Summary]) -> dict[tuple[str, str], list[Summary]]:
-  """Returns {(attack, defense): summaries} of at most two: the unaware attacker's and the strongest aware one's."""
+  """Returns `{(attack, defense): summaries}` of at most two: the unaware attacker's and the strongest aware one's."""
   pairs = {}
   for pair, group in grouped(summaries, 'attack', 'defense').items():
     unaware = [summary for summary in group if summary['counter'] is None]
@@ -178,8 +179,8 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
 def _mean_interval(by_image: Iterable[Sequence[Row]], key: str) -> dict[str, float | None]:
   """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
 
-  The bounds are None where they cannot be computed, for fewer than `statistics.MIN_RUNS` images, and for equal values:
-  of these no spread is known, as of several at 100 dB, the most that is given.
+  The bounds are None for fewer than `statistics.MIN_RUNS` images, and for equal values. Equal values, such as several
+  at the largest PSNR of 100 dB, show no spread.
   """
   values = [value for group in by_image if (value := _mean(group, key)) is not None]
   if not values:

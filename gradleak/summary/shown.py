@@ -26,10 +26,10 @@ def data_uri(image: np.ndarray, largest: int = 192) -> str:
 
 
 def displayed(image: np.ndarray) -> np.ndarray:
-  """Returns an image in [0, 1] as whoever knows the range of images would look at it: [H, W, C], NaN as it was.
+  """Returns an image as a viewer who knows the range of images would look at it: [H, W, C] in [0, 1], NaN unchanged.
 
-  It is clipped; where more than half of its values are beyond [-0.5, 1.5], so that clipping would leave hardly anything
-  of a scaled copy, it is scaled first: its 1st percentile to 0 and its 99th to 1.
+  It is clipped. Where more than half of its values are beyond [-0.5, 1.5], clipping would leave hardly anything of a
+  scaled copy. Such an image is scaled first, so that its 1st percentile becomes 0 and its 99th becomes 1.
   """
   finite = image[np.isfinite(image)]
   if finite.size and np.mean((finite < -0.5) | (finite > 1.5)) > 0.5:

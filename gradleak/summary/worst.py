@@ -67,8 +67,8 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
 def candidates(rows: Sequence[dict]) -> dict[str, Any]:
   """Returns 'size', the least number of candidates, 'chance', in per cent, and whether they are 'enough'.
 
-  The chance is that of one attacker of an upload, of which one image is found at least: of each of its images one in
-  the candidates.
+  The chance is that of one attacker of an upload to find at least one image. For each of its images, the chance is one
+  in the candidates.
 
   Args:
     rows: of an audit.

@@ -1,7 +1,7 @@
 """AutoLeak: a fixed, parameter-free ensemble of attacks, and the worst that any of them sees of each image.
 
 What AutoAttack (Croce, Hein: Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free
-Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one; an image
+Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one. An image
 that is reconstructed exactly under a defense is not attacked again under it.
 """
 
@@ -107,8 +107,8 @@ def autoleak(
   """Runs the ensemble against defenses and returns the worst that it sees of each image.
 
   There is nothing to choose but what is audited: attacks, steps, restarts, control runs and counter-measures are those
-  of the version (`VERSION`). Labels are granted; attacks that learn do so from the scenario's public images, and are
-  left out without any, as are attacks that the model does not admit: the result names both.
+  of the version (`VERSION`). Labels are granted. Attacks that learn use the scenario's public images, and are left out
+  where it has none. Attacks that the model does not admit are also left out; the result names both.
 
   Args:
     key: a typed JAX key.
@@ -233,7 +233,7 @@ class _Run:
     return found
 
   def result(self, seconds: float) -> AutoLeak:
-    """Returns the `AutoLeak`; with a folder, its rows and flags stand there, too."""
+    """Returns the `AutoLeak`; with a folder, also writes its rows and flags there."""
     if not self.audits:
       reasons = dict.fromkeys(reason for stage in self.stages for reason in stage['left_out'].values())
       raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')

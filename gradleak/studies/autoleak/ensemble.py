@@ -37,4 +37,4 @@ STAGES = (
   Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
 )
 CONTROLS = 16  # runs on noise, of each attack
-WITNESSES = 2  # trials on which every attack is run without a defense, too
+WITNESSES = 2  # trials on which every attack also runs without a defense

@@ -32,7 +32,7 @@ TRAINED = 'the weights, which are trained before, are not the same bits'
 ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
 SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
 _TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
-# Of an AutoLeak's config: not of the task, but of the run.
+# Entries of an AutoLeak's config that belong to the run, not to the task.
 _OF_THE_RUN = {'seed', 'trials', 'key', 'version', 'staged', 'defenses', 'labels', 'knowledge'}
 
 
@@ -229,9 +229,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   """Returns what differs between an entry and another run of its defense, in sentences; nothing where none differs.
 
-  Settings and data come first, then the counts of each step. One of `ROUNDED` begins what is said of weights that are
-  trained before, and of rows, that are not the same bits: they are for the same versions on processors of one type, on
-  as many devices.
+  Settings and data come first, then the counts of each step. A sentence begins with one of `ROUNDED` where previously
+  trained weights, or rows, are not the same bits. Equal bits are promised for the same versions on processors of one
+  type, on as many devices.
 
   Raises:
     UsageError: if the other run is not of the entry's defense.

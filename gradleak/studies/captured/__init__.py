@@ -1,8 +1,8 @@
-"""A captured upload: attacks on an update that a user brings, with no truth at hand.
+"""A captured upload: attacks on an update that a user brings, without the truth.
 
-Without the private images nothing can be called recovered. What can be measured is how closely the update that the
-pictures would cause matches the one that was captured, and what the same attack makes of noise in its place: the
-control, attacked on the same entries with the same weights.
+Without the private images nothing can be called recovered. One can measure how closely the update of the pictures
+matches the captured update. The control is the same attack on noise in place of the captured update, on the same
+entries with the same weights.
 """
 
 import dataclasses

@@ -34,15 +34,15 @@ def read_update(
   partial: bool = False,
   flattened: str = 'channels_first',
 ) -> Tree:
-  """Returns the update in a file, a tree of NumPy arrays shaped like the model's parameters, in single precision or as
-  the file has them in double.
+  """Returns the update in a file: a tree of NumPy arrays shaped like the model's parameters. They are in single
+  precision, or in double precision where the file is.
 
-  The file is an `.npz`, a `.safetensors`, or of `torch.save` with a dictionary of tensors; the content decides, not the
-  suffix, and no code in it is run. Names are those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel',
-  in the layout of the parameters; or PyTorch's, such as 'Dense_0.weight', in PyTorch's layout: convolutions [out, in,
-  row, column], dense weights [out, in], channels before rows where an image is flattened. Which tensors meet a
-  flattened image is read from the traced model. A common prefix 'params' or 'module', and statistics of BatchNorm, are
-  left out.
+  The file is an `.npz`, a `.safetensors`, or a dictionary of tensors written by `torch.save`. The content decides, not
+  the suffix, and no code in the file is run. Names may be those of the parameters, joined by '/' or '.', such as
+  'Dense_0/kernel', in the layout of the parameters. Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's
+  layout. There, convolutions are [out, in, row, column], dense weights are [out, in], and channels come before rows
+  where an image is flattened. Which tensors meet a flattened image is read from the traced model. A common prefix
+  'params' or 'module', and statistics of BatchNorm, are left out.
 
   Args:
     path: of the file.
@@ -105,7 +105,7 @@ def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int
   for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
     try:
       check_variables(model, variables, shape)
-    except Exception:  # whatever a user's network raises on images that it does not take
+    except Exception:  # a user's network may raise anything on images that it does not take
       continue
     fitting.append(shape)
   if len(fitting) != 1:

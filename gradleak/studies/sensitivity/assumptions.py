@@ -262,7 +262,9 @@ def without(one: Assumption, used: Sequence[Assumption]) -> list[str]:
 
 
 def steps_of(used: Sequence[Assumption]) -> dict[str, tuple[str, ...]]:
-  """Returns {name of a setting: assumptions dropped}: the waterfall, each dropped alone, and each restored alone."""
+  """Returns `{name of a setting: assumptions dropped}` for the waterfall, for each assumption dropped singly, and for
+  each restored singly.
+  """
   names = [one.name for one in used]
   dropped = [names[:count] for count in range(len(names) + 1)]
   dropped += [[*one.needs, one.name] for one in used] + [list(one.needs) for one in used]

@@ -163,8 +163,8 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
 def _paired(laboratory: np.ndarray, production: np.ndarray) -> tuple[float, float]:
   """Returns a 95 % interval of the difference of two fractions of the same trials, 0 or 1 each, from exact ones.
 
-  It is that of the trials recovered in the laboratory alone less those recovered in production alone, whose exact
-  intervals hold at 97.5 % each: wide for few trials, also where all agree.
+  It is the interval of the trials recovered in the laboratory only, less those recovered in production only. The exact
+  intervals of both hold at 97.5 % each. The result is wide for few trials, also where all of them agree.
   """
   n = len(laboratory)
   only = [int((one > other).sum()) for one, other in ((laboratory, production), (production, laboratory))]
