@@ -113,13 +113,13 @@ def _lenet4(defenses, defense='none', settings=UNAWARE):
   return Run(
     'cifar10', 'lenet4', ATTACK, defenses, trials=1000, init='explicit',
     training=dataclasses.replace(PAPERS, defense=defense), settings=settings,
-    mini={'dataset': 'mnist', 'trials': 8, 'controls': 16, 'changed': {'csdlg': {'steps': 2000}},
+    mini={'trials': 8, 'controls': 16, 'changed': {'csdlg': {'steps': 2000}},
           'training': Training(300, 10, 100, defense=defense, accuracy=80, tested=500)},
   )  # fmt: skip
 
 
 def _network(dataset, model, training, mini, *, trials=1000, rate=0.1):
-  """Returns the attacks of table 6 on a network of the paper; `mini` holds the dataset, and what else changes there."""
+  """Returns the attacks of table 6 on a network of the paper; `mini` holds what else changes on a small machine."""
   small = Training(rounds=300, clients=40, samples=50, share=0.05, rate=rate, accuracy=80, tested=500)
   return Run(
     dataset, f'{model}(width=64)', ATTACK, DEFENSES, trials=trials, training=training, settings=KNOWN,
@@ -192,7 +192,7 @@ def _attacks(name, table, columns, *, choices=()):
 
 def _table_6():
   """Returns the one table of attacks with figures, which decide what its unit is: beside, two lines in the other."""
-  boxed = _network('cifar10', 'resnet18', PAPERS, {'dataset': 'mnist'}, rate=0.2)
+  boxed = _network('cifar10', 'resnet18', PAPERS, {}, rate=0.2)
   given = {field.name: getattr(boxed, field.name) for field in dataclasses.fields(boxed)}
   runs, cells, column = {'resnet': Normalised(**{**given, 'attack': 'csdlg'})}, [], 'ResNet'
   for label, (text, mse, psnr) in TABLE_6.items():
@@ -230,7 +230,7 @@ def _figures_4_to_7():
       'Figures 5 (a) and 7: fragmented gradients, CIFAR-10/ConvNet',
       {
         'LeNet, four convolutions': ('lenet4', _lenet4(DEFENSES, settings=KNOWN)),
-        'ConvNet': ('convnet', _network('cifar10', 'convnet9', PAPERS, {'dataset': 'mnist'})),
+        'ConvNet': ('convnet', _network('cifar10', 'convnet9', PAPERS, {})),
       },
       choices=(LENET,),
     ),
