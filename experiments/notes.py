@@ -334,13 +334,6 @@ NOTES = (
     'sent.',
     'ResNet',
   ),
-  Note(
-    'ffl_6',
-    'The failed attack of the first line decides the unit: it has an MSE of {ResNet | FFL r = 0.2 | mse_normalised} '
-    'with the box and in units of normalised pixels, of {ResNet, no box | FFL r = 0.2 | mse_unclipped} without it in '
-    'units of [0, 1], and of {ResNet | FFL r = 0.2 | mse_normalised | paper} in the paper.',
-    holds=(('ResNet, no box | FFL r = 0.2 | mse_unclipped', '<', 'ResNet | FFL r = 0.2 | mse_normalised'),),
-  ),
   *(
     Note(
       f'ffl_4_{name}',

@@ -50,7 +50,7 @@ def found(name: str, /, **facts: Any) -> Finding:
 
 @functools.cache
 def texts() -> dict[str, dict[str, str]]:
-  """Returns words.toml, {table: {entry: text}}."""
+  """Returns words.toml as `{table: {entry: text}}`."""
   return tomllib.loads(resource('words.toml'))
 
 

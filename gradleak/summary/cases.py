@@ -91,7 +91,7 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def worst_case_of(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-  """Returns {defense: dict}: of 'n' trials, any attacker, unaware or aware, has 'recovered' the images of so many.
+  """Returns the worst case of each defense: any attacker has 'recovered' the images of so many of 'n' trials.
 
   'psnr' (dB) and 'ssim' are the means of the strongest single attacker (most recovered, then highest PSNR), which 'by'
   names.
