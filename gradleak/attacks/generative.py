@@ -141,9 +141,9 @@ def ggl(
 ) -> tuple[str, tuple]:
   r"""Generative gradient leakage (Li et al. 2022): CMA-ES on the latents of a trained generator.
 
-  500 generations of 50 candidates and the weight of the KL divergence are the published ones; there the generator is
-  told the label, and the distance is divided by the number of tensors; here the KL divergence is weighed in units of
-  the observed update's own distance from none.
+  The weight of the KL divergence and 500 generations of 50 candidates are the published ones. The published generator
+  is given the label, and the published distance is divided by the number of tensors. Here, the KL divergence is weighed
+  in units of the observed update's distance from zero.
 
   Formula:
     \min_z \; \lVert \nabla_\theta L(f_\theta(G(z)), y) - g \rVert^2 + \text{kl} \cdot \lVert g \rVert^2 \cdot
@@ -181,8 +181,8 @@ def gias(
 ) -> tuple[str, Preset]:
   r"""Gradient inversion with an adapted generator (Jeon et al. 2021): first the latents, then the weights.
 
-  Adam at 3e-2 for 1,000 steps and then at 1e-3 for 5,000, the cosine distance and TV 1e-6 are the published settings
-  for 32×32 pixels. With `latent_steps` = `steps` the weights stay: GGL by gradient descent.
+  The settings are published for images of 32 pixels a side. The distance is the cosine, with `tv=1e-6`. Adam takes
+  1,000 steps at `3e-2`, then 5,000 at `1e-3`. With `latent_steps` = `steps` the weights stay: GGL by gradient descent.
 
   Formula:
     \min_z \text{, then } \min_w \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x),
@@ -228,12 +228,12 @@ def gifd(
 ) -> tuple[str, Preset]:
   r"""Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
 
-  The features of a layer start where the layers before it ended, and stay in an l1-ball around that. Of all points on
-  the way, the one with the lowest objective is returned. 1,000 steps for the latents and for each layer, Adam at 0.1
-  with a warm-up and a decay in each, the cosine distance, TV 1e-4 and l2 1e-6 are published, and that radii grow by
-  0.5 (StyleGAN2) or 0.25 (BigGAN) of the first from layer to layer; the first, 2,000 there, depends on the generator.
-  The published code holds the norm of the latents, too, and returns the image of the last restart with the score of
-  the best.
+  The features of a layer start where the layers before it ended, and stay in an l1-ball around that. The point with the
+  lowest objective on the way is returned. The published settings are 1,000 steps for the latents and for each layer,
+  with the cosine distance, `tv=1e-4` and `l2=1e-6`. Each takes Adam at 0.1 with a warm-up and a decay. From layer to layer,
+  the published radii grow by a share of the first one, 0.5 (StyleGAN2) or 0.25 (BigGAN). The first radius, 2,000 there,
+  depends on the generator. The published code holds the norm of the latents, too, and returns the image of the last
+  restart with the score of the best.
 
   Formula:
     \min_z \text{, then } \min_{h_k} \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x)

@@ -57,7 +57,7 @@ class Preset(NamedTuple):
 
 
 def offered(*, all_settings: bool = True) -> dict[str, inspect.Parameter]:
-  """Returns the settings that presets have beside their own; or those of terms that are left out by default, alone.
+  """Returns the settings that presets have beside their own, or only those of terms that are left out by default.
 
   A number is annotated `float`, and so traced.
   """
@@ -75,7 +75,7 @@ def offered(*, all_settings: bool = True) -> dict[str, inspect.Parameter]:
 def with_settings(
   function: Callable[..., Any], make: Callable[..., Attack], given: Mapping[str, inspect.Parameter]
 ) -> Callable[..., Attack]:
-  """Returns the factory (client, *, settings) -> `Attack` of a function that holds its own settings alone.
+  """Returns the factory (client, *, settings) -> `Attack` of a function that takes only its own settings.
 
   Args:
     function: (*, its own settings) -> anything; it has the docstring.
@@ -155,7 +155,7 @@ def csdlg(
 ) -> Preset:
   r"""Inverting gradients (Geiping et al. 2020), "csDLG" in OUTPOST: cosine distance, TV, Adam on the sign, boxed.
 
-  24,000 steps and TV 1e-4 are the published command line's; the CIFAR notebooks use TV 1e-6, the library 1e-1 unsigned.
+  The published command line has 24,000 steps and TV 1e-4. The CIFAR notebooks have TV 1e-6, the library 1e-1 unsigned.
 
   Formula:
     \min_{x \in [0, 1]^n} \; 1 - \frac{\langle \nabla_\theta L(f_\theta(x), y), g \rangle}
@@ -283,11 +283,12 @@ def magia(
 ) -> Preset:
   r"""MAGIA (arXiv 2509.18170): DLG with TV, and beside the whole batch the gradients of random subsets are matched.
 
-  300 iterations of up to 20 evaluations of L-BFGS, images and labels together, squared distance, weights 0.999 and
-  0.001; the subset grows from one sample to the whole batch over the first 150 iterations, the script's default (a
-  constant size of 2 is its other documented run: `subset=2,subset_growth=0`). What rescales the subset's term is not
-  published, see `Subsets`; the script also divides the subset's mean gradient by S and the observed one by N once more,
-  takes means over entries there, draws a subset in each evaluation, and has no line search: not followed.
+  The published attack takes 300 iterations of up to 20 evaluations of L-BFGS, for images and labels together. It has
+  the squared distance with weights 0.999 and 0.001. The subset grows from one sample to the whole batch over the first
+  150 iterations, which is the script's default. Its other documented run has a constant size of two
+  (`subset=2,subset_growth=0`). The factor that rescales the subset's term is not published, see `Subsets`. The
+  following steps of the script are not followed. It also divides the subset's mean gradient by S and the observed one
+  by N once more, and takes means over entries there. It draws a subset in each evaluation, and has no line search.
 
   Formula:
     \min_{x, y} \; (1 - w) \lVert \bar{g}_{1..N}(x, y) - g \rVert^2 + \frac{w}{f} \lVert \bar{g}_S(x, y) - g \rVert^2

@@ -272,7 +272,7 @@ def _control_psnr(summary: Summary, controls: Sequence[dict]) -> float | None:
 
 
 def _leaking(leaking: Sequence[Entry]) -> list[Finding]:
-  """Returns the defenses under which something is recovered, whoever attacks."""
+  """Returns the defenses under which any attacker recovers something."""
   helped = [entry for entry in leaking if entry['unaware'] is not None and entry['unaware'] < entry['recovered']]
   return [
     found(f'findings.{name}', counts=[_count(count, group, k=k) for k, group in _by_count(entries, key)])
@@ -353,7 +353,7 @@ def _count(name: str, group: Sequence[Entry], **more: Any) -> Finding:
 
 
 def _means(entry: Entry) -> str:
-  """Returns the counter-measure that recovers most, and whether others recover something, too."""
+  """Returns the counter-measure that recovers most, and whether others also recover something."""
   strongest, *others = entry['counters']
   return f'most by `{strongest}`' if others else f'`{strongest}`'
 

@@ -275,7 +275,7 @@ def _point(one: Entry) -> tuple[float, float]:
 
 
 def _place(figure: Any, axes: Any, below: float) -> None:
-  """Gives the axes the same inches whatever is `below` them, so that names keep their room."""
+  """Gives the axes the same inches for anything `below` them, so that names keep their room."""
   height = figure.get_figheight()
   axes.set_position((_LEFT / _WIDTH, below / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, _TALL / height))
 

@@ -200,8 +200,9 @@ def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
 def _order(entry: Mapping[str, Any]) -> tuple:
   """Returns what entries are sorted by: the least leak first, among equals the smallest cost, unknown ones last.
 
-  Counts are compared by the upper ends of their intervals, so that an entry of more trials, which meets rarer cases, is
-  not the worse for it: images recovered, then those exact, identified, and with traces.
+  Counts are compared in this order: images recovered, then those exact, identified, and with traces. They are compared
+  by the upper ends of their intervals. So an entry of more trials, which meets rarer cases, is not ranked lower for
+  them.
   """
   honest, cost = entry['honest'], entry['cost']
   high = {step['level']: step['high'] for step in honest['steps']}

@@ -63,7 +63,7 @@ def _numbers(defense: Defense) -> dict[tuple[int, str], float]:
 
 
 def _shape(defense: Defense) -> Hashable:
-  """Returns what defenses have in common that differ in numbers alone."""
+  """Returns what defenses have in common that differ only in numbers."""
   numbers = _numbers(defense)
   return tuple(
     (
@@ -93,7 +93,7 @@ class _Varies:
 
 
 def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
-  """Returns the summaries (`cases.summarise`) of each model, its seeds together: {model: list of summaries}."""
+  """Returns the summaries (`cases.summarise`) of each model as `{model: list of summaries}`, its seeds together."""
   found = grouped(check_rows(rows, 'audit', 'trial'), 'model')
   return {' '.join(map(str, model)): summarise(group) for model, group in found.items()}
 

@@ -40,7 +40,7 @@ def page(lines: Sequence[Sequence[str]], closing: Iterable[Any], width: int = 11
 
 
 def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[str, Mapping[str, str]]) -> list[str]:
-  """Returns a sentence on each counter-measure that stands in the table: 'aware: name: what that attacker does'.
+  """Returns a sentence on each counter-measure in the table, with its name and its effect.
 
   Where it does other things under other defenses, the sentences name these.
   """

@@ -31,7 +31,7 @@ def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
 def dense_input(simulated: Tree, observed: Tree, weights: Tree = None, *, layers: Sequence[trees.Layer]) -> jax.Array:
   """Returns 1 − the cosine between the inputs of the first dense layer, which both updates of one sample give away.
 
-  ∂W = x·∂bᵀ, whatever happens behind the layer: randomness there, as PRECODE's, is no protection of what stands in
+  `∂W = x·∂bᵀ` holds for any network behind the layer. So randomness there, as PRECODE's, does not protect the layers in
   front (Balunović et al. 2022).
   """
   del weights

@@ -1,7 +1,7 @@
 """Gradient matching without derivatives: CMA-ES on the latents of a trained generator.
 
-GGL (Li, Zhang, Liu, Liu: Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022)
-searches the latent space of a generator, since a defense may leave no useful slope. All trials are lanes of one
+GGL searches the latent space of a generator, since a defense may leave no useful slope. Source: Li, Zhang, Liu, Liu,
+Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022. All trials are lanes of one
 program, and on accelerators all candidates of a generation, too: its authors evaluate one after the other.
 """
 

@@ -2,13 +2,13 @@
 
 The gradient of a layer's weight is AᵀΔ, with the layer's inputs A [positions, in] and the loss's gradients at its
 outputs Δ [positions, out]. Its squared norm is ⟨AAᵀ, ΔΔᵀ⟩ and its inner product with another matrix G is ⟨AG, Δ⟩
-(Goodfellow 2015, Efficient Per-Example Gradient Computations; Li et al. 2022, Large Language Models Can Be Strong
-Differentially Private Learners, section 4, for several positions). Both are exact, and so are their derivatives. In
-gradient matching every trial has a gradient of its own that is written and read several times in a step: for the wide
+(Goodfellow 2015, Efficient Per-Example Gradient Computations). For several positions see Li et al. 2022, Large Language
+Models Can Be Strong Differentially Private Learners, section 4. Both are exact, and so are their derivatives. In
+gradient matching, every trial has its own gradient, which is written and read several times in a step. For the wide
 layers of a deep network the products are cheaper.
 
-No layer needs to know of it: the computation of the gradient is traced, and where its last operation is a product of A
-and Δ, that one is not carried out.
+The layers are unchanged. The computation of the gradient is traced, and where its last operation is a product of A and
+Δ, that product is not carried out.
 """
 
 import math

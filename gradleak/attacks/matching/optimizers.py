@@ -160,10 +160,10 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> ComparesValues:
 
   A line search with a loop of its own runs a whole batch at the pace of its slowest member. Here each update is one
   step of a state machine. It looks at the value and gradient of the point that was tried (`value=` and the gradients).
-  If the value is low enough, it accepts the point, stores the pair and tries a unit step along the new direction;
-  otherwise it tries a shorter step along the old one, by quadratic interpolation. The inverse Hessian is applied in the
-  compact form of Byrd, Nocedal and Schnabel (1994), theorem 2.2: two matrix products and two triangular solves in place
-  of a loop over the history.
+  If the value is low enough, it accepts the point, stores the pair and tries a unit step along the new direction.
+  Otherwise it tries a shorter step along the old one, by quadratic interpolation. The inverse Hessian is applied in the
+  compact form of Byrd, Nocedal and Schnabel (1994), theorem 2.2. That takes two matrix products and two triangular
+  solves in place of a loop over the history.
 
   Args:
     history: number of pairs kept; 100 in DLG's published code.

@@ -1,9 +1,9 @@
 """What stands before the first dense layer, matched exactly: nothing behind it needs to be known.
 
-For a single sample the layer's gradient gives its input and, as δ = W·∂b, the loss's gradient at that input, whatever
-stands behind the layer: labels, losses, dropout or noise, such as PRECODE's (Scheliga et al. 2022). What is left to
-match is the gradient of the layers before it, J(x)ᵀδ, and the input itself. Balunović et al. (2022) break PRECODE by
-the input alone.
+For a single sample, the layer's gradient gives its input. It also gives the loss's gradient at that input, δ = W·∂b.
+This holds for anything behind the layer: labels, losses, dropout or noise, such as PRECODE's (Scheliga et al. 2022).
+What is left to match is the gradient of the layers before it, J(x)ᵀδ, and the input itself. Balunović et al. (2022)
+break PRECODE by the input only.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from gradleak.threat import Observation
 
 
 def distance(client: Client, layers: Sequence[Layer], observation: Observation, images: jax.Array) -> jax.Array:
-  """Returns ‖J(x)ᵀδ − g‖²/‖g‖² + ‖f(x) − f‖²/‖f‖², g the update of the layers before the first dense one, f its input.
+  """Returns `‖J(x)ᵀδ − g‖²/‖g‖² + ‖f(x) − f‖²/‖f‖²`, where g is the update of the layers before the first dense one,
+  and f its input.
 
   Args:
     client: the `Client` whose model is attacked.

@@ -46,8 +46,9 @@ def start_images(
 ) -> jax.Array:
   """Returns the first dummy images.
 
-  'normal' is N(0, 1), 'uniform' U(0, 1), 'constant' 0.5 (for several images, or those of one that are to be `apart`,
-  plus N(0, 0.01²)), 'class_average' the mean image of each sample's class; or they are the array given.
+  'normal' is `N(0, 1)`, 'uniform' is `U(0, 1)`, 'constant' is 0.5, and 'class_average' is the mean image of each
+  sample's class. For several images, or for copies of one image that are to be `apart`, 'constant' adds `N(0, 0.01²)`.
+  A given array is taken as it is.
   """
   deviation = jnp.float32(_APART if apart or shape[0] > 1 else 0.0)
   starts = {
@@ -127,8 +128,8 @@ def _generated(generator: Generator) -> Variables:
 class Samples:
   """The parametrisation of the dummy samples, a dict.
 
-  Its keys are 'images' [seeds, copies · N, H, W, C], without the first axis for one seed; while labels are optimised,
-  'logits' [N, classes]; with decoys, the same of them under 'decoys' and 'decoy_logits'. A generator has 'weights' in
+  Its key 'images' holds [seeds, copies · N, H, W, C], without the first axis for one seed. While labels are optimised,
+  'logits' holds [N, classes]. Decoys have 'decoys' and 'decoy_logits'. A generator has 'weights' in
   place of 'images', leaves [seeds, …].
 
   Attributes:

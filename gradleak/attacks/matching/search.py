@@ -1,6 +1,6 @@
 """Gradient matching: dummy samples are optimised until the simulated client's update equals the observed one.
 
-DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020) and csDLG (Geiping et al. 2020) are this one algorithm with different
+DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020) and csDLG (Geiping et al. 2020) are this one algorithm. They differ in
 distances, priors, optimizers and starts; see `gradleak.attacks.presets`. Deltas of several local steps are matched the
 same way, since the client simulation is the client's own code.
 """
@@ -128,7 +128,7 @@ class Matching:
     place: jax.Array | None = None,
     count: jax.Array | int = 0,
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns (objective, distance) of one seed, at images and labels (probabilities); terms are of the images alone.
+    """Returns (objective, distance) of one seed, at images and labels (probabilities); terms do not see the labels.
 
     Args:
       observation: the `Observation`.
@@ -395,9 +395,9 @@ def gradient_matching(
 ) -> Attack:
   """Returns the attack that minimises the sum of distance(simulated update, observed update) and terms of the images.
 
-  What the attacker knows of a defense reaches it as data in the observation: the simulated update is clipped to the
-  norm that is known, entries are compared by their weights, and where the noise is known the search ends at the
-  distance that the truth would have (Morozov's discrepancy principle): a lower one fits the noise.
+  The attacker's knowledge of a defense is data in the observation. The simulated update is clipped to the known norm,
+  and entries are compared by their weights. Where the noise is known, the search ends at the distance of the truth
+  (Morozov's discrepancy principle), since a lower one fits the noise.
 
   Args:
     client: the `Client` that is simulated, with the defenses that the attacker knows, so usually `undefended()`.

@@ -1,10 +1,10 @@
 """What the attacker takes an update for, and what it assumes of the client's local training.
 
-OUTPOST (Wang et al. 2024, section III-B) names two ways to match the delta of several local steps: turn it into a
-gradient, Δ = −η∇ (eq. 2), or simulate the steps. SME (Zhu, Yao and Blaschko: Surrogate Model Extension, ICML 2023)
-stands between them: the delta is the gradient at one model on the line from the weights before to those after. An
-attacker who does not know in which order an epoch takes the samples gives each epoch dummy samples of its own (Dimitrov
-et al.: Data Leakage in Federated Averaging, TMLR 2022).
+OUTPOST (Wang et al. 2024, section III-B) names two ways to match the delta of several local steps. One turns it into a
+gradient, `Δ = −η∇` (eq. 2), the other simulates the steps. SME (Zhu, Yao and Blaschko, Surrogate Model Extension, ICML
+2023) stands between them. It takes the delta for the gradient at one model on the line from the weights before to those
+after. An attacker may not know in which order an epoch takes the samples. Such an attacker gives each epoch dummy
+samples of its own (Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022).
 """
 
 import dataclasses

@@ -18,10 +18,11 @@ class Subsets:
 
   The published objective rescales by a closed form in N and S that the published script calls and does not define; f is
   our reading. The mean gradient of a subset of size S, drawn uniformly out of N, has f times the variance σ² of one
-  sample's gradient, σ² = mean‖g_i − ḡ‖² over the batch. For the squared distance, the expectation of the subset's term
-  is therefore ‖ḡ − g*‖² / f + σ². Where the whole batch matches, it does not depend on S, nor is it zero at the truth:
-  it pulls the samples' gradients together. A subset that is the whole batch adds nothing. The other samples stay in the
-  batch with labels of zero, so BatchNorm's statistics are those of all, and a step takes two evaluations of the batch.
+  sample's gradient. Here `σ² = mean‖g_i − ḡ‖²` over the batch. For the squared distance, the expectation of the
+  subset's term is therefore ‖ḡ − g*‖² / f + σ². Where the whole batch matches, it does not depend on S, nor is it zero
+  at the truth: it pulls the samples' gradients together. A subset that is the whole batch adds nothing. The other
+  samples stay in the batch with labels of zero, so BatchNorm's statistics are those of all samples. A step takes two
+  evaluations of the batch.
 
   Attributes:
     subset: S, the least number of samples of a subset; None for no such term.

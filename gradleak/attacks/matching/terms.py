@@ -104,7 +104,7 @@ def batch_statistics(images: jax.Array, given: Given) -> jax.Array:
 
 
 def _momenta(apply: Callable[..., Any], variables: Mapping, images: jax.Array) -> list[float]:
-  """Returns the momentum of each of the running averages, in the order of leaves, by shapes alone."""
+  """Returns the momentum of each of the running averages, in the order of leaves, from shapes only."""
 
   def nothing(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
@@ -123,8 +123,8 @@ def _momenta(apply: Callable[..., Any], variables: Mapping, images: jax.Array) -
 def disagreement(images: jax.Array, given: Given | None = None) -> jax.Array:
   """Returns the mean squared distance from the mean over several starts of the same images, [starts, N, H, W, C].
 
-  GradInversion's group consistency (Yin et al. 2021, eq. 11) with the pixel mean as the consensus, after each start is
-  shifted by whole pixels to where it correlates best with it.
+  This is GradInversion's group consistency (Yin et al. 2021, eq. 11) with the pixel mean as the consensus. First each
+  start is shifted by whole pixels to where it correlates best with the consensus.
   """
   del given
   consensus = jax.lax.stop_gradient(jnp.mean(images, axis=0))
@@ -157,8 +157,8 @@ def registered(fixed: jax.Array, moving: jax.Array) -> jax.Array:
 def disorder(images: jax.Array, given: Given) -> jax.Array:
   """Returns how far the epochs' dummy samples are from being the same ones in another order.
 
-  Dimitrov et al. (2022, section 4.2): the maximum over an epoch's images of a random 3×3 convolution does not depend on
-  their order; the mean squared difference of two epochs', over all pairs.
+  Dimitrov et al. (2022, section 4.2) take the maximum over an epoch's images of a random 3×3 convolution, which does
+  not depend on their order. The result is the mean squared difference between two epochs, over all pairs.
   """
   count, channels = given.copies, images.shape[-1]
   kernel = jax.random.normal(jax.random.key(0), (3, 3, channels, _FEATURES), images.dtype) / jnp.sqrt(9.0 * channels)
