@@ -228,6 +228,12 @@ class Known:
     offers = frozenset(evidence for evidence, _ in parts.values())
     return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
 
+  def smooth(self, words: str, prior: float) -> tuple[str, dict[str, Any]]:
+    """Returns a sentence that ends in a weight of smoothness, and the setting; without both where none is defined."""
+    if 'prior' in self.context.client.modality.terms:
+      return f'{words} by {prior:g}.', {'prior': prior}
+    return f'{words.rpartition(",")[0]}.', {}
+
   def changed(
     self,
     name: str,
@@ -412,6 +418,8 @@ def _prior(known: Known) -> Counter | None:
   That distance is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random
   pixels, and knows its bound.
   """
+  if 'prior' not in known.context.client.modality.terms:
+    return None
   noise = known.energy
   if noise:
     context = known.context
@@ -447,8 +455,8 @@ def _weighted(known: Known) -> Counter | None:
       weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
     else:
       continue
-    words = f'It weighs each entry by the noise expected on it, and smoothness by {prior:g}.'
-    return known.changed('weighted', words, weigh, prior=prior)
+    words, settings = known.smooth('It weighs each entry by the noise expected on it, and smoothness', prior)
+    return known.changed('weighted', words, weigh, **settings)
   return None
 
 
@@ -501,9 +509,9 @@ def _simulated(known: Known) -> Counter | None:
   if not parts:
     return None
   prior = PRIORS[-1]
-  words = f'It simulates what is not random of the defense, too, and weights smoothness by {prior:g}.'
+  words, settings = known.smooth('It simulates what is not random of the defense, too, and weights smoothness', prior)
   simulates = Defense(tuple(member for part in parts for member in part.members))
-  return known.changed('simulated', words, simulates=simulates, prior=prior)
+  return known.changed('simulated', words, simulates=simulates, **settings)
 
 
 def _imitated(known: Known) -> Sequence[Counter | None]:

@@ -230,7 +230,8 @@ def gifd(
 
   The features of a layer start where the layers before it ended, and stay in an l1-ball around that. The point with the
   lowest objective on the way is returned. The published settings are 1,000 steps for the latents and for each layer,
-  with the cosine distance, `tv=1e-4` and `l2=1e-6`. Each takes Adam at 0.1 with a warm-up and a decay. From layer to layer,
+  with the cosine distance, `tv=1e-4` and `l2=1e-6`. Each takes Adam at 0.1 with a warm-up and a decay. From layer to
+  layer,
   the published radii grow by a share of the first one, 0.5 (StyleGAN2) or 0.25 (BigGAN). The first radius, 2,000 there,
   depends on the generator. The published code holds the norm of the latents, too, and returns the image of the last
   restart with the score of the best.

@@ -59,6 +59,8 @@ class Modality:
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
     noun: what one sample is called, singular and plural.
+    settle: samples that a search has moved -> the nearest that are allowed.
+    terms: names of the special terms of matching that are defined on them, see `attacks.matching.terms`.
   """
 
   name: str
@@ -75,6 +77,8 @@ class Modality:
   shown: tuple[tuple[str, str, int], ...]
   picture: Callable[[np.ndarray], np.ndarray]
   noun: tuple[str, str]
+  settle: Callable[[Any], Any] = lambda samples: samples
+  terms: frozenset[str] = frozenset()
   flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
   describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None

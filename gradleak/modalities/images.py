@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradleak import data, metrics
@@ -99,5 +100,7 @@ IMAGES = modality(
     picture=lambda image: image,
     by_networks=by_networks,
     noun=('image', 'images'),
+    settle=lambda images: jnp.clip(images, 0.0, 1.0),
+    terms=frozenset({'tv', 'prior', 'group', 'order', 'denoising'}),
   )
 )

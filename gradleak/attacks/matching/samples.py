@@ -93,24 +93,24 @@ class Variables(NamedTuple):
     init: (key, shape of the images, labels [copies · N, classes], `Observation`, whether images of one seed are to be
       apart from those of others) -> (what is optimised, what stays as it is).
     apply: (what is optimised, what stays as it is, shape, what was learned) -> images, as of a `Generator`.
-    project: what is optimised after a step -> the nearest that is allowed.
+    project: (what is optimised after a step, `Modality.settle`) -> the nearest that is allowed.
   """
 
   name: str
   pace: float
   init: Callable[..., tuple[Tree, Tree | None]]
   apply: Callable[..., jax.Array]
-  project: Callable[[Tree], Tree]
+  project: Callable[[Tree, Callable], Tree]
 
 
 def _pixels(start: Any, box: bool) -> Variables:
-  """Returns the identity: pixels from a start, in [0, 1] if boxed."""
+  """Returns the identity: samples from a start, in their range if boxed."""
 
   def init(key, shape, labels, observation, apart):
     return start_images(start, key, shape, labels, observation.class_means, apart), None
 
-  def project(images):
-    return jnp.clip(images, 0.0, 1.0) if box else images
+  def project(images, settle):
+    return settle(images) if box else images
 
   return Variables('images', 1.0, init, lambda images, kept, shape, learned: images, project)
 
@@ -121,7 +121,7 @@ def _generated(generator: Generator) -> Variables:
   def init(key, shape, labels, observation, apart):
     return generator.init(key, shape, observation.prepared)
 
-  return Variables('weights', _PACE, init, generator.apply, lambda weights: weights)
+  return Variables('weights', _PACE, init, generator.apply, lambda weights, settle: weights)
 
 
 @dataclasses.dataclass(frozen=True)

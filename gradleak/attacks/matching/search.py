@@ -22,7 +22,7 @@ from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, labels_of, starting_labels
 from gradleak.attacks.matching.simulation import Simulation, joined, reverse
 from gradleak.attacks.matching.subsets import Subsets
-from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, summed
+from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -98,6 +98,7 @@ class Matching:
         f'distance={self.comparison.distance!r} is of one sample, which has no subsets: leave out subset'
       )
     if self.client is not None:
+      check_modality(self.terms, self.client.modality)
       self.simulation.check(self.client)
       gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
       if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
@@ -114,8 +115,13 @@ class Matching:
     self, total: jax.Array, observation: Observation, images: jax.Array, count: jax.Array | int, together: bool = False
   ) -> jax.Array:
     """Returns the total with the terms of a seed's images, or of those of all seeds together, after `count` steps."""
+    kind = self.client.modality
     several = {'': True, 'seeds': together and len(images) > 1, 'orders': self.copies > 1}
-    terms = {name: one for name, one in self.terms if one.together == together and several[one.beside]}
+    terms = {
+      name: one
+      for name, one in self.terms
+      if one.suits(name, kind) and one.together == together and several[one.beside]
+    }
     given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
     return sum(addends(terms, images, given, self.comparison.unit(observation)), total)
 
@@ -270,7 +276,9 @@ class Matching:
     told = {} if self.subsets is None else {'changed': self.subsets.changed(state.count)}
     updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=value, **told)
     dummy, variables = optax.apply_updates(state.dummy, updates), self.samples.variables
-    dummy[variables.name] = made = variables.project(dummy[variables.name])  # decoys may leave the range of pixels
+    dummy[variables.name] = made = variables.project(
+      dummy[variables.name], self.client.modality.settle
+    )  # decoys may leave the range of pixels
     first = state.count == 0
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
     known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])
@@ -337,7 +345,9 @@ class Matching:
       return jnp.full((), jnp.nan, jnp.float32)
     observation = self.comparison.compared(observation, self.comparison.thresholds(observation))
     last = jnp.int32(self.steps - 1)
-    objective = self.losses(observation, jnp.tile(images, (self.copies, 1, 1, 1)), labels, count=last)[0]
+    objective = self.losses(observation, jnp.tile(images, (self.copies, *[1] * (images.ndim - 1))), labels, count=last)[
+      0
+    ]
     return self.added(objective, observation, images[None], last, together=True)
 
 

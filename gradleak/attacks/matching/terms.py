@@ -5,13 +5,14 @@ of it. Each is zero where the images are as expected.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradleak.core import errors, trees
+from gradleak.modalities import Modality
 from gradleak.threat import Observation
 
 _FEATURES = 96  # of the random convolution, as published
@@ -47,6 +48,7 @@ class Term(NamedTuple):
     beside: 'seeds' or 'orders', the setting without which there is nothing to compare; the term is then left out.
     needs: one of `NEEDS`.
     without: settings that must keep their defaults.
+    special: whether it is defined on the samples of some modalities only, see `Modality.terms`.
   """
 
   of: Callable[..., Any]
@@ -57,6 +59,11 @@ class Term(NamedTuple):
   beside: str = ''
   needs: str = ''
   without: tuple[str, ...] = ()
+  special: bool = False
+
+  def suits(self, name: str, kind: Modality) -> bool:
+    """Returns whether it is defined on the samples of a modality."""
+    return not self.special or name in kind.terms
 
   @property
   def about(self) -> str:
@@ -199,13 +206,13 @@ class Denoising(NamedTuple):
 
 # Setting -> its term, in the order in which they are summed.
 TERMS: dict[str, Term] = {
-  'tv': Term(total_variation, 0.0),
+  'tv': Term(total_variation, 0.0, special=True),
   'l2': Term(mean_square, 0.0),
-  'prior': Term(total_variation, 0.0, relative=True),
+  'prior': Term(total_variation, 0.0, relative=True, special=True),
   'batch_norm': Term(batch_statistics, needs='batch_stats'),
-  'group': Term(disagreement, together=True, beside='seeds'),
-  'order': Term(disorder, beside='orders'),
-  'denoising': Term(Denoising, together=True),
+  'group': Term(disagreement, together=True, beside='seeds', special=True),
+  'order': Term(disorder, beside='orders', special=True),
+  'denoising': Term(Denoising, together=True, special=True),
 }
 
 
@@ -233,6 +240,18 @@ def summed(given: Mapping[str, Any], changed: Collection[str] = ()) -> tuple[tup
     own: Any = value
     found[name] = term._replace(of=own, weight=own.weight) if isinstance(term.of, type) else term._replace(weight=value)
   return tuple(found.items())
+
+
+def check_modality(terms: Iterable[tuple[str, Term]], kind: Modality) -> None:
+  """Checks the terms of a sum; raises `UsageError` for a weight of one that is not defined on such samples."""
+  for name, term in terms:
+    if not term.suits(name, kind) and (isinstance(term.of, Denoising) or (known(term.weight) and term.weight != 0)):
+      raise errors.UsageError(f'{name} is not defined on {kind.noun[1]}: leave it out')
+
+
+def known(weight: Any) -> bool:
+  """Returns whether a weight is a number, and not traced."""
+  return not isinstance(weight, jax.core.Tracer)
 
 
 def addends(terms: Mapping[str, Term], images: jax.Array, given: Given, unit: jax.Array) -> list[jax.Array]:
