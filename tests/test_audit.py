@@ -553,6 +553,7 @@ def test_what_is_claimed_follows_from_the_object_and_not_from_its_label(linear):
   }
   found = audit(linear, named, {'guess': closed_form(draw)}, trials=1)
   said = report.findings.guarantees(found.methods)
+  said = [str(line) for line in said]
   assert [line.split(':')[0] for line in said] == ['`dp`'] and 'ε ≤ ' in said[0]
   assert report.wording.citations(found.methods) == gl.defenses.client_dp(norm=1, noise=2).citations
   assert not any('Abadi' in citation for citation in report.wording.citations(found.methods))

@@ -236,13 +236,13 @@ def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
   first = found.controls[0]
   shown = {'pearson': 1.0, 'revealed': 1, 'psnr': 60.0}
   told = dataclasses.replace(found, controls=[{**first, **shown}, *found.controls[1:]])
-  (rates,) = report.autoleak._alarms(told, first['honest'])
+  (rates,) = report.autoleak.alarms(told, first['honest'])
   assert [step['count'] for step in rates['steps']] == [1] * 4 and rates['n'] == 4
   report.write(told, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
   assert [row[1][:6] for row in page.rows if row[0].startswith('noise')] == ['1 of 4', '0 of 4']
   alone = dataclasses.replace(found, controls=[row for row in found.controls if row['honest']])
-  assert report.autoleak._alarms(alone, False) == []
+  assert report.autoleak.alarms(alone, False) == []
 
 
 @pytest.mark.parametrize('name', ['staged', 'malicious'])

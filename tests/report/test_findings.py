@@ -235,7 +235,7 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   # One that is beyond the others, and not beyond a bound that it raises itself.
   few = [{**RUN, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
   few.append({**RUN, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
-  assert verdict.threshold(few).pearson > 0.36
+  assert verdict.threshold(few).correlation > 0.36
   assert '1 comes to traces: a false alarm (' in str(findings.alarms(few)[0])
 
 
@@ -261,7 +261,7 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
   shown = np.random.default_rng(0).uniform(-0.3, 0.6, 24).tolist()
   columns = {'psnr': 9.0, 'revealed': 0, 'recognised': 0, 'identified': 0}
   bounds = [verdict.threshold([{**columns, 'pearson': each} for each in shown[k:] + shown[:k]]) for k in range(24)]
-  assert len({bound.pearson for bound in bounds}) == 1
+  assert len({bound.correlation for bound in bounds}) == 1
 
 
 @pytest.mark.parametrize(
