@@ -47,8 +47,8 @@ napoleon_use_ivar = True
 # these modules, which are no part of the public interface.
 INTERNAL = '|'.join(
   [
-    *(r'attacks\.matching(?:\.\w+)?', 'captured.inversion', 'defenses.defense', 'frontier', 'inspection', 'methods'),
-    *('metrics.revealed', 'sensitivity.assumptions', 'specs', 'trees'),
+    *(r'attacks\.matching(?:\.\w+)?', r'core\.\w+', 'defenses.defense', 'federated.inspection', 'metrics.revealed'),
+    *('studies.captured.inversion', 'studies.frontier', 'studies.sensitivity.assumptions'),
   ]
 )
 nitpick_ignore_regex = [('py:.*', r'(?!gradleak\.).*'), ('py:class', rf'gradleak\.({INTERNAL})\.\w+')]

@@ -400,9 +400,7 @@ def _changed(value: Any, default: Any) -> bool:
   return not isinstance(value, jax.core.Tracer) and not (type(value) is type(default) and value == default)
 
 
-def gradient_matching(
-  client: Client, optimizer: optax.GradientTransformation, num_steps: int, *, labels: str = 'known', **given: Any
-) -> Attack:
+def gradient_matching(client: Client, optimizer: optax.GradientTransformation, num_steps: int, **given: Any) -> Attack:
   """Returns the attack that minimises the sum of distance(simulated update, observed update) and terms of the images.
 
   The attacker's knowledge of a defense is data in the observation. The simulated update is clipped to the known norm,
@@ -421,6 +419,7 @@ def gradient_matching(
   Raises:
     UsageError: for an unknown setting or word, or a value out of range.
   """
+  labels = given.pop('labels', 'known')
   matching = composed(client, optimizer, num_steps, given)
   return Attack(
     *(matching.init, matching.step, matching.reconstruct, matching.objective), num_steps, labels,
@@ -431,5 +430,6 @@ def gradient_matching(
 
 gradient_matching.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
   [one for one in inspect.signature(gradient_matching).parameters.values() if one.kind is not one.VAR_KEYWORD]
+  + [inspect.Parameter('labels', inspect.Parameter.KEYWORD_ONLY, default='known', annotation=str)]
   + list(settings().values())
 )
