@@ -70,7 +70,8 @@ CIRCLE = modality(
     correlation='direction',
     likeness='nearness',
     oracle=('nearness',),
-    shown=(('nearness', 'nearness', 1), ('direction', 'direction', 2)),
+    shown=(('nearness', 'nearness', 'digits', 1), ('direction', 'direction', '', 2)),
+    nearness=lambda found, truth: -np.log10(np.linalg.norm(np.asarray(found) - np.asarray(truth), axis=1) + 1e-6),
     picture=picture,
     noun=('point', 'points'),
   )

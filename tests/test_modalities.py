@@ -7,7 +7,10 @@ import pytest
 import gradleak as gl
 from gradleak.audit import schema
 from gradleak.modalities import IMAGES, REGISTRY, Modality, modality, of_rows
+from gradleak.studies.sweep import sweep
 from tests import circle
+
+RECOVERS = gl.attacks.dga(start='uniform', steps=100)
 
 
 @pytest.fixture(scope='module')
@@ -22,7 +25,7 @@ def result(scenario, tmp_path_factory):
     jax.random.key(1),
     scenario,
     [None, gl.defenses.gaussian(stddev=0.02), gl.defenses.prune(rate=0.5)],
-    [gl.attacks.csdlg(tv=0.0, steps=150, learning_rate=0.05)],
+    [RECOVERS],
     4,
     controls=8,
     workdir=tmp_path_factory.mktemp('ring'),
@@ -78,3 +81,31 @@ def test_two_modalities_have_two_names_and_two_scores():
   with pytest.raises(gl.UsageError, match='for its score and its correlation'):
     Modality(**{**again, 'correlation': 'nearness'})
   assert REGISTRY == {'images': IMAGES, 'circle': circle.CIRCLE}
+
+
+def test_a_page_a_table_and_pictures_are_made_of_it(result, tmp_path):
+  table = gl.report.terminal_table(result)
+  assert 'nearness digits' in table and 'PSNR' not in table and 'points' in table
+  gl.report.write(result, tmp_path)
+  page = (tmp_path / 'report.html').read_text('utf-8')
+  assert 'nearness' in page and 'Private point of trial 0.' in page and 'dB' not in page
+  assert (tmp_path / 'grid.png').stat().st_size > 1000
+
+
+def test_the_folder_is_read_again(result, scenario, tmp_path):
+  gl.audit(jax.random.key(1), scenario, [None], [RECOVERS], 1, controls=2, workdir=tmp_path, progress='none')
+  found = gl.load(tmp_path)
+  assert found.rows[0]['nearness'] > 0 and found.config['modality'] == 'circle'
+
+
+def test_a_sweep_over_strengths_runs(scenario, tmp_path):
+  defenses = {f'noise {level}': gl.defenses.gaussian(stddev=level) for level in (0.01, 1.0)}
+  audits = {'ring': (jax.random.key(2), scenario)}
+  rows = sweep(audits, defenses, [RECOVERS], 2, controls=2, workdir=tmp_path, progress='none', say=str)
+  assert {row['defense'] for row in rows} == set(defenses) and all('nearness' in row for row in rows)
+
+
+def test_terms_of_pixels_are_refused_and_not_computed(scenario):
+  with pytest.raises(gl.UsageError, match='tv is not defined on points: leave it out'):
+    gl.attacks.csdlg(tv=1e-4)(scenario.client)
+  assert gl.attacks.csdlg(tv=0.0)(scenario.client).num_steps

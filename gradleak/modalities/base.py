@@ -54,7 +54,9 @@ class Modality:
     correlation: the column that tells a weak trace from none, in [-1, 1].
     likeness: the column by which the example of a verdict is chosen.
     oracle: the columns of which the best start is recorded, as 'oracle_…'.
-    shown: (column, its title, digits) of what tables show.
+    shown: (column, its name, unit, digits) of what tables show, the score first.
+    further: (column, its title, digits or None for two significant ones) of further figures.
+    nearness: (reconstructions, truth), in pairs -> the score of each, float [N].
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
@@ -74,9 +76,11 @@ class Modality:
   correlation: str
   likeness: str
   oracle: tuple[str, ...]
-  shown: tuple[tuple[str, str, int], ...]
+  shown: tuple[tuple[str, str, str, int], ...]
+  nearness: Callable[[Any, Any], Any]
   picture: Callable[[np.ndarray], np.ndarray]
   noun: tuple[str, str]
+  further: tuple[tuple[str, str, int | None], ...] = ()
   settle: Callable[[Any], Any] = lambda samples: samples
   terms: frozenset[str] = frozenset()
   flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
@@ -87,6 +91,8 @@ class Modality:
     named = {column.name for column in self.columns}
     for name in (self.score, self.correlation, self.likeness, *self.oracle, *(one[0] for one in self.shown)):
       errors.check_choice('column of the modality', name, named)
+    if self.shown[0][0] != self.score:
+      raise errors.UsageError(f'the modality {self.name!r} shows {self.shown[0][0]!r} before its score {self.score!r}')
     if self.score == self.correlation:
       raise errors.UsageError(f'the modality {self.name!r} has {self.score!r} for its score and its correlation')
 
@@ -105,6 +111,11 @@ class Modality:
   def axes(self) -> int:
     """How many axes one sample has."""
     return len(self.axis_names)
+
+  def said(self, value: float | None) -> str:
+    """Returns a score with its unit."""
+    _, _, unit, digits = self.shown[0]
+    return f'{"–" if value is None else format(value, f".{digits}f")} {unit}'.strip()
 
   @property
   def controls(self) -> tuple[str, ...]:

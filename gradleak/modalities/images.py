@@ -23,18 +23,16 @@ _POSITIVE = (0, math.inf)
 _PAIRS = 16  # that a network compares at once
 
 COLUMNS = (
-  Column(
-    'ms_ssim', NUMBER, '[0, 1]', 'MS-SSIM, on as many of five scales as fit; mean of the batch.', _DIVERGED, (0, 1)
-  ),
-  Column('mse', NUMBER, '', 'Mean squared error, images clipped to [0, 1]; mean over the batch.', _DIVERGED, (0, 1)),
-  Column('mse_unclipped', NUMBER, '', 'The same without clipping.', _DIVERGED),
-  Column('pearson', NUMBER, '[-1, 1]', 'Pearson correlation; mean over the pairs that have one.', _UNDEFINED, (-1, 1)),
   Column('psnr', NUMBER, 'dB', 'PSNR of images clipped to [0, 1], peak 1; mean over the batch.', _DIVERGED, _POSITIVE),
-  Column('psnr_unclipped', NUMBER, 'dB', 'The same without clipping.', _DIVERGED),
   Column('ssim', NUMBER, '[-1, 1]', 'SSIM, 11×11 Gaussian window; mean over the batch.', _DIVERGED, (-1, 1)),
-  Column('revealed_psnr', NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
-  Column('fmse', NUMBER, '', 'Mean squared error of the logits of the model that was sent.', _DIVERGED, _POSITIVE),
+  Column('mse', NUMBER, '', 'Mean squared error, images clipped to [0, 1]; mean over the batch.', _DIVERGED, (0, 1)),
+  Column('pearson', NUMBER, '[-1, 1]', 'Pearson correlation; mean over the pairs that have one.', _UNDEFINED, (-1, 1)),
+  Column('ms_ssim', NUMBER, '[0, 1]', 'MS-SSIM on up to five scales, as many as fit; a mean.', _DIVERGED, (0, 1)),
   Column('lpips', NUMBER, '', 'LPIPS, 0 for equal images; mean over the batch.', _NO_LPIPS, _POSITIVE),
+  Column('fmse', NUMBER, '', 'Mean squared error of the logits of the model that was sent.', _DIVERGED, _POSITIVE),
+  Column('mse_unclipped', NUMBER, '', 'Mean squared error of images that are not clipped.', _DIVERGED),
+  Column('psnr_unclipped', NUMBER, 'dB', 'PSNR of images that are not clipped.', _DIVERGED),
+  Column('revealed_psnr', NUMBER, 'dB', 'Mean PSNR of the images that are fully revealed.', 'no image is'),
 )
 
 
@@ -96,7 +94,14 @@ IMAGES = modality(
     correlation='pearson',
     likeness='ssim',
     oracle=('psnr', 'ssim', 'mse_unclipped'),
-    shown=(('psnr', 'PSNR dB', 1), ('ssim', 'SSIM', 2)),
+    shown=(('psnr', 'PSNR', 'dB', 1), ('ssim', 'SSIM', '', 2)),
+    further=(
+      ('mse', 'MSE', None),
+      ('pearson', 'Pearson\ncorrelation', 2),
+      ('ms_ssim', 'MS-SSIM', 2),
+      ('fmse', 'error of\nthe logits', None),
+    ),
+    nearness=metrics.psnr,
     picture=lambda image: image,
     by_networks=by_networks,
     noun=('image', 'images'),

@@ -7,6 +7,7 @@ from typing import Any
 from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
 from gradleak.core import statistics
 from gradleak.data.images import span_in_words
+from gradleak.modalities import REGISTRY, of_rows
 from gradleak.report import privacy
 from gradleak.report.formatting import defenses, together, unit
 from gradleak.report.words import Finding, found, said
@@ -137,13 +138,15 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
     seen = entry['reached']['traces']
     traces = said('findings.traces', seen=seen, n=entry['n']) if seen else ''
     return [found('findings.fails', none_of=_none_of(entry, config), traces=traces)]
+  kind = of_rows(summaries)
   best = max(
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
-    key=lambda summary: (summary['recovered'], summary['psnr']),
+    key=lambda summary: (summary['recovered'], summary[kind.score]),
   )
+  reached = {'reaches': kind.said(best[kind.score]), 'control': kind.said(best[kind.controls[0]])}
   weak = [found('findings.weak')] if 2 * entry['recovered'] < entry['n'] else []
   return [
-    found('findings.undefended', entry=entry, best=best, unit=unit(entry['n'], config.get('batch_size', 1))),
+    found('findings.undefended', entry=entry, best=best, unit=_unit(entry['n'], config), **reached),
     *weak,
   ]
 
@@ -190,7 +193,7 @@ def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
   for level, name in (('identifying', 'identifying'), ('traces', 'seen')):
     counts = [_count('count', [e], k=e['reached'][level]) for e in entries if e['verdict'] == level]
     if counts:
-      made.append(found(f'findings.{name}', unit=unit(2, config.get('batch_size', 1)), counts=counts))
+      made.append(found(f'findings.{name}', unit=_unit(2, config), counts=counts))
   return made
 
 
@@ -249,7 +252,7 @@ def _prior_alone(summaries: Sequence[Summary], controls: Sequence[dict]) -> list
   """Returns at most one finding: where an attacker with other images does no better than on noise, on average."""
 
   def silent(summary: Summary) -> bool:
-    score, control = summary['psnr'], _control_psnr(summary, controls)
+    score, control = summary[of_rows([summary]).score], _control(summary, controls)
     learned = summary.get('tier') in ('D', 'G')
     nothing = not any(summary[level] for level in ('recovered', 'identifying', 'traces'))
     return learned and nothing and score is not None and control is not None and score <= control
@@ -263,11 +266,12 @@ def _places(name: str, where: Mapping[str, Sequence[str]]) -> list[Finding]:
   return [found(name, places=places)] if places else []
 
 
-def _control_psnr(summary: Summary, controls: Sequence[dict]) -> float | None:
-  """Returns the mean PSNR of the control runs: of this counter-measure, if it has its own, else of the attack."""
+def _control(summary: Summary, controls: Sequence[dict]) -> float | None:
+  """Returns the mean score of the control runs: of this counter-measure, if it has its own, else of the attack."""
   runs = [row for row in controls if row['attack'] == summary['attack']]
   runs = [row for row in runs if row.get('counter') == summary['counter']] or runs
-  known = [psnr for row in runs if (psnr := row.get('psnr')) is not None and not math.isnan(psnr)]
+  name = of_rows([summary]).score
+  known = [score for row in runs if (score := row.get(name)) is not None and not math.isnan(score)]
   return math.fsum(known) / len(known) if known else None
 
 
@@ -315,13 +319,19 @@ def _transformed(summaries: Sequence[Summary], worst: Sequence[Entry], methods: 
   transformed = [entry for entry in worst if 'data' in known.get(entry['defense'], {}).get('places', [])]
   if not transformed:
     return []
-  best = []
+  best, kind = [], of_rows(summaries)
+  name = f'trained_{kind.score}'
   for entry in transformed:
-    reached = [s for s in summaries if s['defense'] == entry['defense'] and s.get('trained_psnr') is not None]
+    reached = [s for s in summaries if s['defense'] == entry['defense'] and s.get(name) is not None]
     if reached:
-      best.append(found('findings.to_trained', best=max(reached, key=lambda summary: summary['trained_psnr'])))
+      best_one = max(reached, key=lambda summary: summary[name])
+      best.append(found('findings.to_trained', best=best_one, reaches=kind.said(best_one[name])))
   near = said('findings.reached', best=best) if best else ''
   return [found('findings.transformed', defenses=defenses(transformed), reached=near)]
+
+
+def _unit(n: int, config: Config) -> str:
+  return unit(n, config.get('batch_size', 1), REGISTRY[config.get('modality', 'images')].noun)
 
 
 def _active(worst: Sequence[Entry]) -> list[Entry]:
@@ -359,10 +369,10 @@ def _means(entry: Entry) -> str:
 
 
 def _none_of(entry: Entry, config: Config) -> str:
-  what = unit(entry['n'], config.get('batch_size', 1))
+  what = _unit(entry['n'], config)
   return f'the one {what} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {what} is'
 
 
 def _all_of(entry: Entry, config: Config) -> str:
-  what = unit(entry['n'], config.get('batch_size', 1))
+  what = _unit(entry['n'], config)
   return f'the one {what}' if entry['n'] == 1 else f'all {entry["n"]} {what}'

@@ -84,11 +84,11 @@ def count(entry: Mapping[str, Any], key: str = 'recovered') -> str:
   return f'{entry[key]} of {entry["n"]}'
 
 
-def unit(n: int, size: int) -> str:
-  """Returns what `n` uploads of `size` images are called."""
+def unit(n: int, size: int, noun: tuple[str, str] = ('image', 'images')) -> str:
+  """Returns what `n` uploads of `size` samples are called; `noun` is singular and plural of these."""
   if size == 1:
-    return 'image' if n == 1 else 'images'
-  return f'{"batch" if n == 1 else "batches"} of {size} images'
+    return noun[n != 1]
+  return f'{"batch" if n == 1 else "batches"} of {size} {noun[1]}'
 
 
 def defenses(entries: Iterable[Mapping[str, Any]]) -> list[str]:

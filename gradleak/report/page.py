@@ -11,11 +11,12 @@ from gradleak.audit import load
 from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
+from gradleak.modalities import Modality, of_rows
 from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
 from gradleak.report.formatting import count, interval, number, percent, percent_range, significant, together
 from gradleak.report.html import code, mark, text
 from gradleak.report.pictures import Picture
-from gradleak.report.words import said
+from gradleak.report.words import said, texts
 from gradleak.summary import cases, shown
 from gradleak.summary.worst import pair
 
@@ -179,17 +180,17 @@ def _cell(picture: Picture, new: bool) -> blocks.Cell:
   which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
   uri, kind = shown.data_uri(picture.pixels), 'new' if new else ''
   if picture.row is None:
-    return blocks.Cell(html.image(uri, f'Private image of {which}.'), kind=kind)
+    return blocks.Cell(html.image(uri, f'Private {picture.kind.noun[0]} of {which}.'), kind=kind)
   row = picture.row
   verdict, step = row['verdict'], row.get('diverged_step')
-  value = 'no PSNR' if picture.psnr is None else f'{number(picture.psnr)} dB'
+  value = f'no {picture.kind.shown[0][1]}' if picture.score is None else picture.kind.said(picture.score)
   at = f' at step {step}' if verdict == 'diverged' and step is not None else ''
   early = unfinished(row)
   more = ', not converged' if early else ''
   knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
   done = f'{verdict}{at}{more}, {value}'
   alt = f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {done}.'
-  below = (value if picture.psnr is not None else f'NaN{at}') + ' +' * early
+  below = (value if picture.score is not None else f'NaN{at}') + ' +' * early
   caption = blocks.Html(f'<span class="caption">{below}{mark(verdict)}</span>')
   return blocks.Cell(text(html.image(uri, alt), caption), kind=f'{verdict.replace(" ", "-")} {kind}'.strip())
 
@@ -201,33 +202,36 @@ def _mean(summary: Mapping[str, Any], name: str, digits: int) -> blocks.Cell:
 def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.Section:
   """Returns the figures of all attackers, each with the PSNR of every run, and those of the controls."""
   config = result.config
-  finite = [row['psnr'] for row in [*result.rows, *result.controls] if row['psnr'] is not None]
-  finite = [psnr for psnr in finite if math.isfinite(psnr)]
+  scale = of_rows(result.rows)
+  (score, name, unit, digits), *others = scale.shown
+  finite = [row[score] for row in [*result.rows, *result.controls] if row[score] is not None]
+  finite = [one for one in finite if math.isfinite(one)]
   axis = min([0.0, *finite]), max([10.0, *finite]) * 1.04
-  perceptual = any(summary['lpips'] is not None for summary in summaries)
+  perceptual = any(summary.get('lpips') is not None for summary in summaries)
   restarted = config.get('restarts', 1) > 1
-  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', 'PSNR, dB', ('every run', 'left'), 'SSIM']
-  columns += ['LPIPS'] * perceptual + ['oracle\nPSNR'] * restarted + ['not\nsolved', 'diverged']
-  runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', 'control_psnr')
+  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (name, unit)))]
+  columns += [('every run', 'left'), *(one[1] for one in others)]
+  columns += ['LPIPS'] * perceptual + [f'oracle\n{name}'] * restarted + ['not\nsolved', 'diverged']
+  runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', scale.controls[0])
 
   def means(summary: cases.Summary, rows: Sequence[cases.Row], kind: str, oracle: str) -> list[Any]:
     drawn = _strip(rows, summary, axis, kind)
-    last = [_mean(summary, 'lpips', 3)] * perceptual + [oracle] * restarted
-    return [_mean(summary, 'psnr', 1), drawn, _mean(summary, 'ssim', 2), *last]
+    last = ([_mean(summary, 'lpips', 3)] if perceptual else []) + [oracle] * restarted
+    return [_mean(summary, score, digits), drawn, *(_mean(summary, one[0], one[3]) for one in others), *last]
 
   def attacker(summary: cases.Summary, place: int, paired: bool, usual: float | None) -> blocks.Row:
-    size, own = config.get('batch_size', 1), _own(summary['control_psnr'], usual)
+    size, own = config.get('batch_size', 1), _own(summary[_bound([summary])], usual)
     fully = ''
     if size > 1 and summary['revealed'] is not None:
-      decibels = f', at {number(summary["revealed_psnr"])} dB' if summary['revealed'] else ''
+      decibels = f', at {scale.said(summary[f"revealed_{score}"])}' if summary['revealed'] else ''
       fully = f'{number(summary["revealed"])} of {size} fully{decibels}'
     of_verdict = f'{summary[cases.named(summary["verdict"])]} of {summary["n"]}'
     unfinished = summary['unfinished'] and f'{summary["unfinished"]} not converged'
     cells = [
       _who(summary['defense'], summary['counter'], place == 0, paired),
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
-      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} dB']),
-      *means(summary, runs[cases.case(summary)], 'runs', number(summary['oracle_psnr'])),
+      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {unit}'.strip()]),
+      *means(summary, runs[cases.case(summary)], 'runs', number(summary[f'oracle_{score}'])),
       str(summary['not_solved']),
       str(summary['diverged']),
     ]
@@ -236,15 +240,15 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   def control(
     rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
   ) -> tuple[bool, blocks.Row]:
-    summary, alike = cases.summarise(rows)[0], _close(rows[0]['control_psnr'], usual)
-    of = [] if alike else [s['counter'] for s in group if _close(s['control_psnr'], summary['control_psnr'])]
+    summary, alike = cases.summarise(rows)[0], _close(rows[0][_bound(rows)], usual)
+    of = [] if alike else [s['counter'] for s in group if _close(s[_bound([s])], summary[_bound([summary])])]
     names = ', '.join(dict.fromkeys(filter(None, of)))
-    own = _own(summary['control_psnr'], usual)
+    own = _own(summary[_bound([summary])], usual)
     marked = [{**row, 'verdict': 'control'} for row in rows]
     cells = [
       blocks.Cell('null-gradient control', [names and f'of aware: {names}']),
       '',
-      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} dB']),
+      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} {unit}'.strip()]),
       *means(summary, marked, 'control runs', ''),
       '',
       '',
@@ -253,44 +257,62 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
 
   bodies = []
   for (attack,), group in cases.grouped(summaries, 'attack').items():
-    usual = group[0]['control_psnr']
+    usual = group[0][_bound(group)]
     rows = []
     for of_defense in cases.grouped(group, 'defense').values():
       rows += [attacker(summary, place, len(of_defense) > 1, usual) for place, summary in enumerate(of_defense)]
     controls = [control(rows, group, usual) for (name, _), rows in pools.items() if name == attack]
     rows += [row for _, row in sorted(controls, key=lambda each: each[0])]
-    title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} dB')
+    title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} {unit}'.rstrip())
     bodies.append(blocks.Body(rows, text(title, f'; threat model {group[0]["tier"]}' if group[0]['tier'] else '')))
-  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1]), 'note')
+  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1], unit=f' {unit}'.rstrip()), 'note')
   parts = [note, blocks.Table(columns, bodies), _more_figures(summaries)]
   return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
 
 
 def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
   """Returns further figures of all attackers, folded away."""
-  columns: list[Any] = ['attack', ('defense', 'left'), 'MSE', 'Pearson\ncorrelation', 'MS-SSIM', 'error of\nthe logits']
+  titles = [title for _, title, _ in of_rows(summaries).further]
+  columns: list[Any] = ['attack', ('defense', 'left'), *titles]
   columns += ['labels\nright', 'mean rank\nof the original', 'change of\nthe upload', 'entries\nsent']
   groups = cases.grouped(summaries, 'attack', 'defense').values()
   rows = [_more(summary, len(group) > 1) for group in groups for summary in group]
   table = blocks.Table(columns, [blocks.Body(rows)], 'figures', 'More figures')
-  return blocks.Details('More figures: MSE, correlation, MS-SSIM, labels, what was sent', [table])
+  listed = ', '.join(title.replace('\n', ' ') for title in [*titles, 'labels', 'what was sent'])
+  return blocks.Details(f'More figures: {listed}', [table])
 
 
 def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
   """Returns the further figures of an attacker."""
-  low, high = summary['mse_low'], summary['mse_high']
-  mse = blocks.Cell(significant(summary['mse']), [low is not None and f'{significant(low)} – {significant(high)}'])
   sent = '–' if summary['sent'] is None else f'{significant(100 * summary["sent"], 3)} %'
   who = _who(summary['defense'], summary['counter'], True, paired)
   return blocks.Row(
     [
       code(summary['attack']),
       who._replace(kind='spec'),
-      mse,
-      *(_mean(summary, 'pearson', 2), _mean(summary, 'ms_ssim', 2), significant(summary['fmse'])),
+      *(_further(summary, name, digits) for name, _, digits in of_rows([summary]).further),
       *(percent(summary['label_correct'], 0), number(summary['rank']), significant(summary['change']), sent),
     ]
   )
+
+
+def _meaning(kind: Modality) -> tuple[str, list[str]]:
+  """Returns the name of the score and what it means."""
+  known = f'audit.{kind.score}'
+  (column,) = (one for one in kind.columns if one.name == kind.score)
+  return kind.shown[0][1], [said(known) if kind.score in texts()['audit'] else column.meaning]
+
+
+def _further(summary: cases.Summary, name: str, digits: int | None) -> blocks.Cell:
+  if digits is not None:
+    return _mean(summary, name, digits)
+  low, high = summary[f'{name}_low'], summary[f'{name}_high']
+  return blocks.Cell(significant(summary[name]), [low is not None and f'{significant(low)} – {significant(high)}'])
+
+
+def _bound(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the column with the threshold of the score."""
+  return of_rows(rows).controls[0]
 
 
 def _close(a: float | None, b: float | None) -> bool:
@@ -304,25 +326,27 @@ def _own(threshold: float | None, usual: float | None) -> str:
 
 
 def _strip(rows: Sequence[cases.Row], summary: cases.Summary, axis: tuple[float, float], kind: str) -> blocks.Html:
-  """Returns the drawing of the PSNR of every run that has one, at varying heights, before the control's threshold."""
+  """Returns the drawing of the score of every run that has one, at varying heights, before the control's threshold."""
+  scale = of_rows([summary])
+  name = scale.score
 
-  def x(psnr: float) -> float:  # with room for half a dot at the ends
+  def x(score: float) -> float:  # with room for half a dot at the ends
     low, high = axis
-    return round(5 + (min(max(psnr, low), high) - low) / (high - low) * (_STRIP_WIDTH - 10), 1)
+    return round(5 + (min(max(score, low), high) - low) / (high - low) * (_STRIP_WIDTH - 10), 1)
 
   dots = [
-    f'<circle class="{row["verdict"].replace(" ", "-")}" cx="{x(row["psnr"])}" '
+    f'<circle class="{row["verdict"].replace(" ", "-")}" cx="{x(row[name])}" '
     f'cy="{10 + _STAGGER[i % len(_STAGGER)]}" r="2.9"/>'
     for i, row in enumerate(rows)
-    if row['psnr'] is not None
+    if row[name] is not None
   ]
   prior = ''
-  if summary['control_psnr'] is not None:
-    at = x(summary['control_psnr'])
+  if summary[_bound([summary])] is not None:
+    at = x(summary[_bound([summary])])
     prior = f'<rect class="prior" x="0" y="0" width="{at}" height="20"/>'
     prior += f'<line class="threshold" x1="{at}" x2="{at}" y1="0" y2="20"/>'
   axis_line = '<line class="axis" x1="5" x2="145" y1="10" y2="10"/>'
-  label = f'PSNR of {len(dots)} {kind}, mean {number(summary["psnr"])} dB'
+  label = f'{scale.shown[0][1]} of {len(dots)} {kind}, mean {scale.said(summary[name])}'
   return _svg('strip', _STRIP_WIDTH, label, f'{axis_line}{prior}{"".join(dots)}')
 
 
@@ -432,11 +456,14 @@ def _reading(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
   """Returns what the words of the page mean."""
   config = result.config
   alarms = ''.join(f' {one}' for one in findings.alarms(result.controls, worst))
+  score, meaning = _meaning(of_rows(result.rows))
   terms: list[tuple[str, list[str]]] = [
-    ('PSNR', [said('audit.psnr')]),
+    (score, meaning),
     ('Null-gradient control', [said('audit.control', enough=findings.MIN_CONTROLS, alarms=alarms)]),
     *headline.verdict_terms(headline.gallery(result.rows, config), config),
-    *([('Oracle PSNR', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []),
+    *(
+      [(f'Oracle {of_rows(result.rows).shown[0][1]}', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []
+    ),
     *([('Unaware, aware', [said('audit.unaware_aware')])] if _aware(worst) else []),
     ('Worst case', [said('audit.worst_case')]),
     ('Threat model A–H', [said('audit.tiers')]),

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak import metrics
 from gradleak.audit.result import AuditResult, Case, check_result
+from gradleak.modalities import IMAGES, Modality, of_rows
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
@@ -34,15 +34,17 @@ class Picture(NamedTuple):
     trial: the trial that it belongs to, as in its row.
     index: its place in the batch of the trial.
     pixels: [H, W, C] in [0, 1]; may hold NaN.
-    psnr: dB; None for a private image, and where it is NaN.
+    score: of its pair; None for a private image, and where it is NaN.
+    kind: its modality.
     row: the row of its trial and case; None for a private image.
   """
 
   trial: int
   index: int  # type: ignore[assignment]
   pixels: np.ndarray
-  psnr: float | None
+  score: float | None
   row: dict | None
+  kind: Modality = IMAGES
 
 
 def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Picture], dict[Case, list[Picture]]]:
@@ -57,26 +59,28 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   truth = np.asarray(result.truth)
   images = min(truth.shape[1], columns)
   places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
-  shown = {}
+  shown, kind = {}, of_rows(result.rows)
   for case in (cases.case(summary) for pair in pairs for summary in pair):
     by_trial = {row['trial']: row for row in rows[case]}
     pixels = np.asarray(result.reconstructions[case])
     chosen = np.stack([pixels[place] for place in places]).astype(np.float32)
-    decibels = np.asarray(metrics.psnr(chosen, np.stack([truth[place] for place in places]).astype(np.float32)))
+    scores = np.asarray(kind.nearness(chosen, np.stack([truth[place] for place in places]).astype(np.float32)))
     shown[case] = [
-      Picture(trials[t], b, pixels[t, b], None if np.isnan(psnr) else float(psnr), by_trial[trials[t]])
-      for (t, b), psnr in zip(places, decibels, strict=True)
+      Picture(
+        trials[t], b, kind.picture(pixels[t, b]), None if np.isnan(score) else float(score), by_trial[trials[t]], kind
+      )
+      for (t, b), score in zip(places, scores, strict=True)
     ]
-  return [Picture(trials[t], b, truth[t, b], None, None) for t, b in places], shown
+  return [Picture(trials[t], b, kind.picture(truth[t, b]), None, None, kind) for t, b in places], shown
 
 
 def grid(result: AuditResult) -> bytes:
-  """Returns a PNG: the private images above one row per attack and defense, at most 8 columns, with PSNR in dB.
+  """Returns a PNG: the private images above one row per attack and defense, at most 8 columns, each with its score.
 
   The row of the strongest aware attacker follows that of the unaware one; a bar joins the two.
   """
   truth, shown = select(result)
-  labels = [[('private images', {})], *(_label(*case, shown=shown) for case in shown)]  # type: ignore[misc, arg-type]
+  labels = [[(f'private {truth[0].kind.noun[1]}', {})], *(_label(*case, shown=shown) for case in shown)]  # type: ignore[misc, arg-type]
   second = [False, *(len(case) == 3 and case[:2] in shown for case in shown)]
   longest = max(len(line) for label in labels for line, _ in label)
   height, width = truth[0].pixels.shape[:2]
@@ -89,7 +93,10 @@ def grid(result: AuditResult) -> bytes:
     tops.append(tops[-1] + tall + above + margin + (0 if is_second else apart))
   across = max(start + (cell + margin) * len(truth), 3.7)
   named = '    '.join(f'{symbol} {verdict}'.replace(' ', '\N{NO-BREAK SPACE}') for verdict, symbol in SYMBOLS.items())
-  foot = [*textwrap.wrap(named, int((across - 2 * margin) / 0.06)), 'PSNR in dB']
+  foot = [
+    *textwrap.wrap(named, int((across - 2 * margin) / 0.06)),
+    ' in '.join(filter(None, truth[0].kind.shown[0][1:3])),
+  ]
   down = tops[-1] + tall + caption + 2.5 * margin + line * len(foot)
   with figures.figure(across, down) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
@@ -124,7 +131,7 @@ def _draw_label(axes: Any, label: Sequence[tuple[str, dict]], x: float, y: float
 
 
 def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: float, height: float) -> None:
-  """Draws a picture in the colour of its verdict, with its PSNR below; the trial stands above a private image."""
+  """Draws a picture in the colour of its verdict, with its score below; the trial stands above a private image."""
   from matplotlib.patches import Rectangle
 
   extent = (left, left + width, top + height, top)
@@ -136,7 +143,7 @@ def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: f
     axes.text(middle, top - 0.08, f'trial {picture.trial}' if picture.index == 0 else '', ha='center', color=SOFT)
   else:
     frame = {'edgecolor': _COLOURS[picture.row['verdict']], 'linewidth': 1.8}
-    value = 'NaN' if picture.psnr is None else number(picture.psnr)
+    value = 'NaN' if picture.score is None else number(picture.score)
     text = f'{SYMBOLS[picture.row["verdict"]]} {value}'
     axes.text(middle, top + height + 0.14, text, ha='center', va='center', color=frame['edgecolor'])
   axes.add_patch(Rectangle((left, top), width, height, facecolor='none', **frame))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.result import AuditResult, check_result
+from gradleak.modalities import of_rows
 from gradleak.report import findings, wording
 from gradleak.report.formatting import aligned, count_range, listed, number, plus_minus, together
 from gradleak.summary.cases import Summary, named, paired, summarise, worst_case
@@ -14,8 +15,9 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
+  titles = [f'{name} {unit}'.strip() for _, name, unit, _ in of_rows(result.rows).shown]
   lines: list[Sequence[str]] = [
-    ('attack / defense', 'PSNR dB', 'SSIM', 'recovered (95 %)', 'not solved', 'worst verdict')
+    ('attack / defense', *titles, 'recovered (95 %)', 'not solved', 'worst verdict')
     + ((f'fully, of {size}',) if size > 1 else ())
   ]
   for attack, of_attack in together((attack, pair) for (attack, _), pair in pairs.items()).items():
@@ -57,10 +59,11 @@ def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[st
 def _line(summary: Summary, size: int) -> tuple[str, ...]:
   """Returns the cells of one line of the terminal's table; aware attackers are indented below their defense."""
   counter = summary['counter']
+  (score, _, _, digits), *others = of_rows([summary]).shown
   return (
     f'  {summary["defense"]}' if counter is None else f'    aware: {counter}',
-    plus_minus(summary, 'psnr'),
-    number(summary['ssim'], 2),
+    plus_minus(summary, score, digits),
+    *(number(summary[name], rounded) for name, _, _, rounded in others),
     count_range(summary),
     f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
     f'{summary[named(summary["verdict"])]} {summary["verdict"]}',
@@ -70,6 +73,8 @@ def _line(summary: Summary, size: int) -> tuple[str, ...]:
 
 def _thresholds(summaries: Iterable[Summary]) -> str:
   """Returns the threshold of an attack in words; a range where counter-measures have others."""
-  found = sorted(summary['control_psnr'] for summary in summaries if summary['control_psnr'] is not None)
+  given = list(summaries)
+  name = of_rows(given).controls[0]
+  found = sorted(summary[name] for summary in given if summary[name] is not None)
   ends = dict.fromkeys(number(threshold) for threshold in (found[0], found[-1])) if found else {}
   return f'control {"–".join(ends)}' if found else 'no control'

@@ -51,7 +51,10 @@ def shape(config: Mapping[str, Any]) -> str:
   """Returns the image shape in words, such as '28 × 28 pixels, grey'; empty if unknown."""
   if not config.get('image_shape'):
     return ''
-  height, width, channels = config['image_shape']
+  sides = config['image_shape']
+  if len(sides) != 3:
+    return f'samples of shape {tuple(sides)}'
+  height, width, channels = sides
   colours = {1: 'grey', 3: 'colour'}.get(channels, f'{channels} channels')
   return f'{height} × {width} pixels, {colours}'
 

@@ -9,17 +9,7 @@ from typing import Any
 from gradleak.audit.result import AuditResult, Case
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
 from gradleak.core import errors, statistics
-
-# Metrics whose means are summarised, and the range that each lies in by definition.
-METRICS = {
-  'psnr': (0.0, math.inf),
-  'ssim': (-1.0, 1.0),
-  'mse': (0.0, 1.0),
-  'pearson': (-1.0, 1.0),
-  'ms_ssim': (0.0, 1.0),
-  'lpips': (0.0, math.inf),
-  'fmse': (0.0, math.inf),
-}
+from gradleak.modalities import Column, of_rows
 
 Row = dict[str, Any]
 Summary = dict[str, Any]
@@ -105,8 +95,7 @@ def worst_case_of(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
   for entry in worst_case(rows):
     best = strongest(groups[entry['defense'],])
     found[entry['defense']] = {
-      'psnr': best['psnr'],
-      'ssim': best['ssim'],
+      **{name: best[name] for name in (of_rows([best]).score, of_rows([best]).likeness)},
       'recovered': entry['recovered'],
       'n': entry['n'],
       'by': ', '.join(filter(None, (best['attack'], best['counter']))),
@@ -176,18 +165,18 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
   return math.fsum(values) / len(values) if values else None
 
 
-def _mean_interval(by_image: Iterable[Sequence[Row]], key: str) -> dict[str, float | None]:
+def _mean_interval(by_image: Iterable[Sequence[Row]], column: Column) -> dict[str, float | None]:
   """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
 
   The bounds are None for fewer than `statistics.MIN_RUNS` images, and for equal values. Equal values, such as several
   at the largest PSNR of 100 dB, show no spread.
   """
+  key, (least, most) = column.name, column.bounds or (-math.inf, math.inf)
   values = [value for group in by_image if (value := _mean(group, key)) is not None]
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
   mean, low, high = (float(value) for value in statistics.mean_interval(values))
   bounded = len(values) >= statistics.MIN_RUNS and math.isfinite(low) and math.isfinite(high) and low < high
-  least, most = METRICS[key]
   return {
     key: mean,
     f'{key}_low': max(low, least) if bounded else None,
@@ -217,7 +206,8 @@ def named(verdict: str) -> str:
 
 
 def _summary(rows: Sequence[Row]) -> Summary:
-  first, counts, by_image = rows[0], _counts(rows), _by_image(rows)
+  first, counts, by_image, kind = rows[0], _counts(rows), _by_image(rows), of_rows(rows)
+  means, score = [column for column in kind.columns if column.bounds is not None], kind.score
   return {
     'attack': first['attack'],
     'defense': first['defense'],
@@ -225,15 +215,12 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'counter': first.get('counter'),
     'tier': first.get('tier'),
     'n': len(rows),
-    **{key: value for name in METRICS for key, value in _mean_interval(by_image, name).items()},
+    **{key: value for column in means for key, value in _mean_interval(by_image, column).items()},
     **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
     **counts,
     'unfinished': sum(map(unfinished, rows)),
     'revealed': _mean(rows, 'revealed'),
-    'revealed_psnr': _mean(rows, 'revealed_psnr'),
-    'trained_psnr': _mean(rows, 'trained_psnr'),
-    'oracle_psnr': _mean(rows, 'oracle_psnr'),
-    'control_psnr': _mean(rows, 'control_psnr'),
+    **{f'{of}_{score}': _mean(rows, f'{of}_{score}') for of in ('revealed', 'trained', 'oracle', 'control')},
     'rank': _mean(rows, 'rank'),
     'candidates': min((row['candidates'] for row in rows if row.get('candidates') is not None), default=None),
     'label_correct': _mean(rows, 'label_correct'),
@@ -299,4 +286,5 @@ def _reached(rows: Iterable[Row], level: str) -> int:
 
 
 def _strength(summary: Summary) -> tuple[int, float]:
-  return summary['recovered'], -math.inf if summary['psnr'] is None else summary['psnr']
+  score = summary[of_rows([summary]).score]
+  return summary['recovered'], -math.inf if score is None else score

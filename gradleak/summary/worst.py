@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from gradleak import metrics
 from gradleak.audit.result import AuditResult
 from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, false_alarms
 from gradleak.core import statistics
+from gradleak.modalities import Modality, of_rows
 from gradleak.summary import cases
 from gradleak.summary.shown import data_uri
 
@@ -48,8 +48,9 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
   at = [row for row in rows if row['verdict'] == verdict]
   count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
   _, low, high = statistics.proportion_interval(count, n)
-  example = max(at, key=_score)
-  truth, found = _nearest(*picture(example))
+  example = max(at, key=_likeness)
+  kind = of_rows(rows)
+  truth, found = map(kind.picture, _nearest(kind, *picture(example)))
   return {
     'defense': entry['defense'],
     'verdict': verdict,
@@ -117,12 +118,13 @@ def alarms(controls: Sequence[dict]) -> list[dict[str, Any]]:
   return levels(false_alarms(list(controls)))
 
 
-def _nearest(truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the pair of a batch with the highest PSNR."""
-  psnr = np.asarray(metrics.psnr(np.asarray(images, np.float32), np.asarray(truth, np.float32)))
-  best = int(np.argmax(np.where(np.isnan(psnr), -np.inf, psnr)))
+def _nearest(kind: Modality, truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the pair of a batch with the highest score."""
+  scores = np.asarray(kind.nearness(np.asarray(images, np.float32), np.asarray(truth, np.float32)))
+  best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
   return truth[best], images[best]
 
 
-def _score(row: dict) -> float:
-  return -np.inf if row['ssim'] is None else row['ssim']
+def _likeness(row: dict) -> float:
+  found = row[of_rows([row]).likeness]
+  return -np.inf if found is None else found
