@@ -268,7 +268,7 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
   ('given', 'sentence'),
   [
     (
-      found('findings.undefended', entry=UNDEFENDED[0], best=UNDEFENDED[1], unit='images'),
+      findings.undefended([UNDEFENDED[1]], [UNDEFENDED[0]], SINGLE)[0],
       'Without a defense, the attacks recover 3 of 4 images (95 % interval 10–90 %); `dlg` reaches 50.1 dB on average. '
       'On noise in place of an upload (the null-gradient control) the 95th percentile of its runs is 9.8 dB.',
     ),

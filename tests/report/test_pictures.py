@@ -71,9 +71,9 @@ def test_each_picture_has_its_own_psnr(build):
     for picture in row:
       error = np.clip(picture.pixels, 0, 1) - result.truth[picture.trial, picture.index]
       if np.isnan(error).any():
-        assert picture.psnr is None
+        assert picture.score is None
       else:
-        assert picture.psnr == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
+        assert picture.score == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
 
 
 def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(both, knowing):
