@@ -163,11 +163,10 @@ class _Walk:
 
   def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
     """Follows one step of a loop: of what is stacked its first entry, and what it stacks is alike in both."""
-    options = equation.params
-    kept = options['num_consts'] + options['num_carry']
-    made = self._closed(options['jaxpr'], [*values[:kept], *map(_first, values[kept:])])
-    stacked = [self.fresh(variable.aval.shape) for variable in equation.outvars[options['num_carry'] :]]
-    return [*made[: options['num_carry']], *stacked]
+    body = equation.params['jaxpr'].jaxpr
+    kept, carried = _alike(equation.invars, body.invars), _alike(equation.outvars, body.outvars)
+    made = self._closed(body, [*values[:kept], *map(_first, values[kept:])])
+    return [*made[:carried], *(self.fresh(variable.aval.shape) for variable in equation.outvars[carried:])]
 
   def _elementwise(self, values: list[Any], shape: tuple[int, ...]) -> Any:
     arrays = [value for value in values if _is_array(value) and value.shape == shape]
@@ -355,6 +354,11 @@ def _coordinates(labels: np.ndarray, source: _Source) -> tuple[np.ndarray, np.nd
 
 def _varies(values: np.ndarray, axis: int) -> bool:
   return bool(np.any(np.take(values, [0], axis) != values))
+
+
+def _alike(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  """Returns how many variables of a loop have no axis of its steps; they come first."""
+  return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in zip(outside, inside, strict=True))
 
 
 def _first(value: Any) -> Any:
