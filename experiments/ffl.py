@@ -118,13 +118,13 @@ def _lenet4(defenses, defense='none', settings=UNAWARE):
   )  # fmt: skip
 
 
-def _network(dataset, model, training, mini, *, trials=1000, rate=0.1):
-  """Returns the attacks of table 6 on a network of the paper; `mini` holds what else changes on a small machine."""
-  small = Training(rounds=300, clients=40, samples=50, share=0.05, rate=rate, accuracy=80, tested=500)
+def _network(dataset, model, training, small=None, *, trials=1000, rate=0.1):
+  """Returns the attacks of table 6 on a network of the paper; `small` is its training on a small machine."""
+  small = small or Training(rounds=300, clients=40, samples=50, share=0.05, rate=rate, accuracy=80, tested=500)
   return Run(
     dataset, f'{model}(width=64)', ATTACK, DEFENSES, trials=trials, training=training, settings=KNOWN,
     client=ClientSettings(batch_norm='eval'),
-    mini={'model': f'{model}(width=8)', 'trials': 2, 'controls': 8, 'changed': STEPS, 'training': small, **mini},
+    mini={'model': f'{model}(width=8)', 'trials': 2, 'controls': 8, 'changed': STEPS, 'training': small},
   )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _attacks(name, table, columns, *, choices=()):
 
 def _table_6():
   """Returns the one table of attacks with figures, which decide what its unit is: beside, two lines in the other."""
-  boxed = _network('cifar10', 'resnet18', PAPERS, {}, rate=0.2)
+  boxed = _network('cifar10', 'resnet18', PAPERS, rate=0.2)
   given = {field.name: getattr(boxed, field.name) for field in dataclasses.fields(boxed)}
   runs, cells, column = {'resnet': Normalised(**{**given, 'attack': 'csdlg'})}, [], 'ResNet'
   for label, (text, mse, psnr) in TABLE_6.items():
@@ -230,7 +230,7 @@ def _figures_4_to_7():
       'Figures 5 (a) and 7: fragmented gradients, CIFAR-10/ConvNet',
       {
         'LeNet, four convolutions': ('lenet4', _lenet4(DEFENSES, settings=KNOWN)),
-        'ConvNet': ('convnet', _network('cifar10', 'convnet9', PAPERS, {})),
+        'ConvNet': ('convnet', _network('cifar10', 'convnet9', PAPERS)),
       },
       choices=(LENET,),
     ),
@@ -238,12 +238,12 @@ def _figures_4_to_7():
     _attacks(
       'ffl_5_cifar100',
       'Figures 5 (c) and 6: fragmented gradients, CIFAR-100/ResNet',
-      {'ResNet': ('resnet', _network('cifar100', 'resnet18', wide(PAPERS, accuracy=70), {'training': FEW}, rate=0.2))},
+      {'ResNet': ('resnet', _network('cifar100', 'resnet18', wide(PAPERS, accuracy=70), FEW, rate=0.2))},
     ),
     _attacks(
       'ffl_5_emnist',
       'Figures 5 (d) and 6: fragmented gradients, EMNIST/ConvNet',
-      {'ConvNet': ('convnet', _network('emnist/letters', 'convnet9', wide(PAPERS, samples=870, accuracy=90), {},
+      {'ConvNet': ('convnet', _network('emnist/letters', 'convnet9', wide(PAPERS, samples=870, accuracy=90),
                                        trials=1300))},
       choices=(LETTERS,),
     ),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
-from gradleak.modalities import Column, Modality, modality
+from gradleak.modalities import Column, Modality, Shown, modality
 
 MIDDLE, RADIUS, NEAR = 0.5, 0.4, 0.02
 
@@ -70,7 +70,7 @@ CIRCLE = modality(
     correlation='direction',
     likeness='nearness',
     oracle=('nearness',),
-    shown=(('nearness', 'nearness', 'digits', 1), ('direction', 'direction', '', 2)),
+    shown=(Shown('nearness', 'nearness', 'digits', 1), Shown('direction', 'direction')),
     nearness=lambda found, truth: -np.log10(np.linalg.norm(np.asarray(found) - np.asarray(truth), axis=1) + 1e-6),
     picture=picture,
     noun=('point', 'points'),

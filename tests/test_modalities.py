@@ -1,12 +1,14 @@
 """A modality of one's own runs through audit, adaptive attackers, sweep and report, from one file of its own."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import gradleak as gl
 from gradleak.audit import schema
-from gradleak.modalities import IMAGES, REGISTRY, Modality, modality, of_rows
+from gradleak.modalities import IMAGES, REGISTRY, Column, Modality, modality, of_config, of_rows
 from gradleak.studies.sweep import sweep
 from tests import circle
 
@@ -78,6 +80,10 @@ def test_two_modalities_have_two_names_and_two_scores():
   again = {**{name: getattr(circle.CIRCLE, name) for name in Modality.__dataclass_fields__}}
   with pytest.raises(gl.UsageError, match='has the name or the score'):
     modality(Modality(**again))
+  pixels = (*circle.CIRCLE.columns, Column('psnr', float, 'dB', 'Of pixels.'))
+  with pytest.raises(gl.UsageError, match='has the name or the score'):
+    modality(Modality(**{**again, 'name': 'other', 'score': 'direction', 'correlation': 'nearness',
+                         'shown': circle.CIRCLE.shown[::-1], 'columns': pixels}))  # fmt: skip
   with pytest.raises(gl.UsageError, match='for its score and its correlation'):
     Modality(**{**again, 'correlation': 'nearness'})
   assert REGISTRY == {'images': IMAGES, 'circle': circle.CIRCLE}
@@ -108,4 +114,20 @@ def test_a_sweep_over_strengths_runs(scenario, tmp_path):
 def test_terms_of_pixels_are_refused_and_not_computed(scenario):
   with pytest.raises(gl.UsageError, match='tv is not defined on points: leave it out'):
     gl.attacks.csdlg(tv=1e-4)(scenario.client)
+  with pytest.raises(gl.UsageError, match='group is not defined on points'):
+    gl.attacks.csdlg(tv=0.0, seeds=2, group=0.1)(scenario.client)
   assert gl.attacks.csdlg(tv=0.0)(scenario.client).num_steps
+
+
+def test_settings_name_a_modality_that_is_known(result):
+  assert of_config(result.config) is circle.CIRCLE and of_config({}) is IMAGES
+  with pytest.raises(gl.UsageError, match='unknown modality'):
+    of_config({'modality': 'sounds'})
+
+
+def test_what_is_said_follows_the_rows(result):
+  """The same settings, with every row turned into a run that shows nothing."""
+  hidden = {'success': False, 'verdict': 'not solved', 'recognised': 0, 'revealed': 0, 'identified': 0}
+  other = dataclasses.replace(result, rows=[{**row, **hidden} for row in result.rows])
+  said, turned = (gl.report.terminal_table(one) for one in (result, other))
+  assert 'the attacks recover' in said and 'the attacks recover' not in turned

@@ -228,11 +228,11 @@ class Known:
     offers = frozenset(evidence for evidence, _ in parts.values())
     return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
 
-  def smooth(self, words: str, prior: float) -> tuple[str, dict[str, Any]]:
-    """Returns a sentence that ends in a weight of smoothness, and the setting; without both where none is defined."""
+  def smooth(self, words: str, weighs: str, prior: float) -> tuple[str, dict[str, Any]]:
+    """Returns a sentence with a weight of smoothness, and its setting; without both where smoothness is not defined."""
     if 'prior' in self.context.client.modality.terms:
-      return f'{words} by {prior:g}.', {'prior': prior}
-    return f'{words.rpartition(",")[0]}.', {}
+      return f'{words}, and {weighs} by {prior:g}.', {'prior': prior}
+    return f'{words}.', {}
 
   def changed(
     self,
@@ -455,7 +455,7 @@ def _weighted(known: Known) -> Counter | None:
       weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
     else:
       continue
-    words, settings = known.smooth('It weighs each entry by the noise expected on it, and smoothness', prior)
+    words, settings = known.smooth('It weighs each entry by the noise expected on it', 'smoothness', prior)
     return known.changed('weighted', words, weigh, **settings)
   return None
 
@@ -509,7 +509,7 @@ def _simulated(known: Known) -> Counter | None:
   if not parts:
     return None
   prior = PRIORS[-1]
-  words, settings = known.smooth('It simulates what is not random of the defense, too, and weights smoothness', prior)
+  words, settings = known.smooth('It simulates what is not random of the defense, too', 'weights smoothness', prior)
   simulates = Defense(tuple(member for part in parts for member in part.members))
   return known.changed('simulated', words, simulates=simulates, **settings)
 

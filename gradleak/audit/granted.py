@@ -72,7 +72,7 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
   if attack.learns and scenario.public is not None:
     check_apart(fingerprints(scenario.public[0]), scenario.images)
   if attack.adaptive and simulates is not None:
-    scenario = scenario._replace(client=place(simulates, group.scenario.context).client(group.client))
+    scenario = scenario._replace(client=place(simulates, scenario.context).client(group.client))
   found = attack.prepare(group.streams.named('prepare'), scenario, attack.settings, group.settings.batch_size)
   return jax.block_until_ready(found)  # so that a progress bar says what takes the time
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Group:
   defenses: tuple[Labelled, ...]
   num_trials: int
   settings: AuditSettings
-  candidates: Callable[[], dict[int, metrics.Gallery]]
+  candidates: Callable[[], dict[int, Any]]
   lpips: metrics.LpipsWeights | None = None
   only: Mapping[str, frozenset[int]] | None = None
 
@@ -65,7 +66,7 @@ class Group:
     return images.reshape(self.num_trials, size, *images.shape[1:])
 
   @property
-  def gallery(self) -> dict[int, metrics.Gallery]:
+  def gallery(self) -> dict[int, Any]:
     """Label -> among what a private image of it is to be found, computed once for all groups."""
     return self.candidates()
 

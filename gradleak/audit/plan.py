@@ -15,7 +15,7 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled, named_defenses
 from gradleak.audit.lanes import Build
-from gradleak.audit.settings import _COUNT, AuditSettings
+from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
 from gradleak.defenses.defense import place
@@ -60,7 +60,7 @@ def plan(
   for counter in errors.check_instance('counters', given.counters or (), tuple, 'a list of names'):
     errors.check_text('counters', counter)
   size = given.batch_size
-  errors.check_number('trials', num_trials, **_COUNT)
+  errors.check_number('trials', num_trials, **COUNT)
   if num_trials * size > len(scenario.images):
     most = len(scenario.images) // size
     raise errors.UsageError(
@@ -113,7 +113,7 @@ def _only(
   return {label: frozenset(int(trial) for trial in trials) for label, trials in only.items()}
 
 
-def _gallery(scenario: Scenario, private: int) -> dict[int, metrics.Gallery]:
+def _gallery(scenario: Scenario, private: int) -> dict[int, Any]:
   """Returns label -> the gallery of the private images of that label: one for all of one kind."""
   given, images, labels = scenario.gallery, scenario.images[:private], scenario.labels[:private]
   make = scenario.client.modality.gallery

@@ -1,5 +1,6 @@
 """The columns of an audit's rows: name, type, unit and meaning of each."""
 
+import functools
 from typing import Any
 
 from gradleak.audit.verdict import VERDICTS
@@ -75,6 +76,7 @@ _FOUND = (
 )
 
 
+@functools.cache
 def columns(kind: Modality) -> tuple[Column, ...]:
   """Returns the columns of the rows of a modality."""
   return *_RUN, *kind.columns, *kind.derived(), *_FOUND
@@ -86,7 +88,7 @@ def check(row: dict[str, Any]) -> dict[str, Any]:
   Raises:
     UsageError: for a column that is missing, unknown, of another type, or null where it never is.
   """
-  known = {column.name: column for column in columns(of_rows([row]))}
+  known = _by_name(of_rows([row]))
   if differing := set(row) ^ set(known):
     raise errors.UsageError(
       f'a row has other columns than docs/ROWS.md ({", ".join(sorted(differing))}): rows of another version '
@@ -98,6 +100,11 @@ def check(row: dict[str, Any]) -> dict[str, Any]:
     if not fits or (isinstance(value, bool) and column.type is not bool):
       raise errors.UsageError(f'the column {name} of a row is {value!r}, expected {_shown(column.type)}')
   return row
+
+
+@functools.cache
+def _by_name(kind: Modality) -> dict[str, Column]:
+  return {column.name: column for column in columns(kind)}
 
 
 def _shown(types: type | tuple[type, ...]) -> str:

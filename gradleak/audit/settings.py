@@ -12,17 +12,17 @@ KNOWLEDGE = ('unaware', 'aware', 'both')
 LABELS = ('auto', *grants.LABELS, *label_rules.RULES)
 _ATTACKER: dict[str, Any] = {'group': 'attacker'}
 _RUN: dict[str, Any] = {'group': 'run'}
-_COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
+COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditSettings:
   """The settings of an audit that are no objects; each is a keyword argument of `audit` and a flag of the programs."""
 
-  batch_size: int = setting(1, 'Images behind one upload.', **_RUN, **_COUNT)
-  restarts: int = setting(1, 'Starts per trial; the least matching distance is chosen.', **_ATTACKER, **_COUNT)
+  batch_size: int = setting(1, 'Images behind one upload.', **_RUN, **COUNT)
+  restarts: int = setting(1, 'Starts per trial; the least matching distance is chosen.', **_ATTACKER, **COUNT)
   steps: int | None = setting(
-    None, 'Steps of attacks that do not set their own (programs: 0 for as published).', **_ATTACKER, **_COUNT
+    None, 'Steps of attacks that do not set their own (programs: 0 for as published).', **_ATTACKER, **COUNT
   )
   labels: str = setting(
     'auto',
@@ -30,7 +30,7 @@ class AuditSettings:
     **_ATTACKER,
     choices=LABELS,
   )
-  controls: int = setting(64, 'Null-gradient runs per attack that define success.', **_RUN, **_COUNT)
+  controls: int = setting(64, 'Null-gradient runs per attack that define success.', **_RUN, **COUNT)
   knowledge: str = setting(
     'both',
     'unaware: attackers take what was sent for a gradient; aware: they know the defense; both: side by side.',
@@ -38,7 +38,7 @@ class AuditSettings:
     choices=KNOWLEDGE,
   )
   rounds: int = setting(
-    1, 'Uploads of the same samples on the same model that an aware attacker averages or sums.', **_ATTACKER, **_COUNT
+    1, 'Uploads of the same samples on the same model that an aware attacker averages or sums.', **_ATTACKER, **COUNT
   )
   counters: tuple[str, ...] | None = setting(None, 'Names of the counter-measures to try; all by default.', **_ATTACKER)
   lpips_backbone: str = setting(

@@ -32,6 +32,24 @@ class Column(NamedTuple):
   bounds: tuple[float, float] | None = None
 
 
+class Shown(NamedTuple):
+  """A column as tables show it.
+
+  Attributes:
+    column: its key.
+    title: what it is called.
+    unit: '' where there is none.
+    digits: decimals.
+    significant: whether two significant digits take their place.
+  """
+
+  column: str
+  title: str
+  unit: str = ''
+  digits: int = 2
+  significant: bool = False
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Modality:
   """What a sample is. Modalities are compared as objects, and known to stored results by their names.
@@ -54,13 +72,14 @@ class Modality:
     correlation: the column that tells a weak trace from none, in [-1, 1].
     likeness: the column by which the example of a verdict is chosen.
     oracle: the columns of which the best start is recorded, as 'oracle_…'.
-    shown: (column, its name, unit, digits) of what tables show, the score first.
-    further: (column, its title, digits or None for two significant ones) of further figures.
+    shown: what tables show, the score first.
+    further: what is folded away, as further figures.
     nearness: (reconstructions, truth), in pairs -> the score of each, float [N].
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
     noun: what one sample is called, singular and plural.
+    shaped: the shape of one sample -> how sentences describe it.
     settle: samples that a search has moved -> the nearest that are allowed.
     terms: names of the special terms of matching that are defined on them, see `attacks.matching.terms`.
   """
@@ -76,11 +95,12 @@ class Modality:
   correlation: str
   likeness: str
   oracle: tuple[str, ...]
-  shown: tuple[tuple[str, str, str, int], ...]
+  shown: tuple[Shown, ...]
   nearness: Callable[[Any, Any], Any]
   picture: Callable[[np.ndarray], np.ndarray]
   noun: tuple[str, str]
-  further: tuple[tuple[str, str, int | None], ...] = ()
+  shaped: Callable[[Sequence[int]], str] = lambda shape: f'samples of shape {tuple(shape)}'
+  further: tuple[Shown, ...] = ()
   settle: Callable[[Any], Any] = lambda samples: samples
   terms: frozenset[str] = frozenset()
   flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
@@ -89,10 +109,12 @@ class Modality:
 
   def __post_init__(self) -> None:
     named = {column.name for column in self.columns}
-    for name in (self.score, self.correlation, self.likeness, *self.oracle, *(one[0] for one in self.shown)):
+    tables = [one.column for one in (*self.shown, *self.further)]
+    for name in (self.score, self.correlation, self.likeness, *self.oracle, *tables):
       errors.check_choice('column of the modality', name, named)
-    if self.shown[0][0] != self.score:
-      raise errors.UsageError(f'the modality {self.name!r} shows {self.shown[0][0]!r} before its score {self.score!r}')
+    first = self.shown[0].column
+    if first != self.score:
+      raise errors.UsageError(f'the modality {self.name!r} shows {first!r} before its score {self.score!r}')
     if self.score == self.correlation:
       raise errors.UsageError(f'the modality {self.name!r} has {self.score!r} for its score and its correlation')
 
@@ -112,11 +134,6 @@ class Modality:
     """How many axes one sample has."""
     return len(self.axis_names)
 
-  def said(self, value: float | None) -> str:
-    """Returns a score with its unit."""
-    _, _, unit, digits = self.shown[0]
-    return f'{"–" if value is None else format(value, f".{digits}f")} {unit}'.strip()
-
   @property
   def controls(self) -> tuple[str, ...]:
     """The columns that a run has to exceed: of the score, and of the correlation."""
@@ -125,20 +142,16 @@ class Modality:
   def derived(self) -> tuple[Column, ...]:
     """Returns the columns that an audit adds for some of `columns`."""
     of = {column.name: column for column in self.columns}
-    trained = of[self.score]._replace(name=f'trained_{self.score}')
-    score, correlation = (of[name]._replace(name=f'control_{name}') for name in (self.score, self.correlation))
-    starts = [of[name]._replace(name=f'oracle_{name}') for name in self.oracle]
-    return tuple(
-      {
-        column.name: column._replace(meaning=meaning, none=none)
-        for columns, meaning, none in (
-          ([trained], f'{self.score} to what the client trained on.', 'these are the private samples'),
-          (starts, 'The same, of the best start, chosen by the truth.', 'all diverged'),
-          ([score], '95th percentile of the control runs.', 'there is no control run'),
-          ([correlation], 'Three deviations above the mean of the control.', 'there is none'),
-        )
-        for column in columns
-      }.values()
+
+    def made(what: str, name: str, meaning: str, none: str) -> Column:
+      return of[name]._replace(name=f'{what}_{name}', meaning=meaning, none=none)
+
+    best = 'The same, of the best start, chosen by the truth.'
+    return (
+      made('trained', self.score, f'{self.score} to what the client trained on.', 'these are the private samples'),
+      *(made('oracle', name, best, 'all diverged') for name in self.oracle),
+      made('control', self.score, '95th percentile of the control runs.', 'there is no control run'),
+      made('control', self.correlation, 'Three deviations above the mean of the control.', 'there is none'),
     )
 
 
@@ -149,11 +162,12 @@ def modality(made: Modality) -> Modality:
   """Returns a modality, which stored results are known by from now on.
 
   Raises:
-    UsageError: if another one has its name, or a column of its own has the name of another's score.
+    UsageError: if another one has its name, or the score of one is a column of the other.
   """
   errors.check_instance('modality', made, Modality, 'a gradleak.modalities.Modality')
   for other in REGISTRY.values():
-    if other is not made and (other.name == made.name or other.score == made.score):
+    shared = {column.name for column in made.columns} & {column.name for column in other.columns}
+    if other is not made and (other.name == made.name or shared & {made.score, other.score}):
       raise errors.UsageError(f'the modality {made.name!r} has the name or the score of {other.name!r}')
   REGISTRY[made.name] = made
   return made
@@ -172,3 +186,10 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> Modality:
     scores = ', '.join(one.score for one in REGISTRY.values())
     raise errors.UsageError(f'a row has none of the columns {scores}: its modality is not known')
   return found[0]
+
+
+def of_config(config: Mapping[str, Any]) -> Modality:
+  """Returns the modality of a result's settings; raises `UsageError` for one that is not known."""
+  name = config.get('modality', 'images')
+  errors.check_choice('modality', name, REGISTRY)
+  return REGISTRY[name]

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
 from gradleak.data.images import span
 from gradleak.engine import compiler
-from gradleak.modalities.base import NUMBER, Column, Modality, modality
+from gradleak.modalities.base import NUMBER, Column, Modality, Shown, modality
 from gradleak.models import Model
 
 _DIVERGED = 'the trial diverged'
@@ -40,6 +40,13 @@ def describe(images: np.ndarray) -> dict[str, list[float]]:
   """Returns {'pixel_range': [least, largest]} of images that use a small part of [0, 1]."""
   small = span(images)
   return {} if small is None else {'pixel_range': list(small)}
+
+
+def shaped(shape: Sequence[int]) -> str:
+  """Returns (H, W, C) in words, such as '28 × 28 pixels, grey'."""
+  height, width, channels = shape
+  colours = {1: 'grey', 3: 'colour'}.get(channels, f'{channels} channels')
+  return f'{height} × {width} pixels, {colours}'
 
 
 def by_networks(model: Model, variables: Tree, weights: metrics.LpipsWeights | None) -> Callable:
@@ -94,17 +101,18 @@ IMAGES = modality(
     correlation='pearson',
     likeness='ssim',
     oracle=('psnr', 'ssim', 'mse_unclipped'),
-    shown=(('psnr', 'PSNR', 'dB', 1), ('ssim', 'SSIM', '', 2)),
+    shown=(Shown('psnr', 'PSNR', 'dB', 1), Shown('ssim', 'SSIM')),
     further=(
-      ('mse', 'MSE', None),
-      ('pearson', 'Pearson\ncorrelation', 2),
-      ('ms_ssim', 'MS-SSIM', 2),
-      ('fmse', 'error of\nthe logits', None),
+      Shown('mse', 'MSE', significant=True),
+      Shown('pearson', 'Pearson\ncorrelation'),
+      Shown('ms_ssim', 'MS-SSIM'),
+      Shown('fmse', 'error of\nthe logits', significant=True),
     ),
     nearness=metrics.psnr,
     picture=lambda image: image,
     by_networks=by_networks,
     noun=('image', 'images'),
+    shaped=shaped,
     settle=lambda images: jnp.clip(images, 0.0, 1.0),
     terms=frozenset({'tv', 'prior', 'group', 'order', 'denoising'}),
   )

@@ -7,9 +7,9 @@ from typing import Any
 from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
 from gradleak.core import statistics
 from gradleak.data.images import span_in_words
-from gradleak.modalities import REGISTRY, of_rows
+from gradleak.modalities import of_config, of_rows
 from gradleak.report import privacy
-from gradleak.report.formatting import defenses, together, unit
+from gradleak.report.formatting import defenses, scored, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
@@ -143,7 +143,7 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
     key=lambda summary: (summary['recovered'], summary[kind.score]),
   )
-  reached = {'reaches': kind.said(best[kind.score]), 'control': kind.said(best[kind.controls[0]])}
+  reached = {'reaches': scored(kind, best[kind.score]), 'control': scored(kind, best[kind.controls[0]])}
   weak = [found('findings.weak')] if 2 * entry['recovered'] < entry['n'] else []
   return [
     found('findings.undefended', entry=entry, best=best, unit=_unit(entry['n'], config), **reached),
@@ -325,13 +325,13 @@ def _transformed(summaries: Sequence[Summary], worst: Sequence[Entry], methods: 
     reached = [s for s in summaries if s['defense'] == entry['defense'] and s.get(name) is not None]
     if reached:
       best_one = max(reached, key=lambda summary: summary[name])
-      best.append(found('findings.to_trained', best=best_one, reaches=kind.said(best_one[name])))
+      best.append(found('findings.to_trained', best=best_one, reaches=scored(kind, best_one[name])))
   near = said('findings.reached', best=best) if best else ''
   return [found('findings.transformed', defenses=defenses(transformed), reached=near)]
 
 
 def _unit(n: int, config: Config) -> str:
-  return unit(n, config.get('batch_size', 1), REGISTRY[config.get('modality', 'images')].noun)
+  return unit(n, config.get('batch_size', 1), of_config(config).noun)
 
 
 def _active(worst: Sequence[Entry]) -> list[Entry]:

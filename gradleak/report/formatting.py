@@ -5,12 +5,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.modalities import Modality
+
 
 def number(value: float | None, digits: int = 1) -> str:
   """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
   if value is None or math.isnan(value):
     return '–'
   return '∞' if math.isinf(value) else f'{round(value, digits) + 0.0:.{digits}f}'  # no “-0.0”
+
+
+def scored(kind: Modality, value: float | None) -> str:
+  """Returns a score of a modality with its unit."""
+  return f'{number(value, kind.shown[0].digits)} {kind.shown[0].unit}'.rstrip()
 
 
 def significant(value: float | None, digits: int = 2) -> str:

@@ -11,9 +11,9 @@ from gradleak.audit import load
 from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
-from gradleak.modalities import Modality, of_rows
+from gradleak.modalities import Modality, Shown, of_rows
 from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
-from gradleak.report.formatting import count, interval, number, percent, percent_range, significant, together
+from gradleak.report.formatting import count, interval, number, percent, percent_range, scored, significant, together
 from gradleak.report.html import code, mark, text
 from gradleak.report.pictures import Picture
 from gradleak.report.words import said, texts
@@ -183,7 +183,7 @@ def _cell(picture: Picture, new: bool) -> blocks.Cell:
     return blocks.Cell(html.image(uri, f'Private {picture.kind.noun[0]} of {which}.'), kind=kind)
   row = picture.row
   verdict, step = row['verdict'], row.get('diverged_step')
-  value = f'no {picture.kind.shown[0][1]}' if picture.score is None else picture.kind.said(picture.score)
+  value = f'no {picture.kind.shown[0].title}' if picture.score is None else scored(picture.kind, picture.score)
   at = f' at step {step}' if verdict == 'diverged' and step is not None else ''
   early = unfinished(row)
   more = ', not converged' if early else ''
@@ -203,34 +203,35 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   """Returns the figures of all attackers, each with the PSNR of every run, and those of the controls."""
   config = result.config
   scale = of_rows(result.rows)
-  (score, name, unit, digits), *others = scale.shown
+  score, bound, (first, *others) = scale.score, scale.controls[0], scale.shown
   finite = [row[score] for row in [*result.rows, *result.controls] if row[score] is not None]
   finite = [one for one in finite if math.isfinite(one)]
   axis = min([0.0, *finite]), max([10.0, *finite]) * 1.04
   perceptual = any(summary.get('lpips') is not None for summary in summaries)
   restarted = config.get('restarts', 1) > 1
-  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (name, unit)))]
-  columns += [('every run', 'left'), *(one[1] for one in others)]
-  columns += ['LPIPS'] * perceptual + [f'oracle\n{name}'] * restarted + ['not\nsolved', 'diverged']
-  runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', scale.controls[0])
+  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (first.title, first.unit)))]
+  columns += [('every run', 'left'), *(one.title for one in others)]
+  columns += ['LPIPS'] * perceptual + [f'oracle\n{first.title}'] * restarted + ['not\nsolved', 'diverged']
+  runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', bound)
 
   def means(summary: cases.Summary, rows: Sequence[cases.Row], kind: str, oracle: str) -> list[Any]:
-    drawn = _strip(rows, summary, axis, kind)
+    drawn = _strip(scale, rows, summary, axis, kind)
     last = ([_mean(summary, 'lpips', 3)] if perceptual else []) + [oracle] * restarted
-    return [_mean(summary, score, digits), drawn, *(_mean(summary, one[0], one[3]) for one in others), *last]
+    mean, *more = (_mean(summary, one.column, one.digits) for one in scale.shown)
+    return [mean, drawn, *more, *last]
 
   def attacker(summary: cases.Summary, place: int, paired: bool, usual: float | None) -> blocks.Row:
-    size, own = config.get('batch_size', 1), _own(summary[_bound([summary])], usual)
+    size, own = config.get('batch_size', 1), _own(summary[bound], usual)
     fully = ''
     if size > 1 and summary['revealed'] is not None:
-      decibels = f', at {scale.said(summary[f"revealed_{score}"])}' if summary['revealed'] else ''
+      decibels = f', at {scored(scale, summary[f"revealed_{score}"])}' if summary['revealed'] else ''
       fully = f'{number(summary["revealed"])} of {size} fully{decibels}'
     of_verdict = f'{summary[cases.named(summary["verdict"])]} of {summary["n"]}'
     unfinished = summary['unfinished'] and f'{summary["unfinished"]} not converged'
     cells = [
       _who(summary['defense'], summary['counter'], place == 0, paired),
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
-      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {unit}'.strip()]),
+      blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {first.unit}'.strip()]),
       *means(summary, runs[cases.case(summary)], 'runs', number(summary[f'oracle_{score}'])),
       str(summary['not_solved']),
       str(summary['diverged']),
@@ -240,15 +241,15 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   def control(
     rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
   ) -> tuple[bool, blocks.Row]:
-    summary, alike = cases.summarise(rows)[0], _close(rows[0][_bound(rows)], usual)
-    of = [] if alike else [s['counter'] for s in group if _close(s[_bound([s])], summary[_bound([summary])])]
+    summary, alike = cases.summarise(rows)[0], _close(rows[0][bound], usual)
+    of = [] if alike else [s['counter'] for s in group if _close(s[bound], summary[bound])]
     names = ', '.join(dict.fromkeys(filter(None, of)))
-    own = _own(summary[_bound([summary])], usual)
+    own = _own(summary[bound], usual)
     marked = [{**row, 'verdict': 'control'} for row in rows]
     cells = [
       blocks.Cell('null-gradient control', [names and f'of aware: {names}']),
       '',
-      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} {unit}'.strip()]),
+      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} {first.unit}'.strip()]),
       *means(summary, marked, 'control runs', ''),
       '',
       '',
@@ -257,22 +258,22 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
 
   bodies = []
   for (attack,), group in cases.grouped(summaries, 'attack').items():
-    usual = group[0][_bound(group)]
+    usual = group[0][bound]
     rows = []
     for of_defense in cases.grouped(group, 'defense').values():
       rows += [attacker(summary, place, len(of_defense) > 1, usual) for place, summary in enumerate(of_defense)]
     controls = [control(rows, group, usual) for (name, _), rows in pools.items() if name == attack]
     rows += [row for _, row in sorted(controls, key=lambda each: each[0])]
-    title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} {unit}'.rstrip())
+    title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} {first.unit}'.rstrip())
     bodies.append(blocks.Body(rows, text(title, f'; threat model {group[0]["tier"]}' if group[0]['tier'] else '')))
-  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1], unit=f' {unit}'.rstrip()), 'note')
+  note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1], unit=f' {first.unit}'.rstrip()), 'note')
   parts = [note, blocks.Table(columns, bodies), _more_figures(summaries)]
   return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
 
 
 def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
   """Returns further figures of all attackers, folded away."""
-  titles = [title for _, title, _ in of_rows(summaries).further]
+  titles = [one.title for one in of_rows(summaries).further]
   columns: list[Any] = ['attack', ('defense', 'left'), *titles]
   columns += ['labels\nright', 'mean rank\nof the original', 'change of\nthe upload', 'entries\nsent']
   groups = cases.grouped(summaries, 'attack', 'defense').values()
@@ -290,7 +291,7 @@ def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
     [
       code(summary['attack']),
       who._replace(kind='spec'),
-      *(_further(summary, name, digits) for name, _, digits in of_rows([summary]).further),
+      *(_further(summary, one) for one in of_rows([summary]).further),
       *(percent(summary['label_correct'], 0), number(summary['rank']), significant(summary['change']), sent),
     ]
   )
@@ -298,21 +299,17 @@ def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
 
 def _meaning(kind: Modality) -> tuple[str, list[str]]:
   """Returns the name of the score and what it means."""
-  known = f'audit.{kind.score}'
   (column,) = (one for one in kind.columns if one.name == kind.score)
-  return kind.shown[0][1], [said(known) if kind.score in texts()['audit'] else column.meaning]
+  meaning = said(f'scores.{kind.name}') if kind.name in texts()['scores'] else column.meaning
+  return kind.shown[0].title, [meaning]
 
 
-def _further(summary: cases.Summary, name: str, digits: int | None) -> blocks.Cell:
-  if digits is not None:
-    return _mean(summary, name, digits)
+def _further(summary: cases.Summary, figure: Shown) -> blocks.Cell:
+  name = figure.column
+  if not figure.significant:
+    return _mean(summary, name, figure.digits)
   low, high = summary[f'{name}_low'], summary[f'{name}_high']
   return blocks.Cell(significant(summary[name]), [low is not None and f'{significant(low)} – {significant(high)}'])
-
-
-def _bound(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the column with the threshold of the score."""
-  return of_rows(rows).controls[0]
 
 
 def _close(a: float | None, b: float | None) -> bool:
@@ -325,10 +322,11 @@ def _own(threshold: float | None, usual: float | None) -> str:
   return '' if number(threshold) == number(usual) else number(threshold)
 
 
-def _strip(rows: Sequence[cases.Row], summary: cases.Summary, axis: tuple[float, float], kind: str) -> blocks.Html:
+def _strip(
+  scale: Modality, rows: Sequence[cases.Row], summary: cases.Summary, axis: tuple[float, float], kind: str
+) -> blocks.Html:
   """Returns the drawing of the score of every run that has one, at varying heights, before the control's threshold."""
-  scale = of_rows([summary])
-  name = scale.score
+  name, bound = scale.score, scale.controls[0]
 
   def x(score: float) -> float:  # with room for half a dot at the ends
     low, high = axis
@@ -341,12 +339,12 @@ def _strip(rows: Sequence[cases.Row], summary: cases.Summary, axis: tuple[float,
     if row[name] is not None
   ]
   prior = ''
-  if summary[_bound([summary])] is not None:
-    at = x(summary[_bound([summary])])
+  if summary[bound] is not None:
+    at = x(summary[bound])
     prior = f'<rect class="prior" x="0" y="0" width="{at}" height="20"/>'
     prior += f'<line class="threshold" x1="{at}" x2="{at}" y1="0" y2="20"/>'
   axis_line = '<line class="axis" x1="5" x2="145" y1="10" y2="10"/>'
-  label = f'{scale.shown[0][1]} of {len(dots)} {kind}, mean {scale.said(summary[name])}'
+  label = f'{scale.shown[0].title} of {len(dots)} {kind}, mean {scored(scale, summary[name])}'
   return _svg('strip', _STRIP_WIDTH, label, f'{axis_line}{prior}{"".join(dots)}')
 
 
@@ -461,9 +459,7 @@ def _reading(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
     (score, meaning),
     ('Null-gradient control', [said('audit.control', enough=findings.MIN_CONTROLS, alarms=alarms)]),
     *headline.verdict_terms(headline.gallery(result.rows, config), config),
-    *(
-      [(f'Oracle {of_rows(result.rows).shown[0][1]}', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []
-    ),
+    *([(f'Oracle {score}', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []),
     *([('Unaware, aware', [said('audit.unaware_aware')])] if _aware(worst) else []),
     ('Worst case', [said('audit.worst_case')]),
     ('Threat model A–H', [said('audit.tiers')]),

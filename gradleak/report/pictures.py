@@ -93,10 +93,9 @@ def grid(result: AuditResult) -> bytes:
     tops.append(tops[-1] + tall + above + margin + (0 if is_second else apart))
   across = max(start + (cell + margin) * len(truth), 3.7)
   named = '    '.join(f'{symbol} {verdict}'.replace(' ', '\N{NO-BREAK SPACE}') for verdict, symbol in SYMBOLS.items())
-  foot = [
-    *textwrap.wrap(named, int((across - 2 * margin) / 0.06)),
-    ' in '.join(filter(None, truth[0].kind.shown[0][1:3])),
-  ]
+  score = truth[0].kind.shown[0]
+  unit = ' in '.join(filter(None, (score.title, score.unit)))
+  foot = [*textwrap.wrap(named, int((across - 2 * margin) / 0.06)), unit]
   down = tops[-1] + tall + caption + 2.5 * margin + line * len(foot)
   with figures.figure(across, down) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))

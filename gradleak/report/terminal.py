@@ -15,7 +15,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
-  titles = [f'{name} {unit}'.strip() for _, name, unit, _ in of_rows(result.rows).shown]
+  titles = [f'{one.title} {one.unit}'.strip() for one in of_rows(result.rows).shown]
   lines: list[Sequence[str]] = [
     ('attack / defense', *titles, 'recovered (95 %)', 'not solved', 'worst verdict')
     + ((f'fully, of {size}',) if size > 1 else ())
@@ -59,11 +59,11 @@ def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[st
 def _line(summary: Summary, size: int) -> tuple[str, ...]:
   """Returns the cells of one line of the terminal's table; aware attackers are indented below their defense."""
   counter = summary['counter']
-  (score, _, _, digits), *others = of_rows([summary]).shown
+  score, *others = of_rows([summary]).shown
   return (
     f'  {summary["defense"]}' if counter is None else f'    aware: {counter}',
-    plus_minus(summary, score, digits),
-    *(number(summary[name], rounded) for name, _, _, rounded in others),
+    plus_minus(summary, score.column, score.digits),
+    *(number(summary[one.column], one.digits) for one in others),
     count_range(summary),
     f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
     f'{summary[named(summary["verdict"])]} {summary["verdict"]}',

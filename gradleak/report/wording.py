@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gradleak.modalities import of_config
 from gradleak.report.formatting import listed
 from gradleak.report.words import said
 
@@ -48,15 +49,10 @@ def citations(methods: Mapping[str, Any]) -> list[str]:
 
 
 def shape(config: Mapping[str, Any]) -> str:
-  """Returns the image shape in words, such as '28 × 28 pixels, grey'; empty if unknown."""
+  """Returns the shape of a sample in words, such as '28 × 28 pixels, grey'; empty if unknown."""
   if not config.get('image_shape'):
     return ''
-  sides = config['image_shape']
-  if len(sides) != 3:
-    return f'samples of shape {tuple(sides)}'
-  height, width, channels = sides
-  colours = {1: 'grey', 3: 'colour'}.get(channels, f'{channels} channels')
-  return f'{height} × {width} pixels, {colours}'
+  return of_config(config).shaped(config['image_shape'])
 
 
 def _data(config: Mapping[str, Any]) -> str:

@@ -276,9 +276,8 @@ class Matching:
     told = {} if self.subsets is None else {'changed': self.subsets.changed(state.count)}
     updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.dummy, value=value, **told)
     dummy, variables = optax.apply_updates(state.dummy, updates), self.samples.variables
-    dummy[variables.name] = made = variables.project(
-      dummy[variables.name], self.client.modality.settle
-    )  # decoys may leave the range of pixels
+    made = variables.project(dummy[variables.name], self.client.modality.settle)
+    dummy[variables.name] = made  # decoys may leave the range of pixels
     first = state.count == 0
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
     known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])

@@ -243,15 +243,14 @@ def summed(given: Mapping[str, Any], changed: Collection[str] = ()) -> tuple[tup
 
 
 def check_modality(terms: Iterable[tuple[str, Term]], kind: Modality) -> None:
-  """Checks the terms of a sum; raises `UsageError` for a weight of one that is not defined on such samples."""
+  """Checks the terms of a sum; raises `UsageError` for one in use that is not defined on such samples.
+
+  A term that is left out by default is in use where it is there; another one where its weight is known not to be 0.
+  """
   for name, term in terms:
-    if not term.suits(name, kind) and (isinstance(term.of, Denoising) or (known(term.weight) and term.weight != 0)):
+    idle = TERMS[name].weight is not None and (isinstance(term.weight, jax.core.Tracer) or term.weight == 0)
+    if not (idle or term.suits(name, kind)):
       raise errors.UsageError(f'{name} is not defined on {kind.noun[1]}: leave it out')
-
-
-def known(weight: Any) -> bool:
-  """Returns whether a weight is a number, and not traced."""
-  return not isinstance(weight, jax.core.Tracer)
 
 
 def addends(terms: Mapping[str, Term], images: jax.Array, given: Given, unit: jax.Array) -> list[jax.Array]:
