@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak.adaptive import counters
 from gradleak.audit import schema
 from gradleak.modalities import IMAGES, REGISTRY, Column, Modality, modality, of_config, of_rows
 from gradleak.studies.sweep import sweep
@@ -80,10 +81,19 @@ def test_two_modalities_have_two_names_and_two_scores():
   again = {**{name: getattr(circle.CIRCLE, name) for name in Modality.__dataclass_fields__}}
   with pytest.raises(gl.UsageError, match='has the name or the score'):
     modality(Modality(**again))
-  pixels = (*circle.CIRCLE.columns, Column('psnr', float, 'dB', 'Of pixels.'))
+  renamed = tuple(column._replace(name=f'{column.name}_too') for column in circle.CIRCLE.columns)
+  other = dataclasses.replace(
+    circle.CIRCLE,
+    name='other',
+    columns=(*renamed, Column('psnr', float, 'dB', 'A column with the name of the score of images.')),
+    score='nearness_too',
+    correlation='direction_too',
+    likeness='nearness_too',
+    oracle=(),
+    shown=(circle.CIRCLE.shown[0]._replace(column='nearness_too'),),
+  )
   with pytest.raises(gl.UsageError, match='has the name or the score'):
-    modality(Modality(**{**again, 'name': 'other', 'score': 'direction', 'correlation': 'nearness',
-                         'shown': circle.CIRCLE.shown[::-1], 'columns': pixels}))  # fmt: skip
+    modality(other)
   with pytest.raises(gl.UsageError, match='for its score and its correlation'):
     Modality(**{**again, 'correlation': 'nearness'})
   assert REGISTRY == {'images': IMAGES, 'circle': circle.CIRCLE}
@@ -115,8 +125,15 @@ def test_terms_of_pixels_are_refused_and_not_computed(scenario):
   with pytest.raises(gl.UsageError, match='tv is not defined on points: leave it out'):
     gl.attacks.csdlg(tv=1e-4)(scenario.client)
   with pytest.raises(gl.UsageError, match='group is not defined on points'):
-    gl.attacks.csdlg(tv=0.0, seeds=2, group=0.1)(scenario.client)
+    gl.attacks.csdlg(tv=0.0, seeds=2, group=0.0)(scenario.client)
   assert gl.attacks.csdlg(tv=0.0)(scenario.client).num_steps
+
+
+def test_who_knows_a_defense_weights_no_smoothness_of_points(scenario):
+  placed = gl.defenses.place(gl.defenses.outpost(), scenario.context)
+  found = counters(placed, scenario.context, 1, RECOVERS, 1)
+  assert any(one.simulates is not None for one in found)
+  assert not any('prior' in dict(one.settings) or 'smoothness' in one.words for one in found)
 
 
 def test_settings_name_a_modality_that_is_known(result):

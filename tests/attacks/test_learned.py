@@ -256,3 +256,10 @@ def test_how_many_uploads_are_drawn(reuse, extra, fresh, pool):
 def test_how_many_gradients_a_defense_computes(honest, defense, gradients):
   context = gl.defenses.Context(honest.client, honest.variables, (8, 8, 1))
   assert gl.defenses.place(defense, context).client(honest.client).extra_gradients == gradients
+
+
+def test_a_private_image_among_the_public_ones_is_refused(digits):
+  images, labels = digits
+  scenario = made(digits, public=(images[7:40], labels[7:40]))
+  with pytest.raises(UsageError, match='1 of the 8 private images are among those that the attack learns from'):
+    gl.audit(jax.random.key(1), scenario, [None], [SMALL], 8, controls=1, progress='none')

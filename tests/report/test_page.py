@@ -436,6 +436,16 @@ def entry(defense, verdict, recovered=0):
   return {'defense': defense, 'verdict': verdict, 'recovered': recovered, 'n': 4}
 
 
+def test_the_example_of_a_batch_is_its_clearest_pair():
+  truth = np.linspace(0, 1, 2 * 64, dtype=np.float32).reshape(2, 8, 8, 1)
+  row = {'defense': 'none', 'attack': 'a', 'trial': 0, 'success': True, 'verdict': 'exact', 'psnr': 9.0, 'ssim': 0.5}
+  found = np.stack([1 - truth[0], truth[1]])
+  (line,) = worst.lines(
+    [row], [{**entry('none', 'exact', 1), 'n': 1, 'reached': {'exact': 1}}], lambda _: (truth, found)
+  )
+  assert line['truth'] == line['found'] == report.data_uri(truth[1])
+
+
 @pytest.mark.parametrize(
   ('worst', 'said'),
   [
