@@ -564,12 +564,12 @@ def called(training: Mapping | None, num_classes: int) -> str:
 
 
 def strongest(rows: list[dict]) -> list[dict]:
-  """Returns of each trial the row of the highest step, see `verdicts.judge`; of several that with the highest PSNR."""
+  """Returns of each trial the row of the highest level, see `verdicts.judge`; of several that with the highest PSNR."""
 
   def strength(row: dict) -> tuple[int, float]:
     psnr = -math.inf if row['psnr'] is None else row['psnr']
-    steps = verdicts.LEVELS
-    return -(steps.index(row['verdict']) if row['verdict'] in steps else len(steps)), psnr
+    levels = verdicts.LEVELS
+    return -(levels.index(row['verdict']) if row['verdict'] in levels else len(levels)), psnr
 
   trials = dict.fromkeys(row['trial'] for row in rows)
   return [max((row for row in rows if row['trial'] == trial), key=strength) for trial in trials]

@@ -55,11 +55,14 @@ def main(argv):
     controls=32,
     progress=_GIVEN.progress,
   )
-  bar = gl.metrics.gallery(scenario.gallery.images, data.images).bar
+  threshold = gl.metrics.gallery(scenario.gallery.images, data.images).threshold
   output = pathlib.Path(_GIVEN.output)
   storage.made_folder(output.parent)
-  storage.write_atomically(output, report.border_picture(result, bar))
-  print(f'{output}: {len(result.rows)} reconstructions, {result.rows[0]["candidates"]} candidates, SSIM bar {bar:.2f}')
+  storage.write_atomically(output, report.border_picture(result, threshold))
+  print(
+    f'{output}: {len(result.rows)} reconstructions, {result.rows[0]["candidates"]} candidates, '
+    f'SSIM threshold {threshold:.2f}'
+  )
 
 
 if __name__ == '__main__':

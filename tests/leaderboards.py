@@ -10,7 +10,7 @@ from tests.report.conftest import ATTACKS, digits, make
 # Defense -> verdicts on its trials by honest-but-curious servers.
 VERDICTS = {
   'none': ['exact', 'exact', 'exact', 'exact'],
-  'prune(rate=0.9)': ['exact', 'recognisable', 'traces', 'not solved'],
+  'prune(rate=0.9)': ['exact', 'recognisable', 'above chance', 'inconclusive'],
   'laplace(scale=0.1)': ['nothing seen', 'nothing seen', 'nothing seen', 'nothing seen'],
 }
 COMMAND = {'dataset': 'digits', 'model': 'lenet', 'seed': 0, 'trials': 4, 'staged': True, 'defenses': 'all; of; them'}
@@ -24,7 +24,7 @@ def found(verdicts=None, malicious=True, bounds=None, flags=None, **config):
   audits = {stage: make(digits(trials), ATTACKS[:1], tuple(verdicts), (), controls=2) for stage in stages}
   for stage, audit in audits.items():
     for row in audit.rows:
-      row['verdict'] = verdicts[row['defense']][row['trial']] if stages[stage] else 'traces'
+      row['verdict'] = verdicts[row['defense']][row['trial']] if stages[stage] else 'above chance'
       row['success'] = row['verdict'] in RECOVERED
   marks = {stage: {'stage': stage, 'honest': honest} for stage, honest in stages.items()}
   first = audits['matching']

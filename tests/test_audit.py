@@ -271,17 +271,17 @@ def test_an_attack_of_ones_own_by_matching(stopped):
 
 @pytest.mark.slow
 def test_stopped_early_is_not_solved_and_nobody_calls_it_protected(stopped, tmp_path):
-  assert {row['verdict'] for row in stopped.rows} == {'not solved'}
+  assert {row['verdict'] for row in stopped.rows} == {'inconclusive'}
   assert not any(row['solved'] for row in stopped.rows)
   report.write(stopped, tmp_path)
   page = re.sub(r'<style.*?</style>|<svg.*?</svg>', '', (tmp_path / 'report.html').read_text('utf-8'), flags=re.DOTALL)
   cells = [html.unescape(re.sub('<.*?>', '', cell)).strip() for cell in re.findall(r'<td.*?</td>', page, re.DOTALL)]
-  assert any('not solved' in cell for cell in cells) and not any('nothing seen' in cell for cell in cells)
+  assert any('inconclusive' in cell for cell in cells) and not any('nothing seen' in cell for cell in cells)
   text = ' '.join(html.unescape(re.sub('<.*?>', ' ', page)).split())
   for claim in ('is protected', 'are protected', 'is safe', 'are safe', 'no longer singles out', 'withst'):
     assert claim not in text
   table = report.terminal_table(stopped)
-  assert 'not solved' in table and 'nothing seen' not in table
+  assert 'inconclusive' in table and 'nothing seen' not in table
   assert 'this setting proves nothing about any defense' in ' '.join(table.split())
 
 
@@ -311,24 +311,24 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ({}, {}, True, True, 'recognisable'),
     ({'revealed': 1}, {}, True, True, 'exact'),
     ({'revealed': 1, 'recognised': 0, 'psnr': 5.0, 'pearson': 0.1}, {}, True, True, 'exact'),  # one of a batch
-    ({'revealed': 2}, {'revealed': 2.0, 'recognised': 1.0}, False, False, 'identifying'),  # the control shows as many
+    ({'revealed': 2}, {'revealed': 2.0, 'recognised': 1.0}, False, False, 're-identified'),  # the control shows as many
     ({'revealed': 3}, {'revealed': 2.0}, True, True, 'exact'),
     ({'objective': 0.0011}, {}, True, False, 'recognisable'),  # less than 99.9 % of the descent
     ({'objective': 0.0}, {}, True, True, 'recognisable'),  # beyond the truth
-    ({'recognised': 0}, {}, False, False, 'identifying'),
-    ({'recognised': 0, 'psnr': 5.0}, {}, False, False, 'identifying'),
-    ({'recognised': 0}, {'identified': 1.0}, False, False, 'traces'),
-    ({'recognised': 0, 'candidates': 98}, {}, False, False, 'traces'),  # chance would do it in one of 99 cases
-    ({'recognised': 0, 'candidates': 99}, {}, False, False, 'identifying'),
-    ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'not solved'),  # beyond the control means beyond
-    ({'recognised': 0, 'identified': 0}, {}, False, False, 'traces'),
-    ({'recognised': 0, 'identified': 0}, {'score': 30.0}, False, False, 'not solved'),
-    ({'recognised': 0, 'identified': 0}, {'score': 29.9}, False, False, 'traces'),
-    ({'recognised': 0, 'identified': 0, 'pearson': -0.9}, {}, False, False, 'not solved'),
-    ({**UNSEEN}, {}, False, False, 'not solved'),
+    ({'recognised': 0}, {}, False, False, 're-identified'),
+    ({'recognised': 0, 'psnr': 5.0}, {}, False, False, 're-identified'),
+    ({'recognised': 0}, {'identified': 1.0}, False, False, 'above chance'),
+    ({'recognised': 0, 'candidates': 98}, {}, False, False, 'above chance'),  # chance would do it in one of 99 cases
+    ({'recognised': 0, 'candidates': 99}, {}, False, False, 're-identified'),
+    ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'inconclusive'),  # beyond the control means beyond
+    ({'recognised': 0, 'identified': 0}, {}, False, False, 'above chance'),
+    ({'recognised': 0, 'identified': 0}, {'score': 30.0}, False, False, 'inconclusive'),
+    ({'recognised': 0, 'identified': 0}, {'score': 29.9}, False, False, 'above chance'),
+    ({'recognised': 0, 'identified': 0, 'pearson': -0.9}, {}, False, False, 'inconclusive'),
+    ({**UNSEEN}, {}, False, False, 'inconclusive'),
     ({**UNSEEN, 'objective': 1e-7}, {}, False, True, 'nothing seen'),  # as good an objective as the truth's
     ({**UNSEEN, 'objective': 9e-8}, {}, False, True, 'nothing seen'),
-    ({**UNSEEN, 'objective': 1.1e-7}, {}, False, False, 'not solved'),  # near is not there, without a recovery
+    ({**UNSEEN, 'objective': 1.1e-7}, {}, False, False, 'inconclusive'),  # near is not there, without a recovery
     ({**UNSEEN, 'objective': 0.5, 'objective_at_truth': 0.9}, {}, False, True, 'nothing seen'),
     ({**UNSEEN, 'objective': 0.0, 'objective_at_truth': 0.0}, {}, False, True, 'nothing seen'),
     ({'psnr': math.nan, 'pearson': math.nan, 'objective': math.nan, 'diverged': True}, {}, False, False, 'diverged'),
@@ -338,23 +338,23 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
       {},
       False,
       False,
-      'not solved',
+      'inconclusive',
     ),
-    ({}, dict.fromkeys(CONTROL._fields, math.nan), False, False, 'not solved'),  # no control run ended with a figure
+    ({}, dict.fromkeys(CONTROL._fields, math.nan), False, False, 'inconclusive'),  # no control run ended with a figure
     ({'objective_at_truth': math.nan}, {}, True, False, 'recognisable'),
     # Of a flat image there is no correlation: the PSNR has to be beyond the stricter bound.
     ({**FLAT, 'revealed': 1}, {}, True, True, 'exact'),
-    ({**FLAT}, {}, False, False, 'traces'),
-    ({**FLAT, 'psnr': 19.0}, {}, False, False, 'not solved'),
-    ({**FLAT, 'steps': 0}, {}, False, False, 'not solved'),  # of a closed form it may be the want of an answer
-    ({**FLAT, 'flat': 0}, {}, False, False, 'not solved'),  # a constant reconstruction of an image that varies
-    ({**FLAT, 'flat': 1, 'batch_size': 2}, {}, False, False, 'not solved'),
+    ({**FLAT}, {}, False, False, 'above chance'),
+    ({**FLAT, 'psnr': 19.0}, {}, False, False, 'inconclusive'),
+    ({**FLAT, 'steps': 0}, {}, False, False, 'inconclusive'),  # of a closed form it may be the want of an answer
+    ({**FLAT, 'flat': 0}, {}, False, False, 'inconclusive'),  # a constant reconstruction of an image that varies
+    ({**FLAT, 'flat': 1, 'batch_size': 2}, {}, False, False, 'inconclusive'),
   ],
 )
 def test_judge(changes, control, success, solved, verdict):
   found = judge({**ROW, **changes}, CONTROL._replace(**control))
   assert (found['success'], found['verdict']) == (success, verdict)
-  assert found['solved'] == solved or verdict in ('identifying', 'traces')
+  assert found['solved'] == solved or verdict in ('re-identified', 'above chance')
   assert found['control_psnr'] is CONTROL._replace(**control).score
 
 
@@ -372,13 +372,13 @@ def test_blank_images_are_recovered_and_counted():
   assert [row['pearson'] is None for row in searched] == [True] * 4 + [False] * 4
   assert all(row['verdict'] == 'exact' and row['solved'] for row in searched[:3] + searched[4:])
   # A closed form returns zeros for what it does not find, too: that an image is black cannot be told from them.
-  assert [row['verdict'] for row in closed] == ['not solved'] + ['exact'] * 7
+  assert [row['verdict'] for row in closed] == ['inconclusive'] + ['exact'] * 7
 
 
 def test_faces_are_found_among_faces_however_many_are_attacked():
   gallery = gl.data.gallery('faces')
   model = gl.models.create('mlp(widths=8)', 2)
-  bars, public = set(), gl.data.load('faces', 'train', limit=100)
+  thresholds, public = set(), gl.data.load('faces', 'train', limit=100)
   for number in (8, 16, 32):
     faces = gl.data.load('faces', limit=number)
     scenario = gl.scenario(
@@ -390,8 +390,8 @@ def test_faces_are_found_among_faces_however_many_are_attacked():
     }  # fmt: skip
     (among,) = plan(KEY, scenario, [None], objects(['fidel']), number, gl.AuditSettings()).groups[0].gallery.values()
     assert set(among.candidates(faces.images)) == {99}
-    bars.add(among.bar)
-  assert len(bars) == 1 and bars.pop() == pytest.approx(0.566, abs=2e-3)
+    thresholds.add(among.threshold)
+  assert len(thresholds) == 1 and thresholds.pop() == pytest.approx(0.566, abs=2e-3)
 
 
 def test_each_image_is_found_among_those_of_its_kind():
@@ -412,16 +412,16 @@ def test_each_image_is_found_among_those_of_its_kind():
 
 def test_a_gallery_of_images_alone_is_of_one_kind_and_its_bar_is_its_own(linear):
   digits = gl.data.load('digits')
-  bars = set()
+  thresholds = set()
   for number in (8, 16, 32):
     scenario = gl.scenario(
       linear.client.model, digits.images[:number], digits.labels[:number], key=KEY, gallery=digits.images[200:400]
     )
     groups = plan(KEY, scenario, [None], objects([RECOVERY]), number, gl.AuditSettings()).groups
     assert {len(among.places) for among in groups[0].gallery.values()} == {200}
-    bars |= {among.bar for among in groups[0].gallery.values()}
+    thresholds |= {among.threshold for among in groups[0].gallery.values()}
     assert scenario.settings['gallery']['images'] == {'unlabelled': 200}
-  assert len(bars) == 1
+  assert len(thresholds) == 1
 
 
 @pytest.mark.parametrize(
@@ -456,15 +456,20 @@ def test_a_defense_is_not_credited_where_the_attack_fails_undefended():
   rows = [
     {'defense': defense, 'trial': trial, 'verdict': verdict, 'success': verdict == 'exact', 'control': False}
     for trial, verdicts in enumerate(
-      (('exact', 'nothing seen'), ('not solved', 'nothing seen'), ('not solved', 'exact'), ('traces', 'traces'))
+      (
+        ('exact', 'nothing seen'),
+        ('inconclusive', 'nothing seen'),
+        ('inconclusive', 'exact'),
+        ('above chance', 'above chance'),
+      )
     )
     for defense, verdict in zip(('none', 'clip(norm=1)'), verdicts, strict=True)
   ]
   found = [row['verdict'] for row in require_undefended_recovery(rows, {'none'}) if row['defense'] != 'none']
-  assert found == ['nothing seen', 'not solved', 'exact', 'traces']
+  assert found == ['nothing seen', 'inconclusive', 'exact', 'above chance']
   only = [row for row in rows if row['defense'] != 'none' or row['trial'] in (1, 3)]  # where it fails without
   found = [row['verdict'] for row in require_undefended_recovery(only, {'none'}) if row['defense'] != 'none']
-  assert found == ['not solved', 'not solved', 'exact', 'traces']
+  assert found == ['inconclusive', 'inconclusive', 'exact', 'above chance']
   alone = [row for row in rows if row['defense'] != 'none']
   assert require_undefended_recovery(alone, {'none'}) == alone
 

@@ -144,7 +144,7 @@ def test_settings_name_a_modality_that_is_known(result):
 
 def test_what_is_said_follows_the_rows(result):
   """The same settings, with every row turned into a run that shows nothing."""
-  hidden = {'success': False, 'verdict': 'not solved', 'recognised': 0, 'revealed': 0, 'identified': 0}
+  hidden = {'success': False, 'verdict': 'inconclusive', 'recognised': 0, 'revealed': 0, 'identified': 0}
   other = dataclasses.replace(result, rows=[{**row, **hidden} for row in result.rows])
   said, turned = (gl.report.terminal_table(one) for one in (result, other))
   assert 'the attacks recover' in said and 'the attacks recover' not in turned

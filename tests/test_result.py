@@ -62,15 +62,15 @@ def judged(**verdicts):
 
 def test_a_result_prints_the_worst_verdict_on_each_defense():
   found = judged(
-    none=[['exact', 'nothing seen', 'not solved'], ['not solved', 'exact', 'not solved']],
-    weak=[['nothing seen', 'nothing seen', 'nothing seen'], ['diverged', 'not solved', 'nothing seen']],
+    none=[['exact', 'nothing seen', 'inconclusive'], ['inconclusive', 'exact', 'inconclusive']],
+    weak=[['nothing seen', 'nothing seen', 'nothing seen'], ['diverged', 'inconclusive', 'nothing seen']],
     gone=[['diverged', 'nothing seen', 'nothing seen']],
     strong=[['nothing seen', 'nothing seen', 'nothing seen']],
   )
   assert repr(found).splitlines() == [
     'AuditResult: lenet on digits',
     '  none: exact 2 of 3 trials',
-    '  weak: not solved 1 of 3 trials',
+    '  weak: inconclusive 1 of 3 trials',
     '  gone: diverged 1 of 3 trials',
     '  strong: nothing seen 3 of 3 trials',
   ]

@@ -257,8 +257,8 @@ def _certify(
       weights = left.shares[held]  # the image by least squares over all its neurons
       image = weights @ left.incoming[held] / (weights @ weights)
       found.append((image, by_label.argmin(), by_label.min(), held))
-  bar = max(_ROUNDING, 10 * min((mismatch for _, _, mismatch, _ in found), default=0.0))
-  return sorted((entry for entry in found if entry[2] <= bar), key=lambda entry: entry[2])
+  threshold = max(_ROUNDING, 10 * min((mismatch for _, _, mismatch, _ in found), default=0.0))
+  return sorted((entry for entry in found if entry[2] <= threshold), key=lambda entry: entry[2])
 
 
 def _candidates(left: _Gradient, box: tuple[float, float], slack: float) -> tuple[np.ndarray, np.ndarray]:

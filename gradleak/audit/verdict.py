@@ -1,4 +1,4 @@
-"""What the figures of one run amount to, in four steps, or why they amount to nothing."""
+"""What the figures of one run amount to, in four levels, or why they amount to nothing."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,9 +10,9 @@ from gradleak.modalities import of_rows
 
 CONTROL = 'null_gradient'
 # The verdicts on a reconstruction, the strongest first; then those on a run that shows nothing.
-LEVELS = ('exact', 'recognisable', 'identifying', 'traces')
+LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
 NOTHING = 'nothing seen'
-VERDICTS = (*LEVELS, 'not solved', 'diverged', NOTHING)  # the worst first
+VERDICTS = (*LEVELS, 'inconclusive', 'diverged', NOTHING)  # the worst first
 RECOVERED = LEVELS[:2]  # there is a picture
 MIN_CANDIDATES = 99  # with fewer, more than one original in a hundred is found by chance
 CHANCE = 741  # runs on noise, one of which is beyond three standard deviations
@@ -65,14 +65,15 @@ def _exceeded(values: Any) -> float:
 def judge(row: dict, beyond: Threshold) -> dict:
   """Returns a row's `success`, `solved` and `verdict`, and what its score and correlation had to exceed.
 
-  The four steps are these. For a batch, each asks for more images than the 95th percentile of the control shows, which
+  The four levels are these. For a batch, each asks for more images than the 95th percentile of the control shows, which
   is none as a rule.
 
   - exact: an image and its reconstruction have a correlation of at least 0.98, or a root mean squared error of at most
     one level of 8 bits.
-  - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's bar.
-  - identifying: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the control.
-  - traces: PSNR and correlation are beyond the control.
+  - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's threshold.
+  - re-identified: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the
+    control.
+  - above chance: PSNR and correlation are beyond the control.
 
   The correlation of flat images means nothing. Where all images of a batch are flat, and the attack searches, the PSNR
   has to exceed the bound that otherwise holds for the correlation. A closed form's missing answers also look flat.
@@ -80,8 +81,8 @@ def judge(row: dict, beyond: Threshold) -> dict:
   the rest, so one image decides.
 
   A run is solved when the attacker's objective is as low as at the truth. Showing nothing is then the merit of the
-  defense; otherwise it is 'not solved'. A success is also solved when 99.9 % of the descent from the start to the truth
-  is done. Less means that the leak is at least this.
+  defense; otherwise it is 'inconclusive'. A success is also solved when 99.9 % of the descent from the start to the
+  truth is done. Less means that the leak is at least this.
   """
   kind = of_rows([row])
   if is_flat(row):
@@ -101,7 +102,7 @@ def judge(row: dict, beyond: Threshold) -> dict:
     1e-3 * (row['objective_start'] - row['objective_at_truth']) if success else 1e-6 * abs(row['objective_at_truth'])
   )
   solved = bool(gap <= tolerance)
-  verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'not solved')
+  verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'inconclusive')
   control = dict(zip(kind.controls, (beyond.score, beyond.correlation), strict=True))
   return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
 
@@ -114,7 +115,7 @@ def is_flat(row: dict) -> bool:
 def false_alarms(controls: list[dict]) -> list[dict]:
   """Returns control runs with the verdict that each would get as an upload, judged by the other control runs.
 
-  They show nothing of an image, so that a step which one of them comes to is a false alarm.
+  They show nothing of an image, so that a level which one of them comes to is a false alarm.
 
   Args:
     controls: control runs of any attacks, rows; those of one pool have the same thresholds.
@@ -137,7 +138,7 @@ def false_alarms(controls: list[dict]) -> list[dict]:
 
 
 class Alarms(NamedTuple):
-  """How often noise comes to a step, counted as the verdict on a defense is: the worst of all attackers of an upload.
+  """How often noise comes to a level, counted as the verdict on a defense is: the worst of all attackers of an upload.
 
   Attributes:
     reached: level -> the uploads of noise that any attacker brings there or further.
@@ -165,7 +166,7 @@ def united(controls: list[dict]) -> Alarms:
 
 
 def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[dict]:
-  """Returns one attack's rows; 'nothing seen' becomes 'not solved' on trials that it also fails without a defense.
+  """Returns one attack's rows; 'nothing seen' becomes 'inconclusive' on trials that it also fails without a defense.
 
   A trial that was not attacked without a defense (see `only` of `gradleak.audit`) counts as failed where no other one
   succeeded without.
@@ -181,7 +182,7 @@ def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[
 
   def credited(row: dict) -> dict:
     undeserved = row['verdict'] == NOTHING and row['trial'] in failing and not row['control']
-    return {**row, 'verdict': 'not solved'} if undeserved else row
+    return {**row, 'verdict': 'inconclusive'} if undeserved else row
 
   return [credited(row) for row in rows]
 
@@ -192,5 +193,5 @@ def unfinished(row: dict) -> bool:
 
 
 def worst(verdicts: set[str]) -> str:
-  """Returns the worst of some verdicts: the strongest step; else one that shows nothing about the defense."""
+  """Returns the worst of some verdicts: the strongest level; else one that shows nothing about the defense."""
   return next(verdict for verdict in VERDICTS if verdict in verdicts)

@@ -96,8 +96,8 @@ def evaluate(
     share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
     reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'identified' and
-    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's bar;
-    'candidates', the least number of others that an image of a pair is to be found among.
+    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's
+    threshold; 'candidates', the least number of others that an image of a pair is to be found among.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -150,15 +150,19 @@ def _identified(
   among: Gallery | Mapping[int, Gallery],
 ) -> dict[str, int]:
   """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
-  found, bar, candidates = np.empty(len(images), int), np.empty(len(images)), np.empty(len(images), int)
+  found, least, candidates = np.empty(len(images), int), np.empty(len(images)), np.empty(len(images), int)
   for label in np.unique(labels):
     of, kind = labels == label, among if isinstance(among, Gallery) else among[int(label)]
-    found[of], bar[of], candidates[of] = ranks(images[of], truth[of], kind), kind.bar, kind.candidates(truth[of])
+    found[of], least[of], candidates[of] = (
+      ranks(images[of], truth[of], kind),
+      kind.threshold,
+      kind.candidates(truth[of]),
+    )
   first = found == 1
   return {
     'rank': int(found.min()),
     'identified': int(first.sum()),
-    'recognised': int((first & (similarity >= bar)).sum()),
+    'recognised': int((first & (similarity >= least)).sum()),
     'candidates': int(candidates.min()),
   }
 

@@ -1,13 +1,14 @@
 """Is a reconstruction matched to its original among real candidates, and is it a picture of it?
 
 The candidates are the original and the images of a gallery: real ones of the same kind. A gallery may also hold the
-private images. Then the candidates of each image are all others, and gallery and bar do not depend on which images are
-attacked. They are compared by the Mahalanobis cosine, which is the cosine after whitening, as in face recognition with
-eigenfaces. So features that all images of the kind share, such as the layout of a face, do not decide. Source:
-Beveridge, Bolme, Draper, Teixeira, The CSU Face Identification Evaluation System, Machine Vision and Applications 2005.
-The chance level assumes that originals and gallery are drawn alike. Then the original has rank 1 in one of G + 1 cases
-for an attacker without information, under any prior. A reconstruction counts as a picture of its original from the bar
-of SSIM on. The bar is calibrated on the gallery only, without human judgement (`calibrated`).
+private images. Then the candidates of each image are all others, and gallery and threshold do not depend on which
+images are attacked. They are compared by the Mahalanobis cosine, which is the cosine after whitening, as in face
+recognition with eigenfaces. So features that all images of the kind share, such as the layout of a face, do not decide.
+Source: Beveridge, Bolme, Draper, Teixeira, The CSU Face Identification Evaluation System, Machine Vision and
+Applications 2005. The chance level assumes that originals and gallery are drawn alike. Then the original has rank 1 in
+one of G + 1 cases for an attacker without information, under any prior. A reconstruction counts as a picture of its
+original from the threshold of SSIM on. The threshold is calibrated on the gallery only, without human judgement
+(`calibrated`).
 """
 
 import functools
@@ -29,14 +30,14 @@ LARGEST = 64  # pixels on a side that are compared
 RIDGE = 0.1  # of the mean variance of a principal component
 THUMBNAIL = 0.4  # of the side
 PERCENTILE = 99  # of the SSIM of two different images
-_THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a bar, and pairs compared at once
+_THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a threshold, and pairs compared at once
 
 
 class Gallery(NamedTuple):
   """Real images of the kind of the private ones, and what is compared with them.
 
   Attributes:
-    bar: the least SSIM of a picture.
+    threshold: the least SSIM of a picture.
     places: what an image in it is known by -> its place among those of the gallery, P in all.
     mean: of all images that whitening is fitted to, gallery and private ones alike, [D].
     fitted: these, less their mean, [M, D]; those of the gallery are the first.
@@ -44,7 +45,7 @@ class Gallery(NamedTuple):
     norms: of the gallery's images after whitening, [P].
   """
 
-  bar: float
+  threshold: float
   places: dict[bytes, int]
   mean: np.ndarray
   fitted: np.ndarray
@@ -87,7 +88,7 @@ def gallery(images: Any, private: Any) -> Gallery:
 
   Args:
     images: float [M, H, W, C] in [0, 1], private ones among them or not; M may be 0.
-    private: float [N, H, W, C]; they calibrate the bar where there are fewer than two images.
+    private: float [N, H, W, C]; they calibrate the threshold where there are fewer than two images.
 
   Raises:
     UsageError: for images of another shape.
@@ -122,13 +123,13 @@ def calibrated(images: Any) -> float:
   images = np.asarray(images, np.float32)
   number = len(images)
   shown = images[np.arange(_THUMBNAILS) % min(number, _THUMBNAILS)]
-  bar = float(np.median(_ssim(thumbnails(shown), shown)))
+  threshold = float(np.median(_ssim(thumbnails(shown), shown)))
   if number < 2:
-    return bar
+    return threshold
   pairs = _CHUNK * max(2, min(_PAIRS, _PAIRS * LARGEST**2 // math.prod(images.shape[1:3])) // _CHUNK)
   first = np.arange(pairs) % number
   second = (first + np.random.default_rng(0).integers(1, number, pairs)) % number  # neighbours may be of one class
-  return max(bar, float(np.percentile(_ssim(images[second], images[first]), PERCENTILE)))
+  return max(threshold, float(np.percentile(_ssim(images[second], images[first]), PERCENTILE)))
 
 
 def thumbnails(images: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def autoleak_table(found: AutoLeak) -> str:
   for title, honest in (('honest-but-curious server', True), ('malicious server', False)):
     levels = worst.levels(_rows(found, honest))
     named = [(line['defense'], line) for line in levels] + [(NOISE, line) for line in alarms(found, honest)]
-    lines = [(name, *(count_range({**line, **one}, 'count') for one in line['steps'])) for name, line in named]
+    lines = [(name, *(count_range({**line, **one}, 'count') for one in line['levels'])) for name, line in named]
     if levels:
       parts.append('\n'.join(aligned([(title, *LEVELS), *lines])))
   told = [f'{label}: {flag}.' for label, flags in found.flags.items() for flag in flags]
@@ -81,12 +81,12 @@ def _noise(found: AutoLeak, entries: Sequence[dict]) -> str:
 
 
 def _levels(found: AutoLeak, entries: Sequence[dict]) -> list[blocks.Section]:
-  """Returns the worst case per step, by honest-but-curious servers and by malicious ones."""
+  """Returns the worst case per level, by honest-but-curious servers and by malicious ones."""
   honest, malicious = (worst.levels(_rows(found, kind)) for kind in (True, False))
   noise = alarms(found, True)
   beside = said('autoleak.noise', alarms=_noise(found, entries)) if noise else ''
   note = blocks.Text(said('autoleak.levels', size=found.config['batch_size'], noise=beside), 'note')
-  made = [blocks.Section('levels', 'Worst case per step', [note, headline.levels_table(honest, noise, NOISE)])]
+  made = [blocks.Section('levels', 'Worst case per level', [note, headline.levels_table(honest, noise, NOISE)])]
   if malicious:
     table = headline.levels_table(malicious, alarms(found, False), NOISE)
     made.append(

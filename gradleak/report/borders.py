@@ -34,8 +34,8 @@ class Border(NamedTuple):
   shown: Callable[[float], str]
 
 
-def borders(result: AuditResult, bar: float) -> list[Border]:
-  """Returns the three borders of an audit of single images, for the `bar` of SSIM of its gallery."""
+def borders(result: AuditResult, threshold: float) -> list[Border]:
+  """Returns the three borders of an audit of single images, for the `threshold` of SSIM of its gallery."""
   check_result(result)
   if result.config['batch_size'] != 1:
     raise errors.UsageError(f'batch_size is {result.config["batch_size"]}: the borders are shown of single images')
@@ -43,13 +43,14 @@ def borders(result: AuditResult, bar: float) -> list[Border]:
   return [
     Border('exact: correlation of at least 0.98', lambda row: row['pearson'],
            lambda row: at['exact'](row) and row['pearson'] is not None,  # a flat image is exact by its error
-           lambda row: row['verdict'] in ('recognisable', 'identifying'), lambda value: abs(value - 0.98),
+           lambda row: row['verdict'] in ('recognisable', 're-identified'), lambda value: abs(value - 0.98),
            lambda value: number(value, 3)),
-    Border(f'recognisable: rank 1 and an SSIM of at least {number(bar, 2)}', lambda row: row['ssim'],
-           at['recognisable'], at['identifying'], lambda value: abs(value - bar), lambda value: number(value, 2)),
-    Border('identifying: rank 1 of the original (shown: correlation above, rank below)',
-           lambda row: row['pearson'] if row['rank'] == 1 else row['rank'], at['identifying'],
-           lambda row: row['verdict'] == 'traces' and row['rank'] > 1, lambda value: value,
+    Border(f'recognisable: rank 1 and an SSIM of at least {number(threshold, 2)}', lambda row: row['ssim'],
+           at['recognisable'], at['re-identified'], lambda value: abs(value - threshold),
+           lambda value: number(value, 2)),
+    Border('re-identified: rank 1 of the original (shown: correlation above, rank below)',
+           lambda row: row['pearson'] if row['rank'] == 1 else row['rank'], at['re-identified'],
+           lambda row: row['verdict'] == 'above chance' and row['rank'] > 1, lambda value: value,
            lambda value: number(value, 2) if value < 1 else number(value, 0)),
   ]  # fmt: skip
 
@@ -66,15 +67,15 @@ def sides(rows: Sequence[dict], border: Border, count: int = SIDE) -> tuple[list
   return found[0], found[1]
 
 
-def border_picture(result: AuditResult, bar: float) -> bytes:
+def border_picture(result: AuditResult, threshold: float) -> bytes:
   """Returns a PNG: per border the reconstructions just above it and just below, each above its private image.
 
   Args:
     result: an `AuditResult` of single images.
-    bar: the SSIM from which on its gallery calls an image recognisable.
+    threshold: the SSIM from which on its gallery calls an image recognisable.
   """
   tall, gap, head = 0.5, 0.06, 0.3
-  bands = [(border, *sides(result.rows, border)) for border in borders(result, bar)]
+  bands = [(border, *sides(result.rows, border)) for border in borders(result, threshold)]
   block = 2 * (2 * tall + 0.34) + head + 0.1
   with figures.figure(1.0 + SIDE * (tall + gap), block * len(bands)) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))

@@ -13,7 +13,7 @@ from gradleak.report.formatting import defenses, scored, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
-_FAILED = ('not_solved', 'diverged')
+_FAILED = ('inconclusive', 'diverged')
 
 Entry = dict[str, Any]  # of `cases.worst_case`
 Summary = dict[str, Any]  # of `cases.summarise`
@@ -135,9 +135,9 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
   if entry is None:
     return [found('findings.no_undefended')]
   if not entry['recovered']:
-    seen = entry['reached']['traces']
-    traces = said('findings.traces', seen=seen, n=entry['n']) if seen else ''
-    return [found('findings.fails', none_of=_none_of(entry, config), traces=traces)]
+    seen = entry['reached']['above chance']
+    above = said('findings.above', seen=seen, n=entry['n']) if seen else ''
+    return [found('findings.fails', none_of=_none_of(entry, config), above=above)]
   kind = of_rows(summaries)
   best = max(
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
@@ -156,8 +156,8 @@ def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
   active = _active(worst)
   idle = [entry for entry in worst if entry['defense'] != 'none' and entry not in active]
   leaking = [entry for entry in active if entry['recovered'] and entry not in _broken(worst)]
-  silent = [entry for entry in active if not entry['recovered'] and not entry['reached']['traces']]
-  unsolved = [entry for entry in silent if entry['not_solved'] or entry['diverged']]
+  silent = [entry for entry in active if not entry['recovered'] and not entry['reached']['above chance']]
+  unsolved = [entry for entry in silent if entry['inconclusive'] or entry['diverged']]
   withstood = [entry for entry in silent if entry not in unsolved]
   made = [*broken(worst, config), *_leaking(leaking), *hinting(worst, config)]
   if withstood and _setting_works(worst):
@@ -189,8 +189,8 @@ def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
 def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
   """Returns the defenses under which there is no picture, but something of the images."""
   made = []
-  entries = [entry for entry in _active(worst) if not entry['recovered'] and entry['reached']['traces']]
-  for level, name in (('identifying', 'identifying'), ('traces', 'seen')):
+  entries = [entry for entry in _active(worst) if not entry['recovered'] and entry['reached']['above chance']]
+  for level, name in (('re-identified', 'reidentified'), ('above chance', 'seen')):
     counts = [_count('count', [e], k=e['reached'][level]) for e in entries if e['verdict'] == level]
     if counts:
       made.append(found(f'findings.{name}', unit=_unit(2, config), counts=counts))
@@ -209,7 +209,7 @@ def outdone(worst: Sequence[Entry]) -> list[Finding]:
 
 def caution(worst: Sequence[Entry]) -> Finding:
   """Returns what the result does not show; `worst` is from `cases.worst_case`."""
-  unsolved = any(entry['not_solved'] for entry in worst)
+  unsolved = any(entry['inconclusive'] for entry in worst)
   return found('findings.other_attacks_unsolved' if unsolved else 'findings.other_attacks')
 
 
@@ -254,7 +254,7 @@ def _prior_alone(summaries: Sequence[Summary], controls: Sequence[dict]) -> list
   def silent(summary: Summary) -> bool:
     score, control = summary[of_rows([summary]).score], _control(summary, controls)
     learned = summary.get('tier') in ('D', 'G')
-    nothing = not any(summary[level] for level in ('recovered', 'identifying', 'traces'))
+    nothing = not any(summary[level] for level in ('recovered', 're_identified', 'above_chance'))
     return learned and nothing and score is not None and control is not None and score <= control
 
   return _places('findings.prior', together((s['attack'], s['defense']) for s in summaries if silent(s)))

@@ -33,7 +33,7 @@ def sentence(entries: Sequence[dict], config: Mapping[str, Any]) -> str:
     return f'{start}.'
   counts: dict[str, list[str]] = {}
   for entry in sorted(defended, key=lambda entry: VERDICTS.index(entry['verdict'])):
-    verdict = 'not solved' if entry['verdict'] == 'diverged' else entry['verdict']
+    verdict = 'inconclusive' if entry['verdict'] == 'diverged' else entry['verdict']
     counts.setdefault(verdict, []).append(entry['defense'])
   done = [said(f'done.{verdict}', n=len(names)) for verdict, names in counts.items()]
   if len(defended) == 1:
@@ -97,7 +97,7 @@ def levels_table(levels: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[s
   """Returns the table of `worst.levels`, and below it `worst.alarms` in a line called `noise`."""
   named = [(code(line['defense']), line) for line in levels] + [(blocks.Html(noise), line) for line in alarms]
   rows = [
-    blocks.Row([name, *(blocks.Cell(f'{one["count"]} of {line["n"]}', [percent_range(one)]) for one in line['steps'])])
+    blocks.Row([name, *(blocks.Cell(f'{one["count"]} of {line["n"]}', [percent_range(one)]) for one in line['levels'])])
     for name, line in named
   ]
   return blocks.Table(['defense', *(mark(level) for level in LEVELS)], [blocks.Body(rows)])
@@ -107,19 +107,19 @@ def verdict_terms(gallery: Mapping[str, Any], config: Mapping[str, Any]) -> list
   """Returns what each verdict means; `gallery` is that of `gallery`."""
   many = said('verdicts.batches') if config.get('batch_size', 1) > 1 else ''
   made = f' {gallery["made"]}' if gallery['made'] else ''
-  identifying = 'verdicts.identifying' if gallery['enough'] else 'verdicts.unjudged'
+  identified = 'verdicts.re-identified' if gallery['enough'] else 'verdicts.unjudged'
 
   def term(verdict: str, name: str = '') -> tuple[str, list[str]]:
     return mark(verdict), [said(name or f'verdicts.{verdict}', **{**gallery, 'made': made})]
 
   return [
-    *(term('exact'), term('recognisable'), term('identifying', identifying), term('traces')),
+    *(term('exact'), term('recognisable'), term('re-identified', identified), term('above chance')),
     ('Recovered', [said('verdicts.recovered', batches=many)]),
-    *(term(NOTHING), term('not solved'), term('diverged')),
+    *(term(NOTHING), term('inconclusive'), term('diverged')),
   ]
 
 
 def _meaning(verdict: str, enough: bool) -> str:
-  if verdict == 'traces' and not enough:
+  if verdict == 'above chance' and not enough:
     return said('meaning.unjudged', needed=MIN_CANDIDATES)
   return MEANINGS[verdict]

@@ -89,7 +89,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     'flag': True,
   }
   facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION}
-  below = said('leaderboard.steps', size=task['batch_size'])
+  below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
   meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.MEANINGS.items()]
   parts = [
@@ -138,8 +138,8 @@ def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool)
     blocks.Cell(mark(honest['verdict']), [_count(honest) + ', flagged' * bool(entry['flags'])], value=place),
     _cost(entry),
   ]
-  for step in honest['steps']:
-    cells.append(blocks.Cell(f'{step["count"]} of {honest["n"]}', [_interval(step)], value=step['high']))
+  for one in honest['levels']:
+    cells.append(blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']))
   if malicious and changed is None:
     cells.append(blocks.Cell('not run', value=''))
   elif malicious:
@@ -193,20 +193,20 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
 def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
   """Returns an entry as one of `cases.worst_case`, of the attackers of one kind of server."""
   found = entry[side]
-  recovered = next(step['count'] for step in found['steps'] if step['level'] == RECOVERED[-1])
+  recovered = next(one['count'] for one in found['levels'] if one['level'] == RECOVERED[-1])
   return {'defense': entry['text'], 'verdict': found['verdict'], 'recovered': recovered, 'n': found['n']}
 
 
 def _order(entry: Mapping[str, Any]) -> tuple:
   """Returns what entries are sorted by: the least leak first, among equals the smallest cost, unknown ones last.
 
-  Counts are compared in this order: images recovered, then those exact, identified, and with traces. They are compared
-  by the upper ends of their intervals. So an entry of more trials, which meets rarer cases, is not ranked lower for
-  them.
+  Counts are compared in this order: images recovered, then those exact, re-identified, and above chance. They are
+  compared by the upper ends of their intervals. So an entry of more trials, which meets rarer cases, is not ranked
+  lower for them.
   """
   honest, cost = entry['honest'], entry['cost']
-  high = {step['level']: step['high'] for step in honest['steps']}
-  highs = [high[level] for level in ('recognisable', 'exact', 'identifying', 'traces')]
+  high = {one['level']: one['high'] for one in honest['levels']}
+  highs = [high[level] for level in ('recognisable', 'exact', 're-identified', 'above chance')]
   points = float('inf') if cost is None else cost['points']
   return highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
 
@@ -217,20 +217,20 @@ def _count(found: Mapping[str, Any]) -> str:
 
 
 def _range(found: Mapping[str, Any]) -> str:
-  """Returns the interval of the count of the worst verdict; empty where that is no step."""
-  return ''.join(_interval(step) for step in found['steps'] if step['level'] == found['verdict'])
+  """Returns the interval of the count of the worst verdict; empty where that is no level."""
+  return ''.join(_interval(one) for one in found['levels'] if one['level'] == found['verdict'])
 
 
-def _interval(step: Mapping[str, Any]) -> str:
-  return percent_range({'success_low': step['low'], 'success_high': step['high']})
+def _interval(level: Mapping[str, Any]) -> str:
+  return percent_range({'success_low': level['low'], 'success_high': level['high']})
 
 
 def _alarms(found: Mapping[str, Any] | None) -> str:
-  """Returns how often noise came to a step, in words; empty where the entry does not say."""
+  """Returns how often noise came to a level, in words; empty where the entry does not say."""
   noise = (found or {}).get('noise')
   if noise is None:
     return ''
-  came = [f'{step["level"]} {step["count"]}' for step in noise['steps'] if step['count']]
+  came = [f'{one["level"]} {one["count"]}' for one in noise['levels'] if one['count']]
   return f'false alarms, of {noise["n"]}: {", ".join(came) or "none"}'
 
 

@@ -233,7 +233,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
       blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {first.unit}'.strip()]),
       *means(summary, runs[cases.case(summary)], 'runs', number(summary[f'oracle_{score}'])),
-      str(summary['not_solved']),
+      str(summary['inconclusive']),
       str(summary['diverged']),
     ]
     return blocks.Row(cells, 'more' * (place > 0))

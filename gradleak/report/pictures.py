@@ -16,14 +16,14 @@ from gradleak.summary.shown import pixels_of
 
 # Verdict -> its mark, and its colour on white.
 SYMBOLS = {
-  'exact': '●', 'recognisable': '◕', 'identifying': '◑', 'traces': '◔', 'not solved': '?', 'diverged': '×',
+  'exact': '●', 'recognisable': '◕', 're-identified': '◑', 'above chance': '◔', 'inconclusive': '?', 'diverged': '×',
   'nothing seen': '○',
 }  # fmt: skip
 MAX_COLUMNS = 8
 
 _COLOURS = {
-  'exact': '#a3210a', 'recognisable': '#b9480f', 'identifying': '#8a3f8f', 'traces': '#6b5b95', 'not solved': '#735a00',
-  'diverged': SOFT, 'nothing seen': '#0f6674',
+  'exact': '#a3210a', 'recognisable': '#b9480f', 're-identified': '#8a3f8f', 'above chance': '#6b5b95',
+  'inconclusive': '#735a00', 'diverged': SOFT, 'nothing seen': '#0f6674',
 }  # fmt: skip
 
 

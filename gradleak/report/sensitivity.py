@@ -66,7 +66,7 @@ def _step(found: Sensitivity, name: str) -> dict[str, Any]:
     'psnr_high': high if bounded else None,
     'control_psnr': rows[0]['control_psnr'],
     'by': rows[0]['by'],
-    'not_solved': sum(row['verdict'] == 'not solved' for row in rows),
+    'inconclusive': sum(row['verdict'] == 'inconclusive' for row in rows),
     'diverged': sum(row['verdict'] == 'diverged' for row in rows),
   }
 
@@ -112,7 +112,7 @@ def _protection(by_verdict: Mapping[str, Sequence[Judgement]], end: Mapping[str,
   protecting, others, not_ = (_names(by_verdict, name) for name in ('protects', 'others hold', 'does not protect'))
   leaks = [finding('sensitivity.leaks', **end)] if end['recovered'] else []
   if protecting:
-    unsolved = end['not_solved'] + end['diverged']
+    unsolved = end['inconclusive'] + end['diverged']
     by = 'lowered' if end['recovered'] else 'unsolved' if unsolved else 'hidden'
     facts = {
       'names': protecting,
@@ -154,7 +154,7 @@ def _names(by_verdict: Mapping[str, Sequence[Judgement]], verdict: str) -> list[
 def cautions(found: Sensitivity) -> list[Finding]:
   """Returns reasons for care, from the rows."""
   named = steps(found)
-  unsolved, total = (sum(named[name][key] for name in found.waterfall) for key in ('not_solved', 'n'))
+  unsolved, total = (sum(named[name][key] for name in found.waterfall) for key in ('inconclusive', 'n'))
   few = found.config['trials'] < 8
   return [
     *([finding('sensitivity.ended', unsolved=unsolved, total=total)] if unsolved else []),

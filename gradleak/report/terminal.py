@@ -17,7 +17,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
   titles = [f'{one.title} {one.unit}'.strip() for one in of_rows(result.rows).shown]
   lines: list[Sequence[str]] = [
-    ('attack / defense', *titles, 'recovered (95 %)', 'not solved', 'worst verdict')
+    ('attack / defense', *titles, 'recovered (95 %)', 'inconclusive', 'worst verdict')
     + ((f'fully, of {size}',) if size > 1 else ())
   ]
   for attack, of_attack in together((attack, pair) for (attack, _), pair in pairs.items()).items():
@@ -65,7 +65,7 @@ def _line(summary: Summary, size: int) -> tuple[str, ...]:
     plus_minus(summary, score.column, score.digits),
     *(number(summary[one.column], one.digits) for one in others),
     count_range(summary),
-    f'{summary["not_solved"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
+    f'{summary["inconclusive"]}' + (f' + {summary["diverged"]} NaN' if summary['diverged'] else ''),
     f'{summary[named(summary["verdict"])]} {summary["verdict"]}',
     *([number(summary['revealed'])] if size > 1 else []),
   )

@@ -133,8 +133,8 @@ def _of_attacks(entries: Sequence[Entry], worst: Worst) -> list[Finding]:
     most = math.ceil(100 * float(proportion_interval(0, trials)[2]))
     notes.append(found('training.few', trials=trials, most=most))
   if leaks_undefended(worst):
-    failing = [e for e in worst.values() if not e['recovered'] and e['not_solved'] + e['diverged']]
-    failed, runs = (sum(e[key] for e in failing for key in keys) for keys in (('not_solved', 'diverged'), ('runs',)))
+    failing = [e for e in worst.values() if not e['recovered'] and e['inconclusive'] + e['diverged']]
+    failed, runs = (sum(e[key] for e in failing for key in keys) for keys in (('inconclusive', 'diverged'), ('runs',)))
     if failing:
       notes.append(found('training.failed', defenses=defenses(failing), failed=failed, runs=runs))
     unmet = [e for e in worst.values() if e['defense'] != 'none' and e['aware'] is None and not e['recovered']]

@@ -30,8 +30,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
     `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
     runs recovered, that is exact or recognisable) with its exact 95 % interval; the counts `recovered`, of every
-    verdict by its name (`exact`, …, `not_solved`), and `unfinished` (runs that show something, from exact to traces,
-    before the attack had converged); the means of `revealed` (images of a batch that are fully revealed),
+    verdict by its name (`exact`, …, `inconclusive`), and `unfinished` (runs that show something, from exact to above
+    chance, before the attack had converged); the means of `revealed` (images of a batch that are fully revealed),
     `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `rank`, `label_correct`, `change` and
     `sent` (fraction of the entries sent); `candidates`; and `verdict`, the worst of the runs. What cannot be computed
     is None.
@@ -64,10 +64,10 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
     `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
     `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover one, the strongest
-    first; `verdict`, the worst of all runs; `reached`, of each of the four steps the number of
+    first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of
     trials that any attacker brings there or further; `attackers`, the number of attacks and counter-measures, of which
     that is the worst; `runs`, how many of them are `searches` (closed forms are none),
-    and the count of every verdict among them (`exact`, …, `not_solved`); and `flags`, reasons for care, their counts
+    and the count of every verdict among them (`exact`, …, `inconclusive`); and `flags`, reasons for care, their counts
     over runs.
   """
   groups = grouped(rows, 'defense')
@@ -202,7 +202,7 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def named(verdict: str) -> str:
   """Returns the key of a verdict's count."""
-  return verdict.replace(' ', '_')
+  return verdict.replace(' ', '_').replace('-', '_')
 
 
 def _summary(rows: Sequence[Row]) -> Summary:
@@ -240,8 +240,8 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
   by_strength = sorted(summarise(aware), key=_strength, reverse=True)
   counts, runs = _counts(rows), len(rows)
   flags = list(setting)
-  if counts['not_solved']:
-    flags.append(f'{counts["not_solved"]} of {runs} not solved')
+  if counts['inconclusive']:
+    flags.append(f'{counts["inconclusive"]} of {runs} inconclusive')
   changes = _numbers(rows, 'change')
   if defense != 'none' and changes and not any(changes):
     flags.append('defense changed nothing')

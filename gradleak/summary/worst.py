@@ -1,4 +1,4 @@
-"""The worst attacker of each defense: one line each, the rates of every step, and how often noise comes there."""
+"""The worst attacker of each defense: one line each, the rates of every level, and how often noise comes there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,27 +87,27 @@ def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
-  """Returns, per defense, its worst-case attack success rate at each step.
+  """Returns, per defense, its worst-case attack success rate at each level.
 
   Args:
     rows: of AutoLeak, by honest-but-curious servers or by malicious ones.
 
   Returns:
-    Dicts: 'defense', 'n' trials, and 'steps': one dict per step, from 'exact' to 'traces', with 'level', 'count' and
-    the exact 95 % interval of the fraction, 'success_low' to 'success_high'.
+    Dicts: 'defense', 'n' trials, and 'levels': one dict per level, from 'exact' to 'above chance', with 'level',
+    'count' and the exact 95 % interval of the fraction, 'success_low' to 'success_high'.
   """
   found = []
   for entry in cases.worst_case(rows):
-    steps = []
+    rates = []
     for level in LEVELS:
       _, low, high = statistics.proportion_interval(entry['reached'][level], entry['n'])
-      steps.append({'level': level, 'count': entry['reached'][level], 'success_low': low, 'success_high': high})
-    found.append({'defense': entry['defense'], 'n': entry['n'], 'steps': steps})
+      rates.append({'level': level, 'count': entry['reached'][level], 'success_low': low, 'success_high': high})
+    found.append({'defense': entry['defense'], 'n': entry['n'], 'levels': rates})
   return found
 
 
 def alarms(controls: Sequence[dict]) -> list[dict[str, Any]]:
-  """Returns how often noise comes to each step: the `levels` of the control runs, one dict, or none without any.
+  """Returns how often noise comes to each level: the `levels` of the control runs, one dict, or none without any.
 
   Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`). As of an upload, the
   worst counts of all attackers that met the same noise.

@@ -75,19 +75,19 @@ def test_layer_weights_follow_the_forward_order(network):
   assert float(early['Conv_0']['kernel']) > float(early['Dense_0']['kernel']) > 0
 
 
-@pytest.mark.parametrize('name,settings,mode,bar', [
+@pytest.mark.parametrize('name,settings,mode,least', [
   pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow),
   pytest.param('idlg', {'steps': 150}, 'inferred', 60, marks=pytest.mark.slow),
   pytest.param('dlg', {'steps': 250}, 'optimised', 40, marks=pytest.mark.slow),
   ('csdlg', {'steps': 400, 'tv': 1e-6}, 'known', 25),
   pytest.param('gs', {'steps': 400}, 'known', 25, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_presets_recover_an_image(name, settings, mode, bar, client, observe, small_images):
+def test_presets_recover_an_image(name, settings, mode, least, client, observe, small_images):
   images, labels = small_images
   attack = getattr(attacks, name)(**settings)(client)
   assert attack.labels == mode
   found = run(attack, observe(images[:1], labels[:1], mode, label_inference='idlg'))
-  assert psnr(found, images[:1]) > bar
+  assert psnr(found, images[:1]) > least
   assert found.labels.tolist() == [labels[0]] and int(found.diverged_step) == -1
 
 

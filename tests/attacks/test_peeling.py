@@ -226,8 +226,8 @@ def test_noise_silences_it_and_never_has_it_lie(victim, level, least):
 
 def test_pruning_and_a_second_local_step_silence_it(victim):
   layers, update, images, labels = victim
-  bar = np.quantile(np.abs(np.concatenate([x.ravel() for layer in update for x in layer])), 0.9)
-  pruned = [tuple(np.where(np.abs(x) < bar, 0, x) for x in layer) for layer in update]
+  threshold = np.quantile(np.abs(np.concatenate([x.ravel() for layer in update for x in layer])), 0.9)
+  pruned = [tuple(np.where(np.abs(x) < threshold, 0, x) for x in layer) for layer in update]
   assert not len(peel(layers, pruned, 8).labels)
   stepped = [tuple(x - 0.1 * d for x, d in zip(*pair, strict=True)) for pair in zip(layers, update, strict=True)]
   second = gradient(stepped, images, labels)

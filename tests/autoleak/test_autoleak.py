@@ -217,12 +217,12 @@ def test_the_page_and_the_table(both, tmp_path):
   report.write(found, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
   text = ' '.join(page.text)
-  assert page.headings[:3] == ['Worst case per step', 'Malicious servers', 'Every attack'] and 'AutoLeak-1' in text
+  assert page.headings[:3] == ['Worst case per level', 'Malicious servers', 'Every attack'] and 'AutoLeak-1' in text
   lines = {row[0].strip(): row for row in page.rows[:4]}
   assert 'exact' in lines['none'][1] and lines['none'][2].startswith('3 of 3')
   assert 'published rates need 400 images or more, and there are 3' in text
   table = report.autoleak_table(found)
-  count, n = found.success_rate(str(HIDDEN), 'traces')
+  count, n = found.success_rate(str(HIDDEN), 'above chance')
   line = next(line for line in table.splitlines() if line.startswith(str(HIDDEN)))
   assert f'{count} of {n}' in line and 'malicious server' in table
   assert repr(found).splitlines()[0] == 'AutoLeak-1: mlp(widths=16) on digits'
@@ -237,7 +237,7 @@ def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
   shown = {'pearson': 1.0, 'revealed': 1, 'psnr': 60.0}
   told = dataclasses.replace(found, controls=[{**first, **shown}, *found.controls[1:]])
   (rates,) = report.autoleak.alarms(told, first['honest'])
-  assert [step['count'] for step in rates['steps']] == [1] * 4 and rates['n'] == 4
+  assert [one['count'] for one in rates['levels']] == [1] * 4 and rates['n'] == 4
   report.write(told, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
   assert [row[1][:6] for row in page.rows if row[0].startswith('noise')] == ['1 of 4', '0 of 4']

@@ -35,16 +35,20 @@ def made(run):
 def test_counts_and_intervals_follow_from_the_rows(made):
   honest = made[PRUNE]['honest']
   assert (honest['verdict'], honest['count'], honest['n']) == ('exact', 1, 4)
-  assert [(step['level'], step['count']) for step in honest['steps']] == list(zip(LEVELS, (1, 2, 2, 3), strict=True))
-  for step in honest['steps']:
-    assert step['low'] == pytest.approx(stats.beta.ppf(0.025, step['count'], 5 - step['count']))
-    assert step['high'] == pytest.approx(stats.beta.ppf(0.975, step['count'] + 1, 4 - step['count']))
+  assert [(one['level'], one['count']) for one in honest['levels']] == list(zip(LEVELS, (1, 2, 2, 3), strict=True))
+  for one in honest['levels']:
+    assert one['low'] == pytest.approx(stats.beta.ppf(0.025, one['count'], 5 - one['count']))
+    assert one['high'] == pytest.approx(stats.beta.ppf(0.975, one['count'] + 1, 4 - one['count']))
   nothing = made['laplace(scale=0.1)']['honest']
-  assert (nothing['verdict'], nothing['count'], [s['count'] for s in nothing['steps']]) == ('nothing seen', 4, [0] * 4)
+  assert (nothing['verdict'], nothing['count'], [one['count'] for one in nothing['levels']]) == (
+    'nothing seen',
+    4,
+    [0] * 4,
+  )
 
 
 def test_malicious_servers_are_apart(made):
-  assert made['none']['malicious']['verdict'] == 'traces' and made['none']['honest']['verdict'] == 'exact'
+  assert made['none']['malicious']['verdict'] == 'above chance' and made['none']['honest']['verdict'] == 'exact'
   assert all(entry['malicious'] is None for entry in leaderboard.entries(found(malicious=False)))
 
 
@@ -52,9 +56,9 @@ def test_false_alarms_are_counted_where_there_were_control_runs(made, run, tmp_p
   assert 'noise' not in made['none']['honest']
   controls = [{**row, 'honest': True} for row in run.audits['matching'].controls]
   entry = leaderboard.entries(dataclasses.replace(run, controls=controls))[0]
-  assert entry['honest']['noise'] == {'n': 2, 'steps': [{'level': level, 'count': 0} for level in LEVELS]}
+  assert entry['honest']['noise'] == {'n': 2, 'levels': [{'level': level, 'count': 0} for level in LEVELS]}
   assert 'noise' not in entry['malicious'] and leaderboard.name(entry) == leaderboard.name(made['none'])
-  entry['honest']['noise']['steps'][-1]['count'] = 3
+  entry['honest']['noise']['levels'][-1]['count'] = 3
   with pytest.raises(UsageError, match='runs on noise, expected counts that rise'):
     leaderboard.add(tmp_path, entry)
 
@@ -106,6 +110,17 @@ def test_entries_survive_the_disk(made, tmp_path):
   assert leaderboard.add(tmp_path / 'board', made[PRUNE]) in paths
 
 
+def test_entries_of_the_first_format_read_as_those_of_today(made, tmp_path):
+  former = {'re-identified': 'identifying', 'above chance': 'traces', 'inconclusive': 'not solved', 'levels': 'steps'}
+  for entry in made.values():
+    text = json.dumps({**entry, 'format': 1}, indent=1, ensure_ascii=False)
+    for now, then in former.items():
+      text = text.replace(f'"{now}"', f'"{then}"')
+    assert all(f'"{then}"' in text for then in ('identifying', 'traces', 'steps'))
+    (tmp_path / f'{leaderboard.name(entry)}.json').write_text(text)
+  assert leaderboard.read(tmp_path) == {leaderboard.name(entry): entry for entry in made.values()}
+
+
 def test_tasks_seeds_and_trials_have_files_of_their_own(made):
   others = [found(model='cnn'), found(seed=1), found({'none': ['exact'] * 3})]
   names = {leaderboard.name(leaderboard.entries(other)[0]) for other in others}
@@ -123,8 +138,8 @@ def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
 
 
 def counts(entry, *values):
-  for step, value in zip(entry['honest']['steps'], values, strict=True):
-    step['count'] = value
+  for one, value in zip(entry['honest']['levels'], values, strict=True):
+    one['count'] = value
 
 
 @pytest.mark.parametrize(
@@ -135,15 +150,15 @@ def counts(entry, *values):
     (lambda e: e['honest'].pop('by'), "honest lacks field 'by'"),
     (lambda e: e.update(trials='4'), "trials is '4', expected an integer"),
     (lambda e: e.update(trials=True), 'trials is True'),
-    (lambda e: e.update(format=2), 'has the format 2'),
+    (lambda e: e.update(format=3), 'has the format 3'),
     (lambda e: e['versions'].update(autoleak='AutoLeak-9999'), "version is 'AutoLeak-9999'"),
     (lambda e: e['versions'].update(autoleak='AutoLeak'), "version is 'AutoLeak'"),
     (lambda e: counts(e, 1, 2, 2, 5), 'counts of'),
     (lambda e: counts(e, 2, 1, 2, 3), 'counts of'),
     (lambda e: counts(e, 2, 1, 2, 3), '4 of 4 trials'),
     (lambda e: counts(e, 0, 2, 2, 3), 'the interval of exact'),
-    (lambda e: e['honest'].update(verdict='traces'), "worst verdict is 'traces'"),
-    (lambda e: e['honest']['steps'][0].update(high=0.1), 'the interval of exact'),
+    (lambda e: e['honest'].update(verdict='above chance'), "worst verdict is 'above chance'"),
+    (lambda e: e['honest']['levels'][0].update(high=0.1), 'the interval of exact'),
     (lambda e: e['example'].update(seen='https://example.org/a.png'), 'the picture seen'),
     (lambda e: e.update(rows_sha256='0'), 'rows_sha256'),
     (lambda e: e.update(bound=1.5), 'bound is 1.5'),
@@ -209,7 +224,7 @@ def test_a_file_that_someone_else_wrote_is_refused_or_shown(made, tmp_path):
     (lambda e: e.update(candidates=-1), 'candidates is -1, expected an integer in [0, '),
     (lambda e: e['cost'].update(points=1e308), 'points is 1e+308, expected a number in [-100, 100]'),
     (lambda e: e['cost'].update(points=10**400), 'expected a number in [-100, 100]'),
-    (lambda e: e['honest'].update(steps=[]), 'its steps are []'),
+    (lambda e: e['honest'].update(levels=[]), 'its levels are []'),
     (lambda e: e['honest'].update(count=-1), 'count is -1'),
     (lambda e: e['task']['more'].update(note='\ud800'), 'expected printable text'),
     (lambda e: e['task'].update(model='\ud800'), 'expected printable text'),
@@ -252,7 +267,7 @@ def test_another_run_is_compared(made, run):
   seed = leaderboard.compare(entry, found(seed=1, weights_fingerprint='dd'))
   assert seed == ['seed was 0, now 1', 'fingerprint of weights was weights, now dd']
   honest = leaderboard.compare(entry, found(malicious=False))
-  assert 'malicious server, traces was 4 of 4, now not run' in honest
+  assert 'malicious server, above chance was 4 of 4, now not run' in honest
   with pytest.raises(UsageError, match='unknown defense of the run'):
     leaderboard.compare(entry, found({'none': ['exact'] * 4}))
 

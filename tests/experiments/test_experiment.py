@@ -196,8 +196,8 @@ def test_an_outcome_is_the_mean_over_its_rows():
 
 def test_the_best_attacker_who_knows_a_defense_is_chosen_for_each_upload():
   given = [
-    (0, None, 99, 'exact'), (0, 'a', 20, 'traces'), (0, 'b', 12, 'recognisable'), (1, 'a', 7, 'traces'),
-    (1, 'b', 9, 'traces'), (2, 'b', None, 'diverged'), (2, 'a', 5, 'nothing seen'),
+    (0, None, 99, 'exact'), (0, 'a', 20, 'above chance'), (0, 'b', 12, 'recognisable'), (1, 'a', 7, 'above chance'),
+    (1, 'b', 9, 'above chance'), (2, 'b', None, 'diverged'), (2, 'a', 5, 'nothing seen'),
   ]  # fmt: skip
   rows = [row('none', psnr, verdict == 'recognisable', counter=counter, trial=trial, verdict=verdict)
           for trial, counter, psnr, verdict in given]  # fmt: skip

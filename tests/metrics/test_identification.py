@@ -96,7 +96,7 @@ def test_without_information_one_of_all_candidates_is_first(digits):
 
 def test_bar_and_candidates_do_not_depend_on_how_many_are_attacked(digits):
   galleries = [metrics.gallery(digits[:200], digits[:attacked]) for attacked in (8, 16, 32)]
-  assert len({one.bar for one in galleries}) == 1
+  assert len({one.threshold for one in galleries}) == 1
   found = digits[:8] + 0.5 * np.random.default_rng(0).normal(size=digits[:8].shape)
   for one in galleries:
     np.testing.assert_array_equal(metrics.ranks(found, digits[:8], one), metrics.ranks(found, digits[:8], galleries[0]))
@@ -106,7 +106,7 @@ def test_flat_images_are_no_candidates_and_have_no_rank(digits):
   blank = np.full((50, 8, 8, 1), 0.1, np.float32)
   blank += np.float32(0.5 / 255) * np.random.default_rng(0).uniform(size=blank.shape).astype(np.float32)
   among, alone = (metrics.gallery(images, digits[:4]) for images in (np.concatenate([blank, digits[:60]]), digits[:60]))
-  assert among.bar == alone.bar and len(among.places) == 60  # any two blank ones have an SSIM of 1
+  assert among.threshold == alone.threshold and len(among.places) == 60  # any two blank ones have an SSIM of 1
   constant = np.full((1, 8, 8, 1), 0.2, np.float32)
   assert metrics.ranks(digits[:1], constant, among) == 61
 

@@ -83,7 +83,7 @@ def make(
         error = None if gone else float(np.mean((np.clip(images[t], 0, 1) - truth[t]) ** 2))
         success = psnr is not None and psnr > threshold(attack, counter)
         solved = not gone and bool(objective[t, -1] <= at_truth[t])
-        verdict = 'diverged' if gone else 'exact' if success else 'nothing seen' if solved else 'not solved'
+        verdict = 'diverged' if gone else 'exact' if success else 'nothing seen' if solved else 'inconclusive'
         rows.append(
           {
             'dataset': 'digits', 'model': 'lenet', 'init': 'explicit', 'attack': attack, 'defense': defense, 'trial': t,
@@ -114,7 +114,7 @@ def make(
     controls=[
       {
         **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True,
-        'verdict': 'not solved', 'success': False, 'solved': False, 'diverged': False,
+        'verdict': 'inconclusive', 'success': False, 'solved': False, 'diverged': False,
         'control_psnr': threshold(attack, pool), 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0,
         'identified': 0, 'knowledge': 'unaware', 'counter': None,
         'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),

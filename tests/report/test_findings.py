@@ -12,12 +12,14 @@ from tests.report import facts
 SINGLE = {'batch_size': 1}
 
 
-def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), unaware=None, aware=None, counters=()):
+def entry(
+  defense='none', recovered=0, n=4, inconclusive=0, diverged=0, flags=(), unaware=None, aware=None, counters=()
+):
   return {
     'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'searches': n,
-    'not_solved': not_solved, 'diverged': diverged,
-    'verdict': 'exact' if recovered else 'not solved' if not_solved else 'diverged' if diverged else 'nothing seen',
-    'reached': dict.fromkeys(('exact', 'recognisable', 'identifying', 'traces'), recovered),
+    'inconclusive': inconclusive, 'diverged': diverged,
+    'verdict': 'exact' if recovered else 'inconclusive' if inconclusive else 'diverged' if diverged else 'nothing seen',
+    'reached': dict.fromkeys(('exact', 'recognisable', 're-identified', 'above chance'), recovered),
     'nothing_seen': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
     'flags': list(flags), 'unaware': recovered if unaware is None else unaware, 'aware': aware,
     'counters': list(counters),
@@ -27,7 +29,7 @@ def entry(defense='none', recovered=0, n=4, not_solved=0, diverged=0, flags=(), 
 def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0, counter=None):
   return {
     'attack': attack, 'defense': defense, 'recovered': recovered, 'n': 4, 'psnr': psnr, 'control_psnr': 9.83,
-    'unfinished': unfinished, 'diverged': diverged, 'counter': counter, 'identifying': 0, 'traces': 0,
+    'unfinished': unfinished, 'diverged': diverged, 'counter': counter, 're_identified': 0, 'above_chance': 0,
   }  # fmt: skip
 
 
@@ -86,7 +88,8 @@ def test_no_defense_is_credited_where_the_undefended_run_fails_or_is_missing(wor
 def test_defenses_are_grouped_by_what_was_found():
   known = {'aware': 0}
   assert defended(
-    entry('prune', recovered=3), entry('laplace'), entry('topk', not_solved=2, diverged=1), entry('gs', not_solved=1),
+    entry('prune', recovered=3), entry('laplace'), entry('topk', inconclusive=2, diverged=1),
+    entry('gs', inconclusive=1),
     entry('noop', recovered=4, flags=['defense changed nothing']),
   ) == [
     ('leaking', [['prune']]), ('searched', ['laplace']), ('uncountered', ['laplace']), ('unsolved', ['topk', 'gs']),
@@ -100,12 +103,12 @@ def test_defenses_are_grouped_by_what_was_found():
   unaware = {'knowledge': 'unaware'}
   assert defended(entry('a'), config=unaware)[-1] == ('untried', ['a'])
   assert defended(entry('a'), entry('b', **known), config=unaware)[-1] == ('untried_of', ['a'])
-  unsolved = [entry('a', not_solved=1, **known), entry('b', not_solved=1)]
+  unsolved = [entry('a', inconclusive=1, **known), entry('b', inconclusive=1)]
   assert defended(*unsolved) == [('unsolved', ['a', 'b']), ('tried_of', ['a'])]
 
 
 def test_not_solved_is_never_called_protection():
-  worst = [entry(recovered=4), entry('prune', not_solved=1), entry('laplace', not_solved=4)]
+  worst = [entry(recovered=4), entry('prune', inconclusive=1), entry('laplace', inconclusive=4)]
   (one,) = findings.defended(worst, SINGLE)
   assert (one.name, one.facts['failed'], one.facts['runs']) == ('findings.unsolved', 5, 8)
   assert findings.caution(worst).name == 'findings.other_attacks_unsolved'
@@ -206,7 +209,7 @@ def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
     {**summary('ggl', 'prune', recovered=0, psnr=9.74), 'tier': 'D'},
     {**summary('ggl', 'prune', recovered=0, psnr=9.7, counter='masked'), 'tier': 'D'},
     {**summary('ggl', 'gaussian', recovered=0, psnr=9.76), 'tier': 'D'},  # beyond the control, 9.75 on average
-    {**summary('ggl', 'soteria', recovered=0, psnr=9.0), 'tier': 'D', 'traces': 1},  # an upload shows something
+    {**summary('ggl', 'soteria', recovered=0, psnr=9.0), 'tier': 'D', 'above_chance': 1},  # an upload shows something
     {**summary('dlg', 'prune', recovered=0, psnr=5.0), 'tier': 'B'},
     {**summary('dlg', recovered=4), 'tier': 'B'},
   ]
@@ -226,9 +229,9 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   start = 'Of 32 uploads of noise, each judged by the others and by one attacker, '
   found = [{**runs[0], 'identified': 1, 'pearson': 0.9}, {**runs[1], 'psnr': 14.0, 'pearson': 0.9}, *runs[2:]]
   for given, said in (
-    (runs, 'none comes to any step (95 % interval 0–11 %).'),
-    (found[:1] + runs[1:], '1 comes to identifying: a false alarm (95 % interval 0–17 %).'),
-    (found, '1 comes to identifying and 1 comes to traces: false alarms (95 % interval 0–21 %).'),
+    (runs, 'none comes to any level (95 % interval 0–11 %).'),
+    (found[:1] + runs[1:], '1 comes to “re-identified”: a false alarm (95 % interval 0–17 %).'),
+    (found, '1 comes to “re-identified” and 1 comes to “above chance”: false alarms (95 % interval 0–21 %).'),
   ):
     assert list(map(str, findings.alarms(given))) == [start + said]
   assert findings.alarms([]) == []
@@ -236,7 +239,7 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   few = [{**RUN, 'trial': i, 'psnr': 9.0, 'pearson': 0.05 + 0.1 * (i % 2)} for i in range(16)]
   few.append({**RUN, 'trial': 16, 'psnr': 11.0, 'pearson': 0.36})
   assert verdict.threshold(few).correlation > 0.36
-  assert '1 comes to traces: a false alarm (' in str(findings.alarms(few)[0])
+  assert '1 comes to “above chance”: a false alarm (' in str(findings.alarms(few)[0])
 
 
 def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is():
@@ -247,11 +250,13 @@ def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is()
   ]
   for place in (3, 32 + 7, 64 + 11):  # each attacker is mistaken once, of another upload of noise
     runs[place] |= {'psnr': 14.0, 'pearson': 0.9}
-  assert verdict.united(runs).reached == {'exact': 0, 'recognisable': 0, 'identifying': 0, 'traces': 3}
+  assert verdict.united(runs).reached == {'exact': 0, 'recognisable': 0, 're-identified': 0, 'above chance': 3}
   (one,) = findings.alarms(runs, [{'attackers': 3}])
-  assert one.facts['n'] == 32 and one.facts['by'].facts == {'attackers': 3} and '3 come to traces: false' in str(one)
+  assert (
+    one.facts['n'] == 32 and one.facts['by'].facts == {'attackers': 3} and '3 come to “above chance”: false' in str(one)
+  )
   runs[32 + 3] |= {'psnr': 14.0, 'pearson': 0.9}  # two mistakes about one upload are one false alarm
-  assert verdict.united(runs).reached['traces'] == 3
+  assert verdict.united(runs).reached['above chance'] == 3
   _, many = findings.alarms(runs, [{'attackers': 9}])
   assert 'met by up to 9 attackers' in str(many) and 'in at most 1.2 % of uploads' in str(many)
 
@@ -279,8 +284,8 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
     ),
     (
       found('findings.unsolved', defenses=['a', 'b'], none_of='none is', failed=5, runs=8, n=2),
-      'Under `a` and `b` none is recovered, but 5 of 8 runs failed as an optimisation (“not solved” or diverged): this '
-      'does not show that they protect.',
+      'Under `a` and `b` none is recovered, but 5 of 8 runs failed as an optimisation (“inconclusive” or diverged): '
+      'this does not show that they protect.',
     ),
     (
       found('findings.count_means', k=7, n=8, defenses=['a'], entry=UNDEFENDED[0], means='`x`'),
@@ -292,9 +297,9 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
       'The null-gradient control is small (x): with fewer than 64 the threshold is uncertain.',
     ),
     (
-      found('findings.fails', none_of='none is', traces=found('findings.traces', seen=3, n=4)),
-      'Even without a defense none is recovered (3 of 4 leave traces): this setting proves nothing about any defense, '
-      'because the attacks show no picture without one, too.',
+      found('findings.fails', none_of='none is', above=found('findings.above', seen=3, n=4)),
+      'Even without a defense none is recovered (3 of 4 are above chance): this setting proves nothing about any '
+      'defense, because the attacks show no picture without one, too.',
     ),
     (
       found('findings.unfinished', n=1),

@@ -51,7 +51,7 @@ def test_a_line_per_defense_the_least_leak_first(source):
 def test_figures_follow_from_the_entries(page):
   assert cells(page, 'prune(rate=0.9)') == [
     'prune(rate=0.9)', '', '● exact1 of 4 (0–81 %), flagged', '1.5',
-    '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ traces4 of 4 (39–100 %)', '–',
+    '1 of 40–81 %', '2 of 46–94 %', '2 of 46–94 %', '3 of 419–100 %', '◔ above chance4 of 4 (39–100 %)', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
   assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
@@ -73,11 +73,11 @@ def test_a_task_says_what_its_gallery_holds_or_that_it_is_of_an_earlier_version(
 
 def test_false_alarms_stand_where_they_are_known(source, entries):
   assert 'alarms' not in source
-  steps = [{'level': level, 'count': count} for level, count in zip(LEVELS, (0, 0, 1, 2), strict=True)]
-  noise = {'noise': {'n': 16, 'steps': steps}}
+  levels = [{'level': level, 'count': count} for level, count in zip(LEVELS, (0, 0, 1, 2), strict=True)]
+  noise = {'noise': {'n': 16, 'levels': levels}}
   known = {name: {**entry, 'honest': {**entry['honest'], **noise}} for name, entry in entries.items()}
   text = render_leaderboard(known)
-  assert text.count('false alarms, of 16: identifying 1, traces 2') == 3 and '“False alarms”' in text
+  assert text.count('false alarms, of 16: re-identified 1, above chance 2') == 3 and '“False alarms”' in text
 
 
 def test_each_task_begins_with_what_was_found(page):
@@ -89,7 +89,7 @@ def test_each_task_begins_with_what_was_found(page):
 
 
 def test_tasks_whose_undefended_images_are_recovered_come_first():
-  failing = {'none': ['not solved'] * 4, 'prune(rate=0.9)': ['not solved'] * 4}
+  failing = {'none': ['inconclusive'] * 4, 'prune(rate=0.9)': ['inconclusive'] * 4}
   tasks = {**board(found(failing, dataset='a')), **board(found(dataset='z'))}
   assert re.findall(r'<h2 id="task-.">.* on (.)</h2>', render_leaderboard(tasks)) == ['z', 'a']
 
@@ -118,7 +118,11 @@ def test_a_cost_stands_above_its_interval():
 
 
 def test_among_equals_the_cheaper_comes_first():
-  verdicts = {'none': ['exact'] * 4, 'prune(rate=0.9)': ['traces'] * 4, 'laplace(scale=0.1)': ['traces'] * 4}
+  verdicts = {
+    'none': ['exact'] * 4,
+    'prune(rate=0.9)': ['above chance'] * 4,
+    'laplace(scale=0.1)': ['above chance'] * 4,
+  }
   cheap = {'prune(rate=0.9)': (2.0, 'x')}
   assert order(render_leaderboard(board(found(verdicts), costs=cheap)))[0] == 'prune(rate=0.9)'
   both = cheap | {'laplace(scale=0.1)': (1.0, 'x')}
@@ -170,7 +174,7 @@ def test_it_is_written_from_a_folder(entries, source, tmp_path):
 
 def test_more_trials_that_meet_a_rare_case_are_no_larger_leak():
   """One exact image of forty is less than none of four, which may be 60 %."""
-  rare = ['exact'] + ['traces'] * 39
+  rare = ['exact'] + ['above chance'] * 39
   many = board(found({'none': ['exact'] * 40, 'prune(rate=0.9)': rare}))
-  few = board(found({'none': ['exact'] * 4, 'laplace(scale=0.1)': ['traces'] * 4}))
+  few = board(found({'none': ['exact'] * 4, 'laplace(scale=0.1)': ['above chance'] * 4}))
   assert order(render_leaderboard({**many, **few}))[:2] == ['prune(rate=0.9)', 'laplace(scale=0.1)']

@@ -66,9 +66,9 @@ def test_figures_match_the_rows(result, page):
       assert mean == f'{psnr.mean():.1f}{psnr.mean() - half:.1f} – {psnr.mean() + half:.1f}'
       assert recovered.startswith(f'{sum(r["success"] for r in rows)} of 4')
       assert oracle == f'{psnr.mean() + 0.5:.1f}'
-      assert unsolved == str(sum(r['verdict'] == 'not solved' for r in rows))
+      assert unsolved == str(sum(r['verdict'] == 'inconclusive' for r in rows))
       assert diverged == str(sum(r['diverged'] for r in rows))
-      assert any(word in verdict for word in ('exact', 'nothing seen', 'not solved'))
+      assert any(word in verdict for word in ('exact', 'nothing seen', 'inconclusive'))
 
 
 def test_controls_stand_beside_the_attacks(result, page):
@@ -379,7 +379,7 @@ def test_a_colour_image_and_a_bare_config(build):
 
 def test_an_undefended_failure_leads_the_page(build):
   result = build(4, defenses=('none', 'laplace(scale=0.1)'), diverged=())
-  rows = [row | {'success': False, 'verdict': 'not solved', 'solved': False} for row in result.rows]
+  rows = [row | {'success': False, 'verdict': 'inconclusive', 'solved': False} for row in result.rows]
   text = ' '.join(''.join(Page(report.render(replace(result, rows=rows))).text).split())
   assert 'Even without a defense none of the 4 images is recovered: this setting proves nothing' in text
   assert 'undefended run fails' in text
@@ -419,7 +419,7 @@ def test_the_first_screen_has_a_line_per_defense(result, page):
   [(99, 'neither a picture nor an identity'), (98, 'identity was not judged: 99 candidates are needed')],
 )
 def test_traces_deny_an_identity_only_where_it_was_judged(result, candidates, said):
-  rows = [row | {'verdict': 'traces', 'success': False, 'candidates': candidates} for row in result.rows]
+  rows = [row | {'verdict': 'above chance', 'success': False, 'candidates': candidates} for row in result.rows]
   for line in headline.lines(rows, report.worst_case(rows), lambda row: worst.pair(result, row)):
     assert said in line['meaning']
 
@@ -456,11 +456,11 @@ def test_the_example_of_a_batch_is_its_clearest_pair():
       'these attackers look for.',
     ),
     (
-      [entry('none', 'traces'), entry('a', 'not solved'), entry('b', 'diverged')],
-      'Even without a defense no image is recovered (traces): nothing here speaks for a defense; of 2 defenses, 2 are '
-      'undecided, as attacks on them failed.',
+      [entry('none', 'above chance'), entry('a', 'inconclusive'), entry('b', 'diverged')],
+      'Even without a defense no image is recovered (above chance): nothing here speaks for a defense; of 2 defenses, '
+      '2 are undecided, as attacks on them failed.',
     ),
-    ([entry('a', 'identifying')], 'No undefended upload was attacked; the defense gives away which image it was.'),
+    ([entry('a', 're-identified')], 'No undefended upload was attacked; the defense gives away which image it was.'),
   ],
 )
 def test_one_sentence(worst, said):

@@ -60,7 +60,7 @@ def test_an_attack_that_ended_unsolved_is_said_to_have():
   found = made(['batch'], lambda dropped: list((5 if dropped else 25) + NOISE))
   assert 'Against this attack, which ended unsolved in 8 of 8 runs' in report.sensitivity_findings(found)[1]
   solved = found._replace(
-    rows=[{**row, 'verdict': row['verdict'].replace('not solved', 'nothing seen')} for row in found.rows]
+    rows=[{**row, 'verdict': row['verdict'].replace('inconclusive', 'nothing seen')} for row in found.rows]
   )
   assert report.sensitivity_findings(solved)[1].startswith('You are protected by batch (')
 

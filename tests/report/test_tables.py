@@ -64,7 +64,7 @@ def test_summaries_match_scipy_and_numpy(result):
     assert summary['success'] == successes / 4
     assert (summary['success_low'], summary['success_high']) == pytest.approx(clopper_pearson(successes, 4))
     assert summary['recovered'] == successes
-    assert summary['recovered'] + summary['nothing_seen'] + summary['not_solved'] + summary['diverged'] == 4
+    assert summary['recovered'] + summary['nothing_seen'] + summary['inconclusive'] + summary['diverged'] == 4
 
 
 def test_seeds_repeat_images_and_do_not_narrow_the_intervals():
@@ -103,12 +103,12 @@ def test_means_of_nothing_and_intervals_of_one_value_are_none():
   ('verdicts', 'word'),
   [
     (['exact'] * 2, 'exact'),
-    (['recognisable', 'exact', 'not solved'], 'exact'),
-    (['traces', 'identifying'], 'identifying'),
-    (['traces', 'not solved'], 'traces'),
+    (['recognisable', 'exact', 'inconclusive'], 'exact'),
+    (['above chance', 're-identified'], 're-identified'),
+    (['above chance', 'inconclusive'], 'above chance'),
     (['nothing seen'] * 2, 'nothing seen'),
-    (['nothing seen', 'not solved'], 'not solved'),
-    (['not solved', 'diverged'], 'not solved'),
+    (['nothing seen', 'inconclusive'], 'inconclusive'),
+    (['inconclusive', 'diverged'], 'inconclusive'),
     (['diverged', 'nothing seen'], 'diverged'),
   ],
 )
@@ -122,17 +122,17 @@ def test_the_word_for_several_runs_is_the_worst_of_them(verdicts, word):
 
 def test_the_steps_count_trials_that_come_as_far_or_further():
   verdicts = [
-    ('exact', 'traces'),
-    ('recognisable', 'not solved'),
-    ('identifying', 'traces'),
-    ('nothing seen', 'traces'),
+    ('exact', 'above chance'),
+    ('recognisable', 'inconclusive'),
+    ('re-identified', 'above chance'),
+    ('nothing seen', 'above chance'),
   ]
   rows = [
     row(attack=attack, trial=t, verdict=v, success=v in ('exact', 'recognisable'))
     for t, of_trial in enumerate(verdicts)
     for attack, v in zip('ab', of_trial, strict=True)
   ]
-  assert worst_case(rows)[0]['reached'] == {'exact': 1, 'recognisable': 2, 'identifying': 3, 'traces': 4}
+  assert worst_case(rows)[0]['reached'] == {'exact': 1, 'recognisable': 2, 're-identified': 3, 'above chance': 4}
 
 
 def test_intervals_stay_within_the_range_of_their_metric():
@@ -151,7 +151,7 @@ def test_intervals_stay_within_the_range_of_their_metric():
 def test_unfinished_counts_runs_at_any_step_that_were_not_solved():
   rows = [row(trial=0, solved=False, **RECOVERED), row(trial=1, **RECOVERED), row(trial=2, solved=False)]
   assert summarise(rows)[0]['unfinished'] == 1
-  assert summarise([*rows, row(trial=3, solved=False, verdict='traces')])[0]['unfinished'] == 2
+  assert summarise([*rows, row(trial=3, solved=False, verdict='above chance')])[0]['unfinished'] == 2
 
 
 def test_worst_case_is_the_union_over_attacks():
@@ -239,8 +239,8 @@ def test_flags():
   assert [e['flags'] for e in worst_case([fails, row(**prune)])] == [['undefended run fails']] * 2
   assert worst_case([row(**prune)])[0]['flags'] == ['no undefended run']
   assert worst_case([works, row(defense='prune')])[1]['flags'] == ['defense changed nothing']
-  rows = [works, row(**prune, verdict='not solved'), row(**prune, verdict='diverged', trial=1), row(**prune, trial=2)]
-  assert worst_case(rows)[1]['flags'] == ['1 of 3 not solved', 'diverged 1']
+  rows = [works, row(**prune, verdict='inconclusive'), row(**prune, verdict='diverged', trial=1), row(**prune, trial=2)]
+  assert worst_case(rows)[1]['flags'] == ['1 of 3 inconclusive', 'diverged 1']
 
 
 def test_a_defense_that_changed_one_upload_is_not_called_idle():
@@ -255,7 +255,7 @@ def test_csv_reads_back(result):
   for line, summary in zip(lines, summaries, strict=True):
     assert line['defense'] == summary['defense']
     assert float(line['psnr']) == summary['psnr']
-    assert int(line['not_solved']) == summary['not_solved']
+    assert int(line['inconclusive']) == summary['inconclusive']
   assert next(csv.DictReader(io.StringIO(summary_csv([row(change=None)]))))['change'] == ''
   assert summary_csv([]).strip() == 'attack,defense'
 
@@ -323,10 +323,10 @@ def test_terminal_table_says_what_only_the_unaware_are_stopped_by(both):
 
 
 def test_terminal_table_names_defenses_that_leave_traces(both):
-  seen = [row | {'verdict': 'traces', 'success': False} if row['defense'] != 'none' else row for row in both.rows]
+  seen = [row | {'verdict': 'above chance', 'success': False} if row['defense'] != 'none' else row for row in both.rows]
   text = ' '.join(terminal_table(dataclasses.replace(both, rows=seen)).split())
-  assert 'No picture, but images that are seen in traces: 4 of 4 under ' in text
-  assert 'seen in traces' not in terminal_table(both)
+  assert 'No picture, but images that are seen above chance: 4 of 4 under ' in text
+  assert 'seen above chance' not in terminal_table(both)
 
 
 def test_terminal_table_of_aware_attackers_alone_names_the_defense(knowing):

@@ -132,7 +132,7 @@ def test_the_opening_counts_batches_and_follows_the_leakage():
 
 def test_cautions():
   pair = {'none': NONE, 'topk': trained(0.9)}
-  failed = attacked('topk', *NOBODY, otherwise='not solved')
+  failed = attacked('topk', *NOBODY, otherwise='inconclusive')
   _, notes = said(pair, [*LEAK, *failed])
   assert 'Only 4 uploads' in notes and 'up to 61 %' in notes
   assert 'Against `topk` 4 of 4 runs failed' in notes

@@ -14,7 +14,9 @@ from gradleak.core import errors, statistics
 from gradleak.federated import ClientSettings
 from gradleak.studies.autoleak.ensemble import VERSION
 
-FORMAT = 1  # of the files
+FORMAT = 2  # of the files
+# Words of format 1 -> those of today, where they are levels, verdicts or names of fields.
+_FORMER = {'identifying': 're-identified', 'traces': 'above chance', 'not solved': 'inconclusive', 'steps': 'levels'}
 FINGERPRINTS = ('data', 'weights', 'public', 'gallery')
 # What a run is repeated with: flags of launch/autoleak.py, without folders and files of a machine.
 SETTINGS = (
@@ -69,8 +71,8 @@ _SIDE = {
   'count': _COUNT,
   'n': _COUNT,
   'by': [str],
-  'steps': [{'level': str, 'count': _COUNT, 'low': _Within(float, 0, 1), 'high': _Within(float, 0, 1)}],
-  'noise': _Optional({'n': _COUNT, 'steps': [{'level': str, 'count': _COUNT}]}),  # false alarms: of control runs
+  'levels': [{'level': str, 'count': _COUNT, 'low': _Within(float, 0, 1), 'high': _Within(float, 0, 1)}],
+  'noise': _Optional({'n': _COUNT, 'levels': [{'level': str, 'count': _COUNT}]}),  # false alarms: of control runs
 }
 # Field -> its form: a type, an object with exactly these fields, or a list of one form.
 FORM = {
@@ -112,7 +114,7 @@ def name(entry: Mapping[str, Any]) -> str:
 
 
 def checked(entry: Any, where: str) -> dict[str, Any]:
-  """Returns an entry.
+  """Returns an entry, in the words of today.
 
   Args:
     entry: what should be one, read from JSON.
@@ -123,13 +125,24 @@ def checked(entry: Any, where: str) -> dict[str, Any]:
   """
   if not isinstance(entry, dict):
     raise errors.UsageError(f'{where} holds no entry of a leaderboard')
+  if entry.get('format') == 1:
+    entry = entry | {side: _renewed(entry.get(side)) for side in ('honest', 'malicious')} | {'format': FORMAT}
   if entry.get('format') != FORMAT:
     raise errors.UsageError(
-      f'{where} has the format {errors.shown(entry.get("format"))}, and this version of gradleak reads {FORMAT}'
+      f'{where} has the format {errors.shown(entry.get("format"))}, and this version of gradleak reads 1 and {FORMAT}'
     )
   if wrong := _misfit(entry, FORM) or _contradiction(entry):
     raise errors.UsageError(f'{where} is no entry of a leaderboard: {wrong}')
   return entry
+
+
+def _renewed(value: Any, name: str = '', deep: int = _DEEPEST + 1) -> Any:
+  """Returns what an entry of format 1 holds of a kind of server as one of today would: `name` is that of its field."""
+  if isinstance(value, dict) and deep:
+    return {_FORMER.get(part, part): _renewed(one, part, deep - 1) for part, one in value.items()}
+  if isinstance(value, list) and deep:
+    return [_renewed(one, name, deep - 1) for one in value]
+  return _FORMER.get(value, value) if name in ('level', 'verdict') and isinstance(value, str) else value
 
 
 def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
@@ -230,34 +243,34 @@ def _around(interval: list[float], points: float) -> bool:
   return len(interval) == 2 and interval[0] - _CLOSE <= points <= interval[1] + _CLOSE
 
 
-def _unordered(steps: list[dict[str, Any]], n: int, among: str) -> str:
-  """Returns what of the counts of steps among `n` cannot be, in words; '' for nothing."""
-  levels, counts = [step['level'] for step in steps], [step['count'] for step in steps]
+def _unordered(counted: list[dict[str, Any]], n: int, among: str) -> str:
+  """Returns what of the counts of levels among `n` cannot be, in words; '' for nothing."""
+  levels, counts = [one['level'] for one in counted], [one['count'] for one in counted]
   if tuple(levels) != LEVELS:
-    return f'its steps are {errors.shown(levels)}, expected {", ".join(LEVELS)}'
+    return f'its levels are {errors.shown(levels)}, expected {", ".join(LEVELS)}'
   if counts != sorted(counts) or not 0 <= counts[0] <= counts[-1] <= n:
-    return f'counts of {counts} among {among}, expected counts that rise from step to step'
+    return f'counts of {counts} among {among}, expected counts that rise from level to level'
   return ''
 
 
 def _miscounted(side: dict[str, Any], trials: int) -> str:
   """Returns what of the counts by one kind of server cannot be, in words; '' for nothing."""
-  steps, n = side['steps'], side['n']
-  counts = [step['count'] for step in steps]
-  if wrong := _unordered(steps, n, f'{n} of {trials} trials'):
+  levels, n = side['levels'], side['n']
+  counts = [level['count'] for level in levels]
+  if wrong := _unordered(levels, n, f'{n} of {trials} trials'):
     return wrong
   if n != trials or n < 1:
     return f'counts of {counts} among {n} of {trials} trials'
-  if 'noise' in side and (wrong := _unordered(side['noise']['steps'], side['noise']['n'], 'the runs on noise')):
+  if 'noise' in side and (wrong := _unordered(side['noise']['levels'], side['noise']['n'], 'the runs on noise')):
     return wrong
-  for step in steps:
-    _, low, high = statistics.proportion_interval(step['count'], n)
-    if not math.isclose(low, step['low'], abs_tol=_CLOSE) or not math.isclose(high, step['high'], abs_tol=_CLOSE):
-      return f'the interval of {step["level"]} is {step["low"]} to {step["high"]}, expected {low} to {high}'
-  worst = next((step for step in steps if step['count']), None)
+  for level in levels:
+    _, low, high = statistics.proportion_interval(level['count'], n)
+    if not math.isclose(low, level['low'], abs_tol=_CLOSE) or not math.isclose(high, level['high'], abs_tol=_CLOSE):
+      return f'the interval of {level["level"]} is {level["low"]} to {level["high"]}, expected {low} to {high}'
+  worst = next((level for level in levels if level['count']), None)
   verdict, count = side['verdict'], side['count']
   if worst is None and verdict in VERDICTS[len(LEVELS) :] and 0 < count <= n:
     return ''
   if worst is None or (verdict, count) != (worst['level'], worst['count']):
-    return f'the worst verdict is {errors.shown(verdict)} in {count}, which does not follow from its steps'
+    return f'the worst verdict is {errors.shown(verdict)} in {count}, which does not follow from its levels'
   return ''

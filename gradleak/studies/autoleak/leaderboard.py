@@ -127,7 +127,7 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
   if not rows:
     return {}
   noise = [
-    {'n': line['n'], 'steps': [{part: step[part] for part in ('level', 'count')} for step in line['steps']]}
+    {'n': line['n'], 'levels': [{part: one[part] for part in ('level', 'count')} for one in line['levels']]}
     for line in worst.alarms([row for row in found.controls if row['honest'] == honest])
   ]
   lines = worst.lines(rows, cases.worst_case(rows), lambda row: worst.pair(found.audits[row['stage']], row))
@@ -135,9 +135,9 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
     line['defense']: {
       'counts': {
         **{part: line[part] for part in ('verdict', 'count', 'n', 'by')},
-        'steps': [
+        'levels': [
           {'level': one['level'], 'count': one['count'], 'low': one['success_low'], 'high': one['success_high']}
-          for one in level['steps']
+          for one in level['levels']
         ],
         **({'noise': noise[0]} if noise else {}),
       },
@@ -221,7 +221,8 @@ def read(folder: Any) -> dict[str, dict[str, Any]]:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   entry = read_json(path, 'restore it, or remove it', dict)
-  if path.stem != name(checked(entry, str(path))):
+  entry = checked(entry, str(path))
+  if path.stem != name(entry):
     raise errors.UsageError(f'{path} holds the entry {name(entry)}: the file needs this name')
   return entry
 
@@ -229,7 +230,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   """Returns what differs between an entry and another run of its defense, in sentences; nothing where none differs.
 
-  Settings and data come first, then the counts of each step. A sentence begins with one of `ROUNDED` where previously
+  Settings and data come first, then the counts of each level. A sentence begins with one of `ROUNDED` where previously
   trained weights, or rows, are not the same bits. Equal bits are promised for the same versions on processors of one
   type, on as many devices.
 
@@ -256,7 +257,7 @@ def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
 def _counts(side: Mapping[str, Any] | None) -> dict[str, str]:
   if side is None:
     return dict.fromkeys(LEVELS, 'not run')
-  return {step['level']: f'{step["count"]} of {side["n"]}' for step in side['steps']}
+  return {one['level']: f'{one["count"]} of {side["n"]}' for one in side['levels']}
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
