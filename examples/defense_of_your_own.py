@@ -27,7 +27,7 @@ def grid_noise(*, stddev: float, grid: float = 1e-3):
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-@gl.adaptive.counter_to(grid_noise)
+@gl.adaptive.adaptive_to(grid_noise)
 def smoothness(case):
   return [case.known.changed('smooth', 'It weights smoothness by a hundredth.', prior=0.01)]
 

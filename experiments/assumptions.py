@@ -15,7 +15,7 @@ TANH = 'lenet(activation=tanh)'
 def _run(attack, *, client=None, model='lenet', samples=1, init='explicit', trials=16, dataset='faces', **mini):
   return Run(
     dataset, model, attack, {'none': 'none'}, trials=trials, init=init, client=client or ClientSettings(),
-    settings=AuditSettings(batch_size=samples, labels='known', knowledge='unaware'),
+    settings=AuditSettings(batch_size=samples, labels='known', knowledge='non-adaptive'),
     mini={'trials': min(trials, 8), 'controls': 8, **mini},
   )  # fmt: skip
 

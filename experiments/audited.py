@@ -24,16 +24,16 @@ def _faces():
   )  # fmt: skip
   attackers = {None: 'takes the upload for a gradient', BEST: 'knows the defense, the best for each upload'}
   cells = tuple(
-    Cell(column, text, metric, 'faces', text, counter=counter)
-    for counter, column in attackers.items()
+    Cell(column, text, metric, 'faces', text, adaptive=adaptive)
+    for adaptive, column in attackers.items()
     for text in DEFENSES
-    if counter is None or text not in UNKNOWABLE
-    for metric in ('psnr', 'pearson', 'identified', *(['change'] if counter is None else []))
+    if adaptive is None or text not in UNKNOWABLE
+    for metric in ('psnr', 'pearson', 'identified', *(['change'] if adaptive is None else []))
   )
   return Experiment(
     'defenses_faces',
     PAPER,
-    'Every defense, to an attacker who is unaware of it and to the best of those who know it, LeNet, faces',
+    'Every defense, to a non-adaptive attacker and to the best adaptive one, LeNet, faces',
     'Which defenses hide an image from one who takes the upload for a gradient, and which from one who knows them. '
     'Nothing of this is printed.',
     {'faces': run},

@@ -13,7 +13,7 @@ from gradleak.attacks.labels import RULES
 from gradleak.core import statistics
 from gradleak.report.formatting import number, significant
 
-BEST = 'best'  # of all counter-measures, for each upload
+BEST = 'best'  # of all adaptive attacks, for each upload
 
 
 class Cell(NamedTuple):
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     defense: a label of that run's defenses.
     paper: its number; several where it prints several (one per picture); None where it prints none.
     spread: the number that the paper prints after ±, a standard deviation.
-    counter: the counter-measure of an attacker who knows the defense, or `BEST`; None: the attacker is unaware of it.
+    adaptive: the adaptive attack of an attacker who knows the defense, or `BEST`; None: the attacker is non-adaptive.
     minus: the run whose trials those of `run` are compared with, one by one; its metric is a gain.
     spread_n: number of images or trainings that the standard deviation is over; None where it is not known.
   """
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
   defense: str
   paper: float | tuple[float, ...] | None = None
   spread: float | None = None
-  counter: str | None = None
+  adaptive: str | None = None
   minus: str | None = None
   spread_n: int | None = None
 

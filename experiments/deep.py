@@ -32,7 +32,7 @@ def _table_1():
       mini['training'] = pretrained(40, ADAM, 20, 15_000)
     runs[run] = Run(
       'cifar10', 'lenet4', 'dga(steps=3000)', {'none': 'none'}, trials=8, init=init, training=training,
-      settings=AuditSettings(restarts=3, labels='known', knowledge='unaware'), mini=mini,
+      settings=AuditSettings(restarts=3, labels='known', knowledge='non-adaptive'), mini=mini,
     )  # fmt: skip
     for row, metric in (('chosen start', 'psnr'), ('best start', 'oracle_psnr'), ('best start', 'oracle_ssim')):
       cells.append(Cell(column, row, metric, run, 'none'))
@@ -105,7 +105,7 @@ def _deep(
   return Run(
     dataset, f'{model}{wrapper}', attack, defenses or {'none': 'none'}, trials=8,
     training=training if trained else None,
-    settings=AuditSettings(batch_size=samples, labels='known', knowledge='unaware'),
+    settings=AuditSettings(batch_size=samples, labels='known', knowledge='non-adaptive'),
     client=ClientSettings(
       share='delta', local_epochs=epochs, local_batch_size=batch, learning_rate=0.01, batch_norm=mode
     ),

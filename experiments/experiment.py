@@ -35,10 +35,10 @@ from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
 
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
-UNAWARE = AuditSettings(knowledge='unaware')
+NON_ADAPTIVE = AuditSettings(knowledge='non-adaptive')
 # Columns of an audit's rows that are stored beside a cell's own metric: those that its outcome is computed from, and
 # the verdict.
-COLUMNS = ('defense', 'counter', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
+COLUMNS = ('defense', 'adaptive', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Run(Study):
   attack: str
   defenses: Mapping[str, str]
   trials: int
-  settings: AuditSettings = UNAWARE
+  settings: AuditSettings = NON_ADAPTIVE
   client: ClientSettings = ClientSettings()  # noqa: RUF009 (it is frozen)
   init: str = 'default'
   public: int = 0
@@ -319,12 +319,12 @@ class Run(Study):
     """
     defense = self.texts()[cell.defense]
     found = [row for row in rows if row['defense'] == defense]
-    if cell.counter == BEST:
-      found = strongest([row for row in found if row.get('counter') is not None])
+    if cell.adaptive == BEST:
+      found = strongest([row for row in found if row.get('adaptive') is not None])
     else:
-      found = [row for row in found if row.get('counter') == cell.counter]
+      found = [row for row in found if row.get('adaptive') == cell.adaptive]
     if not found:
-      raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, counter-measure {cell.counter}')
+      raise errors.UsageError(f'no row of the run {cell.run} is about {defense!r}, adaptive attack {cell.adaptive}')
     return found
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
@@ -338,9 +338,9 @@ class Run(Study):
     recovered, diverged = (sum(bool(row[key]) for row in rows) for key in ('success', 'diverged'))
     remark = f'{recovered} of {len(rows)}' + (f', {diverged} diverged' if diverged else '')
     remark += f'; {rows[0]["network"]}' if 'network' in rows[0] else ''
-    if cell.counter == BEST:
-      chosen = collections.Counter(row['counter'] for row in rows).most_common()
-      remark += '; by ' + ', '.join(f'{counter} ({count})' for counter, count in chosen)
+    if cell.adaptive == BEST:
+      chosen = collections.Counter(row['adaptive'] for row in rows).most_common()
+      remark += '; by ' + ', '.join(f'{adaptive} ({count})' for adaptive, count in chosen)
     return Outcome(*found[:4], recovered, diverged, remark, control, failed=not recovered, values=measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
@@ -587,8 +587,8 @@ def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
     ]
   if cell.minus is None:
     return found
-  before = {(row['defense'], row['counter'], row['trial']): row['psnr'] for row in rows[cell.minus]}
-  pairs = [(row, row['psnr'], before[row['defense'], row['counter'], row['trial']]) for row in found]
+  before = {(row['defense'], row['adaptive'], row['trial']): row['psnr'] for row in rows[cell.minus]}
+  pairs = [(row, row['psnr'], before[row['defense'], row['adaptive'], row['trial']]) for row in found]
   return [{**row, 'psnr_gain': None if None in (now, old) else now - old} for row, now, old in pairs]
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from experiments import utility
-from experiments.experiment import UNAWARE, Cell, Data, Experiment, Run, Training
+from experiments.experiment import NON_ADAPTIVE, Cell, Data, Experiment, Run, Training
 from experiments.utility import Method, Trainings
 from gradleak import AuditSettings, ClientSettings
 
@@ -68,11 +68,11 @@ TABLE_6 = {
 }
 
 
-def _cells(column, row, run, defense, mse=None, psnr=None, counter=None, unit='unclipped'):
+def _cells(column, row, run, defense, mse=None, psnr=None, adaptive=None, unit='unclipped'):
   return (
-    Cell(column, row, f'mse_{unit}', run, defense, mse, counter=counter),
-    Cell(column, row, f'psnr_{unit}', run, defense, psnr, counter=counter),
-    Cell(column, row, 'ssim', run, defense, counter=counter),
+    Cell(column, row, f'mse_{unit}', run, defense, mse, adaptive=adaptive),
+    Cell(column, row, f'psnr_{unit}', run, defense, psnr, adaptive=adaptive),
+    Cell(column, row, 'ssim', run, defense, adaptive=adaptive),
   )
 
 
@@ -106,10 +106,10 @@ def normalised_scores(row: dict, variance: float) -> dict[str, float | None]:
 PAPERS = Training(rounds=2000, clients=100, samples=490, share=0.1, accuracy=80, tested=1000)
 ATTACK = 'csdlg(box=False)'
 STEPS = {'csdlg': {'steps': 500}}  # of an attack on two cores
-KNOWN = AuditSettings(knowledge='both', counters=('masked',))
+KNOWN = AuditSettings(knowledge='both', adaptive_attacks=('masked',))
 
 
-def _lenet4(defenses, defense='none', settings=UNAWARE):
+def _lenet4(defenses, defense='none', settings=NON_ADAPTIVE):
   return Run(
     'cifar10', 'lenet4', ATTACK, defenses, trials=1000, init='explicit',
     training=dataclasses.replace(PAPERS, defense=defense), settings=settings,
@@ -177,7 +177,7 @@ def _attacks(name, table, columns, *, choices=()):
     for label, (text, _, _) in TABLE_6.items():
       cells += _cells(column, label, run, label)
       if text.startswith(('fragmentation', 'dgc')):
-        cells += _cells(column, f'{label}, matched where sent', run, label, counter='masked')
+        cells += _cells(column, f'{label}, matched where sent', run, label, adaptive='masked')
   return Experiment(
     name,
     PAPER,
@@ -198,14 +198,14 @@ def _table_6():
   for label, (text, mse, psnr) in TABLE_6.items():
     cells += _cells(column, label, 'resnet', label, mse, psnr, unit='normalised')
     if text.startswith(('fragmentation', 'dgc')):
-      cells += _cells(column, f'{label}, matched where sent', 'resnet', label, counter='masked', unit='normalised')
+      cells += _cells(column, f'{label}, matched where sent', 'resnet', label, adaptive='masked', unit='normalised')
   # At r = 1 the random layers are all layers, too; the paper prints other figures of the second picture.
   cells += _cells(
     column, 'FFL-random r = 1 (none)', 'resnet', 'FFL r = 1 (none)', (0.0038, 0.0038), (24.2, 24.2), unit='normalised'
   )
   compared = ('FFL r = 0.2', 'FFL r = 1 (none)')
   runs['unboxed'] = dataclasses.replace(
-    boxed, defenses={label: DEFENSES[label] for label in compared}, settings=UNAWARE
+    boxed, defenses={label: DEFENSES[label] for label in compared}, settings=NON_ADAPTIVE
   )
   for label in compared:
     cells += _cells('ResNet, no box', label, 'unboxed', label)

@@ -26,7 +26,7 @@ def _experiment(dataset, title, public):
     run = row.translate(str.maketrans(' ', '_', ',')).lower()
     runs[run] = Run(
       dataset, 'lenet', text, DEFENSES, trials=32, public=public, init='explicit',
-      settings=AuditSettings(knowledge='unaware', labels='known'),
+      settings=AuditSettings(knowledge='non-adaptive', labels='known'),
       mini={'controls': 16, 'changed': {text.partition('(')[0]: small}},
     )  # fmt: skip
     cells += [

@@ -23,7 +23,7 @@ CHOICES = (
 )
 TABLES = Paper(PAPER, METRICS, CHOICES)
 NAMES = {'mnist': 'MNIST', 'fashion_mnist': 'Fashion-MNIST', 'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100'}
-MUTED = AuditSettings(knowledge='both', counters=('muted',))
+MUTED = AuditSettings(knowledge='both', adaptive_attacks=('muted',))
 OURS = 'graddefense(stddev={stddev},ratio={ratio},num_slices=10,balance={balance}{root})'
 
 
@@ -48,11 +48,11 @@ def _gia(dataset, defenses, attack='gia', wrapper='', **others):
   return Run(dataset, f'convnet(width=64){wrapper}', attack, defenses, **given, mini=mini)
 
 
-def _pair(column, row, run, defense, psnr=None, ssim=None, counter=None):
+def _pair(column, row, run, defense, psnr=None, ssim=None, adaptive=None):
   """Returns the cells of one line: PSNR and SSIM."""
   return (
-    Cell(column, row, 'psnr', run, defense, psnr, counter=counter),
-    Cell(column, row, 'ssim', run, defense, ssim, counter=counter),
+    Cell(column, row, 'psnr', run, defense, psnr, adaptive=adaptive),
+    Cell(column, row, 'ssim', run, defense, ssim, adaptive=adaptive),
   )
 
 
@@ -71,7 +71,7 @@ def _table_2(part, make, ratio, prune, pruned_layer, figures, attack):
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, (psnr, ssim) in zip(('Ours', 'GC', 'DP-G', 'DP-L', 'PLD'), lines, strict=False):
       cells += _pair(NAMES[dataset], label, dataset, label, psnr, ssim)
-    cells += _pair(NAMES[dataset], 'PLD, muted', dataset, 'PLD', *lines[-1], counter='muted')
+    cells += _pair(NAMES[dataset], 'PLD, muted', dataset, 'PLD', *lines[-1], adaptive='muted')
   return TABLES.table(
     f'graddefense_2{part.lower()}',
     f'Table II [{part}]: defenses against the {attack}',
@@ -115,9 +115,9 @@ def _attack_readings():
   runs, cells = {}, []
   for column, (name, attack, wrapper) in ATTACKS_2B.items():
     runs[name] = _gia('mnist', defenses, attack, wrapper, settings=MUTED)
-    for row, counter in (*((label, None) for label in labels), ('PLD, muted', 'muted')):
+    for row, adaptive in (*((label, None) for label in labels), ('PLD, muted', 'muted')):
       paper = figures.get(row, ()) if name == 'signed' else ()
-      cells += _pair(column, row, name, row.partition(',')[0], *paper, counter=counter)
+      cells += _pair(column, row, name, row.partition(',')[0], *paper, adaptive=adaptive)
   return TABLES.table(
     'graddefense_2b_readings',
     'Table II [B] by the reading of the attack, MNIST',
@@ -137,7 +137,7 @@ def _table_1():
     runs[dataset] = _dga(dataset, defenses, settings=MUTED, mini={'trials': 8, 'controls': 16})
     cells += _pair(name, '[B] unperturbed', dataset, 'none')
     cells += _pair(name, '[C] perturbed', dataset, 'perturbed')
-    cells += _pair(name, '[D] muted', dataset, 'perturbed', counter='muted')
+    cells += _pair(name, '[D] muted', dataset, 'perturbed', adaptive='muted')
   return TABLES.table(
     'graddefense_1',
     'Table I: pictures reconstructed under Soteria (PLD)',
@@ -228,14 +228,14 @@ def _table_3e():
     'cifar10': ((10.66, 4.8e-2), (13.28, 8.7e-2)),
   }
   defenses = {'none': 'none', 'clipping': f'clip_samples(norm=1)+{_ours(0.3)}', 'no clipping': _ours(0.3)}
-  settings = AuditSettings(knowledge='both', counters=('compensated',))
+  settings = AuditSettings(knowledge='both', adaptive_attacks=('compensated',))
   runs, cells = {}, []
   for dataset, lines in figures.items():
     runs[dataset] = _gia(dataset, defenses, settings=settings, mini={'trials': 6})
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, figure in zip(('clipping', 'no clipping'), lines, strict=True):
       cells += _pair(NAMES[dataset], f'{label}, not compensated', dataset, label)
-      cells += _pair(NAMES[dataset], label, dataset, label, *figure, counter='compensated')
+      cells += _pair(NAMES[dataset], label, dataset, label, *figure, adaptive='compensated')
   return TABLES.table(
     'graddefense_3e',
     'Table III [E]: clipping against the abuse of compensation',

@@ -77,7 +77,7 @@ def conclusive(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) 
 def undefended(experiment: Experiment, scale: str) -> list[bool]:
   """Returns of each cell whether it is about a run without a defense."""
   texts = {name: run.scaled(scale).texts() for name, run in experiment.runs.items()}
-  return [cell.counter is None and texts[cell.run][cell.defense] == 'none' for cell in experiment.cells]
+  return [cell.adaptive is None and texts[cell.run][cell.defense] == 'none' for cell in experiment.cells]
 
 
 def pictured(metric: str) -> bool:
@@ -182,7 +182,7 @@ def _keys(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> li
   settings, texts = ({name: part(run) for name, run in runs.items()} for part in (_settings, lambda run: run.texts()))
   keys: list[set[object]] = []
   for cell, found in zip(experiment.cells, outcomes, strict=True):
-    method = texts[cell.run][cell.defense], cell.counter
+    method = texts[cell.run][cell.defense], cell.adaptive
     keys.append({(cell.metric, cell.paper, settings[cell.run], method)})
     if found.low is not None and found.low != found.high:
       keys[-1].add((cell.metric, cell.paper, found.mean, found.low, found.high, found.n))

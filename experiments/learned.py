@@ -11,7 +11,7 @@ METRICS = (
   'PSNR and Pearson correlation are means over all uploads, one image each. Re-identified is the share of them whose '
   'original has rank 1 among the public images and those that no upload holds.'
 )
-# Defense -> (its text, the counter-measure of csDLG).
+# Defense -> (its text, the adaptive attack of csDLG).
 DEFENSES = {
   'none': ('none', None),
   'Gaussian noise': ('gaussian(stddev=0.05)', 'prior'),
@@ -36,7 +36,7 @@ def _run(dataset, public, attack, rows):
 
 
 def _experiment(dataset, public, more=''):
-  """Learning to Invert and csDLG, unaware and aware, on the same uploads."""
+  """Learning to Invert and csDLG, non-adaptive and adaptive, on the same uploads."""
   slow = SLOW[dataset]
   runs = {
     'learned': _run(dataset, public, f'lti(steps=1000,hidden=256{more})', [row for row in DEFENSES if row not in slow]),
@@ -44,14 +44,14 @@ def _experiment(dataset, public, more=''):
     'matched': _run(dataset, public, 'csdlg_fast(steps=1000,tv=1e-6)', DEFENSES),
   }
   cells = []
-  for row, (_, counter) in DEFENSES.items():
+  for row, (_, adaptive) in DEFENSES.items():
     learned = 'learned_slow' if row in slow else 'learned'
-    tried = [(learned, None, 'learns from undefended uploads'), ('matched', None, 'csDLG, unaware')]
+    tried = [(learned, None, 'learns from undefended uploads'), ('matched', None, 'csDLG, non-adaptive')]
     if row != 'none':
-      tried += [(learned, 'learned', 'learns through the defense'), ('matched', counter, 'csDLG, aware')]
+      tried += [(learned, 'learned', 'learns through the defense'), ('matched', adaptive, 'csDLG, adaptive')]
     cells += [
-      Cell(column, row, metric, run, row, counter=counter)
-      for run, counter, column in tried
+      Cell(column, row, metric, run, row, adaptive=adaptive)
+      for run, adaptive, column in tried
       for metric in ('psnr', 'pearson', 'identified')
     ]
   return Experiment(

@@ -83,7 +83,7 @@ def _scenario(index):
       text,
       defenses,
       trials=1 if samples == 16 else 8,
-      settings=AuditSettings(batch_size=samples, restarts=10, labels='known', knowledge='unaware'),
+      settings=AuditSettings(batch_size=samples, restarts=10, labels='known', knowledge='non-adaptive'),
       client=ClientSettings(share='delta', local_batch_size=batch_size, learning_rate=0.01),
       init='explicit',
       mini={
@@ -205,7 +205,7 @@ def _fishing(strategy, state, mode, modified=True):
     text.format(tv=0.05 if trained else 0.001),
     FISHED_UNDER if trained and mode == 'eval' and modified else {'none': 'none'},
     trials=16,
-    settings=AuditSettings(batch_size=128, knowledge='unaware'),
+    settings=AuditSettings(batch_size=128, knowledge='non-adaptive'),
     client=ClientSettings(batch_norm=mode),
     public=2_000,
     count=count,

@@ -166,14 +166,14 @@ def table_csv(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -
   text = io.StringIO()
   names = ('mean', 'low', 'high', 'n', 'recovered', 'diverged', 'remark')
   writer = csv.writer(text)
-  head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'counter')
+  head = ('experiment', 'scale', 'column', 'row', 'metric', 'run', 'defense', 'adaptive')
   writer.writerow([*head, *names, 'paper', 'paper_spread', 'verdict'])
   statuses = judged(experiment, scale, outcomes) or [''] * len(outcomes)
   for cell, found, status in zip(experiment.cells, outcomes, statuses, strict=True):
     defense = experiment.runs[cell.run].scaled(scale).texts()[cell.defense]
     paper = ';'.join(map(str, cell.paper)) if isinstance(cell.paper, tuple) else cell.paper
     writer.writerow(
-      [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.counter]
+      [experiment.name, scale, cell.column, cell.row, cell.metric, cell.run, defense, cell.adaptive]
       + [getattr(found, name) for name in names]
       + [paper, cell.spread, status]
     )

@@ -13,7 +13,7 @@ from launch._flags import Flags
 
 OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel')  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
-ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'counters')
+ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
 
 
 def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
@@ -38,7 +38,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
     given.settings(gl.ClientSettings)
   with _program.group('attacker'):
     given.shared(*(['attacks'] if attacker else []), **defaults)
-    given.settings(gl.AuditSettings, without=('counters',) if attacker else ATTACKER, steps=1000)
+    given.settings(gl.AuditSettings, without=('adaptive_attacks',) if attacker else ATTACKER, steps=1000)
   with _program.group('defenses'):
     given.shared('defenses', **defaults)
   with _program.group('run'):

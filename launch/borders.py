@@ -50,7 +50,7 @@ def main(argv):
     [None, *(gl.defenses.gaussian(stddev=float(f'{stddev:.3g}')) for stddev in strengths)],
     [gl.attacks.dga(start='uniform', steps=_GIVEN.steps)],
     _GIVEN.trials,
-    knowledge='unaware',
+    knowledge='non-adaptive',
     labels='known',
     controls=32,
     progress=_GIVEN.progress,

@@ -142,7 +142,7 @@ def _table(rows):
         last = attack
       for summary in pair:
         share = f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})'
-        known = summary['counter'] or 'unaware'
+        known = summary['adaptive'] or 'non-adaptive'
         lines.append((f'    {defense}', known, plus_minus(summary, 'psnr'), number(summary['ssim'], 2), share))
   return '\n'.join(aligned([head, *lines]))
 

@@ -25,7 +25,7 @@ RECOVERY = 'csdlg(tv=0,steps=200)'  # enough for a linear model
 
 
 def audit(scenario, defenses=('none',), attacks=(RECOVERY,), trials=4, **settings):
-  settings = {'controls': 8, 'group_size': 4, 'progress': 'none', 'knowledge': 'unaware', **settings}
+  settings = {'controls': 8, 'group_size': 4, 'progress': 'none', 'knowledge': 'non-adaptive', **settings}
   return gl.audit(KEY, scenario, objects(defenses), objects(attacks), trials, **settings)
 
 

@@ -81,7 +81,7 @@ def test_every_format_gives_the_private_image(kind, dense, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, read, update)
   (one,) = dense.attack(read, attacks=[gl.attacks.fidel()]).inversions
   np.testing.assert_allclose(one.images[0], dense.images[0], atol=1e-5)
-  assert one.mismatch < 1e-9 and (one.control_mismatch > 0.5).all() and one.closer == 2 and one.counter is None
+  assert one.mismatch < 1e-9 and (one.control_mismatch > 0.5).all() and one.closer == 2 and one.adaptive is None
   assert one.likeness < 0.9 and one.control_images.shape[0] == 2 and one.steps == 0
 
 
@@ -265,9 +265,9 @@ def test_an_attacker_who_knows_the_defense_and_its_own_controls(affine):
   defense = gl.defenses.prune(rate=0.5)
   update = affine.update(client=_defended(affine, defense))
   found = affine.attack(update, defense=defense, attacks=[gl.attacks.csdlg_fast()], steps=30).inversions
-  assert [one.counter for one in found] == [None, 'masked', 'masked+prior']
-  unaware, masked, _ = found
-  assert masked.mismatch < unaware.mismatch and masked.does.startswith('It compares only what was sent')
+  assert [one.adaptive for one in found] == [None, 'masked', 'masked+prior']
+  non_adaptive, masked, _ = found
+  assert masked.mismatch < non_adaptive.mismatch and masked.does.startswith('It compares only what was sent')
   assert all(one.closer == 2 and one.control_mismatch.shape == (2,) for one in found)
   assert 'It knows the defense and its settings.' in masked.granted and masked.labels.tolist() == [affine.labels[0]]
 
@@ -359,7 +359,7 @@ def test_the_page_escapes_and_claims_nothing(stored, tmp_path):
   script = '<script>alert(1)</script>'
   result, _ = stored
   config = {**result.config, 'model': script, 'defense': script}
-  (one,) = (dataclasses.replace(one, attack=script, counter=script) for one in result.inversions)
+  (one,) = (dataclasses.replace(one, attack=script, adaptive=script) for one in result.inversions)
   changed = dataclasses.replace(result, inversions=[one], config=config, warnings=[script], citations=[script])
   gl.report.write(changed, tmp_path)
   page = (tmp_path / 'report.html').read_text('utf-8')

@@ -27,10 +27,10 @@ def test_a_defense_of_ones_own(capsys):
   assert known['mechanisms'] == [{'noise': 1.0, 'unit': 'client', 'releases': 1}] and known['random']
   assert f'{strengths[2]}: ε ≤ 11 (replace one; by RDP' in printed and 'ε ≤ 4.8 (replace by zeros; by RDP' in printed
   assert 'You: Noise on a Grid. 2026.' in printed and known['citations'] == ['You: Noise on a Grid. 2026.']
-  counters = result.counters[strengths[0]]
-  assert counters['averaged+clipped+smooth'].endswith('It weights smoothness by a hundredth.')
-  assert {row['rounds'] for row in result.rows if row['counter'] == 'averaged+clipped+smooth'} == {4}
-  assert {row['counter'] for row in result.rows if row['defense'] == strengths[0]} == {None, *counters}
+  adaptive_attacks = result.adaptive_attacks[strengths[0]]
+  assert adaptive_attacks['averaged+clipped+smooth'].endswith('It weights smoothness by a hundredth.')
+  assert {row['rounds'] for row in result.rows if row['adaptive'] == 'averaged+clipped+smooth'} == {4}
+  assert {row['adaptive'] for row in result.rows if row['defense'] == strengths[0]} == {None, *adaptive_attacks}
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_an_attack_of_ones_own(capsys):
   result, printed = run('attack_of_your_own', capsys)
   assert list(result.methods['attacks']) == ['neurons', 'neurons(ridge=0.0001)', 'fidel']
   assert 'You: All Neurons Together. 2026.' in printed
-  found = {(row['attack'], row['defense'], row['counter']): row for row in result.rows}
+  found = {(row['attack'], row['defense'], row['adaptive']): row for row in result.rows}
   pruned, noisy = str(gl.defenses.prune(rate=0.98)), str(gl.defenses.gaussian(stddev=0.01))
   assert {key[2] for key in found if key[:2] == ('neurons', pruned)} == {None, 'masked'}  # it reads weights
   assert {key[2] for key in found if key[0] == 'fidel'} == {None, 'combined'}

@@ -19,7 +19,7 @@ from tests import programs
 CAUSES = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
 RUN = (
   '--progress=none', '--compilation_cache=', '--dataset=digits', '--model=mlp(widths=4)', '--trials=1',
-  '--attacks=fidel', '--controls=2', '--public=0', '--knowledge=unaware', '--defenses=none',
+  '--attacks=fidel', '--controls=2', '--public=0', '--knowledge=non-adaptive', '--defenses=none',
 )  # fmt: skip
 WRITTEN = ('rows.jsonl', 'controls.jsonl', 'reconstructions.npz', 'curves.npz', 'result.json')
 RENDERED = ('grid.png', 'summary.csv', 'report.html')

@@ -383,7 +383,7 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: audit(defenses=optax.sgd(0.1)), 'defenses.own(transformation'),
     (lambda: audit(defenses={'a\ud800': NOISE}), 'the label of the defense'),
     (lambda: audit(settings={}), 'settings of gradleak.audit'),
-    (lambda: audit(counters='masked'), 'counters is'),
+    (lambda: audit(adaptive_attacks='masked'), 'adaptive_attacks is'),
     (lambda: audit(progress=3), 'progress'),
     (lambda: audit(workdir=3), 'the work directory is 3'),
     (lambda: audit(split='all'), "split is 'all', expected True or False"),

@@ -23,7 +23,7 @@ def scenario():
 
 
 def audit(scenario, attacks, trials, defenses=('none',), **settings):
-  settings = {'progress': 'none', 'knowledge': 'unaware', **settings}
+  settings = {'progress': 'none', 'knowledge': 'non-adaptive', **settings}
   return gl.audit(jax.random.key(1), scenario, objects(defenses), objects(attacks), trials, **settings)
 
 

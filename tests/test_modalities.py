@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak.adaptive import counters
+from gradleak.adaptive import adaptive_attacks
 from gradleak.audit import schema
 from gradleak.modalities import IMAGES, REGISTRY, Column, Modality, modality, of_config, of_rows
 from gradleak.studies.sweep import sweep
@@ -45,8 +45,8 @@ def test_points_are_recovered_without_a_defense(result):
 
 
 def test_adaptive_attackers_meet_the_defenses(result):
-  counters = {row['counter'] for row in result.rows if row['defense'].startswith('prune')}
-  assert 'masked' in ' '.join(filter(None, counters))
+  adaptive_attacks = {row['adaptive'] for row in result.rows if row['defense'].startswith('prune')}
+  assert 'masked' in ' '.join(filter(None, adaptive_attacks))
 
 
 def test_rows_have_the_columns_of_their_modality(result):
@@ -131,7 +131,7 @@ def test_terms_of_pixels_are_refused_and_not_computed(scenario):
 
 def test_who_knows_a_defense_weights_no_smoothness_of_points(scenario):
   placed = gl.defenses.place(gl.defenses.outpost(), scenario.context)
-  found = counters(placed, scenario.context, 1, RECOVERS, 1)
+  found = adaptive_attacks(placed, scenario.context, 1, RECOVERS, 1)
   assert any(one.simulates is not None for one in found)
   assert not any('prior' in dict(one.settings) or 'smoothness' in one.words for one in found)
 

@@ -56,7 +56,7 @@ def scenario():
 
 
 def audit(scenario, **changes):
-  given = {'controls': 2, 'batch_size': 2, 'progress': 'none', 'knowledge': 'unaware', **changes}
+  given = {'controls': 2, 'batch_size': 2, 'progress': 'none', 'knowledge': 'non-adaptive', **changes}
   return gl.audit(jax.random.key(0), scenario, [None], {'guess': guess}, 2, **given)
 
 

@@ -55,7 +55,9 @@ def judged(**verdicts):
     for a, of_attack in enumerate(of_attacks)
     for trial, verdict in enumerate(of_attack)
   ]
-  empty = {name: {} for name in ('reconstructions', 'curves', 'threat_models', 'counters', 'inspections', 'methods')}
+  empty = {
+    name: {} for name in ('reconstructions', 'curves', 'threat_models', 'adaptive_attacks', 'inspections', 'methods')
+  }
   config = {'model': 'lenet', 'dataset': 'digits'}
   return gl.AuditResult(config, rows, [], np.zeros(0), **empty, versions={}, seconds=0.0, resumed=False)
 
@@ -145,7 +147,7 @@ def assert_same(a, b):
     'rows',
     'controls',
     'threat_models',
-    'counters',
+    'adaptive_attacks',
     'inspections',
     'methods',
     'versions',
@@ -323,12 +325,12 @@ def test_equal_settings_are_not_mentioned(finished):
 
 def test_each_result_has_a_column(two):
   found = gl.compare(two)
-  assert [(row['defense'], row['counter']) for row in found.rows if row['counter'] is None] == [
+  assert [(row['defense'], row['adaptive']) for row in found.rows if row['adaptive'] is None] == [
     (label, None) for label in ('none', FALSE_LABEL, str(ATS), 'pruned')
   ]
   for row in found.rows:
     for name, result in two.items():
-      chosen = [r for r in result.rows if all(r[key] == row[key] for key in ('attack', 'defense', 'counter'))]
+      chosen = [r for r in result.rows if all(r[key] == row[key] for key in ('attack', 'defense', 'adaptive'))]
       assert row[f'{name} n'] == (len(chosen) or None)
       if chosen:
         assert row[f'{name} psnr'] == pytest.approx(np.mean([r['psnr'] for r in chosen]))
@@ -409,10 +411,10 @@ def test_a_comparison_ends_with_the_worst_case_of_each_defense(finished):
   first = next(row for row in result.rows if row['defense'] != 'none')
   seen = {'success': True, 'verdict': 'recognisable'}
   rows = [
-    {**first, 'trial': 0, 'counter': None, **seen},
-    {**first, 'trial': 1, 'counter': None},
-    {**first, 'trial': 0, 'counter': 'masked'},
-    {**first, 'trial': 1, 'counter': 'masked', **seen},
+    {**first, 'trial': 0, 'adaptive': None, **seen},
+    {**first, 'trial': 1, 'adaptive': None},
+    {**first, 'trial': 0, 'adaptive': 'masked'},
+    {**first, 'trial': 1, 'adaptive': 'masked', **seen},
   ]
   (worst,) = gl.compare({'a': gl.AuditResult(**{**vars(result), 'rows': rows})}).worst
   assert (worst['a recovered'], worst['a n'], worst['a verdict']) == (2, 2, 'recognisable')

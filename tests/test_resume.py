@@ -31,7 +31,7 @@ def audit(linear, workdir, **settings):
   settings = {'attacks': [ATTACK], 'group_size': 3, 'progress': 'none', **settings}
   attacks = objects(settings.pop('attacks'))
   return gl.audit(
-    jax.random.key(7), linear, objects(['none', 'prune(rate=0.5)']), attacks, 2, controls=3, knowledge='unaware',
+    jax.random.key(7), linear, objects(['none', 'prune(rate=0.5)']), attacks, 2, controls=3, knowledge='non-adaptive',
     workdir=workdir, **settings,
   )  # fmt: skip
 

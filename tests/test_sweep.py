@@ -26,7 +26,7 @@ from tests.objects import objects
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 STRENGTHS = objects([f'gaussian(stddev={0.01 * i:.2f})' for i in range(10)])
-SETTINGS = {'restarts': 2, 'controls': 4, 'group_size': 4, 'progress': 'none', 'knowledge': 'unaware'}
+SETTINGS = {'restarts': 2, 'controls': 4, 'group_size': 4, 'progress': 'none', 'knowledge': 'non-adaptive'}
 TRACES = []  # as long as the attack was built while something was traced
 
 
@@ -87,7 +87,7 @@ def test_the_plan_is_said_before_anything_runs(swept, audits):
   assert said[0].startswith('176 runs, 2 attacks in 1 compilations')
   assert 'a: csdlg(tv=0,steps=8), 88 runs of 8 steps, 22 groups of 4' in said[0] and 'compiled already' in said[0]
   assert len(said) == 2 and said[1].startswith('at this pace the rest takes about ')
-  planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4, knowledge='unaware')
+  planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4, knowledge='non-adaptive')
   assert planned == {name: [('csdlg(tv=0,steps=8)', 88, 8)] for name in 'ab'}
 
 
@@ -100,7 +100,7 @@ def test_it_is_not_run_again(swept, audits):
 
 def test_tables_tell_the_uploads_of_two_models_apart(swept):
   head, *body = sweep_csv(swept[1]).splitlines()
-  assert head.startswith('model,attack,defense,knowledge,counter,tier,n,psnr')
+  assert head.startswith('model,attack,defense,knowledge,adaptive,tier,n,psnr')
   assert len(body) == 10 and all(line.split(',')[0] == 'custom' or ',8,' in line for line in body)
 
 
@@ -155,7 +155,7 @@ SMOKE = (
 
 @pytest.mark.slow
 def test_the_program(tmp_path):
-  done = programs.start('sweep', *SMOKE, '--knowledge=unaware', f'--workdir={tmp_path}/new')
+  done = programs.start('sweep', *SMOKE, '--knowledge=non-adaptive', f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
   assert '\n8 runs, 1 attacks in 1 compilations' in done.err
   assert 'gaussian(stddev=0.01)' in done.out

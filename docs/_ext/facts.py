@@ -1,4 +1,4 @@
-"""What pages say of a method beside its docstring: from its traits, the counter-measures, and stored results."""
+"""What pages say of a method beside its docstring: from its traits, the adaptive attacks, and stored results."""
 
 import functools
 import pathlib
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import gradleak as gl
-from gradleak.adaptive import counters
+from gradleak import adaptive
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import grammar, methods
 from gradleak.defenses import Context, Defense, Placed
@@ -45,10 +45,10 @@ ROUNDS = 16  # uploads that an attacker may average
 
 
 class Known(NamedTuple):
-  """A counter-measure that an attack can use.
+  """An adaptive attack that an attack can use.
 
   Attributes:
-    name, words: as of `Counter`.
+    name, words: as of `AdaptiveAttack`.
     attack: name of the attack.
   """
 
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
 
 @functools.cache
 def context() -> Context:
-  """Returns the `Context` in which counter-measures are listed: a small network on handwritten digits."""
+  """Returns the `Context` in which adaptive attacks are listed: a small network on handwritten digits."""
   digits = gl.data.load('digits')
   images, labels = digits.images[:12], digits.labels[:12]
   key = jax.random.key(0)
@@ -99,14 +99,14 @@ def example(name: str) -> Defense:
 
 
 @functools.cache
-def counter_measures(name: str) -> tuple[Known, ...]:
-  """Returns the counter-measures to a defense that any attack of the registries can use."""
+def adaptive_attacks(name: str) -> tuple[Known, ...]:
+  """Returns the adaptive attacks to a defense that any attack of the registries can use."""
   placed: Placed = gl.defenses.place(example(name), context())
   made: dict[str, AttackMethod] = {attack: factory() for attack, factory in ATTACKS.items()}
   return tuple(
-    Known(counter.name, counter.words, attack)
+    Known(one.name, one.words, attack)
     for attack, method in made.items()
-    for counter in counters(placed, context(), SAMPLES, method, ROUNDS)
+    for one in adaptive.adaptive_attacks(placed, context(), SAMPLES, method, ROUNDS)
   )
 
 

@@ -62,7 +62,7 @@ def page(name: str) -> str:
   if name in gl.defenses.REGISTRY:
     parts = [*_about_defense(name), *_known(name), *_board(name), *_costs(name)]
   else:
-    parts = [*_about_attack(facts.ATTACKS[name]()), *_counters_of(name)]
+    parts = [*_about_attack(facts.ATTACKS[name]()), *_adaptive_attacks_of(name)]
   return '\n\n'.join([*described(name), *parts, *_tables(name)]) + '\n'
 
 
@@ -267,20 +267,20 @@ def _about_attack(made: Any) -> list[str]:
 def _known(name: str) -> list[str]:
   """Returns what attackers do who know a defense."""
   merged: dict[tuple[str, str], list[str]] = {}
-  for one in facts.counter_measures(name):
+  for one in facts.adaptive_attacks(name):
     merged.setdefault((one.name, one.words), []).append(one.attack)
   rows = []
-  for (counter, words), attacks in merged.items():
+  for (adaptive, words), attacks in merged.items():
     listed = ', '.join(f'[`{attack}`]({attack}.md)' for attack in attacks)
-    rows.append((f'`{counter}`', docstrings.markdown(words), listed))
+    rows.append((f'`{adaptive}`', docstrings.markdown(words), listed))
   parts = ['## Attackers who know it']
   if not rows:
-    return [*parts, 'No counter-measure applies to what a client sends.']
+    return [*parts, 'No adaptive attack applies to what a client sends.']
   where = (
-    f'Counter-measures to `{facts.example(name)}`, as the library lists them for `{facts.MODEL}` and digits, where the '
+    f'Adaptive attacks to `{facts.example(name)}`, as the library lists them for `{facts.MODEL}` and digits, where the '
     f'attacker has {facts.ROUNDS} uploads of the same samples.'
   )
-  return [*parts, where, _grid(('counter-measure', 'the attacker', 'attacks'), rows)]
+  return [*parts, where, _grid(('adaptive attack', 'the attacker', 'attacks'), rows)]
 
 
 def _board(name: str) -> list[str]:
@@ -322,16 +322,16 @@ def _costs(name: str) -> list[str]:
   ]
 
 
-def _counters_of(name: str) -> list[str]:
-  """Returns the counter-measures that an attack can use, by defense."""
+def _adaptive_attacks_of(name: str) -> list[str]:
+  """Returns the adaptive attacks that an attack can use, by defense."""
   rows = []
   for defense in gl.defenses.REGISTRY:
-    used = [f'`{one.name}`' for one in facts.counter_measures(defense) if one.attack == name]
+    used = [f'`{one.name}`' for one in facts.adaptive_attacks(defense) if one.attack == name]
     if used:
       rows.append((f'[`{defense}`]({defense}.md)', ', '.join(used)))
   if not rows:
-    return ['## Against defenses it knows', 'It can use no counter-measure.']
-  return ['## Against defenses it knows', _grid(('defense', 'counter-measures'), rows)]
+    return ['## Against defenses it knows', 'It can use no adaptive attack.']
+  return ['## Against defenses it knows', _grid(('defense', 'adaptive attacks'), rows)]
 
 
 def _tables(name: str) -> list[str]:

@@ -1,18 +1,27 @@
-"""Attackers who know the defense: counter-measures by its traits, and those that are special to one defense."""
+"""Attackers who know the defense: adaptive attacks by its traits, and those that are special to one defense."""
 
 from gradleak.adaptive import compression, concealment, graddefense, soteria
-from gradleak.adaptive.base import UNAWARE, Case, Counter, Known, View, counter_to, counters, everything
+from gradleak.adaptive.base import (
+  NON_ADAPTIVE,
+  AdaptiveAttack,
+  Case,
+  Known,
+  View,
+  adaptive_attacks,
+  adaptive_to,
+  everything,
+)
 
 __all__ = [
-  'UNAWARE',
+  'NON_ADAPTIVE',
+  'AdaptiveAttack',
   'Case',
-  'Counter',
   'Known',
   'View',
+  'adaptive_attacks',
+  'adaptive_to',
   'compression',
   'concealment',
-  'counter_to',
-  'counters',
   'everything',
   'graddefense',
   'soteria',

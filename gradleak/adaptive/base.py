@@ -1,8 +1,8 @@
 """What an attacker who knows the defense does with the same upload before it matches.
 
-Most counter-measures only change the data that is compared. Averages, weights, a known noise and a known clip are data
-to an attack. So unaware and aware attackers are lanes of one compiled program. The few that need another attack say so
-by its settings. They run on the host, once per upload.
+Most adaptive attacks only change the data that is compared. Averages, weights, a known noise and a known clip are data
+to an attack. So non-adaptive and adaptive attackers are lanes of one compiled program. The few that need another attack
+say so by its settings. They run on the host, once per upload.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ class View(NamedTuple):
   clip: float
 
 
-class Counter(NamedTuple):
-  """A counter-measure to one defense, as one attack can use it.
+class AdaptiveAttack(NamedTuple):
+  """An adaptive attack to one defense, as one attack can use it.
 
   Attributes:
-    name: one word or several joined by '+'; 'unaware' for none.
+    name: one word or several joined by '+'; 'non-adaptive' for none.
     words: what the attacker does, a sentence; empty for none.
     views: `Upload` of R rounds, every leaf [R, …] -> the `View`s to try; the attacker keeps the one that matches best.
     offers: the evidence that it offers, of `threat.EVIDENCE` and 'update' where it changes what is compared.
@@ -83,7 +83,7 @@ def everything(update: Tree) -> View:
   return View(update, ones(update), 0.0, math.inf)
 
 
-UNAWARE = Counter('unaware', '', lambda upload: [everything(first(upload))])
+NON_ADAPTIVE = AdaptiveAttack('non-adaptive', '', lambda upload: [everything(first(upload))])
 
 
 def first(upload: Upload) -> Tree:
@@ -198,7 +198,7 @@ class Known:
     return total
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
-    """Returns a counter-measure's name and words, where uploads are averaged or summed with that before them."""
+    """Returns an adaptive attack's name and words, where uploads are averaged or summed with that before them."""
     before = {part: said for part, (_, said) in self.parts.items() if part in ('averaged', 'summed')}
     return '+'.join([*before, name]), ' '.join([*before.values(), words])
 
@@ -219,14 +219,14 @@ class Known:
     }
     return {name: (evidence, words) for name, (applies, evidence, words) in found.items() if applies}
 
-  def counter(self) -> Counter | None:
-    """Returns the counter-measure of all that is known, or None if it is nothing."""
+  def adaptive(self) -> AdaptiveAttack | None:
+    """Returns the adaptive attack of all that is known, or None if it is nothing."""
     parts = self.parts
     if not parts:
       return None
     words = ' '.join(words for _, words in parts.values() if words)
     offers = frozenset(evidence for evidence, _ in parts.values())
-    return Counter('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
+    return AdaptiveAttack('+'.join(parts), words, lambda upload: [self.view(upload)], offers, rounds=self.rounds)
 
   def smooth(self, words: str, weighs: str, prior: float) -> tuple[str, dict[str, Any]]:
     """Returns a sentence with a weight of smoothness, and its setting; without both where smoothness is not defined."""
@@ -241,11 +241,11 @@ class Known:
     weigh: Callable[[Tree], Tree] | None = None,
     simulates: Defense | None = None,
     **settings: Any,
-  ) -> Counter:
-    """Returns the counter-measure that is the attack with other settings on all that is known but the noise level.
+  ) -> AdaptiveAttack:
+    """Returns the adaptive attack that is the attack with other settings on all that is known but the noise level.
 
     Args:
-      name, words, simulates: see `Counter`. What is simulated is not masked.
+      name, words, simulates: see `AdaptiveAttack`. What is simulated is not masked.
       weigh: update -> weights of its entries, or None for 1.
       **settings: of the attack.
     """
@@ -260,7 +260,7 @@ class Known:
       view = self.view(upload, weighted, update)._replace(noise=0.0)
       return [view if simulates is None else view._replace(weights=ones(update))]
 
-    return Counter(
+    return AdaptiveAttack(
       name,
       words,
       views,
@@ -282,7 +282,7 @@ class Known:
 
     Args:
       upload: of R rounds.
-      weighted: weights of each entry, where another counter-measure has some; else 1.
+      weighted: weights of each entry, where another adaptive attack has some; else 1.
       update: what is compared in place of `observed`.
     """
     update = self.observed(upload) if update is None else update
@@ -325,7 +325,7 @@ def ones(tree: Tree) -> Tree:
 
 
 class Case(NamedTuple):
-  """What a counter-measure to one method is made for.
+  """What an adaptive attack to one method is made for.
 
   Attributes:
     member: the `Member` of the defense.
@@ -338,28 +338,28 @@ class Case(NamedTuple):
   known: Known
 
 
-# Factory of a defense -> the function (`Case`) -> counter-measures that are special to it.
-SPECIAL: dict[Callable, Callable[[Case], Iterable[Counter]]] = {}
+# Factory of a defense -> the function (`Case`) -> adaptive attacks that are special to it.
+SPECIAL: dict[Callable, Callable[[Case], Iterable[AdaptiveAttack]]] = {}
 
 
-def counter_to(maker: Callable) -> Callable[[Callable], Callable]:
-  """Returns the decorator of a function, `Case` -> `Counter`s, that attackers apply who know this defense.
+def adaptive_to(maker: Callable) -> Callable[[Callable], Callable]:
+  """Returns the decorator of a function, `Case` -> `AdaptiveAttack`s, that attackers apply who know this defense.
 
   Args:
     maker: a function that `defenses.defense` decorated, of the library or of a user.
   """
 
-  def decorate(function: Callable[[Case], Iterable[Counter]]) -> Callable[[Case], Iterable[Counter]]:
+  def decorate(function: Callable[[Case], Iterable[AdaptiveAttack]]) -> Callable[[Case], Iterable[AdaptiveAttack]]:
     SPECIAL[maker.__wrapped__] = function  # type: ignore[attr-defined]
     return function
 
   return decorate
 
 
-def counters(
+def adaptive_attacks(
   placed: Placed, context: Context, num_samples: int, attack: AttackMethod, rounds: int = 1
-) -> list[Counter]:
-  """Returns the counter-measures of an attack to a defense, those that it can make use of; empty where there are none.
+) -> list[AdaptiveAttack]:
+  """Returns the adaptive attacks of an attack to a defense, those that it can make use of; empty where there are none.
 
   Args:
     placed: the defense, made for `context`.
@@ -373,17 +373,17 @@ def counters(
   several = any(member.traits.random or member.traits.accumulates for member in members)
   known = Known(placed, context, num_samples, rounds if several else 1, attack.reads)
   simulated = _imitated(known) or [_simulated(known)]
-  found = [known.counter(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
+  found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for member, arguments in zip(members, placed.arguments, strict=True):
     special = SPECIAL.get(member.factory)
     found += [] if special is None else special(Case(member, arguments, known))
   found.append(_shown(known))
-  suited = [counter for counter in found if counter is not None and counter.suits(attack)]
+  suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
   return [*_learned(known), *suited] if attack.adaptive else suited
 
 
-def _agreed(known: Known) -> Counter | None:
-  """Returns the counter-measure to noise on some entries, drawn anew for each upload: the values that uploads share.
+def _agreed(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack to noise on some entries, drawn anew for each upload: the values that uploads share.
 
   The same samples give the same update, bit for bit, and no two draws of noise are equal. So a value that occurs in two
   uploads has no noise.
@@ -396,7 +396,7 @@ def _agreed(known: Known) -> Counter | None:
   def views(upload: Upload) -> list[View]:
     return [known.view(upload, update=jax.tree.map(_most_frequent, upload.update))._replace(noise=0.0)]
 
-  return Counter('agreed', words, views, frozenset({'update'}), rounds=known.rounds)
+  return AdaptiveAttack('agreed', words, views, frozenset({'update'}), rounds=known.rounds)
 
 
 def _most_frequent(values: np.ndarray) -> np.ndarray:
@@ -411,8 +411,8 @@ def _most_frequent(values: np.ndarray) -> np.ndarray:
   return np.where(np.max(shared, axis=0) > 1, chosen, np.mean(values, axis=0)).astype(values.dtype)
 
 
-def _prior(known: Known) -> Counter | None:
-  """Returns the counter-measure that weights smoothness by the noise and what is withheld, or None where nothing is.
+def _prior(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack that weights smoothness by the noise and what is withheld, or None where nothing is.
 
   At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance `1 − 1/√(1 + n/g)`.
   That distance is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random
@@ -438,8 +438,8 @@ def _prior(known: Known) -> Counter | None:
   )
 
 
-def _weighted(known: Known) -> Counter | None:
-  """Returns the counter-measure that weighs entries by the noise expected on them, where it differs; else None."""
+def _weighted(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack that weighs entries by the noise expected on them, where it differs; else None."""
   if 'weights' not in known.reads:
     return None
   for member, arguments in zip(known.defense.members, known.placed.arguments, strict=True):
@@ -464,8 +464,8 @@ def _weighted(known: Known) -> Counter | None:
 _WITHHELD = 0.05
 
 
-def _shown(known: Known) -> Counter | None:
-  """Returns the counter-measure to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
+def _shown(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
 
   The simulated update is clipped to the norm of the observed one. At the truth it has that norm or a larger one,
   whether the client clips or not.
@@ -486,11 +486,11 @@ def _shown(known: Known) -> Counter | None:
   words = (
     'Where zeros are more than usual it compares the rest alone; it clips what it simulates to the norm of the upload.'
   )
-  return Counter(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
+  return AdaptiveAttack(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
 
 
 def _stated(member: Member) -> bool:
-  """Returns whether the traits of a member, or a counter-measure to it, say what its uploads show."""
+  """Returns whether the traits of a member, or an adaptive attack to it, say what its uploads show."""
   traits = member.traits
   declared = traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated
   return member.factory in SPECIAL or bool(declared)
@@ -502,8 +502,8 @@ def _zeros(update: Tree) -> float:
   return sum(int(np.sum(np.asarray(u) == 0)) for u in leaves) / sum(u.size for u in leaves)
 
 
-def _simulated(known: Known) -> Counter | None:
-  """Returns the counter-measure that simulates what is not random of the defense, too; None where there is nothing."""
+def _simulated(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack that simulates what is not random of the defense, too; None where there is nothing."""
   members = known.defense.members
   parts = [m.traits.simulated(m.settings) for m in members if m.traits.simulated is not None]
   if not parts:
@@ -514,8 +514,8 @@ def _simulated(known: Known) -> Counter | None:
   return known.changed('simulated', words, simulates=simulates, **settings)
 
 
-def _imitated(known: Known) -> Sequence[Counter | None]:
-  """Returns the counter-measures to a function of the update of which nothing is declared, such as a user's own.
+def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
+  """Returns the adaptive attacks to a function of the update of which nothing is declared, such as a user's own.
 
   The attacker applies the defense itself to what it simulates. Where the defense is flat (signs, rounding), its
   gradient is zero or undefined. A second attacker takes the gradient of the identity instead (Athalye et al. 2018,
@@ -541,7 +541,7 @@ def _imitated(known: Known) -> Sequence[Counter | None]:
   ):
     parts = (part(member) if _undeclared(member) else member for member in members if not member.traits.random)
     name, words = known.repeated(name, words)
-    found.append(Counter(name, words, views, simulates=Defense(tuple(parts)), rounds=known.rounds))
+    found.append(AdaptiveAttack(name, words, views, simulates=Defense(tuple(parts)), rounds=known.rounds))
   return found
 
 
@@ -567,16 +567,16 @@ def _straight_through(factory: Callable) -> Callable:
   return made
 
 
-def _learned(known: Known) -> list[Counter]:
-  """Returns the counter-measure of attacks that learn: from uploads that went through the same defense; if any."""
+def _learned(known: Known) -> list[AdaptiveAttack]:
+  """Returns the adaptive attack of attacks that learn: from uploads that went through the same defense; if any."""
   if all(is_idle(member) for member in known.defense.at('data', 'step', 'upload')):
     return []
   words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
-  return [Counter('learned', words, UNAWARE.views, simulates=known.defense)]
+  return [AdaptiveAttack('learned', words, NON_ADAPTIVE.views, simulates=known.defense)]
 
 
-def _combined(known: Known) -> Counter | None:
-  """Returns the counter-measure of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
+def _combined(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
   if not known.energy and not any(member.traits.withholds for member in known.defense.members):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 
 from gradleak import defenses
-from gradleak.adaptive.base import Case, Counter, View, counter_to
+from gradleak.adaptive.base import AdaptiveAttack, Case, View, adaptive_to
 from gradleak.federated.client import Upload
 
 
-@counter_to(defenses.dgc)
-def counters(case: Case) -> list[Counter]:
-  """Returns the counter-measure that divides what several uploads send by what a constant gradient would have become.
+@adaptive_to(defenses.dgc)
+def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
+  """Returns the adaptive attack that divides what several uploads send by what a constant gradient would have become.
 
   Suppose that the gradient is the same in all rounds. Then an entry that is sent k rounds after it was last cleared is
   `Σ_{j=1..k} (1 + m + … + m^{j−1})` times the gradient (Lin et al. 2018, algorithm 4). Which entries were sent, the
@@ -34,4 +34,4 @@ def counters(case: Case) -> list[Counter]:
     return [known.view(upload, update=jax.tree.map(gradient, upload.update))]
 
   words = 'It divides each entry that was sent by the factor that momentum and the rounds it was kept back gave it.'
-  return [Counter('decoded', words, views, frozenset({'update'}), rounds=known.rounds)]
+  return [AdaptiveAttack('decoded', words, views, frozenset({'update'}), rounds=known.rounds)]

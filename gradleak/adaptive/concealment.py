@@ -3,15 +3,15 @@
 import dataclasses
 
 from gradleak import defenses
-from gradleak.adaptive.base import Case, Counter, counter_to
+from gradleak.adaptive.base import AdaptiveAttack, Case, adaptive_to
 
 # Weight of the private images' smoothness, in units of the distance.
 PRIOR = 3e-2
 
 
-@counter_to(defenses.concealment)
-def counters(case: Case) -> list[Counter]:
-  """Returns the counter-measures to concealed samples; the last needs public data (Wu et al. 2024, table 4).
+@adaptive_to(defenses.concealment)
+def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
+  """Returns the adaptive attacks to concealed samples; the last needs public data (Wu et al. 2024, table 4).
 
   The concealed samples need not be in [0, 1] and need not be smooth, so that decoys have neither box nor prior. Where
   they have the labels of the private ones, the upload has nearly the direction of the private gradient. Then only

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import defenses
-from gradleak.adaptive.base import Case, Counter, View, counter_to
+from gradleak.adaptive.base import AdaptiveAttack, Case, View, adaptive_to
 from gradleak.core.trees import Tree
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.defenses.graddefense import num_perturbed
@@ -18,13 +18,13 @@ from gradleak.federated.client import Upload
 MAX_CHOICES = 8
 
 
-@counter_to(defenses.graddefense)
-def counters(case: Case) -> list[Counter]:
-  """Returns both counter-measures."""
+@adaptive_to(defenses.graddefense)
+def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
+  """Returns both adaptive attacks."""
   return [_muted_slices(case), _compensated(case)]
 
 
-def _muted_slices(case: Case) -> Counter:
+def _muted_slices(case: Case) -> AdaptiveAttack:
   """Leaves out the slices that bear noise, by trying choices of them (Wang et al. 2022, section IV-B).
 
   Noise of standard deviation σ has the median magnitude 0.674·σ; slices with a median near it are chosen first.
@@ -51,10 +51,10 @@ def _muted_slices(case: Case) -> Counter:
     return [known.view(upload, without(choice), update) for choice in choices[:count]]
 
   words = f'It leaves out {muted} of the {total} slices, in the {count} most likely ways, and keeps the best match.'
-  return Counter('slices', words, views, frozenset({'weights'}), count, rounds=known.rounds)
+  return AdaptiveAttack('slices', words, views, frozenset({'weights'}), count, rounds=known.rounds)
 
 
-def _compensated(case: Case) -> Counter:
+def _compensated(case: Case) -> AdaptiveAttack:
   """Applies the server's compensation to one client's upload (Wang et al. 2022, table III [E])."""
   settings, known = case.member.settings, case.known
   noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
@@ -65,4 +65,4 @@ def _compensated(case: Case) -> Counter:
     return [known.view(upload, update=jax.tree.map(np.asarray, cleaned))]
 
   words = "It applies the server's compensation to the upload first."
-  return Counter('compensated', words, views, frozenset({'update'}), rounds=known.rounds)
+  return AdaptiveAttack('compensated', words, views, frozenset({'update'}), rounds=known.rounds)

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import defenses
-from gradleak.adaptive.base import Case, Counter, View, counter_to
+from gradleak.adaptive.base import AdaptiveAttack, Case, View, adaptive_to
 from gradleak.core import trees
 from gradleak.defenses.soteria import defended_kernel
 from gradleak.federated.client import Upload
 
 
-@counter_to(defenses.soteria)
-def counters(case: Case) -> list[Counter]:
-  """Returns the counter-measure that leaves out the pruned layer; none for a model without features."""
+@adaptive_to(defenses.soteria)
+def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
+  """Returns the adaptive attack that leaves out the pruned layer; none for a model without features."""
   context = case.known.context
   client, params = context.client, context.variables['params']
   if client.model.features is None or 'weights' not in case.known.reads:
@@ -32,4 +32,4 @@ def counters(case: Case) -> list[Counter]:
     return [case.known.view(upload, jax.tree_util.tree_map_with_path(keep, update), update)]
 
   words = 'It leaves out the layer that the defense prunes.'
-  return [Counter('muted', words, views, frozenset({'weights'}), rounds=case.known.rounds)]
+  return [AdaptiveAttack('muted', words, views, frozenset({'weights'}), rounds=case.known.rounds)]

@@ -79,7 +79,7 @@ class AttackMethod(Method):
 
   Attributes:
     citation: its source.
-    reads: the `EVIDENCE` that it uses; a counter-measure that offers none of it is not run for this attack.
+    reads: the `EVIDENCE` that it uses; an adaptive attack that offers none of it is not run for this attack.
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
@@ -88,7 +88,7 @@ class AttackMethod(Method):
       upload, a tree of arrays that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once
       for all uploads.
     adaptive: whether `prepare` learns from uploads that it simulates. It then runs once more for each defense that an
-      attacker knows, on a scenario whose client applies that defense (the counter-measure 'learned').
+      attacker knows, on a scenario whose client applies that defense (the adaptive attack 'learned').
   """
 
   kind: str = 'attack'

@@ -1,9 +1,9 @@
-"""What each attacker of a group is granted: counter-measures, knowledge, and what it makes of the public data."""
+"""What each attacker of a group is granted: adaptive attacks, knowledge, and what it makes of the public data."""
 
 import jax
 import jax.numpy as jnp
 
-from gradleak.adaptive import UNAWARE, Counter, counters
+from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, adaptive_attacks
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod
 from gradleak.audit.group import Group
@@ -13,19 +13,19 @@ from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.threat import Knowledge
 
 
-def attackers(group: Group, attack: AttackMethod, placed: Placed) -> list[Counter]:
-  """Returns the `Counter`s by which an attack meets a defense.
+def attackers(group: Group, attack: AttackMethod, placed: Placed) -> list[AdaptiveAttack]:
+  """Returns the `AdaptiveAttack`s by which an attack meets a defense.
 
-  Without a counter-measure, an aware attacker equals an unaware one, and is run once.
+  Without an adaptive attack, an adaptive attacker equals a non-adaptive one, and is run once.
   """
   given = group.settings
-  if given.knowledge == 'unaware':
-    return [UNAWARE]
+  if given.knowledge == 'non-adaptive':
+    return [NON_ADAPTIVE]
   rounds = given.rounds if group.server is None or group.server.rounds == 1 else 1
-  aware = counters(placed, group.scenario.context, given.batch_size, attack, rounds)
-  if given.counters is not None:
-    aware = [counter for counter in aware if counter.name in given.counters]
-  return [UNAWARE, *aware] if given.knowledge == 'both' else aware or [UNAWARE]
+  found = adaptive_attacks(placed, group.scenario.context, given.batch_size, attack, rounds)
+  if given.adaptive_attacks is not None:
+    found = [one for one in found if one.name in given.adaptive_attacks]
+  return [NON_ADAPTIVE, *found] if given.knowledge == 'both' else found or [NON_ADAPTIVE]
 
 
 def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
@@ -36,7 +36,7 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
     mode = made.labels
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
-  defense = {'unaware': 'unknown', 'aware': 'known', 'both': 'either'}[group.settings.knowledge]
+  defense = {'non-adaptive': 'unknown', 'adaptive': 'known', 'both': 'either'}[group.settings.knowledge]
   if not any(one.method.defense.members for one in group.defenses):
     defense = 'none'
   held = made.auxiliary_data or (mode == 'inferred' and rule in label_rules.AUXILIARY)

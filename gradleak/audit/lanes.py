@@ -1,7 +1,7 @@
 """What is compiled and run: attacks by structure, a lane for each target, view and start.
 
 An attack takes the upload, and its knowledge of the defense, as data. So one compiled program holds all of these as
-lanes: defenses, counter-measures, restarts and numeric settings of one attack. The control runs that its successes are
+lanes: defenses, adaptive attacks, restarts and numeric settings of one attack. The control runs that its successes are
 measured against are lanes of the same program.
 """
 
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive import UNAWARE
+from gradleak.adaptive import NON_ADAPTIVE
 from gradleak.attacks.base import AttackMethod, Reconstruction
 from gradleak.audit import granted
 from gradleak.audit.group import Group
@@ -26,18 +26,18 @@ from gradleak.engine import driver
 from gradleak.federated import Client
 from gradleak.threat import Knowledge, Observation
 
-# What a row is about: (name of the variant, label of the defense, name of the counter-measure, trial or control run).
+# What a row is about: (name of the variant, label of the defense, name of the adaptive attack, trial or control run).
 Key = tuple[str, str, str, int]
 
 
 class Variant(NamedTuple):
-  """One attack, its settings changed as a counter-measure asks for.
+  """One attack, its settings changed as an adaptive attack asks for.
 
   Attributes:
     attack: its index among those of the group.
     method: the `AttackMethod`, changed.
-    change: what was changed, see `Counter.change`: (settings, the defense of the client that it simulates or learns
-      from).
+    change: what was changed, see `AdaptiveAttack.change`: (settings, the defense of the client that it simulates or
+      learns from).
   """
 
   attack: int
@@ -180,11 +180,13 @@ class ObjectiveAtTruth:
 
 
 def structures(group: Group) -> list[list[Variant]]:
-  """Returns the attacks to run, changed as the counter-measures ask for, grouped by structure: one compilation each."""
+  """Returns the attacks to run, changed as the adaptive attacks ask for, grouped by structure: one compilation each."""
   grouped: dict[Hashable, list[Variant]] = {}
   for a, (_, attack) in enumerate(group.attacks):
-    counters = [counter for _, placed in group.defenses for counter in granted.attackers(group, attack, placed)]
-    for change in dict.fromkeys(counter.change for counter in counters):
+    adaptive_attacks = [
+      adaptive for _, placed in group.defenses for adaptive in granted.attackers(group, attack, placed)
+    ]
+    for change in dict.fromkeys(adaptive.change for adaptive in adaptive_attacks):
       settings, simulates = change
       changed = attack.changed(**dict(settings)) if settings else attack
       key = changed.structure, changed.reads, changed.label_rule, simulates
@@ -205,8 +207,10 @@ def planned(group: Group) -> list[Planned]:
     runs = 0
     for variant in variants:
       attack = group.attacks[variant.attack].method
-      counters = [counter for _, placed in group.defenses for counter in granted.attackers(group, attack, placed)]
-      runs += sum(c.count for c in counters if c.change == variant.change) * group.num_trials
+      adaptive_attacks = [
+        adaptive for _, placed in group.defenses for adaptive in granted.attackers(group, attack, placed)
+      ]
+      runs += sum(c.count for c in adaptive_attacks if c.change == variant.change) * group.num_trials
       runs += group.settings.controls
     num_steps = variants[0].method(group.client).num_steps
     found.append(Planned(label(group, variants), runs * group.settings.restarts, num_steps))
@@ -220,11 +224,16 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
     name, attack = variant.name(group), group.attacks[variant.attack].method
     runs = False
     for label, placed in group.defenses:
-      counters = [c.name for c in granted.attackers(group, attack, placed) if c.change == variant.change]
-      keys |= {(name, label, counter, int(t)) for counter in counters for t in trials if group.attacks_trial(label, t)}
-      runs |= bool(counters) and any(group.attacks_trial(label, t) for t in range(group.num_trials))
+      adaptive_attacks = [c.name for c in granted.attackers(group, attack, placed) if c.change == variant.change]
+      keys |= {
+        (name, label, adaptive, int(t))
+        for adaptive in adaptive_attacks
+        for t in trials
+        if group.attacks_trial(label, t)
+      }
+      runs |= bool(adaptive_attacks) and any(group.attacks_trial(label, t) for t in range(group.num_trials))
     if runs:  # on whichever share
-      keys |= {(name, CONTROL, UNAWARE.name, int(run)) for run in controls}
+      keys |= {(name, CONTROL, NON_ADAPTIVE.name, int(run)) for run in controls}
   return keys
 
 
@@ -262,11 +271,11 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
 
 
 def _targets(seen: Views, variant: Variant) -> list[Target]:
-  """Returns the targets of one variant: those of the counter-measures that ask for its change, and all controls."""
+  """Returns the targets of one variant: those of the adaptive attacks that ask for its change, and all controls."""
   return [
     target
     for target in seen.targets
-    if target.defense < 0 or (target.counter.change == variant.change and target.reads in (None, variant.method.reads))
+    if target.defense < 0 or (target.adaptive.change == variant.change and target.reads in (None, variant.method.reads))
   ]
 
 
@@ -279,9 +288,9 @@ def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
 
 
 def shown(made: Table) -> np.ndarray:
-  """Returns the mask of the lanes whose objective a progress bar shows: the unaware ones of the first defense."""
+  """Returns the mask of the lanes whose objective a progress bar shows: the non-adaptive ones of the first defense."""
   mask = np.asarray(
-    [lane.variant == 0 and lane.target.defense == 0 and lane.target.counter is UNAWARE for lane in made.lanes]
+    [lane.variant == 0 and lane.target.defense == 0 and lane.target.adaptive is NON_ADAPTIVE for lane in made.lanes]
   )
   return mask if mask.any() else np.ones_like(mask)
 

@@ -57,8 +57,8 @@ def plan(
   if not isinstance(scenario, Scenario):
     raise errors.UsageError(f'the scenario is a {type(scenario).__name__}, expected what gradleak.scenario(…) returns')
   settings.check(errors.check_instance('settings', given, AuditSettings, 'AuditSettings'))
-  for counter in errors.check_instance('counters', given.counters or (), tuple, 'a list of names'):
-    errors.check_text('counters', counter)
+  for adaptive in errors.check_instance('adaptive_attacks', given.adaptive_attacks or (), tuple, 'a list of names'):
+    errors.check_text('adaptive_attacks', adaptive)
   size = given.batch_size
   errors.check_number('trials', num_trials, **COUNT)
   if num_trials * size > len(scenario.images):
@@ -149,8 +149,8 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
   LPIPS is identified by its weights, wherever their files are.
   """
   found = dataclasses.asdict(given)
-  found['counters'] = None if given.counters is None else list(given.counters)
-  unused = {name for name, value in (('rounds', 1), ('counters', None)) if found[name] == value}
+  found['adaptive_attacks'] = None if given.adaptive_attacks is None else list(given.adaptive_attacks)
+  unused = {name for name, value in (('rounds', 1), ('adaptive_attacks', None)) if found[name] == value}
   unused |= {'lpips_weights', 'lpips_heads', *(['lpips_backbone'] if lpips is None else [])}
   recorded = {name: value for name, value in found.items() if name not in unused}
   return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}

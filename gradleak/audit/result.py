@@ -19,7 +19,7 @@ from gradleak.federated.inspection import inspect
 
 _INSPECTED = 32  # images of the client that its check of the model is given
 
-# (attack, defense) of an unaware attacker, (attack, defense, counter-measure) of an aware one.
+# (attack, defense) of a non-adaptive attacker, (attack, defense, adaptive attack) of an adaptive one.
 Case = tuple[str, ...]
 
 
@@ -29,13 +29,13 @@ class AuditResult:
 
   Attributes:
     config: the scientific settings, plain JSON.
-    rows: one dict per attack × defense × counter-measure × trial, plain JSON values, see docs/ROWS.md.
+    rows: one dict per attack × defense × adaptive attack × trial, plain JSON values, see docs/ROWS.md.
     controls: one dict per attack × control run, same keys.
     truth: the private images, [T, B, H, W, C].
     reconstructions: `Case` -> [T, B, H, W, C], matched to the truth; NaN where a trial diverged.
     curves: `Case` -> (steps [K], objective [T, K]) of the restarts that the attacker keeps.
     threat_models: attack -> sentences that say what this attacker was granted.
-    counters: defense -> {counter-measure: what an attacker who knows the defense does, in a sentence}.
+    adaptive_attacks: defense -> {adaptive attack: what an attacker who knows the defense does, in a sentence}.
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
       sentences; None for a model that it cannot read.
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
@@ -55,7 +55,7 @@ class AuditResult:
   reconstructions: dict[Case, np.ndarray]
   curves: dict[Case, tuple[np.ndarray, np.ndarray]]
   threat_models: dict[str, list[str]]
-  counters: dict[str, dict[str, str]]
+  adaptive_attacks: dict[str, dict[str, str]]
   inspections: dict[str, list[str] | None]
   methods: dict[str, dict[str, Any]]
   versions: dict[str, str]
@@ -104,29 +104,29 @@ def _worst(rows: list[dict[str, Any]]) -> str:
 
 
 def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: float, resumed: bool) -> AuditResult:
-  """Returns the `AuditResult`, sorted by attack, defense, counter-measure and trial, methods in their given order.
+  """Returns the `AuditResult`, sorted by attack, defense, adaptive attack and trial, methods in their given order.
 
   Args:
     plan: what was run.
     structures: per structure, the parts of all shards.
     versions, seconds, resumed: see `AuditResult`.
   """
-  words = _counters(plan)
-  order = {label: ['unaware', *found] for label, found in words.items()}
+  words = _adaptive_attacks(plan)
+  order = {label: ['non-adaptive', *found] for label, found in words.items()}
 
   def position(entry: tuple) -> tuple:
     row = entry[0]
     if row['control']:
       return plan.attacks.index(row['attack']), 1, 0, 0, row['trial']
-    counter = order[row['defense']].index(row['counter'] or 'unaware')
-    return plan.attacks.index(row['attack']), 0, plan.defenses.index(row['defense']), counter, row['trial']
+    adaptive = order[row['defense']].index(row['adaptive'] or 'non-adaptive')
+    return plan.attacks.index(row['attack']), 0, plan.defenses.index(row['defense']), adaptive, row['trial']
 
   entries = sorted((entry for parts in structures for entry in _entries(_as_long(parts))), key=position)
   reconstructions: dict[Case, list[np.ndarray]] = {}
   curves: dict[Case, tuple[np.ndarray, list[np.ndarray]]] = {}
   for row, images, (steps, curve) in entries:
     if not row['control']:
-      key = (row['attack'], row['defense'], *filter(None, [row['counter']]))
+      key = (row['attack'], row['defense'], *filter(None, [row['adaptive']]))
       reconstructions.setdefault(key, []).append(images)
       curves.setdefault(key, (steps, []))[1].append(curve)
   rows = [row for row, *_ in entries]
@@ -170,13 +170,13 @@ def _as_long(parts: list[Part]) -> list[Part]:
   return [(rows, extended(arrays)) for rows, arrays in parts]
 
 
-def _counters(plan: Plan) -> dict[str, dict[str, str]]:
-  """Returns, for each defense, `{counter-measure: what an attacker who knows the defense does}`."""
+def _adaptive_attacks(plan: Plan) -> dict[str, dict[str, str]]:
+  """Returns, for each defense, `{adaptive attack: what an attacker who knows the defense does}`."""
   found: dict[str, dict] = {label: {} for label in plan.defenses}
   for group in plan.groups:
     for label, placed in group.defenses:
       for _, attack in group.attacks:
-        found[label] |= {c.name: c.words for c in granted.attackers(group, attack, placed) if c.name != 'unaware'}
+        found[label] |= {c.name: c.words for c in granted.attackers(group, attack, placed) if c.name != 'non-adaptive'}
   return found
 
 

@@ -55,7 +55,14 @@ from gradleak.federated.scenario import Scenario
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
 EXTENDS = ('only',)  # likewise
 RESULT = 'result.json'  # seals what stands beside it
-FACTS = ('threat_models', 'counters', 'inspections', 'methods', 'versions', 'seconds')  # fields that result.json holds
+FACTS = (
+  'threat_models',
+  'adaptive_attacks',
+  'inspections',
+  'methods',
+  'versions',
+  'seconds',
+)  # fields that result.json holds
 AHEAD = 2  # structures that are compiled while one runs
 
 
@@ -86,7 +93,7 @@ def audit(
     attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
     num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
-      labels, controls, knowledge, rounds, counters.
+      labels, controls, knowledge, rounds, adaptive_attacks.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
       defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
       finished one: what is there is not run again.
@@ -157,8 +164,8 @@ def versions() -> dict[str, str]:
 
 
 def _settings(given: AuditSettings | None, changes: dict) -> AuditSettings:
-  if isinstance(changes.get('counters'), list):
-    changes['counters'] = tuple(changes['counters'])
+  if isinstance(changes.get('adaptive_attacks'), list):
+    changes['adaptive_attacks'] = tuple(changes['adaptive_attacks'])
   return settings_of.replaced(AuditSettings() if given is None else given, 'gradleak.audit', **changes)
 
 

@@ -18,8 +18,8 @@ _HEAD = """\
 <!-- Written by gradleak.audit.schema.markdown(); tests/test_result.py compares. -->
 
 These are the columns of `AuditResult.rows`, `.controls` and `.to_frame()`, and of `rows.jsonl` and `controls.jsonl` in
-a work directory. A row is one run: an attack on one trial under one defense, unaware of the defense or by one
-counter-measure; or a control run.
+a work directory. A row is one run: an attack on one trial under one defense, non-adaptive or by one adaptive
+attack; or a control run.
 
 | column | type | unit | meaning | null |
 | --- | --- | --- | --- | --- |"""
@@ -31,8 +31,10 @@ _RUN = (
   Column('attack', str, '', 'Label of the attack.'),
   Column('defense', str, '', "Label of the defense, 'none' for no defense; 'null_gradient' in control runs."),
   Column('control', bool, '', 'Whether the upload was replaced by noise of the same norm (null-gradient control).'),
-  Column('knowledge', str, '', "'unaware' or 'aware' of the defense."),
-  Column('counter', str, '', 'The counter-measure of an attacker who knows the defense.', 'the attacker is unaware'),
+  Column('knowledge', str, '', "'non-adaptive' or 'adaptive'."),
+  Column(
+    'adaptive', str, '', 'The adaptive attack of an attacker who knows the defense.', 'the attacker is non-adaptive'
+  ),
   Column('rounds', int, '', 'Uploads of the same samples that the attacker reads.'),
   Column('remark', str, '', 'What there is to say of the defense in this setting; empty for nothing.'),
   Column('trial', int, '', 'Number of the private batch, or of the control run.'),

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak.adaptive import UNAWARE
+from gradleak.adaptive import NON_ADAPTIVE
 from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Lane
@@ -150,14 +150,14 @@ def _to_trained(kind: Modality, sent: Uploads, target: Target, samples: jax.Arra
 
 
 def _met(group: Group, target: Target) -> dict:
-  """Returns the columns that say which defense the attacker met, and by which counter-measure."""
-  control, unaware = target.defense < 0, target.counter is UNAWARE
+  """Returns the columns that say which defense the attacker met, and by which adaptive attack."""
+  control, non_adaptive = target.defense < 0, target.adaptive is NON_ADAPTIVE
   return {
     'defense': CONTROL if control else group.defenses[target.defense].label,
     'control': control,
-    'knowledge': 'unaware' if unaware else 'aware',
-    'counter': None if unaware else target.counter.name,
-    'rounds': target.counter.rounds,
+    'knowledge': 'non-adaptive' if non_adaptive else 'adaptive',
+    'adaptive': None if non_adaptive else target.adaptive.name,
+    'rounds': target.adaptive.rounds,
     'remark': '' if control else remarks(group.defenses[target.defense].method.defense, group.scenario.context),
   }
 

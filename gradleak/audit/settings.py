@@ -8,7 +8,7 @@ from gradleak.core.settings import setting
 from gradleak.metrics import perceptual
 from gradleak.threat import knowledge as grants
 
-KNOWLEDGE = ('unaware', 'aware', 'both')
+KNOWLEDGE = ('non-adaptive', 'adaptive', 'both')
 LABELS = ('auto', *grants.LABELS, *label_rules.RULES)
 _ATTACKER: dict[str, Any] = {'group': 'attacker'}
 _RUN: dict[str, Any] = {'group': 'run'}
@@ -33,14 +33,16 @@ class AuditSettings:
   controls: int = setting(64, 'Null-gradient runs per attack that define success.', **_RUN, **COUNT)
   knowledge: str = setting(
     'both',
-    'unaware: attackers take what was sent for a gradient; aware: they know the defense; both: side by side.',
+    'non-adaptive: attackers take what was sent for a gradient; adaptive: they know the defense; both: side by side.',
     **_ATTACKER,
     choices=KNOWLEDGE,
   )
   rounds: int = setting(
-    1, 'Uploads of the same samples on the same model that an aware attacker averages or sums.', **_ATTACKER, **COUNT
+    1, 'Uploads of the same samples on the same model that an adaptive attacker averages or sums.', **_ATTACKER, **COUNT
   )
-  counters: tuple[str, ...] | None = setting(None, 'Names of the counter-measures to try; all by default.', **_ATTACKER)
+  adaptive_attacks: tuple[str, ...] | None = setting(
+    None, 'Names of the adaptive attacks to try; all by default.', **_ATTACKER
+  )
   lpips_backbone: str = setting(
     'alex',
     'Network of LPIPS: alex (AlexNet), vgg (VGG-16) or squeeze (SqueezeNet 1.1).',

@@ -135,7 +135,7 @@ def _rounds(group: Group, placed: Placed) -> int:
   """Returns how many uploads of a trial any attacker of a defense reads."""
   if any('uploads' in attack.reads for _, attack in group.attacks):
     return group.settings.rounds
-  return max(counter.rounds for _, attack in group.attacks for counter in granted.attackers(group, attack, placed))
+  return max(adaptive.rounds for _, attack in group.attacks for adaptive in granted.attackers(group, attack, placed))
 
 
 def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:

@@ -143,7 +143,7 @@ class Alarms(NamedTuple):
   Attributes:
     reached: level -> the uploads of noise that any attacker brings there or further.
     n: uploads of noise.
-    attackers: that each of them met: an attack, or a counter-measure that changes the attack.
+    attackers: that each of them met: an attack, or an adaptive attack that changes the attack.
   """
 
   reached: dict[str, int]

@@ -1,4 +1,4 @@
-"""What each attacker compares: the views that counter-measures make of the uploads."""
+"""What each attacker compares: the views that adaptive attacks make of the uploads."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive import UNAWARE, Counter, View
+from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, View
 from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.uploads import Uploads
@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
   Attributes:
     defense: index of the defense; −1 for a control run.
-    counter: the `Counter`.
+    adaptive: the `AdaptiveAttack`.
     reads: the evidence that the view was made for; None for any attack.
     trial: index of the private batch.
     address: index that is folded into the PRNG key: the trial, or the number of the control run.
@@ -29,7 +29,7 @@ class Target(NamedTuple):
   """
 
   defense: int
-  counter: Counter
+  adaptive: AdaptiveAttack
   reads: frozenset[str] | None
   trial: int
   address: int
@@ -39,7 +39,7 @@ class Target(NamedTuple):
   def key(self, group: Group, variant: str) -> tuple[str, str, str, int]:
     """Returns what tells the row of this target and a variant of an attack from all others."""
     label = CONTROL if self.defense < 0 else group.defenses[self.defense].label
-    return variant, label, self.counter.name, self.address
+    return variant, label, self.adaptive.name, self.address
 
 
 class Views(NamedTuple):
@@ -56,34 +56,36 @@ class Views(NamedTuple):
 
 
 def views(group: Group, sent: Uploads) -> Views:
-  """Returns the `Views` of a group's uploads: each counter-measure of any attack is applied once to each upload."""
+  """Returns the `Views` of a group's uploads: each adaptive attack of any attack is applied once to each upload."""
   found: list[View] = []
   targets: list[Target] = []
   variables: list[Tree | None] = []
   raw: list[Tree | None] = []
   read_rounds = any('uploads' in attack.reads for _, attack in group.attacks)
 
-  def add(defense: int, counter: Counter, reads: frozenset | None, trial: int, address: int, place: int) -> None:
+  def add(
+    defense: int, adaptive: AdaptiveAttack, reads: frozenset | None, trial: int, address: int, place: int
+  ) -> None:
     upload = jax.tree.map(lambda x: x[:, place], sent.sent[defense])
-    made = counter.views(jax.tree.map(lambda x: x[: counter.rounds], upload))
+    made = adaptive.views(jax.tree.map(lambda x: x[: adaptive.rounds], upload))
     several = tuple(range(len(found), len(found) + len(made)))
-    targets.append(Target(defense, counter, reads, trial, address, place, several))
+    targets.append(Target(defense, adaptive, reads, trial, address, place, several))
     found.extend(made)
     referred = sent.variables[defense]
     variables.extend(None if referred is None else trees.take(referred, place) for _ in made)
     raw.extend(upload.update if read_rounds else None for _ in made)
 
   for d, (_, placed) in enumerate(group.defenses):
-    counters = {
-      (counter.name, None if counter is UNAWARE else attack.reads): counter
+    adaptive_attacks = {
+      (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads): adaptive
       for _, attack in group.attacks
-      for counter in granted.attackers(group, attack, placed)
+      for adaptive in granted.attackers(group, attack, placed)
     }
-    for (_, reads), counter in counters.items():
+    for (_, reads), adaptive in adaptive_attacks.items():
       for i, t in enumerate(sent.trials.tolist()):
-        add(d, counter, reads, t, t, i)
+        add(d, adaptive, reads, t, t, i)
   for i, run in enumerate(sent.controls.tolist()):
-    add(-1, UNAWARE, None, run % group.num_trials, run, i)
+    add(-1, NON_ADAPTIVE, None, run % group.num_trials, run, i)
   stacked = stack(found)
   for name, each in (('variables', variables), ('uploads', raw)):
     if any(one is not None for one in each):

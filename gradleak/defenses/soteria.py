@@ -99,7 +99,7 @@ def soteria(
 def defended_kernel(
   model: Model, tree: Tree, num_features: int, num_classes: int, image_shape: Any = None
 ) -> tuple[str, ...]:
-  """Returns the path of the kernel that Soteria prunes: what an aware attacker leaves out.
+  """Returns the path of the kernel that Soteria prunes: what an adaptive attacker leaves out.
 
   It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]. Among several it is the last
   in the forward order of `model.layers`, if the model offers that and `image_shape` is given.

@@ -124,7 +124,7 @@ class Client:
     return self.epochs * -(-num_samples // (self.batch_size or num_samples))
 
   def undefended(self) -> 'Client':
-    """Returns the same client without its defenses: what an unaware attacker simulates."""
+    """Returns the same client without its defenses: what a non-adaptive attacker simulates."""
     return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None, extra_gradients=0)
 
   @property

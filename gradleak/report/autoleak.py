@@ -108,7 +108,7 @@ def _attacks(found: AutoLeak) -> blocks.Section:
   for (stage,), of_stage in cases.grouped(found.rows, 'stage').items():
     for one in cases.summarise(of_stage):
       of_defense = rows.setdefault(one['defense'], [])
-      attack = blocks.Cell(code(one['attack']), [one['counter'] and f'aware: {one["counter"]}'])
+      attack = blocks.Cell(code(one['attack']), [one['adaptive'] and f'adaptive: {one["adaptive"]}'])
       count = f'{one[cases.named(one["verdict"])]} of {one["n"]}'
       figures = [number(one[name]) for name in ('psnr', 'control_psnr', 'rank')]
       named = '' if of_defense else code(one['defense'])

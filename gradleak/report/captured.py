@@ -65,7 +65,7 @@ def _check(result: Any) -> Captured:
 
 def finding(one: Inversion) -> Finding:
   """Returns what was measured of one attacker, which claims no more."""
-  who = f'`{one.attack}`' + (f' that knows the defense (`{one.counter}`)' if one.counter else '')
+  who = f'`{one.attack}`' + (f' that knows the defense (`{one.adaptive}`)' if one.adaptive else '')
   if one.diverged:
     return found('captured.diverged', who=who)
   if not _found(one):
@@ -106,7 +106,7 @@ def captured_table(result: Captured) -> str:
   lines = [
     [
       one.attack,
-      one.counter or 'no',
+      one.adaptive or 'no',
       significant(one.objective, 3),
       significant(one.distance, 3),
       'diverged' if one.diverged else significant(one.mismatch, 3),
@@ -129,7 +129,9 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
       rows.append(([*wrap(one.attack, 34), 'found nothing'], one.images[:0]))
       continue
     caption = f'mismatch {significant(one.mismatch)}'
-    rows.append(([*wrap(one.attack, 34), *([f'aware: {one.counter}'] if one.counter else []), caption], one.images))
+    rows.append(
+      ([*wrap(one.attack, 34), *([f'adaptive: {one.adaptive}'] if one.adaptive else []), caption], one.images)
+    )
     if len(one.control_images):
       rows.append((['the same on noise'], one.control_images[0]))
   height, width = result.config['image_shape'][:2]
@@ -182,7 +184,7 @@ def _rows(one: Inversion, size: int) -> list[blocks.Row]:
 
 
 def _who(one: Inversion) -> blocks.Cell:
-  return blocks.Cell(code(one.attack), [one.counter and f'aware: {one.counter}'])
+  return blocks.Cell(code(one.attack), [one.adaptive and f'adaptive: {one.adaptive}'])
 
 
 def _cells(images: Any, labels: Any, what: str) -> list[blocks.Cell]:
@@ -229,7 +231,7 @@ def _figures(result: Captured) -> blocks.Section:
 
 def _granted(result: Captured) -> blocks.Section:
   """Returns what the attackers are granted, those with the same grants together, and what is assumed."""
-  names = [(one, f'`{one.attack}`' + (f' (`{one.counter}`)' if one.counter else '')) for one in result.inversions]
+  names = [(one, f'`{one.attack}`' + (f' (`{one.adaptive}`)' if one.adaptive else '')) for one in result.inversions]
   parts: list[Any] = []
   for granted, of in together((tuple(one.granted), name) for one, name in names).items():
     parts += [blocks.Heading(listed(of)), blocks.Bullets(granted)]
@@ -237,5 +239,5 @@ def _granted(result: Captured) -> blocks.Section:
   defense = text(', its defense ', code(config['defense'])) if config['defense'] != 'none' else ''
   labels = ', the labels' if isinstance(config['labels'], Sequence) and not isinstance(config['labels'], str) else ''
   parts.append(blocks.Text(text(said('captured.assumed'), defense, labels, said('captured.wrong'))))
-  parts += [blocks.Text(text(code(one.counter or ''), f': {one.does}')) for one in result.inversions if one.does]
+  parts += [blocks.Text(text(code(one.adaptive or ''), f': {one.does}')) for one in result.inversions if one.does]
   return blocks.Section('granted', 'What the attackers know', parts)

@@ -11,7 +11,7 @@ from gradleak.core import errors
 from gradleak.report.formatting import aligned, count_range, plus_minus
 from gradleak.summary.cases import summarise, worst_case
 
-_KEYS = ('attack', 'defense', 'counter')
+_KEYS = ('attack', 'defense', 'adaptive')
 _COUNTS = ('recovered', 'n', 'success_low', 'success_high')
 _FIGURES = ('psnr', 'psnr_low', 'psnr_high', *_COUNTS)
 _WORST = (*_COUNTS, 'verdict', 'by')
@@ -26,14 +26,14 @@ class Comparison:
     names: of the results.
     differing: {setting: {name: value}} of the settings that are not the same in all results; what is called 'attack x'
       or 'defense x' is a method that means something else under the same label. A missing value is None.
-    rows: one dict per attack × defense × counter-measure: 'attack', 'defense', 'counter' (None: the attacker is unaware
-      of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge) with the bounds
-      of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name> recovered' and
-      '<name> n' (the runs that recover, and all runs), and the bounds of the exact 95 % interval of that fraction,
-      '<name> success_low' and '<name> success_high'; None where a result has no such runs.
+    rows: one dict per attack × defense × adaptive attack: 'attack', 'defense', 'adaptive' (None: the attacker is
+      non-adaptive of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge)
+      with the bounds of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name>
+      recovered' and '<name> n' (the runs that recover, and all runs), and the bounds of the exact 95 % interval of that
+      fraction, '<name> success_low' and '<name> success_high'; None where a result has no such runs.
     worst: one dict per defense, over all attackers: 'defense', and for each result '<name> recovered' of '<name> n'
       trials, the bounds as above, '<name> verdict' (the worst) and '<name> by' (the attacks that recover a trial, each
-      with its counter-measure).
+      with its adaptive attack).
   """
 
   names: tuple[str, ...]
@@ -82,7 +82,7 @@ class Comparison:
 
 
 def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, strict: bool = False) -> Comparison:
-  """Returns results side by side, one row per attack × defense × counter-measure.
+  """Returns results side by side, one row per attack × defense × adaptive attack.
 
   Args:
     results: {name: `AuditResult`}, or a list, whose results are called '1', '2', and so on.

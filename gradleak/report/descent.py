@@ -39,20 +39,20 @@ class Descent(NamedTuple):
 def curves(result: AuditResult) -> dict[str, str]:
   """Returns `{title: SVG}` with the objective against the step on log axes, one colour per defense.
 
-  A title is the label of the attack; '· aware' follows where the attackers know the defense, and of these the strongest
-  per defense is drawn. Thin lines are the first 24 trials, and the thick one is their median. The dashed line is the
-  median objective at the private images where it is positive. Cases without steps (closed forms) or without a finite
-  objective are left out.
+  A title is the label of the attack; '· adaptive' follows where the attackers know the defense, and of these the
+  strongest per defense is drawn. Thin lines are the first 24 trials, and the thick one is their median. The dashed line
+  is the median objective at the private images where it is positive. Cases without steps (closed forms) or without a
+  finite objective are left out.
   """
   by_case = cases.by_case(check_result(result).rows)
   shown = [cases.case(summary) for pair in cases.paired(cases.summarise(result.rows)).values() for summary in pair]
   panels: dict[str, list[Descent]] = {}
   for case in shown:
-    attack, defense, *counter = case
+    attack, defense, *adaptive = case
     steps, objective = (np.asarray(values) for values in result.curves.get(case, ((), ())))
     if np.size(steps) > 1 and np.isfinite(_positive(objective)).any():
       at_truth = [row['objective_at_truth'] for row in by_case[case] if row.get('objective_at_truth') is not None]
-      title, label = (f'{attack} · aware', f'{defense} · {counter[0]}') if counter else (attack, defense)
+      title, label = (f'{attack} · adaptive', f'{defense} · {adaptive[0]}') if adaptive else (attack, defense)
       panels.setdefault(title, []).append(Descent(defense, label, steps, objective.astype(np.float64), at_truth))
   defenses = list(dict.fromkeys(row['defense'] for row in result.rows))
   return {title: _panel(title, descents, defenses) for title, descents in panels.items()}

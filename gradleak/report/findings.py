@@ -51,13 +51,13 @@ def brief(
 def _setting(
   summaries: Sequence[Summary], worst: Sequence[Entry], config: Config, methods: Mapping[str, Any]
 ) -> list[str | Finding]:
-  return [*unaware(summaries), *remarks(methods), *pixels(config), *undefended(summaries, worst, config)]
+  return [*non_adaptive(summaries), *remarks(methods), *pixels(config), *undefended(summaries, worst, config)]
 
 
-def unaware(summaries: Sequence[Summary]) -> list[Finding]:
+def non_adaptive(summaries: Sequence[Summary]) -> list[Finding]:
   """Returns at most one finding: that no attacker knew the defenses."""
   defended = any(summary['defense'] != 'none' for summary in summaries)
-  return [found('findings.unaware')] if defended and not any(summary['counter'] for summary in summaries) else []
+  return [found('findings.non_adaptive')] if defended and not any(summary['adaptive'] for summary in summaries) else []
 
 
 def unsuited(summaries: Sequence[Summary], config: Config) -> list[Finding]:
@@ -65,13 +65,13 @@ def unsuited(summaries: Sequence[Summary], config: Config) -> list[Finding]:
 
   Args:
     summaries: from `cases.summarise`.
-    config: the audit's settings; where they ask for unaware attackers or name counter-measures, nothing is said.
+    config: the audit's settings; where they ask for non-adaptive attackers or name adaptive attacks, nothing is said.
   """
-  if config.get('knowledge', 'both') == 'unaware' or config.get('counters') is not None:
+  if config.get('knowledge', 'both') == 'non-adaptive' or config.get('adaptive_attacks') is not None:
     return []
-  cases = together(((s['attack'], s['defense']), s['counter']) for s in summaries if s['defense'] != 'none')
-  alone = together(case for case, counters in cases.items() if counters == [None])
-  if not any(summary['counter'] for summary in summaries):  # see `unaware`
+  cases = together(((s['attack'], s['defense']), s['adaptive']) for s in summaries if s['defense'] != 'none')
+  alone = together(case for case, adaptive_attacks in cases.items() if adaptive_attacks == [None])
+  if not any(summary['adaptive'] for summary in summaries):  # see `non_adaptive`
     return []
   return _places('findings.unsuited', alone)
 
@@ -170,7 +170,7 @@ def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
 
 
 def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
-  """Returns at most one finding: the defenses that work only against attackers who are unaware of them."""
+  """Returns at most one finding: the defenses that work only against attackers who do not know them."""
   entries = _broken(worst)
   if not entries:
     return []
@@ -202,7 +202,7 @@ def outdone(worst: Sequence[Entry]) -> list[Finding]:
   counts = [
     _count('instead', [entry])
     for entry in _active(worst)
-    if None not in (entry['aware'], entry['unaware']) and entry['aware'] < entry['unaware']
+    if None not in (entry['adaptive'], entry['non_adaptive']) and entry['adaptive'] < entry['non_adaptive']
   ]
   return [found('findings.outdone', counts=counts)] if counts else []
 
@@ -226,7 +226,7 @@ def cautions(
   """
   attacks = list(dict.fromkeys(summary['attack'] for summary in summaries))
   controls = list(controls)
-  # A counter-measure that changes the attack has control runs of its own, numbered like those of the attack itself.
+  # An adaptive attack that changes the attack has control runs of its own, numbered like those of the attack itself.
   numbers = {(row['attack'], row['trial']) for row in controls}
   sizes = {attack: sum(of == attack for of, _ in numbers) for attack in attacks}
   bare = [attack for attack in attacks if not sizes[attack]]
@@ -267,9 +267,9 @@ def _places(name: str, where: Mapping[str, Sequence[str]]) -> list[Finding]:
 
 
 def _control(summary: Summary, controls: Sequence[dict]) -> float | None:
-  """Returns the mean score of the control runs: of this counter-measure, if it has its own, else of the attack."""
+  """Returns the mean score of the control runs: of this adaptive attack, if it has its own, else of the attack."""
   runs = [row for row in controls if row['attack'] == summary['attack']]
-  runs = [row for row in runs if row.get('counter') == summary['counter']] or runs
+  runs = [row for row in runs if row.get('adaptive') == summary['adaptive']] or runs
   name = of_rows([summary]).score
   known = [score for row in runs if (score := row.get(name)) is not None and not math.isnan(score)]
   return math.fsum(known) / len(known) if known else None
@@ -277,12 +277,14 @@ def _control(summary: Summary, controls: Sequence[dict]) -> float | None:
 
 def _leaking(leaking: Sequence[Entry]) -> list[Finding]:
   """Returns the defenses under which any attacker recovers something."""
-  helped = [entry for entry in leaking if entry['unaware'] is not None and entry['unaware'] < entry['recovered']]
+  helped = [
+    entry for entry in leaking if entry['non_adaptive'] is not None and entry['non_adaptive'] < entry['recovered']
+  ]
   return [
     found(f'findings.{name}', counts=[_count(count, group, k=k) for k, group in _by_count(entries, key)])
     for name, count, entries, key in (
       ('leaking', 'count_range', leaking, 'recovered'),
-      ('helped', 'count', helped, 'unaware'),
+      ('helped', 'count', helped, 'non_adaptive'),
     )
     if entries
   ]
@@ -297,17 +299,17 @@ def _withstood(withstood: Sequence[Entry], config: Config) -> list[Finding]:
       of = {'defenses': defenses(group), 'none_of': _none_of(group[0], config), 'entry': group[0]}
       made.append(found(f'findings.{name}', **of))
   made += _tried(withstood)
-  untried = [entry for entry in withstood if entry['aware'] is None]
+  untried = [entry for entry in withstood if entry['adaptive'] is None]
   if untried:
-    all_known = config.get('knowledge') != 'unaware' and config.get('counters') is None
-    name = 'uncountered' if all_known else 'untried_of' if len(untried) < len(withstood) else 'untried'
+    all_known = config.get('knowledge') != 'non-adaptive' and config.get('adaptive_attacks') is None
+    name = 'unmet' if all_known else 'untried_of' if len(untried) < len(withstood) else 'untried'
     made.append(found(f'findings.{name}', defenses=defenses(untried)))
   return made
 
 
 def _tried(entries: Sequence[Entry]) -> list[Finding]:
-  """Returns at most one finding: the aware attackers that failed, of the defenses that met one."""
-  tried = [entry for entry in entries if entry['aware'] is not None]
+  """Returns at most one finding: the adaptive attackers that failed, of the defenses that met one."""
+  tried = [entry for entry in entries if entry['adaptive'] is not None]
   if not tried:
     return []
   return [found('findings.tried' if len(tried) == len(entries) else 'findings.tried_of', defenses=defenses(tried))]
@@ -344,8 +346,8 @@ def _setting_works(worst: Iterable[Entry]) -> bool:
 
 
 def _broken(worst: Sequence[Entry]) -> list[Entry]:
-  """Returns the defenses under which only aware attackers recover anything, in a setting that works."""
-  return [entry for entry in worst if entry['unaware'] == 0 and entry['recovered'] and _setting_works(worst)]
+  """Returns the defenses under which only adaptive attackers recover anything, in a setting that works."""
+  return [entry for entry in worst if entry['non_adaptive'] == 0 and entry['recovered'] and _setting_works(worst)]
 
 
 def _by_count(entries: Iterable[Entry], key: str) -> list[tuple[int, list[Entry]]]:
@@ -363,8 +365,8 @@ def _count(name: str, group: Sequence[Entry], **more: Any) -> Finding:
 
 
 def _means(entry: Entry) -> str:
-  """Returns the counter-measure that recovers most, and whether others also recover something."""
-  strongest, *others = entry['counters']
+  """Returns the adaptive attack that recovers most, and whether others also recover something."""
+  strongest, *others = entry['adaptive_attacks']
   return f'most by `{strongest}`' if others else f'`{strongest}`'
 
 

@@ -145,10 +145,10 @@ def _pictures(result: AuditResult) -> blocks.Section:
     for of_defense in together((case[0], (case[1:], row)) for case, row in of_attack).items():
       defense, shown_rows = of_defense
       paired = len(shown_rows) > 1
-      for place, (counter, row) in enumerate(shown_rows):
+      for place, (adaptive, row) in enumerate(shown_rows):
         kind = ('first' if place == 0 else 'second') if paired else ''
         rows.append(
-          blocks.Row([_who(defense, counter[0] if counter else None, place == 0, paired), *_cells(row)], kind)
+          blocks.Row([_who(defense, adaptive[0] if adaptive else None, place == 0, paired), *_cells(row)], kind)
         )
     bodies.append(blocks.Body(rows, text('Attack ', code(attack))))
   side = 128 if len(truth) <= 4 else 92
@@ -163,11 +163,11 @@ def _pictures(result: AuditResult) -> blocks.Section:
   )
 
 
-def _who(defense: str, counter: str | None, first: bool, paired: bool) -> blocks.Cell:
+def _who(defense: str, adaptive: str | None, first: bool, paired: bool) -> blocks.Cell:
   """Returns the cell that names a defense, where it comes first, and who attacks it, where there are several."""
   if not first:
-    return blocks.Cell(f'aware: {counter}')
-  return blocks.Cell(code(defense), [f'aware: {counter}' if counter is not None else paired and 'unaware'])
+    return blocks.Cell(f'adaptive: {adaptive}')
+  return blocks.Cell(code(defense), [f'adaptive: {adaptive}' if adaptive is not None else paired and 'non-adaptive'])
 
 
 def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
@@ -187,7 +187,7 @@ def _cell(picture: Picture, new: bool) -> blocks.Cell:
   at = f' at step {step}' if verdict == 'diverged' and step is not None else ''
   early = unfinished(row)
   more = ', not converged' if early else ''
-  knowing = f' known to the attacker ({row["counter"]})' if row.get('counter') else ''
+  knowing = f' known to the attacker ({row["adaptive"]})' if row.get('adaptive') else ''
   done = f'{verdict}{at}{more}, {value}'
   alt = f'Reconstruction of {which} by {row["attack"]}, defense {row["defense"]}{knowing}: {done}.'
   below = (value if picture.score is not None else f'NaN{at}') + ' +' * early
@@ -229,7 +229,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     of_verdict = f'{summary[cases.named(summary["verdict"])]} of {summary["n"]}'
     unfinished = summary['unfinished'] and f'{summary["unfinished"]} not converged'
     cells = [
-      _who(summary['defense'], summary['counter'], place == 0, paired),
+      _who(summary['defense'], summary['adaptive'], place == 0, paired),
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
       blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {first.unit}'.strip()]),
       *means(summary, runs[cases.case(summary)], 'runs', number(summary[f'oracle_{score}'])),
@@ -242,12 +242,12 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
   ) -> tuple[bool, blocks.Row]:
     summary, alike = cases.summarise(rows)[0], _close(rows[0][bound], usual)
-    of = [] if alike else [s['counter'] for s in group if _close(s[bound], summary[bound])]
+    of = [] if alike else [s['adaptive'] for s in group if _close(s[bound], summary[bound])]
     names = ', '.join(dict.fromkeys(filter(None, of)))
     own = _own(summary[bound], usual)
     marked = [{**row, 'verdict': 'control'} for row in rows]
     cells = [
-      blocks.Cell('null-gradient control', [names and f'of aware: {names}']),
+      blocks.Cell('null-gradient control', [names and f'of adaptive: {names}']),
       '',
       blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} {first.unit}'.strip()]),
       *means(summary, marked, 'control runs', ''),
@@ -286,7 +286,7 @@ def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
 def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
   """Returns the further figures of an attacker."""
   sent = '–' if summary['sent'] is None else f'{significant(100 * summary["sent"], 3)} %'
-  who = _who(summary['defense'], summary['counter'], True, paired)
+  who = _who(summary['defense'], summary['adaptive'], True, paired)
   return blocks.Row(
     [
       code(summary['attack']),
@@ -355,13 +355,13 @@ def _svg(kind: str, width: int, label: str, inside: str) -> blocks.Html:
 
 def _worst(worst: Sequence[dict]) -> blocks.Section:
   """Returns what any attacker recovers under each defense."""
-  aware = _aware(worst)
-  columns: list[Any] = ['defense'] + (['unaware', 'aware', 'any'] if aware else [])
-  columns += [] if aware else ['recovered']
+  adaptive = _adaptive(worst)
+  columns: list[Any] = ['defense'] + (['non-adaptive', 'adaptive', 'any'] if adaptive else [])
+  columns += [] if adaptive else ['recovered']
   columns += [('0 to 100 %', 'left'), ('by', 'left by'), ('flags', 'left flags')]
   rows = []
   for entry in worst:
-    counts = ['–' if entry[who] is None else f'{entry[who]} of {entry["n"]}' for who in ('unaware', 'aware')]
+    counts = ['–' if entry[who] is None else f'{entry[who]} of {entry["n"]}' for who in ('non_adaptive', 'adaptive')]
     low, middle, high = (round(5 + 200 * entry[f'success{end}'], 1) for end in ('_low', '', '_high'))
     drawn = (
       f'<line class="axis" x1="5" x2="205" y1="10" y2="10"/><line class="bar" x1="{low}" x2="{high}" y1="10" y2="10"/>'
@@ -371,21 +371,21 @@ def _worst(worst: Sequence[dict]) -> blocks.Section:
     by = text(*map(code, entry['by'])) or '–'
     counted = blocks.Cell(count(entry), [percent_range(entry)])
     flags = '; '.join(entry['flags']) or '–'
-    rows.append(blocks.Row([code(entry['defense']), *(counts if aware else []), counted, bar, by, flags]))
+    rows.append(blocks.Row([code(entry['defense']), *(counts if adaptive else []), counted, bar, by, flags]))
   return blocks.Section(
     'worst',
     'Worst case per defense',
     [
       blocks.Text(said('audit.worst'), 'note'),
       blocks.Table(columns, [blocks.Body(rows)]),
-      blocks.Text(said('audit.worst_aware' if aware else 'audit.worst_flags'), 'note'),
+      blocks.Text(said('audit.worst_adaptive' if adaptive else 'audit.worst_flags'), 'note'),
     ],
     'Worst case',
   )
 
 
-def _aware(worst: Sequence[dict]) -> bool:
-  return any(entry['aware'] is not None for entry in worst)
+def _adaptive(worst: Sequence[dict]) -> bool:
+  return any(entry['adaptive'] is not None for entry in worst)
 
 
 def _curves(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
@@ -393,7 +393,7 @@ def _curves(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
   panels = [
     f'<figure><figcaption>{code(attack)}</figcaption>{svg}</figure>' for attack, svg in descent.curves(result).items()
   ]
-  note = blocks.Text(said('audit.curves', aware=said('audit.curves_aware') if _aware(worst) else ''), 'note')
+  note = blocks.Text(said('audit.curves', adaptive=said('audit.curves_adaptive') if _adaptive(worst) else ''), 'note')
   drawn = [note, blocks.Html(f'<div class="panels">\n{"".join(panels)}\n</div>')]
   parts = drawn if panels else [blocks.Text(said('audit.no_curves'))]
   return blocks.Section('curves', 'How the attacks converged', parts, 'Convergence')
@@ -407,21 +407,23 @@ def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
     for sentences, attacks in alike.items()
   )
   parts: list[Any] = [blocks.Html(f'<div class="granted">\n{models}\n</div>')]
-  counters = together((tuple(does.items()), defense) for defense, does in result.counters.items() if does)
-  uncountered = [defense for defense, does in result.counters.items() if not does and defense != 'none']
-  if counters or (uncountered and _aware(worst)):
+  adaptive_attacks = together(
+    (tuple(does.items()), defense) for defense, does in result.adaptive_attacks.items() if does
+  )
+  unmet = [defense for defense, does in result.adaptive_attacks.items() if not does and defense != 'none']
+  if adaptive_attacks or (unmet and _adaptive(worst)):
     rounds = result.config.get('rounds', 1)
     terms = [
-      (code(*defenses), [text(code(counter), f': {does}') for counter, does in sentences])
-      for sentences, defenses in counters.items()
+      (code(*defenses), [text(code(adaptive), f': {does}') for adaptive, does in sentences])
+      for sentences, defenses in adaptive_attacks.items()
     ]
     parts += [
-      blocks.Heading('Aware attackers'),
-      blocks.Text(said('audit.aware_rounds' if rounds > 1 else 'audit.aware', rounds=rounds)),
+      blocks.Heading('Adaptive attackers'),
+      blocks.Text(said('audit.adaptive_rounds' if rounds > 1 else 'audit.adaptive', rounds=rounds)),
     ]
     parts.append(blocks.Terms(terms))
-    if uncountered:
-      bare = text('No counter-measure was run against ', code(*uncountered), said('audit.uncountered'))
+    if unmet:
+      bare = text('No adaptive attack was run against ', code(*unmet), said('audit.unmet'))
       parts.append(blocks.Text(bare))
   return blocks.Section('granted', 'What the attackers know', parts)
 
@@ -460,7 +462,7 @@ def _reading(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
     ('Null-gradient control', [said('audit.control', enough=findings.MIN_CONTROLS, alarms=alarms)]),
     *headline.verdict_terms(headline.gallery(result.rows, config), config),
     *([(f'Oracle {score}', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []),
-    *([('Unaware, aware', [said('audit.unaware_aware')])] if _aware(worst) else []),
+    *([('Non-adaptive, adaptive', [said('audit.both')])] if _adaptive(worst) else []),
     ('Worst case', [said('audit.worst_case')]),
     ('Threat model A–H', [said('audit.tiers')]),
   ]

@@ -50,8 +50,8 @@ class Picture(NamedTuple):
 def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Picture], dict[Case, list[Picture]]]:
   """Returns the pictures to show, which are the private images, and `{case: reconstructions}` in the same order.
 
-  The strongest aware attacker is shown after the unaware one. Shown are the first trials, not the best, and the first
-  images of a batch.
+  The strongest adaptive attacker is shown after the non-adaptive one. Shown are the first trials, not the best, and the
+  first images of a batch.
   """
   rows = cases.by_case(check_result(result).rows)
   pairs = cases.paired(cases.summarise(result.rows)).values()
@@ -77,7 +77,7 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
 def grid(result: AuditResult) -> bytes:
   """Returns a PNG: the private images above one row per attack and defense, at most 8 columns, each with its score.
 
-  The row of the strongest aware attacker follows that of the unaware one; a bar joins the two.
+  The row of the strongest adaptive attacker follows that of the non-adaptive one; a bar joins the two.
   """
   truth, shown = select(result)
   labels = [[(f'private {truth[0].kind.noun[1]}', {})], *(_label(*case, shown=shown) for case in shown)]  # type: ignore[misc, arg-type]
@@ -112,15 +112,15 @@ def grid(result: AuditResult) -> bytes:
     return png()
 
 
-def _label(attack: str, defense: str, counter: str = '', shown: Collection[Case] = ()) -> list[tuple[str, dict]]:
-  """Returns the lines that name a row, each with its style; the second row of a pair names the counter-measure only."""
+def _label(attack: str, defense: str, adaptive: str = '', shown: Collection[Case] = ()) -> list[tuple[str, dict]]:
+  """Returns the lines that name a row, each with its style; the second row of a pair names the adaptive attack only."""
   named = [(line, {'color': SOFT}) for line in wrap(attack, 34)]
   named += [(line, {'weight': 'bold'}) for line in wrap(defense, 30)]
-  if not counter:
+  if not adaptive:
     paired = any(case[:2] == (attack, defense) and len(case) == 3 for case in shown)
-    return [*named, ('unaware', {})] if paired else named
-  aware = [(line, {}) for line in wrap(f'aware: {counter}', 30)]
-  return aware if (attack, defense) in shown else [*named, *aware]
+    return [*named, ('non-adaptive', {})] if paired else named
+  known = [(line, {}) for line in wrap(f'adaptive: {adaptive}', 30)]
+  return known if (attack, defense) in shown else [*named, *known]
 
 
 def _draw_label(axes: Any, label: Sequence[tuple[str, dict]], x: float, y: float) -> None:

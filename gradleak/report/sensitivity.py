@@ -45,7 +45,7 @@ def steps(found: Sensitivity) -> dict[str, dict[str, Any]]:
   """Returns {setting: dict}, with 'setting', 'dropped' (names), 'n', 'recovered', 'psnr', 'psnr_low', 'psnr_high'.
 
   The mean 'psnr' in dB is of the images that all settings share, with its 95 % interval; None where there is none. The
-  threshold of the control is 'control_psnr'. The counter-measure of the strongest attacker is 'by'.
+  threshold of the control is 'control_psnr'. The adaptive attack of the strongest attacker is 'by'.
   """
   _check(found)
   return {name: _step(found, name) for name in found.steps}

@@ -109,8 +109,9 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
 
   The rows are those of a sweep over these defenses, as `gradleak.audit` takes them: strengths are their settings.
 
-  One row per model, one panel per defense, one colour per attack. Solid lines are unaware attackers, dashed ones the
-  strongest aware attacker at each strength, dotted ones uploads without a defense. Bands: 95 % intervals of the mean.
+  One row per model, one panel per defense, one colour per attack. Solid lines are non-adaptive attackers, dashed ones
+  the strongest adaptive attacker at each strength, dotted ones uploads without a defense. Bands: 95 % intervals of the
+  mean.
   """
   rows_of_panels = []
   named = named_defenses(defenses)
@@ -144,12 +145,12 @@ def _draw(axes: Any, model: str, line: Line, pairs: Mapping[tuple[str, str], Seq
   """Draws the attacks on one defense of a model over its strength."""
   attacks = list(dict.fromkeys(attack for attack, _ in pairs))
   for attack, colour in zip(attacks, _COLOURS * len(attacks), strict=False):
-    for counter, style, known in ((False, '-', 'unaware'), (True, '--', 'aware')):
+    for adaptive, style, known in ((False, '-', 'non-adaptive'), (True, '--', 'adaptive')):
       points = [
         (strength, summary)
         for strength, defense in line.points
         for summary in pairs.get((attack, defense), [])
-        if (summary['counter'] is not None) == counter and summary['psnr'] is not None
+        if (summary['adaptive'] is not None) == adaptive and summary['psnr'] is not None
       ]
       if not points:
         continue

@@ -23,7 +23,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   for attack, of_attack in together((attack, pair) for (attack, _), pair in pairs.items()).items():
     lines.append((attack, _thresholds(summary for pair in of_attack for summary in pair)))
     for pair in of_attack:
-      if pair[0]['counter'] is not None:
+      if pair[0]['adaptive'] is not None:
         lines.append((f'  {pair[0]["defense"]}',))
       lines += [_line(summary, size) for summary in pair]
   told = [
@@ -31,7 +31,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
     *findings.alarms(result.controls, worst),
     wording.gallery(result.config),
   ]
-  closing = [' '.join(filter(None, map(str, told))), *_legend(pairs, result.counters)]
+  closing = [' '.join(filter(None, map(str, told))), *_legend(pairs, result.adaptive_attacks)]
   return page(lines, [*closing, *findings.guarantees(result.methods)], width)
 
 
@@ -41,27 +41,31 @@ def page(lines: Sequence[Sequence[str]], closing: Iterable[Any], width: int = 11
   return '\n'.join([*aligned(lines, width), '', *wrapped]) + '\n'
 
 
-def _legend(pairs: Mapping[tuple[str, str], list[Summary]], counters: Mapping[str, Mapping[str, str]]) -> list[str]:
-  """Returns a sentence on each counter-measure in the table, with its name and its effect.
+def _legend(
+  pairs: Mapping[tuple[str, str], list[Summary]], adaptive_attacks: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+  """Returns a sentence on each adaptive attack in the table, with its name and its effect.
 
   Where it does other things under other defenses, the sentences name these.
   """
-  used = [summary for pair in pairs.values() for summary in pair if summary['counter']]
-  does = [(one['counter'], counters.get(one['defense'], {}).get(one['counter']), one['defense']) for one in used]
-  said = together((counter, (sentence, defense)) for counter, sentence, defense in does if sentence)
+  used = [summary for pair in pairs.values() for summary in pair if summary['adaptive']]
+  does = [
+    (one['adaptive'], adaptive_attacks.get(one['defense'], {}).get(one['adaptive']), one['defense']) for one in used
+  ]
+  said = together((adaptive, (sentence, defense)) for adaptive, sentence, defense in does if sentence)
   return [
-    f'aware: {counter}{f" under {listed(dict.fromkeys(of))}" if len(together(told)) > 1 else ""}: {sentence}'
-    for counter, told in said.items()
+    f'adaptive: {adaptive}{f" under {listed(dict.fromkeys(of))}" if len(together(told)) > 1 else ""}: {sentence}'
+    for adaptive, told in said.items()
     for sentence, of in together(told).items()
   ]
 
 
 def _line(summary: Summary, size: int) -> tuple[str, ...]:
-  """Returns the cells of one line of the terminal's table; aware attackers are indented below their defense."""
-  counter = summary['counter']
+  """Returns the cells of one line of the terminal's table; adaptive attackers are indented below their defense."""
+  adaptive = summary['adaptive']
   score, *others = of_rows([summary]).shown
   return (
-    f'  {summary["defense"]}' if counter is None else f'    aware: {counter}',
+    f'  {summary["defense"]}' if adaptive is None else f'    adaptive: {adaptive}',
     plus_minus(summary, score.column, score.digits),
     *(number(summary[one.column], one.digits) for one in others),
     count_range(summary),
@@ -72,7 +76,7 @@ def _line(summary: Summary, size: int) -> tuple[str, ...]:
 
 
 def _thresholds(summaries: Iterable[Summary]) -> str:
-  """Returns the threshold of an attack in words; a range where counter-measures have others."""
+  """Returns the threshold of an attack in words; a range where adaptive attacks have others."""
   given = list(summaries)
   name = of_rows(given).controls[0]
   found = sorted(summary[name] for summary in given if summary[name] is not None)

@@ -137,7 +137,7 @@ def _of_attacks(entries: Sequence[Entry], worst: Worst) -> list[Finding]:
     failed, runs = (sum(e[key] for e in failing for key in keys) for keys in (('inconclusive', 'diverged'), ('runs',)))
     if failing:
       notes.append(found('training.failed', defenses=defenses(failing), failed=failed, runs=runs))
-    unmet = [e for e in worst.values() if e['defense'] != 'none' and e['aware'] is None and not e['recovered']]
+    unmet = [e for e in worst.values() if e['defense'] != 'none' and e['adaptive'] is None and not e['recovered']]
     if unmet:
       notes.append(found('training.unmet', defenses=defenses(unmet)))
   bare = [one for one in entries if one['defense'] not in worst]

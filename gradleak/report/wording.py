@@ -113,7 +113,7 @@ def _size(config: Mapping[str, Any]) -> str:
 
 
 def _knowledge(config: Mapping[str, Any]) -> str:
-  if config.get('knowledge') not in ('unaware', 'aware', 'both'):
+  if config.get('knowledge') not in ('non-adaptive', 'adaptive', 'both'):
     return ''
   rounds = config.get('rounds', 1)
   knowing = said('settings.averaging' if rounds > 1 else 'settings.knowing', rounds=rounds)

@@ -16,7 +16,7 @@ Summary = dict[str, Any]
 
 
 def summarise(rows: Iterable[Row]) -> list[Summary]:
-  """Returns one summary per attack, defense and counter-measure, in order of appearance.
+  """Returns one summary per attack, defense and adaptive attack, in order of appearance.
 
   Runs that diverged have no metrics: the means leave them out, and they count as not recovered. Runs on the same images
   are not independent, since a sweep repeats a trial for every seed. So the intervals are computed over the images, not
@@ -26,8 +26,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     rows: of an audit or a sweep, one dict per run.
 
   Returns:
-    A list of flat dicts: `attack`, `defense`, `knowledge` ('unaware' or 'aware' of the defense), `counter` (the
-    counter-measure of an aware attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
+    A list of flat dicts: `attack`, `defense`, `knowledge` ('non-adaptive' or 'adaptive'), `adaptive` (the
+    adaptive attack of an adaptive attacker, else None), `tier`, `n` (runs); of `psnr` (dB), `ssim`, `mse`, `pearson`,
     `ms_ssim`, `lpips` and `fmse` the mean, and with `_low` and `_high` its 95 % interval; `success` (the fraction of
     runs recovered, that is exact or recognisable) with its exact 95 % interval; the counts `recovered`, of every
     verdict by its name (`exact`, …, `inconclusive`), and `unfinished` (runs that show something, from exact to above
@@ -45,27 +45,27 @@ def strongest(summaries: Iterable[Summary]) -> Summary:
 
 
 def paired(summaries: Iterable[Summary]) -> dict[tuple[str, str], list[Summary]]:
-  """Returns `{(attack, defense): summaries}` of at most two: the unaware attacker's and the strongest aware one's."""
+  """Returns `{(attack, defense): summaries}` of at most two: non-adaptive, and by the strongest adaptive attacker."""
   pairs = {}
   for pair, group in grouped(summaries, 'attack', 'defense').items():
-    unaware = [summary for summary in group if summary['counter'] is None]
-    aware = [summary for summary in group if summary['counter'] is not None]
-    pairs[pair] = [*unaware, strongest(aware)] if aware else unaware
+    non_adaptive = [summary for summary in group if summary['adaptive'] is None]
+    adaptive = [summary for summary in group if summary['adaptive'] is not None]
+    pairs[pair] = [*non_adaptive, strongest(adaptive)] if adaptive else non_adaptive
   return pairs
 
 
 def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
-  """Returns one entry per defense: of how many trials any attacker, unaware or aware, recovers the images.
+  """Returns one entry per defense: of how many trials any attacker, non-adaptive or adaptive, recovers the images.
 
   Args:
     rows: of an audit.
 
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
-    `success_low` and `success_high`; the trials that `unaware` and `aware` attackers recover, None where none were run;
-    `by`, see `attackers`, those that recover a trial; `counters`, the counter-measures that recover one, the strongest
-    first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of
-    trials that any attacker brings there or further; `attackers`, the number of attacks and counter-measures, of which
+    `success_low` and `success_high`; the trials that `non_adaptive` and `adaptive` attackers recover, None where none
+    were run; `by`, see `attackers`, those that recover a trial; `adaptive_attacks`, the adaptive attacks that recover
+    one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of
+    trials that any attacker brings there or further; `attackers`, the number of attacks and adaptive attacks, of which
     that is the worst; `runs`, how many of them are `searches` (closed forms are none),
     and the count of every verdict among them (`exact`, …, `inconclusive`); and `flags`, reasons for care, their counts
     over runs.
@@ -98,7 +98,7 @@ def worst_case_of(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
       **{name: best[name] for name in (of_rows([best]).score, of_rows([best]).likeness)},
       'recovered': entry['recovered'],
       'n': entry['n'],
-      'by': ', '.join(filter(None, (best['attack'], best['counter']))),
+      'by': ', '.join(filter(None, (best['attack'], best['adaptive']))),
     }
   return found
 
@@ -143,7 +143,7 @@ def check_rows(rows: Any, *columns: str) -> list[dict]:
 
 def case(row: dict) -> Case:
   """Returns the `Case` of a row or summary, as in an audit's reconstructions and curves."""
-  return row['attack'], row['defense'], *filter(None, [row.get('counter')])
+  return row['attack'], row['defense'], *filter(None, [row.get('adaptive')])
 
 
 def by_case(rows: Iterable[dict]) -> dict[Case, list[dict]]:
@@ -211,8 +211,8 @@ def _summary(rows: Sequence[Row]) -> Summary:
   return {
     'attack': first['attack'],
     'defense': first['defense'],
-    'knowledge': first.get('knowledge', 'unaware'),
-    'counter': first.get('counter'),
+    'knowledge': first.get('knowledge', 'non-adaptive'),
+    'adaptive': first.get('adaptive'),
     'tier': first.get('tier'),
     'n': len(rows),
     **{key: value for column in means for key, value in _mean_interval(by_image, column).items()},
@@ -234,10 +234,10 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
   """Returns one entry of `worst_case`; `setting` are the flags that all defenses have."""
   trials = {row['trial'] for row in rows}
   recovered = _recovered(rows)
-  unaware = [row for row in rows if row.get('counter') is None]
-  aware = [row for row in rows if row.get('counter') is not None]
+  non_adaptive = [row for row in rows if row.get('adaptive') is None]
+  adaptive = [row for row in rows if row.get('adaptive') is not None]
   leaking = [row for row in rows if row['success']]
-  by_strength = sorted(summarise(aware), key=_strength, reverse=True)
+  by_strength = sorted(summarise(adaptive), key=_strength, reverse=True)
   counts, runs = _counts(rows), len(rows)
   flags = list(setting)
   if counts['inconclusive']:
@@ -258,19 +258,19 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     'attackers': len(by_case(rows)),
     'runs': runs,
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
-    'unaware': _recovered(unaware) if unaware else None,
-    'aware': _recovered(aware) if aware else None,
+    'non_adaptive': _recovered(non_adaptive) if non_adaptive else None,
+    'adaptive': _recovered(adaptive) if adaptive else None,
     'by': attackers(leaking),
-    'counters': list(dict.fromkeys(summary['counter'] for summary in by_strength if summary['recovered'])),
+    'adaptive_attacks': list(dict.fromkeys(summary['adaptive'] for summary in by_strength if summary['recovered'])),
     'flags': flags,
   }
 
 
 def attackers(rows: Iterable[Row]) -> list[str]:
-  """Returns the attackers of these rows, 'attack · counter-measure', the one with the most trials among them first."""
+  """Returns the attackers of these rows, 'attack · adaptive attack', the one with the most trials among them first."""
   trials: dict[str, set] = {}
   for row in rows:
-    trials.setdefault(' · '.join(filter(None, [row['attack'], row.get('counter')])), set()).add(row['trial'])
+    trials.setdefault(' · '.join(filter(None, [row['attack'], row.get('adaptive')])), set()).add(row['trial'])
   return sorted(trials, key=lambda name: -len(trials[name]))
 
 

@@ -144,7 +144,7 @@ def scenario_of(image_shape):
 
 
 def observed(method, image_shape, number, *, granted, first=0):
-  """Returns (client, `Observation`) of some images, with all kinds of evidence, as an unaware attacker has it."""
+  """Returns (client, `Observation`) of some images, with all kinds of evidence, as a non-adaptive attacker has it."""
   sent = scenario_of(image_shape)
   if method.server is not None:
     sent = method.server.build(method.server.numbers).prepare(jax.random.key(1), sent, number)

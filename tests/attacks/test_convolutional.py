@@ -31,7 +31,7 @@ def convolutional(digits):
   return made('cnn(widths=16)', images[:4], labels[:4], public=(images[8:], labels[8:]))
 
 
-@pytest.fixture(scope='module', params=['unaware', pytest.param('both', marks=pytest.mark.slow)])
+@pytest.fixture(scope='module', params=['non-adaptive', pytest.param('both', marks=pytest.mark.slow)])
 def found(convolutional, request):
   settings = {'batch_size': 2, 'controls': 4, 'progress': 'none', 'knowledge': request.param}
   attack = gl.attacks.fidel_decoder(steps=100)

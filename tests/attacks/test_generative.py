@@ -341,7 +341,7 @@ def digits():
 
 
 def audited(scenario, attack):
-  settings = gl.AuditSettings(restarts=1, controls=2, knowledge='unaware', labels='known')
+  settings = gl.AuditSettings(restarts=1, controls=2, knowledge='non-adaptive', labels='known')
   return gl.audit(jax.random.key(0), scenario, [None], [attack], 2, settings=settings, progress='none')
 
 
@@ -407,7 +407,7 @@ def test_the_image_of_the_best_restart_has_its_score(linear, deep):
   images = np.asarray(jax.random.uniform(jax.random.key(4), (2, 4, 4, 1)))
   scenario = gl.scenario(client.model, images, np.asarray([0, 2]), variables=variables)
   attack = gl.attacks.gifd(file=deep, steps=6, latent_steps=2, tv=0.0, l2=0.0)
-  settings = gl.AuditSettings(controls=2, knowledge='unaware', labels='known')
+  settings = gl.AuditSettings(controls=2, knowledge='non-adaptive', labels='known')
   one, four = (
     gl.audit(jax.random.key(1), scenario, [None], [attack], 2, settings=settings, restarts=restarts, progress='none')
     for restarts in (1, 4)
@@ -425,16 +425,16 @@ def test_the_image_of_the_best_restart_has_its_score(linear, deep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('attack', 'counters'),
+  ('attack', 'adaptive_attacks'),
   [
     (gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2), {None, 'masked'}),
     (gl.attacks.pnp(steps=2, training_steps=20, width=2), {None, 'masked', 'masked+prior'}),
   ],
 )
-def test_attackers_who_know_the_defense_hold_a_prior_too(digits, attack, counters):
+def test_attackers_who_know_the_defense_hold_a_prior_too(digits, attack, adaptive_attacks):
   """What changes settings is run where the attack has them: `pnp` has a weight of its prior, `ggl` has none."""
   settings = gl.AuditSettings(restarts=1, controls=2, knowledge='both', labels='known')
   defense = gl.defenses.prune(rate=0.5)
   result = gl.audit(jax.random.key(0), digits[0], [defense], [attack], 2, settings=settings, progress='none')
-  assert {row['counter'] for row in result.rows} == counters
+  assert {row['adaptive'] for row in result.rows} == adaptive_attacks
   assert all(np.isfinite(row['psnr']) for row in result.rows)

@@ -83,10 +83,10 @@ def found(run):
 def test_who_learns_through_the_defense_sees_more(found):
   defense = str(CLIPPED_NOISE)
   found, learned_under = found
-  aware, unaware = (mean(found.rows, 'mse', defense=defense, counter=name) for name in ('learned', None))
+  adaptive, non_adaptive = (mean(found.rows, 'mse', defense=defense, adaptive=name) for name in ('learned', None))
   bare, control = mean(found.rows, 'mse', defense='none'), np.mean([row['mse'] for row in found.controls])
-  assert bare < aware < unaware and aware < control
-  assert {row['counter'] for row in found.rows if row['defense'] == 'none'} == {None}
+  assert bare < adaptive < non_adaptive and adaptive < control
+  assert {row['adaptive'] for row in found.rows if row['defense'] == 'none'} == {None}
   assert learned_under == ['', f'under {CLIPPED_NOISE}']
   assert {row['tier'] for row in found.rows} == {'D'}
   assert any('1,597 samples' in sentence for sentence in found.threat_models[str(SMALL)])
@@ -133,7 +133,13 @@ def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypa
   listen.note = lines.append
   monkeypatch.setattr(progress, 'WAIT', 0.0)
   defenses = [None, gl.defenses.concealment(steps=COSTLY)]
-  settings = {'controls': 8, 'group_size': 1, 'workdir': tmp_path / 'run', 'knowledge': 'unaware', 'progress': listen}
+  settings = {
+    'controls': 8,
+    'group_size': 1,
+    'workdir': tmp_path / 'run',
+    'knowledge': 'non-adaptive',
+    'progress': listen,
+  }
   gl.audit(jax.random.key(1), honest, defenses, [gl.attacks.fidel()], 8, **settings)
   told = [line for line in lines if line.startswith('computing the uploads')]
   assert told and {line.partition(' of ')[2].split(', ')[0] for line in told} == {
@@ -152,8 +158,8 @@ def test_a_users_own_defense_that_is_added_is_learned_through_alone(run, found):
   more, learned_under = run([None, OWN, CLIPPED_NOISE])
   assert learned_under == ['', f'under {OWN}']  # who does not know it meets it, too
   assert [row for row in more.rows if row['defense'] != str(OWN)] == found[0].rows
-  aware, unaware = (mean(more.rows, 'mse', defense=str(OWN), counter=name) for name in ('learned', None))
-  assert aware < 0.8 * unaware
+  adaptive, non_adaptive = (mean(more.rows, 'mse', defense=str(OWN), adaptive=name) for name in ('learned', None))
+  assert adaptive < 0.8 * non_adaptive
 
 
 def test_a_projection_keeps_shapes_and_inner_products():

@@ -179,7 +179,7 @@ def test_a_clipped_gradient_is_peeled_by_one_who_does_not_know_the_clip(digits):
     [gl.attacks.peeling()],
     num_trials=2,
     controls=2,
-    knowledge='unaware',
+    knowledge='non-adaptive',
     progress='none',
   )
   assert [row['psnr'] > 60 for row in result.rows] == [True, True]

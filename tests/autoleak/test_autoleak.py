@@ -203,7 +203,7 @@ def test_a_defense_is_added_to_a_finished_run(both, scenario, tmp_path):
   assert parts and all(path.stat().st_mtime_ns == time for path, time in parts.items())
   for kind in ('rows', 'controls'):
     now, whole = (
-      [[row[name] for name in ('stage', 'attack', 'defense', 'counter', 'trial')] for row in getattr(one, kind)]
+      [[row[name] for name in ('stage', 'attack', 'defense', 'adaptive', 'trial')] for row in getattr(one, kind)]
       for one in (grown, both[0])
     )
     assert now == whole
@@ -254,7 +254,7 @@ def test_bad_settings(scenario, name):
 @pytest.mark.slow
 def test_trials_that_are_left_out(scenario):
   attacks, key = [gl.attacks.fidel()], jax.random.key(1)
-  settings = {'controls': 2, 'progress': 'none', 'knowledge': 'unaware'}
+  settings = {'controls': 2, 'progress': 'none', 'knowledge': 'non-adaptive'}
   whole = gl.audit(key, scenario, [None, HIDDEN], attacks, 3, **settings)
   some = gl.audit(key, scenario, [None, HIDDEN], attacks, 3, only={str(HIDDEN): [2], 'none': [0, 2]}, **settings)
   kept = [('none', 0), ('none', 2), (str(HIDDEN), 2)]

@@ -105,7 +105,7 @@ def stopped(digits):
 
 def test_an_objective_without_gradient_is_flagged(digits):
   attack = gl.attacks.csdlg_fast(steps=5, tv=0.0, start='uniform')
-  settings = {'labels': 'known', 'controls': 4, 'knowledge': 'unaware', 'progress': 'none'}
+  settings = {'labels': 'known', 'controls': 4, 'knowledge': 'non-adaptive', 'progress': 'none'}
   found = gl.audit(jax.random.key(2), stopped(digits), [None, gl.defenses.clip(norm=1e9)], [attack], 2, **settings)
   none, clip = (
     flags.of_rows([row for row in found.rows if row['defense'] == name], found.controls, random=False, averaged=False)

@@ -11,7 +11,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import Client, defenses, registry
-from gradleak.adaptive import counters
+from gradleak.adaptive import adaptive_attacks
 from gradleak.attacks.base import closed_form
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
@@ -257,11 +257,11 @@ def test_what_is_known_of_a_defense_follows_the_object_and_not_its_label():
 
 
 def names(defense, context, rounds=4):
-  found = counters(defenses.place(defense, context), context, 1, gl.attacks.csdlg(), rounds)
-  return [counter.name for counter in found]
+  found = adaptive_attacks(defenses.place(defense, context), context, 1, gl.attacks.csdlg(), rounds)
+  return [adaptive.name for adaptive in found]
 
 
-def test_a_users_own_noise_is_countered_by_its_traits_alone(context):
+def test_a_users_own_noise_is_met_by_its_traits_alone(context):
   noise = defenses.Noise(lambda settings, context, count: 0.01)
   ours = names(defenses.gaussian(stddev=0.1), context)
   assert ours == ['averaged+floor', 'averaged+prior']
@@ -376,7 +376,7 @@ def test_a_context_that_lacks_what_a_defense_needs_is_named_when_it_is_placed(co
       defenses.place(defense, context)
 
 
-@pytest.mark.parametrize('knowledge', ['unaware', 'aware', 'both'])
+@pytest.mark.parametrize('knowledge', ['non-adaptive', 'adaptive', 'both'])
 def test_soteria_on_a_model_without_features_is_refused_by_an_audit(linear, knowledge, tmp_path):
   with pytest.raises(errors.UsageError, match="does not offer 'features'"):
     gl.audit(
@@ -435,7 +435,7 @@ def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
   given = {'object': defenses.outpost(), 'text': registry.defense('outpost')}
   given |= {place: defenses.own(plain, place, label=place, random=True) for place in ('step', 'upload')}
   nothing = gl.attacks.own(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
-  settings = {'knowledge': 'unaware', 'controls': 1, 'progress': 'none', 'batch_size': 2}
+  settings = {'knowledge': 'non-adaptive', 'controls': 1, 'progress': 'none', 'batch_size': 2}
   found = gl.audit(KEY, three_epochs, given, [nothing], 2, **settings)
   changes = {label: [row['change'] for row in found.rows if row['defense'] == label] for label in given}
   assert changes['object'] == changes['text'] == pytest.approx(changes['step'], rel=1e-5)

@@ -114,7 +114,7 @@ def test_every_closed_form_comes_to_an_end_at_the_size_of_cifar(photographs, att
   assert jax.device_count() == 2
   scenario = gl.scenario(gl.models.create('mlp(widths=64)', 10), *photographs, key=jax.random.key(0))
   result = []
-  settings = {'batch_size': 4, 'controls': 2, 'knowledge': 'unaware', 'progress': 'none'}
+  settings = {'batch_size': 4, 'controls': 2, 'knowledge': 'non-adaptive', 'progress': 'none'}
   worker = threading.Thread(
     target=lambda: result.append(gl.audit(jax.random.key(1), scenario, [None], [attack], 2, **settings)), daemon=True
   )

@@ -48,7 +48,7 @@ def test_cells_stand_on_runs_and_each_once(name):
     assert cell.metric in comparison.HEADINGS
     assert cell.defense in experiment.runs[cell.run].defenses
     assert (cell.metric in utility.METRICS) == (name in TRAININGS)
-    assert cell.counter is None or experiment.runs[cell.run].settings.knowledge != 'unaware'
+    assert cell.adaptive is None or experiment.runs[cell.run].settings.knowledge != 'non-adaptive'
   assert {cell.run for cell in experiment.cells} == set(experiment.runs)
   used = {(cell.run, cell.defense) for cell in experiment.cells}
   unused = {(name, label) for name, run in experiment.runs.items() for label in run.defenses} - used

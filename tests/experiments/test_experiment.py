@@ -64,8 +64,8 @@ def test_settings_take_the_place_of_those_in_the_text():
 def test_a_gain_is_of_the_same_trial():
   cell = Cell('CIFAR-10', 'none', 'psnr_gain', 'new', 'none', minus='old')
   rows = {
-    'new': [row('none', value, counter=None, trial=trial) for trial, value in ((1, 12.0), (0, 20.0), (2, None))],
-    'old': [row('none', value, counter=None, trial=trial) for trial, value in enumerate((15.0, 10.0, 1.0))],
+    'new': [row('none', value, adaptive=None, trial=trial) for trial, value in ((1, 12.0), (0, 20.0), (2, None))],
+    'old': [row('none', value, adaptive=None, trial=trial) for trial, value in enumerate((15.0, 10.0, 1.0))],
   }
   found = machinery.gains(cell, rows)
   assert [each['psnr_gain'] for each in found] == [2.0, 5.0, None]
@@ -181,7 +181,7 @@ def test_an_outcome_is_the_mean_over_its_rows():
   texts = RUN.texts()
   values = [10.0, 14.0, 12.0]
   rows = [row('none', value, value > 11, trial=trial, control_psnr=8.5) for trial, value in enumerate(values)]
-  rows += [row('none', None, trial=3), row(texts['GC'], 3.0, trial=0), row('none', 99.0, trial=0, counter='masked')]
+  rows += [row('none', None, trial=3), row(texts['GC'], 3.0, trial=0), row('none', 99.0, trial=0, adaptive='masked')]
   found = RUN.outcome(CELLS[0], rows)
   half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
   assert found[:3] == pytest.approx((12, 12 - half, 12 + half))
@@ -189,9 +189,9 @@ def test_an_outcome_is_the_mean_over_its_rows():
   assert (found.failed, found.values) == (False, {0: 10.0, 1: 14.0, 2: 12.0})
   lost = Outcome(3.0, None, None, 1, 0, 0, '0 of 1', failed=True, values={0: 3.0})
   assert RUN.outcome(CELLS[2], rows) == lost
-  assert RUN.outcome(CELLS[0]._replace(counter='masked'), rows).mean == 99
-  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure muted"):
-    RUN.outcome(CELLS[0]._replace(counter='muted'), rows)
+  assert RUN.outcome(CELLS[0]._replace(adaptive='masked'), rows).mean == 99
+  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', adaptive attack muted"):
+    RUN.outcome(CELLS[0]._replace(adaptive='muted'), rows)
 
 
 def test_the_best_attacker_who_knows_a_defense_is_chosen_for_each_upload():
@@ -199,15 +199,15 @@ def test_the_best_attacker_who_knows_a_defense_is_chosen_for_each_upload():
     (0, None, 99, 'exact'), (0, 'a', 20, 'above chance'), (0, 'b', 12, 'recognisable'), (1, 'a', 7, 'above chance'),
     (1, 'b', 9, 'above chance'), (2, 'b', None, 'diverged'), (2, 'a', 5, 'nothing seen'),
   ]  # fmt: skip
-  rows = [row('none', psnr, verdict == 'recognisable', counter=counter, trial=trial, verdict=verdict)
-          for trial, counter, psnr, verdict in given]  # fmt: skip
-  cell = CELLS[0]._replace(counter=BEST)
+  rows = [row('none', psnr, verdict == 'recognisable', adaptive=adaptive, trial=trial, verdict=verdict)
+          for trial, adaptive, psnr, verdict in given]  # fmt: skip
+  cell = CELLS[0]._replace(adaptive=BEST)
   assert [found['psnr'] for found in RUN.rows_of(cell, rows)] == [12, 9, 5]
   assert RUN.outcome(cell, rows).remark == '1 of 3; by b (2), a (1)'
   stored = RUN.stored(rows, [cell])
   assert RUN.outcome(cell, stored) == RUN.outcome(cell, rows) and len(stored) == 3
-  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', counter-measure best"):
-    RUN.outcome(cell, [found for found in rows if found['counter'] is None])
+  with pytest.raises(errors.UsageError, match="no row of the run run is about 'none', adaptive attack best"):
+    RUN.outcome(cell, [found for found in rows if found['adaptive'] is None])
 
 
 OUTCOMES = (
@@ -250,12 +250,12 @@ def test_csv_reads_back():
   assert [line['row'] for line in lines] == ['none', 'none', 'GC', 'GC']
   first, _, third, last = lines
   assert (float(first['mean']), float(first['low']), float(first['paper'])) == (19.5, 18.25, 20.41)
-  assert (first['scale'], first['run'], first['defense'], first['counter']) == ('mini', 'run', 'none', '')
+  assert (first['scale'], first['run'], first['defense'], first['adaptive']) == ('mini', 'run', 'none', '')
   assert third['paper'] == '24.2;20.12' and third['low'] == '' and third['defense'] == 'prune(rate=0.8)'
   assert (last['mean'], last['paper'], last['diverged']) == ('', '', '4')
 
 
-@pytest.mark.parametrize('given', [{}, {'knowledge': 'both', 'counters': ('muted',), 'share': 'delta'}])
+@pytest.mark.parametrize('given', [{}, {'knowledge': 'both', 'adaptive_attacks': ('muted',), 'share': 'delta'}])
 def test_the_audit_is_given_the_run(monkeypatch, given):
   run = RUN.scaled('smoke').replaced(**given)
   monkeypatch.setattr(gl, 'audit', lambda *positional, **named: (positional, named))
@@ -264,4 +264,4 @@ def test_the_audit_is_given_the_run(monkeypatch, given):
   assert (defenses, attacks) == ([gl.parse('none'), gl.parse('prune(rate=0.8)')], [gl.parse('csdlg(tv=1e-4,steps=3)')])
   assert trials == 2 and named['workdir'] == 'there'
   audited = {name: value for name, value in given.items() if name != 'share'}
-  assert named['settings'] == dataclasses.replace(machinery.UNAWARE, controls=2, **audited)
+  assert named['settings'] == dataclasses.replace(machinery.NON_ADAPTIVE, controls=2, **audited)

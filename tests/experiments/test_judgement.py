@@ -93,7 +93,7 @@ def order(outcomes, cells=CELLS):
 
 def test_pairs_of_methods_are_in_the_papers_order_or_not():
   cells = (*CELLS, *line('GC', 20.0, 0.6))
-  cells = (*cells[:6], *(cell._replace(row='GC, aware') for cell in cells[6:]))
+  cells = (*cells[:6], *(cell._replace(row='GC, adaptive') for cell in cells[6:]))
   high = (outcome(20, 22, 21, recovered=3), outcome(0.6, 0.61, 0.62, recovered=3))
   found = order((*WORKS, *BLIND, *SEEN, *high), cells)
   assert found.pairs == {'as in the paper': 6, 'opposite': 0, 'within noise': 0} and found.taus == [1, 1]

@@ -36,7 +36,7 @@ def rows(*psnrs):
   found = []
   for defense in RUN.texts().values():
     for trial, psnr in enumerate(psnrs):
-      row = {'defense': defense, 'counter': None, 'trial': trial, 'psnr': psnr, 'control_psnr': 8.0, 'ssim': 0.51}
+      row = {'defense': defense, 'adaptive': None, 'trial': trial, 'psnr': psnr, 'control_psnr': 8.0, 'ssim': 0.51}
       found.append({**row, 'success': psnr > 20, 'diverged': False, 'unused': 1.0})
   return found
 

@@ -49,7 +49,7 @@ def test_a_network_is_called_what_it_is(found, words):
 
 def test_nothing_is_said_of_what_was_not_measured():
   assert machinery.called(None, 10) == '' == machinery.called({'rounds_done': 3, 'tested': 0}, 10)
-  rows = [{'defense': 'none', 'trial': 0, 'psnr': 9.0, 'success': False, 'diverged': False, 'counter': None}]
+  rows = [{'defense': 'none', 'trial': 0, 'psnr': 9.0, 'success': False, 'diverged': False, 'adaptive': None}]
   cell = Cell('', '', 'psnr', 'run', 'none')
   assert RUN.outcome(cell, rows).remark == '0 of 1'
   assert RUN.outcome(cell, [{**rows[0], 'network': 'network 61.2 % accurate'}]).remark == (

@@ -17,7 +17,7 @@ from gradleak.federated.scenario import fingerprint
 from tests import programs
 
 SMOKE = (
-  '--dataset=digits', '--model=mlp', '--trials=2', '--steps=5', '--controls=2', '--knowledge=unaware',
+  '--dataset=digits', '--model=mlp', '--trials=2', '--steps=5', '--controls=2', '--knowledge=non-adaptive',
   '--compilation_cache=', '--rounds_before=0',
 )  # fmt: skip
 DEFENSES = '--defenses=none;prune(rate=0.9)'
@@ -243,7 +243,7 @@ def test_attackers_who_know_the_defense_stand_beside(fast_compilation, tmp_path)
   )  # fmt: skip
   assert done.status == 0, done.err
   rows = [json.loads(line) for line in (tmp_path / 'rows.jsonl').read_text('utf-8').splitlines()]
-  assert [(row['defense'].partition('(')[0], row['counter']) for row in rows] == [
+  assert [(row['defense'].partition('(')[0], row['adaptive']) for row in rows] == [
     ('none', None), ('prune', None), ('prune', 'masked'), ('prune', 'masked+prior'),
   ]  # fmt: skip
-  assert 'aware' in done.out and 'masked' in (tmp_path / 'report.html').read_text('utf-8')
+  assert 'adaptive' in done.out and 'masked' in (tmp_path / 'report.html').read_text('utf-8')

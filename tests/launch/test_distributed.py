@@ -22,7 +22,7 @@ audit._program.run(audit.main)
 """
 FLAGS = (
   '--dataset=digits', '--model=lenet', '--trials=2', '--batch_size=4', '--controls=3', '--group_size=2',
-  '--attacks=csdlg(gradient=plain)', '--defenses=none;prune(rate=0.5)', '--knowledge=unaware', '--progress=lines',
+  '--attacks=csdlg(gradient=plain)', '--defenses=none;prune(rate=0.5)', '--knowledge=non-adaptive', '--progress=lines',
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tests.test_resume import PROGRAM
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 SMOKE = (
-  '--dataset=digits', '--model=mlp', '--trials=2', '--steps=10', '--controls=2', '--knowledge=unaware',
+  '--dataset=digits', '--model=mlp', '--trials=2', '--steps=10', '--controls=2', '--knowledge=non-adaptive',
   '--compilation_cache=', '--defenses=none', '--progress=lines',
 )  # fmt: skip
 

@@ -60,8 +60,8 @@ def test_every_table_is_rerun(name, tmp_path):
 def _check_audited(line, cell, workdir):
   """Checks a line against the rows of its audit."""
   rows = [json.loads(text) for text in (workdir / cell.run / 'rows.jsonl').read_text('utf-8').splitlines()]
-  rows = [row for row in rows if row['defense'] == line['defense'] and row.get('counter') == cell.counter]
-  if cell.counter != BEST:
+  rows = [row for row in rows if row['defense'] == line['defense'] and row.get('adaptive') == cell.adaptive]
+  if cell.adaptive != BEST:
     assert int(line['n']) == len(rows) == 2
   if cell.metric == 'lpips':
     assert line['mean'] == ''

@@ -66,7 +66,7 @@ def test_null_gradients_find_no_more_than_chance(digits):
   scenario = gl.scenario(model, digits, labels, key=jax.random.key(0))
   found = gl.audit(
     jax.random.key(1), scenario, [gl.defenses.null_gradient()], [gl.attacks.csdlg_fast(steps=30)], 64, controls=4,
-    knowledge='unaware', labels='known', progress='none',
+    knowledge='non-adaptive', labels='known', progress='none',
   )  # fmt: skip
   (images,) = found.reconstructions.values()
   among = metrics.gallery(digits[200:], digits[:200])

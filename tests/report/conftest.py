@@ -16,15 +16,15 @@ OUTCOMES = {
   'prune(rate=0.99)+gaussian(stddev=0.01)': ((1.0, 1.0), 4.0, 0.97),
 }
 SENT = {'prune(rate=0.9)': 0.1, 'prune(rate=0.99)+gaussian(stddev=0.01)': 0.0125}
-# Who knows a defense, {counter-measure: as above}: one does worse than another on `prune`, one breaks what stopped the
+# Who knows a defense, {adaptive attack: as above}: one does worse than another on `prune`, one breaks what stopped the
 # others (by one attack of two), and all fail at the last.
-AWARE = {
+ADAPTIVE = {
   'none': {},
   'prune(rate=0.9)': {'masked': ((0.06, 0.2), 0.95), 'masked+prior': ((0.02, 0.1), 0.95)},
   'laplace(scale=0.1)': {'floor': ((1.0, 1.0), 0.5), 'prior': ((1.0, 0.3), 0.5)},
   'prune(rate=0.99)+gaussian(stddev=0.01)': {'masked': ((1.0, 1.0), 4.0)},
 }
-OWN_CONTROL = 1.5  # dB by which the control of a counter-measure with another prior lies above that of the attack
+OWN_CONTROL = 1.5  # dB by which the control of an adaptive attack with another prior lies above that of the attack
 CONTROL_PSNR = {'dlg(history=100)': 10.4, 'csdlg(tv=1e-4)': 11.2}
 
 
@@ -39,8 +39,8 @@ def decibels(image, truth):
   return float(-10 * np.log10(np.mean((np.clip(image, 0, 1) - truth) ** 2)))
 
 
-def threshold(attack, counter):
-  return CONTROL_PSNR[attack] + OWN_CONTROL * ('prior' in (counter or ''))
+def threshold(attack, adaptive):
+  return CONTROL_PSNR[attack] + OWN_CONTROL * ('prior' in (adaptive or ''))
 
 
 def make(
@@ -49,25 +49,26 @@ def make(
   defenses=DEFENSES,
   diverged=(('csdlg(tv=1e-4)', 'prune(rate=0.9)', 2),),
   controls=64,
-  aware=None,
-  unaware=True,
+  adaptive=None,
+  non_adaptive=True,
 ):
   """Returns an `AuditResult` for `truth` [T, B, H, W, C].
 
-  `diverged` lists (attack, defense, trial); `aware` holds counter-measures, and without `unaware` these stand alone.
+  `diverged` lists (attack, defense, trial); `adaptive` holds adaptive attacks, and without `non_adaptive` these stand
+  alone.
   """
-  aware = aware or {}
+  known = adaptive or {}
   rng = np.random.default_rng(0)
   trials, batch = truth.shape[:2]
   steps = np.unique(np.geomspace(1, 1000, 60).astype(int)) - 1
   rows, reconstructions, curves = [], {}, {}
   for attack in attacks:
-    for defense, counter in [(d, c) for d in defenses for c in (None, *aware.get(d, {}))]:
-      if counter is None and aware.get(defense) and not unaware:
+    for defense, adaptive in [(d, c) for d in defenses for c in (None, *known.get(d, {}))]:
+      if adaptive is None and known.get(defense) and not non_adaptive:
         continue
       (mixes, end, change) = OUTCOMES[defense]
-      mixes, end = (mixes, end) if counter is None else aware[defense][counter]
-      key = (attack, defense) if counter is None else (attack, defense, counter)
+      mixes, end = (mixes, end) if adaptive is None else known[defense][adaptive]
+      key = (attack, defense) if adaptive is None else (attack, defense, adaptive)
       mix = mixes[ATTACKS.index(attack)]
       noise = rng.uniform(size=truth.shape) if mix == 1 else rng.normal(0.5, 0.5, truth.shape)
       images = ((1 - mix) * truth + mix * noise).astype(np.float32)
@@ -81,7 +82,7 @@ def make(
           objective[t, 30:] = np.nan
         psnr = None if gone else float(np.mean([decibels(images[t, b], truth[t, b]) for b in range(batch)]))
         error = None if gone else float(np.mean((np.clip(images[t], 0, 1) - truth[t]) ** 2))
-        success = psnr is not None and psnr > threshold(attack, counter)
+        success = psnr is not None and psnr > threshold(attack, adaptive)
         solved = not gone and bool(objective[t, -1] <= at_truth[t])
         verdict = 'diverged' if gone else 'exact' if success else 'nothing seen' if solved else 'inconclusive'
         rows.append(
@@ -93,8 +94,9 @@ def make(
             'objective': None if gone else float(objective[t, -1]),
             'distance': None if gone else float(objective[t, -1]), 'objective_start': float(objective[t, 0]),
             'objective_at_truth': float(at_truth[t]), 'oracle_psnr': None if gone else psnr + 0.5,
-            'control_psnr': threshold(attack, counter), 'success': success, 'solved': solved, 'verdict': verdict,
-            'knowledge': 'unaware' if counter is None else 'aware', 'counter': counter, 'rounds': 1, 'control': False,
+            'control_psnr': threshold(attack, adaptive), 'success': success, 'solved': solved, 'verdict': verdict,
+            'knowledge': 'non-adaptive' if adaptive is None else 'adaptive', 'adaptive': adaptive, 'rounds': 1,
+            'control': False,
             'diverged': gone, 'diverged_step': 412 if gone else None, 'steps': 1000, 'change': change,
             'sent': SENT.get(defense, 1.0), 'tier': 'B', 'rank': None if gone else 1 if success else 30,
             'candidates': 1000,
@@ -108,7 +110,7 @@ def make(
       'image_shape': list(truth.shape[2:]), 'attacks': list(attacks), 'defenses': list(defenses), 'trials': trials,
       'restarts': 2, 'steps': 1000, 'batch_size': batch, 'labels': 'known', 'seed': 0, 'local_epochs': 1,
       'share': 'gradient', 'batch_norm': 'none', 'controls': controls,
-      **({'knowledge': 'both' if unaware else 'aware'} if aware else {}),
+      **({'knowledge': 'both' if non_adaptive else 'adaptive'} if known else {}),
     },
     rows=rows,
     controls=[
@@ -116,17 +118,17 @@ def make(
         **rows[0], 'attack': attack, 'defense': 'null_gradient', 'trial': 1000 + i, 'control': True,
         'verdict': 'inconclusive', 'success': False, 'solved': False, 'diverged': False,
         'control_psnr': threshold(attack, pool), 'control_pearson': 0.5, 'revealed': 0, 'recognised': 0,
-        'identified': 0, 'knowledge': 'unaware', 'counter': None,
+        'identified': 0, 'knowledge': 'non-adaptive', 'adaptive': None,
         'psnr': float(rng.normal(threshold(attack, pool) - 2.5, 1.5)),
         'ssim': 0.05, 'mse': 0.2, 'pearson': 0.02, 'change': 1.4,
       }
-      for attack in attacks for i in range(controls) for pool in (('', 'prior') if aware else ('',))
+      for attack in attacks for i in range(controls) for pool in (('', 'prior') if known else ('',))
     ],
     truth=truth,
     reconstructions=reconstructions,
     curves=curves,
     inspections={a: ['The biases of the last layer lie far apart.'] if i else [] for i, a in enumerate(attacks)},
-    counters={d: {c: f'It does {c} to {d}.' for c in found} for d, found in aware.items() if d in defenses},
+    adaptive_attacks={d: {c: f'It does {c} to {d}.' for c in found} for d, found in known.items() if d in defenses},
     methods=methods(attacks, defenses),
     threat_models={
       attack: [
@@ -149,14 +151,14 @@ def result():
 
 @pytest.fixture(scope='session')
 def both():
-  """Unaware and aware attackers."""
-  return make(digits(4), aware=AWARE)
+  """Non-adaptive and adaptive attackers."""
+  return make(digits(4), adaptive=ADAPTIVE)
 
 
 @pytest.fixture(scope='session')
 def knowing():
-  """Aware attackers; unaware ones only where there is no counter-measure."""
-  return make(digits(4), aware=AWARE, unaware=False, diverged=())
+  """Adaptive attackers; non-adaptive ones only where there is no adaptive attack."""
+  return make(digits(4), adaptive=ADAPTIVE, non_adaptive=False, diverged=())
 
 
 @pytest.fixture(scope='session')

@@ -110,20 +110,22 @@ def test_names_are_taken_literally(result):
 def test_the_strongest_who_know_a_defense_have_a_panel_of_their_own(both):
   panels = curves(both)
   dlg, csdlg = both.config['attacks']
-  assert list(panels) == [dlg, f'{dlg} · aware', csdlg, f'{csdlg} · aware']
-  unaware, aware = texts(panels[csdlg]), texts(panels[f'{csdlg} · aware'])
-  assert set(both.config['defenses']) <= set(unaware)
-  assert not any(' · ' in text for text in unaware)
-  assert [text for text in aware if ' · ' in text] == [
+  assert list(panels) == [dlg, f'{dlg} · adaptive', csdlg, f'{csdlg} · adaptive']
+  non_adaptive, adaptive = texts(panels[csdlg]), texts(panels[f'{csdlg} · adaptive'])
+  assert set(both.config['defenses']) <= set(non_adaptive)
+  assert not any(' · ' in text for text in non_adaptive)
+  assert [text for text in adaptive if ' · ' in text] == [
     'prune(rate=0.9) · masked+prior', 'laplace(scale=0.1) · prior', 'prune(rate=0.99)+gaussian(stddev=0.01) · masked',
   ]  # fmt: skip
-  assert 'none' not in aware
+  assert 'none' not in adaptive
   # The same colour for the same defense, whoever attacks: the first drawn there is the second here.
-  colours = [re.findall(r'stroke: (#\w+); stroke-width: 2.2', panels[title]) for title in (csdlg, f'{csdlg} · aware')]
+  colours = [
+    re.findall(r'stroke: (#\w+); stroke-width: 2.2', panels[title]) for title in (csdlg, f'{csdlg} · adaptive')
+  ]
   assert colours[1][0] == colours[0][0] != colours[0][1]
-  # What is drawn is the aware attackers' own descent.
+  # What is drawn is the adaptive attackers' own descent.
   other = {
     key: (steps, 10 * objective if len(key) == 3 else objective) for key, (steps, objective) in both.curves.items()
   }
   changed = curves(replace(both, curves=other))
-  assert [title for title in panels if changed[title] != panels[title]] == [f'{dlg} · aware', f'{csdlg} · aware']
+  assert [title for title in panels if changed[title] != panels[title]] == [f'{dlg} · adaptive', f'{csdlg} · adaptive']

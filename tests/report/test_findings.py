@@ -13,7 +13,15 @@ SINGLE = {'batch_size': 1}
 
 
 def entry(
-  defense='none', recovered=0, n=4, inconclusive=0, diverged=0, flags=(), unaware=None, aware=None, counters=()
+  defense='none',
+  recovered=0,
+  n=4,
+  inconclusive=0,
+  diverged=0,
+  flags=(),
+  non_adaptive=None,
+  adaptive=None,
+  adaptive_attacks=(),
 ):
   return {
     'defense': defense, 'recovered': recovered, 'n': n, 'runs': n, 'searches': n,
@@ -21,15 +29,15 @@ def entry(
     'verdict': 'exact' if recovered else 'inconclusive' if inconclusive else 'diverged' if diverged else 'nothing seen',
     'reached': dict.fromkeys(('exact', 'recognisable', 're-identified', 'above chance'), recovered),
     'nothing_seen': 0, 'success': recovered / n, 'success_low': 0.1, 'success_high': 0.9, 'by': [],
-    'flags': list(flags), 'unaware': recovered if unaware is None else unaware, 'aware': aware,
-    'counters': list(counters),
+    'flags': list(flags), 'non_adaptive': recovered if non_adaptive is None else non_adaptive, 'adaptive': adaptive,
+    'adaptive_attacks': list(adaptive_attacks),
   }  # fmt: skip
 
 
-def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0, counter=None):
+def summary(attack='dlg', defense='none', recovered=4, psnr=50.14, unfinished=0, diverged=0, adaptive=None):
   return {
     'attack': attack, 'defense': defense, 'recovered': recovered, 'n': 4, 'psnr': psnr, 'control_psnr': 9.83,
-    'unfinished': unfinished, 'diverged': diverged, 'counter': counter, 're_identified': 0, 'above_chance': 0,
+    'unfinished': unfinished, 'diverged': diverged, 'adaptive': adaptive, 're_identified': 0, 'above_chance': 0,
   }  # fmt: skip
 
 
@@ -77,32 +85,32 @@ def test_units(config, n, words):
 
 @pytest.mark.parametrize(('worst', 'name'), [([entry(), entry('a')], 'fails'), ([entry('a')], 'no_undefended')])
 def test_no_defense_is_credited_where_the_undefended_run_fails_or_is_missing(worst, name):
-  made = findings.sentences([summary(counter='x')], worst, SINGLE, {})
+  made = findings.sentences([summary(adaptive='x')], worst, SINGLE, {})
   assert [one.name for one in made] == [f'findings.{name}', 'findings.other_attacks']
-  broken = [entry(), entry('prune', recovered=4, unaware=0, aware=4, counters=['masked'])]
+  broken = [entry(), entry('prune', recovered=4, non_adaptive=0, adaptive=4, adaptive_attacks=['masked'])]
   assert values(findings.defended(broken, SINGLE))[0] == ('leaking', [['prune']]) and not findings.broken(
     broken, SINGLE
   )
 
 
 def test_defenses_are_grouped_by_what_was_found():
-  known = {'aware': 0}
+  known = {'adaptive': 0}
   assert defended(
     entry('prune', recovered=3), entry('laplace'), entry('topk', inconclusive=2, diverged=1),
     entry('gs', inconclusive=1),
     entry('noop', recovered=4, flags=['defense changed nothing']),
   ) == [
-    ('leaking', [['prune']]), ('searched', ['laplace']), ('uncountered', ['laplace']), ('unsolved', ['topk', 'gs']),
+    ('leaking', [['prune']]), ('searched', ['laplace']), ('unmet', ['laplace']), ('unsolved', ['topk', 'gs']),
     ('idle', ['noop']),
   ]  # fmt: skip
   closed = entry('fidel', **known) | {'searches': 0}
   assert defended(entry('a', **known), closed, entry('b')) == [
-    ('searched', ['a', 'b']), ('closed', ['fidel']), ('tried_of', ['a', 'fidel']), ('uncountered', ['b']),
+    ('searched', ['a', 'b']), ('closed', ['fidel']), ('tried_of', ['a', 'fidel']), ('unmet', ['b']),
   ]  # fmt: skip
   assert defended(entry('a', **known)) == [('searched', ['a']), ('tried', ['a'])]
-  unaware = {'knowledge': 'unaware'}
-  assert defended(entry('a'), config=unaware)[-1] == ('untried', ['a'])
-  assert defended(entry('a'), entry('b', **known), config=unaware)[-1] == ('untried_of', ['a'])
+  non_adaptive = {'knowledge': 'non-adaptive'}
+  assert defended(entry('a'), config=non_adaptive)[-1] == ('untried', ['a'])
+  assert defended(entry('a'), entry('b', **known), config=non_adaptive)[-1] == ('untried_of', ['a'])
   unsolved = [entry('a', inconclusive=1, **known), entry('b', inconclusive=1)]
   assert defended(*unsolved) == [('unsolved', ['a', 'b']), ('tried_of', ['a'])]
 
@@ -130,16 +138,22 @@ def test_cautions():
 
 
 def test_it_is_said_where_knowing_the_defense_helps_nobody():
-  worst = [entry('prune', 4, unaware=4, aware=1), entry('clip', 4, unaware=4, aware=4)]
+  worst = [entry('prune', 4, non_adaptive=4, adaptive=1), entry('clip', 4, non_adaptive=4, adaptive=4)]
   assert values(cautions(worst=worst)) == [('outdone', [['prune']])]
-  assert findings.outdone([entry(recovered=4, aware=1), entry('laplace', 2, unaware=2)]) == []  # none, and nobody knows
+  assert (
+    findings.outdone([entry(recovered=4, adaptive=1), entry('laplace', 2, non_adaptive=2)]) == []
+  )  # none, and nobody knows
 
 
 def test_attacks_that_can_use_nothing_of_what_is_known_are_named():
-  given = [summary(), summary('dlg', 'clip'), summary('gs', 'clip'), summary('gs', 'clip', counter='clipped')]
+  given = [summary(), summary('dlg', 'clip'), summary('gs', 'clip'), summary('gs', 'clip', adaptive='clipped')]
   assert values(findings.unsuited(given, {})) == [('unsuited', [['clip']])]
-  assert findings.unsuited(given, {'knowledge': 'unaware'}) == findings.unsuited(given, {'counters': ['x']}) == []
-  assert findings.unsuited(given[:3], {}) == []  # nobody knows a defense: `unaware` says so
+  assert (
+    findings.unsuited(given, {'knowledge': 'non-adaptive'})
+    == findings.unsuited(given, {'adaptive_attacks': ['x']})
+    == []
+  )
+  assert findings.unsuited(given[:3], {}) == []  # nobody knows a defense: `non-adaptive` says so
 
 
 def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_the_label():
@@ -150,28 +164,35 @@ def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_th
   assert 'the reconstructions reach 20.0 dB by `dlg` under `moved`.' in str(near)
 
 
-def test_a_defense_that_stops_unaware_attackers_alone():
-  prune = entry('prune', recovered=4, unaware=0, aware=4, counters=['strong', 'weak'])
+def test_a_defense_that_stops_non_adaptive_attackers_alone():
+  prune = entry('prune', recovered=4, non_adaptive=0, adaptive=4, adaptive_attacks=['strong', 'weak'])
   (one,) = findings.broken([entry(recovered=4), prune], {'batch_size': 8})
   assert (one.facts['hidden'], one.facts['means']) == ('all 4 batches of 8 images', 'most by `strong`')
-  single = [entry(recovered=1, n=1), entry('prune', recovered=1, n=1, unaware=0, aware=1, counters=['masked'])]
+  single = [
+    entry(recovered=1, n=1),
+    entry('prune', recovered=1, n=1, non_adaptive=0, adaptive=1, adaptive_attacks=['masked']),
+  ]
   (one,) = findings.broken(single, SINGLE)
   assert str(one).startswith('`prune` hides the one image from') and '1 of 1 (10–90 %) is recovered' in str(one)
 
 
-def test_the_headline_is_the_worst_case_and_says_what_the_unaware_get():
-  leaking = entry('prune', recovered=3, unaware=1, aware=3, counters=['masked'])
+def test_the_headline_is_the_worst_case_and_says_what_the_non_adaptive_get():
+  leaking = entry('prune', recovered=3, non_adaptive=1, adaptive=3, adaptive_attacks=['masked'])
   assert defended(leaking) == [('leaking', [['prune']]), ('helped', [['prune']])]
-  for no_help in ({'unaware': 3, 'aware': 2}, {'unaware': 3, 'aware': None}, {'unaware': None}):
+  for no_help in ({'non_adaptive': 3, 'adaptive': 2}, {'non_adaptive': 3, 'adaptive': None}, {'non_adaptive': None}):
     assert defended(leaking | no_help) == [('leaking', [['prune']])]
 
 
 def test_many_defenses_make_few_sentences():
   worst = [entry(recovered=8, n=8)]
   for i in range(4):
-    worst.append(entry(f'broken{i}', recovered=8 - i // 2, n=8, unaware=0, aware=8 - i // 2, counters=['masked']))
-    worst.append(entry(f'leaking{i}', recovered=5 + i // 2, n=8, unaware=5, aware=5 + i // 2, counters=['masked']))
-    worst.append(entry(f'silent{i}', n=8, aware=0 if i else None))
+    worst.append(
+      entry(f'broken{i}', recovered=8 - i // 2, n=8, non_adaptive=0, adaptive=8 - i // 2, adaptive_attacks=['masked'])
+    )
+    worst.append(
+      entry(f'leaking{i}', recovered=5 + i // 2, n=8, non_adaptive=5, adaptive=5 + i // 2, adaptive_attacks=['masked'])
+    )
+    worst.append(entry(f'silent{i}', n=8, adaptive=0 if i else None))
   broken, leaking, helped, *_ = made = findings.defended(worst, SINGLE)
   names = [[f'{kind}{i}' for i in numbers] for kind, numbers in (('broken', (0, 1)), ('broken', (2, 3)))]
   assert values([broken]) == [('broken_several', names)]
@@ -180,7 +201,7 @@ def test_many_defenses_make_few_sentences():
   ]  # fmt: skip
   assert str(leaking).endswith('recover 6 of 8 under `leaking2` and `leaking3` (10–90 %); 5 of 8 under `leaking0` and '
                                '`leaking1` (10–90 %).')  # fmt: skip
-  assert [one.name for one in made[3:]] == ['findings.searched', 'findings.tried_of', 'findings.uncountered']
+  assert [one.name for one in made[3:]] == ['findings.searched', 'findings.tried_of', 'findings.unmet']
 
 
 def test_guarantees_and_remarks_name_defenses_together_by_their_whole_labels():
@@ -196,10 +217,12 @@ def test_guarantees_and_remarks_name_defenses_together_by_their_whole_labels():
   assert findings.sentences([summary()], [UNDEFENDED[0]], SINGLE, known)[0] == findings.remarks(known)[0]
 
 
-def test_where_only_unaware_attackers_ran_this_is_said_first():
+def test_where_only_non_adaptive_attackers_ran_this_is_said_first():
   rows = [summary(), summary(defense='prune')]
-  assert findings.sentences(rows, [entry(recovered=4)], SINGLE, {})[0].name == 'findings.unaware'
-  assert findings.unaware([*rows, summary(defense='prune', counter='masked')]) == findings.unaware(rows[:1]) == []
+  assert findings.sentences(rows, [entry(recovered=4)], SINGLE, {})[0].name == 'findings.non_adaptive'
+  assert (
+    findings.non_adaptive([*rows, summary(defense='prune', adaptive='masked')]) == findings.non_adaptive(rows[:1]) == []
+  )
 
 
 def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
@@ -207,7 +230,7 @@ def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
   given = [
     {**summary('ggl', recovered=4), 'tier': 'D'},
     {**summary('ggl', 'prune', recovered=0, psnr=9.74), 'tier': 'D'},
-    {**summary('ggl', 'prune', recovered=0, psnr=9.7, counter='masked'), 'tier': 'D'},
+    {**summary('ggl', 'prune', recovered=0, psnr=9.7, adaptive='masked'), 'tier': 'D'},
     {**summary('ggl', 'gaussian', recovered=0, psnr=9.76), 'tier': 'D'},  # beyond the control, 9.75 on average
     {**summary('ggl', 'soteria', recovered=0, psnr=9.0), 'tier': 'D', 'above_chance': 1},  # an upload shows something
     {**summary('dlg', 'prune', recovered=0, psnr=5.0), 'tier': 'B'},
@@ -279,7 +302,7 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
     ),
     (
       found('findings.broken', defenses=['a'], hidden='all 4 images', entry=UNDEFENDED[0], means='`x`'),
-      '`a` hides all 4 images from an attacker who is unaware of it, but 3 of 4 (10–90 %) are recovered by one who '
+      '`a` hides all 4 images from a non-adaptive attacker, but 3 of 4 (10–90 %) are recovered by an adaptive one, who '
       'knows it (`x`).',
     ),
     (
@@ -291,7 +314,10 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
       found('findings.count_means', k=7, n=8, defenses=['a'], entry=UNDEFENDED[0], means='`x`'),
       '7 of 8 under `a` (10–90 %; `x`)',
     ),
-    (found('findings.instead', entry=entry(unaware=4, aware=1), defenses=['a']), '1 of 4 in place of 4 under `a`'),
+    (
+      found('findings.instead', entry=entry(non_adaptive=4, adaptive=1), defenses=['a']),
+      '1 of 4 in place of 4 under `a`',
+    ),
     (
       found('findings.few_controls', few=['x'], enough=64),
       'The null-gradient control is small (x): with fewer than 64 the threshold is uncertain.',

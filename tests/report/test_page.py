@@ -125,18 +125,18 @@ def section(page, heading, before):
   return text[text.rindex(heading) : text.rindex(before)]
 
 
-def test_every_counter_measure_has_its_figures_below_the_unaware_attacker(both, beside):
+def test_every_adaptive_attack_has_its_figures_below_the_non_adaptive_attacker(both, beside):
   rows = [[' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 9]
   figures = [row for row in rows if re.match(r'\d of 4', row[2])]
   assert len(figures) == len(both.reconstructions)
   for cells, (case, group) in zip(figures, cases.by_case(both.rows).items(), strict=True):
-    attack, defense, *counter = case
+    attack, defense, *adaptive = case
     pair = len([key for key in both.reconstructions if key[:2] == (attack, defense)]) > 1
-    assert cells[0] == (f'aware: {counter[0]}' if counter else f'{defense}unaware' if pair else defense)
+    assert cells[0] == (f'adaptive: {adaptive[0]}' if adaptive else f'{defense}non-adaptive' if pair else defense)
     psnr = [row['psnr'] for row in group if row['psnr'] is not None]
     assert cells[3].startswith(f'{np.mean(psnr):.1f}')
     assert cells[2].startswith(f'{sum(row["success"] for row in group)} of 4')
-    own = counter and 'prior' in counter[0]
+    own = adaptive and 'prior' in adaptive[0]
     threshold = {'dlg(history=100)': '11.9', 'csdlg(tv=1e-4)': '12.7'}[attack]
     assert cells[2].endswith(f'above {threshold} dB') == bool(own)
     assert ('above' in cells[2]) == bool(own)
@@ -170,7 +170,7 @@ def test_each_pool_of_control_runs_has_its_row(both, beside):
       for own in (False, True)
     }
     assert (low[0], low[2]) == ('null-gradient control', '64 runs')
-    assert high[0] == 'null-gradient controlof aware: masked+prior, prior'
+    assert high[0] == 'null-gradient controlof adaptive: masked+prior, prior'
     assert high[2].startswith('64 runsthreshold ')
     assert low[3].startswith(f'{values[False]:.1f}')
     assert high[3].startswith(f'{values[True]:.1f}')
@@ -186,7 +186,7 @@ def test_pools_of_control_runs_with_like_thresholds_are_told_apart(both):
   )
   page = Page(report.render(result))
   names = [' '.join(row[0].split()) for row in page.rows if row and row[0].startswith('null-gradient control')]
-  assert names == ['null-gradient control', 'null-gradient controlof aware: masked+prior, prior']
+  assert names == ['null-gradient control', 'null-gradient controlof adaptive: masked+prior, prior']
   text = ' '.join(cell for row in page.rows if len(row) == 9 for cell in row)
   assert 'above 10.4 dB' not in text and 'threshold 10.4 dB' not in text
 
@@ -195,12 +195,12 @@ def test_pictures_of_a_pair_stand_together(both, beside):
   source = report.render(both)
   pairs = re.findall(r'<tr class="(first|second)"><th class="spec" scope="row">(.*?)</th>', source)
   assert [kind for kind, _ in pairs] == ['first', 'second'] * 6
-  assert pairs[0][1] == '<code>prune(rate=0.9)</code><small>unaware</small>'
-  assert re.sub('<wbr>', '', pairs[1][1]) == 'aware: masked+prior'
+  assert pairs[0][1] == '<code>prune(rate=0.9)</code><small>non-adaptive</small>'
+  assert re.sub('<wbr>', '', pairs[1][1]) == 'adaptive: masked+prior'
   (cells,) = [
-    row for row in beside.rows if row and row[0].strip() == 'aware: prior' and len(row) == 5 and 'exact' in row[1]
+    row for row in beside.rows if row and row[0].strip() == 'adaptive: prior' and len(row) == 5 and 'exact' in row[1]
   ]
-  rows = [r for r in both.rows if r['counter'] == 'prior' and r['attack'] == 'csdlg(tv=1e-4)']
+  rows = [r for r in both.rows if r['adaptive'] == 'prior' and r['attack'] == 'csdlg(tv=1e-4)']
   for cell, row in zip(cells[1:], rows, strict=True):
     assert cell.strip().startswith(f'{row["psnr"]:.1f} dB')
   alts = [image['alt'] for image in beside.attributes('img')]
@@ -208,55 +208,57 @@ def test_pictures_of_a_pair_stand_together(both, beside):
   assert not any('(masked):' in alt and 'prune(rate=0.9) ' in alt for alt in alts)  # the weaker one
 
 
-def test_worst_case_tells_unaware_aware_and_any(both, result, beside, page):
-  assert ['defense', 'unaware', 'aware', 'any', '0 to 100 %', 'by', 'flags'] in beside.rows
+def test_worst_case_tells_non_adaptive_adaptive_and_any(both, result, beside, page):
+  assert ['defense', 'non-adaptive', 'adaptive', 'any', '0 to 100 %', 'by', 'flags'] in beside.rows
   assert ['defense', 'recovered', '0 to 100 %', 'by', 'flags'] in page.rows
   rows = {
-    row[0]: [' '.join(cell.split()) for cell in row] for row in beside.rows if len(row) == 7 and row[1] != 'unaware'
+    row[0]: [' '.join(cell.split()) for cell in row]
+    for row in beside.rows
+    if len(row) == 7 and row[1] != 'non-adaptive'
   }
   for defense in both.config['defenses']:
-    unaware, aware, anyone = (
+    non_adaptive, adaptive, anyone = (
       len({r['trial'] for r in both.rows if r['defense'] == defense and r['success'] and chosen(r)})
-      for chosen in (lambda r: not r['counter'], lambda r: r['counter'], lambda r: True)
+      for chosen in (lambda r: not r['adaptive'], lambda r: r['adaptive'], lambda r: True)
     )
-    assert rows[defense][1] == f'{unaware} of 4'
-    assert rows[defense][2] == ('–' if defense == 'none' else f'{aware} of 4')
+    assert rows[defense][1] == f'{non_adaptive} of 4'
+    assert rows[defense][2] == ('–' if defense == 'none' else f'{adaptive} of 4')
     assert rows[defense][3].startswith(f'{anyone} of 4')
   assert rows['laplace(scale=0.1)'][1:3] == ['0 of 4', '4 of 4']
   assert rows['laplace(scale=0.1)'][5] == 'csdlg(tv=1e-4) · prior'
 
 
-def test_what_aware_attackers_do_is_said(both, beside, page):
-  granted = section(beside, 'Aware attackers', 'The private images are from')
-  for defense, sentences in both.counters.items():
-    for counter, sentence in sentences.items():
-      assert f'{counter}: {sentence}' in granted, defense
-  assert 'They see one upload, as unaware attackers do.' in granted
-  assert 'No counter-measure was run' not in granted
-  assert 'Aware attackers' not in ' '.join(page.text)
-  assert 'Unaware, aware' not in ' '.join(page.text)
-  assert 'Unaware, aware' in ' '.join(beside.text)
+def test_what_adaptive_attackers_do_is_said(both, beside, page):
+  granted = section(beside, 'Adaptive attackers', 'The private images are from')
+  for defense, sentences in both.adaptive_attacks.items():
+    for adaptive, sentence in sentences.items():
+      assert f'{adaptive}: {sentence}' in granted, defense
+  assert 'They see one upload, as non-adaptive attackers do.' in granted
+  assert 'No adaptive attack was run' not in granted
+  assert 'Adaptive attackers' not in ' '.join(page.text)
+  assert 'Non-adaptive, adaptive' not in ' '.join(page.text)
+  assert 'Non-adaptive, adaptive' in ' '.join(beside.text)
 
 
-def test_rounds_and_defenses_without_a_counter_measure(both):
+def test_rounds_and_defenses_without_a_adaptive_attack(both):
   averaged = {'averaged': 'It averages the uploads.'}
-  counters = {'none': {}, 'a': {'x': 'Does x.'}, 'b': {'x': 'Does x.'}, 'c': averaged, 'd': {}}
-  result = replace(both, config=both.config | {'rounds': 7}, counters=counters)
-  granted = section(Page(report.render(result)), 'Aware attackers', 'The private images are from')
+  adaptive_attacks = {'none': {}, 'a': {'x': 'Does x.'}, 'b': {'x': 'Does x.'}, 'c': averaged, 'd': {}}
+  result = replace(both, config=both.config | {'rounds': 7}, adaptive_attacks=adaptive_attacks)
+  granted = section(Page(report.render(result)), 'Adaptive attackers', 'The private images are from')
   assert 'they average 7 uploads of the same samples on the same model' in granted
-  assert 'as unaware attackers do' not in granted
+  assert 'as non-adaptive attackers do' not in granted
   assert granted.count('Does x.') == 1  # met alike, said once
   assert 'averaged: It averages the uploads.' in granted
-  assert 'No counter-measure was run against d: without one' in granted
+  assert 'No adaptive attack was run against d: without one' in granted
 
 
-def test_aware_attackers_alone(knowing):
+def test_adaptive_attackers_alone(knowing):
   source = report.render(knowing)
   page = Page(source)
   rows = [row[0].strip() for row in page.rows if row]
-  assert rows.count('prune(rate=0.9)aware: masked+prior') == 2  # the pictures of two attacks
-  assert rows.count('prune(rate=0.9)aware: masked') == 2  # their figures, the first row of the defense
-  assert rows.count('aware: masked+prior') == 2
+  assert rows.count('prune(rate=0.9)adaptive: masked+prior') == 2  # the pictures of two attacks
+  assert rows.count('prune(rate=0.9)adaptive: masked') == 2  # their figures, the first row of the defense
+  assert rows.count('adaptive: masked+prior') == 2
   assert 'class="first"' not in source
   worst = next(row for row in page.rows if len(row) == 7 and row[0] == 'prune(rate=0.9)')
   assert worst[1].strip() == '–'
@@ -270,8 +272,10 @@ def test_guarantees_and_what_was_sent(both, beside):
   sent = {(row[0], row[1]): row[-1] for row in rows[1:]}
   for attack in both.config['attacks']:
     assert sent[attack, 'none'] == '100 %'
-    assert sent[attack, 'prune(rate=0.9)aware: masked+prior'] == sent[attack, 'prune(rate=0.9)unaware'] == '10 %'
-    assert sent[attack, 'prune(rate=0.99)+gaussian(stddev=0.01)aware: masked'] == '1.25 %'
+    assert (
+      sent[attack, 'prune(rate=0.9)adaptive: masked+prior'] == sent[attack, 'prune(rate=0.9)non-adaptive'] == '10 %'
+    )
+    assert sent[attack, 'prune(rate=0.99)+gaussian(stddev=0.01)adaptive: masked'] == '1.25 %'
   bare = [{key: value for key, value in row.items() if key != 'sent'} for row in both.rows]
   shares = [row[-1] for row in Page(report.render(replace(both, rows=bare))).rows if len(row) == 10][1:]
   assert shares == ['–'] * len(both.reconstructions)
@@ -279,7 +283,7 @@ def test_guarantees_and_what_was_sent(both, beside):
 
 def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
   text = ' '.join(' '.join(beside.text).split())
-  assert 'hides all 4 images from an attacker who is unaware of it, but 4 of 4 (39–100 %) are' in text
+  assert 'hides all 4 images from a non-adaptive attacker, but 4 of 4 (39–100 %) are' in text
   assert 'Attackers who know the defense were tried and failed, too.' in text
 
 
@@ -297,18 +301,18 @@ def test_a_real_audit_of_attackers_who_know_the_defense(linear, fast_compilation
   text = ' '.join(''.join(page.text).split())
   figures = [row for row in page.rows if len(row) == 8 and re.match(r'\d of 2', row[2])]
   assert len(figures) == len(found.reconstructions) > 6
-  for defense, sentences in found.counters.items():
-    for counter, sentence in sentences.items():
-      assert f'{counter}: {sentence}' in text, defense
+  for defense, sentences in found.adaptive_attacks.items():
+    for adaptive, sentence in sentences.items():
+      assert f'{adaptive}: {sentence}' in text, defense
   assert 'they average 2 uploads' in text
-  assert 'No counter-measure was run against clip_samples(norm=1)' in text
+  assert 'No adaptive attack was run against clip_samples(norm=1)' in text
   assert '3 runs for csdlg(tv=0)' in text
   pools = {row['control_psnr'] for row in found.controls}
   rows = [row for row in page.rows if row and row[0].startswith('null-gradient control')]
   runs = [int(row[2].split()[0]) for row in rows]
   assert (len(runs), sum(runs)) == (len(pools), len(found.controls))
   table = report.terminal_table(found)
-  assert table.count('    aware: ') == 2
+  assert table.count('    adaptive: ') == 2
   assert max(map(len, table.splitlines())) <= 110
 
 

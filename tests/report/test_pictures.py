@@ -76,7 +76,7 @@ def test_each_picture_has_its_own_psnr(build):
         assert picture.score == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
 
 
-def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(both, knowing):
+def test_of_the_adaptive_attackers_the_strongest_is_shown_after_the_non_adaptive_one(both, knowing):
   _, shown = pictures.select(both)
   dlg, csdlg = both.config['attacks']
   assert [case[1:] for case in shown if case[0] == csdlg] == [
@@ -89,8 +89,8 @@ def test_of_the_aware_attackers_the_strongest_is_shown_after_the_unaware_one(bot
     for picture in row:
       np.testing.assert_array_equal(picture.pixels, both.reconstructions[case][picture.trial, picture.index])
       assert cases.case(picture.row) == case
-  aware = {case[:2] for case in pictures.select(knowing)[1] if len(case) == 3}
-  assert aware and not aware & set(knowing.reconstructions)
+  adaptive = {case[:2] for case in pictures.select(knowing)[1] if len(case) == 3}
+  assert adaptive and not adaptive & set(knowing.reconstructions)
 
 
 def bars(png):
@@ -120,10 +120,10 @@ def test_labels_name_the_attacker_of_each_row(both):
 
   dlg = both.config['attacks'][0]
   assert words(dlg, 'none') == [dlg, 'none']
-  assert words(dlg, 'prune(rate=0.9)') == [dlg, 'prune(rate=0.9)', 'unaware']
-  assert words(dlg, 'prune(rate=0.9)', 'masked+prior') == ['aware: masked+prior']
+  assert words(dlg, 'prune(rate=0.9)') == [dlg, 'prune(rate=0.9)', 'non-adaptive']
+  assert words(dlg, 'prune(rate=0.9)', 'masked+prior') == ['adaptive: masked+prior']
   alone = [(dlg, 'prune(rate=0.9)', 'masked+prior')]
-  assert words(*alone[0], among=alone) == [dlg, 'prune(rate=0.9)', 'aware: masked+prior']
+  assert words(*alone[0], among=alone) == [dlg, 'prune(rate=0.9)', 'adaptive: masked+prior']
 
 
 def test_trials_are_found_by_their_place_whatever_their_number(build):

@@ -161,14 +161,14 @@ def test_worst_case_is_the_union_over_attacks():
   rows[8] |= RECOVERED  # b on trial 3
   (entry,) = worst_case(rows)
   assert (entry['recovered'], entry['n'], entry['runs'], entry['by']) == (2, 5, 10, ['b', 'a'])
-  assert (entry['unaware'], entry['aware'], entry['counters']) == (2, None, [])
+  assert (entry['non_adaptive'], entry['adaptive'], entry['adaptive_attacks']) == (2, None, [])
   assert entry['success'] == 0.4
   assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(2, 5))
   assert entry['flags'] == []
 
 
-def knows(counter, **changes):
-  return row(knowledge='aware', counter=counter, defense='prune', change=0.5, **changes)
+def knows(adaptive, **changes):
+  return row(knowledge='adaptive', adaptive=adaptive, defense='prune', change=0.5, **changes)
 
 
 def test_each_attacker_has_its_own_summary(both):
@@ -177,12 +177,14 @@ def test_each_attacker_has_its_own_summary(both):
   for summary in summaries:
     rows = [r for r in both.rows if cases.case(r) == cases.case(summary)]
     assert summary['n'] == len(rows) == 4
-    assert summary['knowledge'] == ('aware' if len(cases.case(summary)) == 3 else 'unaware') == rows[0]['knowledge']
-    assert summary['counter'] == rows[0]['counter']
+    assert (
+      summary['knowledge'] == ('adaptive' if len(cases.case(summary)) == 3 else 'non-adaptive') == rows[0]['knowledge']
+    )
+    assert summary['adaptive'] == rows[0]['adaptive']
     assert summary['psnr'] == pytest.approx(np.mean([r['psnr'] for r in rows if r['psnr'] is not None]))
     assert summary['sent'] == pytest.approx(rows[0]['sent'])
   (bare,) = summarise([row()])
-  assert (bare['knowledge'], bare['counter'], bare['sent']) == ('unaware', None, None)
+  assert (bare['knowledge'], bare['adaptive'], bare['sent']) == ('non-adaptive', None, None)
   shares = summarise([row(sent=0.2), row(sent=0.4, trial=1)])
   assert shares[0]['sent'] == pytest.approx(0.3)
 
@@ -197,7 +199,7 @@ def test_the_strongest_recovers_most_and_then_reaches_the_highest_psnr():
   assert cases.strongest([summary(0, None)])['psnr'] is None
 
 
-def test_a_pair_is_the_unaware_attacker_and_the_strongest_aware_one():
+def test_a_pair_is_the_non_adaptive_attacker_and_the_strongest_adaptive_one():
   rows = [
     row(defense='none'),
     row(defense='prune', psnr=99.0),
@@ -208,28 +210,28 @@ def test_a_pair_is_the_unaware_attacker_and_the_strongest_aware_one():
     {**knows('weak'), 'attack': 'b'},
   ]
   pairs = cases.paired(summarise(rows))
-  assert {pair: [summary['counter'] for summary in group] for pair, group in pairs.items()} == {
+  assert {pair: [summary['adaptive'] for summary in group] for pair, group in pairs.items()} == {
     ('a', 'none'): [None], ('a', 'prune'): [None, 'strong'], ('b', 'none'): [None], ('b', 'prune'): ['weak'],
   }  # fmt: skip
 
 
-def test_the_worst_case_is_that_of_any_attacker_aware_or_not():
+def test_the_worst_case_is_that_of_any_attacker_adaptive_or_not():
   rows = [row(attack=attack, defense='prune', trial=t, change=0.5) for attack in 'ab' for t in range(5)]
-  rows += [knows(counter, trial=t) for counter in ('weak', 'strong', 'none at all') for t in range(5)]
-  rows[5] |= RECOVERED  # b, unaware, on trial 0
+  rows += [knows(adaptive, trial=t) for adaptive in ('weak', 'strong', 'none at all') for t in range(5)]
+  rows[5] |= RECOVERED  # b, non-adaptive, on trial 0
   rows[10] |= RECOVERED  # weak on trial 0
   rows[17] |= RECOVERED  # strong on trials 2 and 4
   rows[19] |= RECOVERED
   (entry,) = worst_case(rows)
   assert (entry['recovered'], entry['n'], entry['runs']) == (3, 5, 25)
-  assert (entry['unaware'], entry['aware']) == (1, 3)
+  assert (entry['non_adaptive'], entry['adaptive']) == (1, 3)
   assert entry['by'] == ['a · strong', 'b', 'a · weak']
-  assert entry['counters'] == ['strong', 'weak']
+  assert entry['adaptive_attacks'] == ['strong', 'weak']
   assert (entry['success_low'], entry['success_high']) == pytest.approx(clopper_pearson(3, 5))
   (entry,) = worst_case(rows[10:])
-  assert (entry['unaware'], entry['aware'], entry['recovered']) == (None, 3, 3)
+  assert (entry['non_adaptive'], entry['adaptive'], entry['recovered']) == (None, 3, 3)
   (entry,) = worst_case(rows[20:])
-  assert (entry['unaware'], entry['aware'], entry['by'], entry['counters']) == (None, 0, [], [])
+  assert (entry['non_adaptive'], entry['adaptive'], entry['by'], entry['adaptive_attacks']) == (None, 0, [], [])
 
 
 def test_flags():
@@ -262,9 +264,9 @@ def test_csv_reads_back(result):
 
 def test_csv_tells_attackers_apart(both):
   lines = list(csv.DictReader(io.StringIO(summary_csv(both.rows))))
-  found = [(line['attack'], line['defense'], *filter(None, [line['counter']])) for line in lines]
+  found = [(line['attack'], line['defense'], *filter(None, [line['adaptive']])) for line in lines]
   assert found == list(both.reconstructions)
-  assert {line['knowledge'] for line in lines if line['counter']} == {'aware'}
+  assert {line['knowledge'] for line in lines if line['adaptive']} == {'adaptive'}
 
 
 def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
@@ -282,7 +284,7 @@ def test_terminal_table_is_aligned_narrow_and_says_what_it_means(result):
   assert '`' not in text
 
 
-STRONGEST = {  # by how the fixture mixes them: (attack, defense): counter-measure
+STRONGEST = {  # by how the fixture mixes them: (attack, defense): adaptive attack
   ('dlg(history=100)', 'prune(rate=0.9)'): 'masked+prior',
   ('csdlg(tv=1e-4)', 'prune(rate=0.9)'): 'masked+prior',
   ('csdlg(tv=1e-4)', 'laplace(scale=0.1)'): 'prior',
@@ -290,25 +292,25 @@ STRONGEST = {  # by how the fixture mixes them: (attack, defense): counter-measu
 
 
 def test_attackers_are_ordered_by_the_trials_that_they_reach():
-  rows = [row(), row(attack='b', trial=1), row(attack='b', trial=2), row(attack='b', trial=2, counter='weak')]
+  rows = [row(), row(attack='b', trial=1), row(attack='b', trial=2), row(attack='b', trial=2, adaptive='weak')]
   assert cases.attackers(rows) == ['b', 'a', 'b · weak']
 
 
-def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one(both):
+def test_terminal_table_shows_the_strongest_adaptive_attacker_below_the_non_adaptive_one(both):
   text = terminal_table(both)
   lines = text.splitlines()
   assert max(map(len, lines)) <= 110
-  assert text.count('    aware: ') == 2 * 3  # one per attack and defense but 'none'
-  assert '\naware: prior: It does prior to laplace(scale=0.1).' in text  # what the names above stand for
+  assert text.count('    adaptive: ') == 2 * 3  # one per attack and defense but 'none'
+  assert '\nadaptive: prior: It does prior to laplace(scale=0.1).' in text  # what the names above stand for
   attack = None
   summaries = {cases.case(summary): summary for summary in summarise(both.rows)}
   for i, line in enumerate(lines):
     attack = line.split()[0] if line.startswith(('dlg', 'csdlg')) else attack
-    if line.startswith('    aware: '):
+    if line.startswith('    adaptive: '):
       defense = lines[i - 1].split()[0] if 'gaussian' not in lines[i - 1] else both.config['defenses'][3]
-      counter = line.split()[1]
-      summary = summaries[attack, defense, counter]
-      assert STRONGEST.get((attack, defense), counter) == counter
+      adaptive = line.split()[1]
+      summary = summaries[attack, defense, adaptive]
+      assert STRONGEST.get((attack, defense), adaptive) == adaptive
       assert f' {summary["psnr"]:.1f} ± ' in line
       assert line.endswith(f'{summary[cases.named(summary["verdict"])]} {summary["verdict"]}')
   assert 'control 11.2–12.7 ' in text.replace('\n', ' ')  # the thresholds of csdlg and of its other prior
@@ -316,10 +318,10 @@ def test_terminal_table_shows_the_strongest_aware_attacker_below_the_unaware_one
                          if 'prune(rate=0.9)' in line)  # fmt: skip
 
 
-def test_terminal_table_says_what_only_the_unaware_are_stopped_by(both):
+def test_terminal_table_says_what_only_the_non_adaptive_are_stopped_by(both):
   text = ' '.join(terminal_table(both).split())
   assert 'laplace(scale=0.1) hides all 4 images' in text
-  assert '4 of 4 (39–100 %) are recovered by one who knows it (prior)' in text
+  assert '4 of 4 (39–100 %) are recovered by an adaptive one, who knows it (prior)' in text
 
 
 def test_terminal_table_names_defenses_that_leave_traces(both):
@@ -329,12 +331,12 @@ def test_terminal_table_names_defenses_that_leave_traces(both):
   assert 'seen above chance' not in terminal_table(both)
 
 
-def test_terminal_table_of_aware_attackers_alone_names_the_defense(knowing):
+def test_terminal_table_of_adaptive_attackers_alone_names_the_defense(knowing):
   lines = terminal_table(knowing).splitlines()
   assert lines[2].startswith('dlg(history=100)') and 'control 10.4–11.9' in lines[2]
   assert lines[3].startswith('  none  ')
   assert lines[4] == '  prune(rate=0.9)'
-  assert lines[5].startswith('    aware: masked+prior ')
+  assert lines[5].startswith('    adaptive: masked+prior ')
   assert max(map(len, lines)) <= 110
 
 
@@ -385,13 +387,13 @@ def test_no_negative_zero():
   assert (formatting.number(-0.004, 2), formatting.number(-0.006, 2)) == ('0.00', '-0.01')
 
 
-def test_a_counter_measure_that_differs_between_defenses_is_explained_for_each(both):
+def test_a_adaptive_attack_that_differs_between_defenses_is_explained_for_each(both):
   words = {'prune(rate=0.9)': {'prior': 'It weights by 1.'}, 'laplace(scale=0.1)': {'prior': 'It weights by 2.'}}
-  pairs = {('a', defense): [{'defense': defense, 'counter': 'prior'}] for defense in words}
+  pairs = {('a', defense): [{'defense': defense, 'adaptive': 'prior'}] for defense in words}
   text = terminal._legend(pairs, words)
-  assert text == [f'aware: prior under {defense}: {of["prior"]}' for defense, of in words.items()]
+  assert text == [f'adaptive: prior under {defense}: {of["prior"]}' for defense, of in words.items()]
   assert terminal._legend(pairs, {defense: {'prior': 'It is one.'} for defense in words}) == [
-    'aware: prior: It is one.'
+    'adaptive: prior: It is one.'
   ]
 
 

@@ -40,11 +40,11 @@ def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, e
   return Trained(rows, 0.25, seconds_defense, stopped, spent)
 
 
-def attacked(defense, *recovered, attack='dlg', counter=None, psnr=(30.0, 8.0), otherwise='nothing seen', size=1):
+def attacked(defense, *recovered, attack='dlg', adaptive=None, psnr=(30.0, 8.0), otherwise='nothing seen', size=1):
   """Returns an audit's rows: a trial is recovered (30 dB) or not (8 dB, and `otherwise`)."""
   return [
     {
-      'attack': attack, 'defense': defense, 'counter': counter, 'trial': trial, 'batch_size': size, 'success': found,
+      'attack': attack, 'defense': defense, 'adaptive': adaptive, 'trial': trial, 'batch_size': size, 'success': found,
       'verdict': 'exact' if found else otherwise, 'solved': True, 'psnr': psnr[0 if found else 1],
       'ssim': 0.9 if found else 0.1, 'mse': 0.1, 'pearson': 0.5, 'change': 0.0 if defense == 'none' else 0.5,
       'control_psnr': 12.0,
@@ -140,7 +140,7 @@ def test_cautions():
   assert 'Each defense was trained once; another seed' in notes and 'guessing' not in notes
   few = {'none': trained(0.9, tested=100), 'topk': trained(0.9, tested=100)}
   assert 'trained once: the intervals of accuracy are by the test samples alone' in said(few, LEAK)[1]
-  _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, counter='masked')])
+  _, notes = said(pair, [*LEAK, *attacked('topk', *NOBODY), *attacked('topk', *NOBODY, adaptive='masked')])
   assert 'who knows' not in notes and 'failed' not in notes
   assert 'settled' not in notes
   pair['topk'].rows[-2]['accuracy'] = 0.85
@@ -310,7 +310,7 @@ def write(folder):
     'topk(ratio=0.1)': trained(0.938, up=123, seconds_defense=0.004),
     'client_dp(norm=1,noise=2)': trained(0.7, rounds=17, stopped=True, epsilon=2.31),
   }
-  rows = [*LEAK, *attacked('topk(ratio=0.1)', *ALL, counter='masked'), *attacked('client_dp(norm=1,noise=2)', *NOBODY)]
+  rows = [*LEAK, *attacked('topk(ratio=0.1)', *ALL, adaptive='masked'), *attacked('client_dp(norm=1,noise=2)', *NOBODY)]
   worst = report.worst_case_of(rows)
   leakage = [{'defense': name, 'round': number, **worst[name]} for name in worst for number in (0, 20)]
   parts = np.arange(40).reshape(4, 10)

@@ -83,7 +83,7 @@ def test_citations_follow_from_the_object_and_not_from_its_label():
   scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
   attacks = {'harmless': gl.servers.class_fishing(), 'dlg(history=100)': gl.attacks.csdlg(steps=1)}
   defenses = {'none': None, 'soteria(rate=0.5)': gl.defenses.own(optax.identity(), 'upload')}
-  given = AuditSettings(controls=1, knowledge='unaware')
+  given = AuditSettings(controls=1, knowledge='non-adaptive')
   known = of_plan(plan(jax.random.key(0), scenario, defenses, attacks, 1, given))
   found = [citation.split(',')[0] for citation in wording.citations(known)]
   assert found == ['Wen', 'Geiping']
@@ -91,12 +91,17 @@ def test_citations_follow_from_the_object_and_not_from_its_label():
 
 def test_who_attacks_is_said(both):
   text = ' '.join(wording.settings(both.config))
-  assert 'by an attacker who is unaware of the defense, and by attackers who know' in text
+  assert 'by a non-adaptive attacker, and by adaptive ones, who know' in text
   assert 'average' not in text
-  text = ' '.join(wording.settings({'knowledge': 'aware', 'rounds': 5}))
-  assert 'All attackers know the defense and its settings, and may average 5 uploads of the same samples.' in text
-  assert 'unaware' not in text
-  assert wording.settings({'knowledge': 'unaware'}) == ['All attackers are unaware of the defense.']
+  text = ' '.join(wording.settings({'knowledge': 'adaptive', 'rounds': 5}))
+  said = (
+    'All attackers are adaptive: they know the defense and its settings, and may average 5 uploads of the same samples.'
+  )
+  assert said in text
+  assert 'non-adaptive' not in text
+  assert wording.settings({'knowledge': 'non-adaptive'}) == [
+    'All attackers are non-adaptive: they do not know the defense.'
+  ]
 
 
 def test_where_labels_come_from_is_said():

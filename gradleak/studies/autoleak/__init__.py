@@ -106,7 +106,7 @@ def autoleak(
 ) -> AutoLeak:
   """Runs the ensemble against defenses and returns the worst that it sees of each image.
 
-  There is nothing to choose but what is audited: attacks, steps, restarts, control runs and counter-measures are those
+  There is nothing to choose but what is audited: attacks, steps, restarts, control runs and adaptive attacks are those
   of the version (`VERSION`). Labels are granted. Attacks that learn use the scenario's public images, and are left out
   where it has none. Attacks that the model does not admit are also left out; the result names both.
 

@@ -13,7 +13,7 @@ class Stage(NamedTuple):
 
   Attributes:
     name: of the stage, and of its folder.
-    attacks: as `gradleak.audit` takes them, by an attacker who is unaware of the defense and by one who knows it.
+    attacks: as `gradleak.audit` takes them, by a non-adaptive attacker and by adaptive ones.
     restarts: starts of each.
     rounds: uploads of the same samples that the attacker reads; more than one are averaged, where a defense is random.
     honest: whether the server sends the model that it should.

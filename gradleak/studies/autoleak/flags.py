@@ -130,7 +130,7 @@ def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:
 
 
 def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
-  """Returns the rows of one attack by control pool: a counter-measure that changes the attack has its own."""
+  """Returns the rows of one attack by control pool: an adaptive attack that changes the attack has its own."""
   pools: dict[float | None, list[dict]] = {}
   for row in rows:
     pools.setdefault(row['control_psnr'], []).append(row)

@@ -144,7 +144,7 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
       'example': {
         'private': line['truth'],
         'seen': line['found'],
-        'by': ' · '.join(filter(None, [line['example']['attack'], line['example']['counter']])),
+        'by': ' · '.join(filter(None, [line['example']['attack'], line['example']['adaptive']])),
         'trial': line['example']['trial'],
       },
     }

@@ -209,7 +209,7 @@ def _group(
     steps=chosen.steps,
     labels=mode,
     controls=chosen.controls,
-    knowledge='both' if protected.members else 'unaware',
+    knowledge='both' if protected.members else 'non-adaptive',
   )
   try:
     (group,) = plan(key, stand_in, [protected], {named.label: named.method}, 1, given).groups
@@ -276,7 +276,7 @@ def _config(
 
 def _write(store: Workdir, outcome: Captured) -> None:
   """Writes the pictures of all attackers and their figures; each file whole or not at all."""
-  pictures = packed({json.dumps([one.attack, one.counter]): one.images for one in outcome.inversions})
+  pictures = packed({json.dumps([one.attack, one.adaptive]): one.images for one in outcome.inversions})
   write_atomically(store.path / 'reconstructions.npz', pictures)
   figures = [
     {

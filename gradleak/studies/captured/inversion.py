@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive import UNAWARE, Counter, View
+from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, View
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.matching.distances import cosine, weighed
@@ -38,8 +38,8 @@ class Inversion:
 
   Attributes:
     attack: its name with its settings.
-    counter: how it makes use of the defense, None for an attacker who does not know it.
-    does: what the counter-measure does, a sentence.
+    adaptive: how it makes use of the defense, None for an attacker who does not know it.
+    does: what the adaptive attack does, a sentence.
     granted: what the attacker is granted, sentences.
     labels_mode: 'known', 'inferred', 'optimised' or 'unused', see `federated.Knowledge`.
     images: float [K, H, W, C], the surest first. Closed forms may find more or fewer than the private ones.
@@ -58,7 +58,7 @@ class Inversion:
   """
 
   attack: str
-  counter: str | None
+  adaptive: str | None
   does: str
   granted: list[str]
   labels_mode: str
@@ -150,9 +150,9 @@ def _attacked(
   wanted = {
     key
     for variant in variants
-    for counter in attackers
-    if counter.change == variant.change
-    for key in _keys(group, variant, counter)
+    for adaptive in attackers
+    if adaptive.change == variant.change
+    for key in _keys(group, variant, adaptive)
   }
   made = lanes.table(group, _views(group, update, attackers), variants, wanted)
   title, mask = lanes.label(group, variants), lanes.shown(made)
@@ -174,15 +174,15 @@ def _attacked(
   return _part(group, made, jax.tree.map(np.asarray, found), _mismatches(group, update, made, found, size))
 
 
-def _keys(group: Group, variant: lanes.Variant, counter: Counter) -> Iterator[lanes.Key]:
+def _keys(group: Group, variant: lanes.Variant, adaptive: AdaptiveAttack) -> Iterator[lanes.Key]:
   """Yields the keys of what one attacker runs: on the update, and on the noise of each control."""
   name = variant.name(group)
-  yield name, group.defenses[0].label, counter.name, 0
+  yield name, group.defenses[0].label, adaptive.name, 0
   for number in range(group.settings.controls):
-    yield name, CONTROL, counter.name, number
+    yield name, CONTROL, adaptive.name, number
 
 
-def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
+def _views(group: Group, update: Tree, attackers: list[AdaptiveAttack]) -> Views:
   """Returns what each attacker compares, and the same of noise, on the entries and with the weights of that view."""
   alone = jax.tree.map(lambda x: np.asarray(x)[np.newaxis], update)
   sent = jax.tree.map(lambda x: np.ones(1, bool), update)
@@ -191,14 +191,14 @@ def _views(group: Group, update: Tree, attackers: list[Counter]) -> Views:
   found: list[View] = []
   targets: list[Target] = []
   stream = group.streams.named('control')
-  for counter in attackers:
-    made = counter.views(upload)
+  for adaptive in attackers:
+    made = adaptive.views(upload)
     for number in range(-1, group.settings.controls):
       views = made if number < 0 else [_noise(jax.random.fold_in(stream, number), v) for v in made]
       views = [_without_missing(view, update) for view in views]
       places = tuple(range(len(found), len(found) + len(views)))
       address = max(number, 0)
-      targets.append(Target(-1 if number >= 0 else 0, counter, reads, 0, address, address, places))
+      targets.append(Target(-1 if number >= 0 else 0, adaptive, reads, 0, address, address, places))
       found.extend(views)
   return Views(stack(found), targets)
 
@@ -264,7 +264,7 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
   best: dict[tuple[int, str], dict[int, int]] = {}
   far = kept_distance(found.distance, found.diverged_step)
   for lane, (variant, target, _, _) in enumerate(made.lanes):
-    runs = best.setdefault((variant, target.counter.name), {})
+    runs = best.setdefault((variant, target.adaptive.name), {})
     number = target.address if target.defense < 0 else -1
     if number not in runs or far[lane] < far[runs[number]]:
       runs[number] = lane
@@ -274,15 +274,16 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
     shown = min(group.settings.batch_size, found.images.shape[1])
     others = found.images[controls]
     likeness, among = _likeness(found.images[own][:shown], others, shown)
-    counter = made.lanes[own].target.counter
+    adaptive = made.lanes[own].target.adaptive
     known = dataclasses.replace(
-      granted.knowledge(group, made.variants[variant].method), defense='unknown' if counter is UNAWARE else 'known'
+      granted.knowledge(group, made.variants[variant].method),
+      defense='unknown' if adaptive is NON_ADAPTIVE else 'known',
     )
     rows.append(
       {
         'attack': group.attacks[0].label,
-        'counter': None if counter is UNAWARE else counter.name,
-        'does': counter.words,
+        'adaptive': None if adaptive is NON_ADAPTIVE else adaptive.name,
+        'does': adaptive.words,
         'granted': known.in_words(),
         'labels_mode': known.labels,
         **{name: float(getattr(found, name)[own]) for name in ('objective', 'objective_start', 'distance')},

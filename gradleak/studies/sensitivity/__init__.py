@@ -369,10 +369,10 @@ def _found(name: str, result: AuditResult) -> tuple[list[dict[str, Any]], np.nda
   """Returns (rows of a setting, what the strongest attacker makes of the first trial's image)."""
   cases: dict[Any, list[dict]] = {}
   for row in result.rows:
-    cases.setdefault(row['counter'], []).append(row)
-  counter = max(cases, key=lambda one: _strength(cases[one]))
-  rows = cases[counter]
-  case = rows[0]['attack'], rows[0]['defense'], *filter(None, [counter])
+    cases.setdefault(row['adaptive'], []).append(row)
+  adaptive = max(cases, key=lambda one: _strength(cases[one]))
+  rows = cases[adaptive]
+  case = rows[0]['attack'], rows[0]['defense'], *filter(None, [adaptive])
   images = np.asarray(result.reconstructions[case])[:, 0]
   psnr = np.asarray(metrics.psnr(images.astype(np.float32), np.asarray(result.truth)[:, 0].astype(np.float32)))
   return [
@@ -381,7 +381,7 @@ def _found(name: str, result: AuditResult) -> tuple[list[dict[str, Any]], np.nda
       'trial': row['trial'],
       'psnr': None if np.isnan(value) else float(value),
       'recovered': row['success'],
-      'by': counter,
+      'by': adaptive,
       'control_psnr': row['control_psnr'],
       'verdict': row['verdict'],
       'upload_psnr': row['psnr'],

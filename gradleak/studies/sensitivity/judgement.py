@@ -72,8 +72,9 @@ class Sensitivity(NamedTuple):
     assumptions: in the order in which they are dropped, the skipped ones among them.
     steps: {name of a setting: names of the assumptions that are dropped in it}, the laboratory first.
     rows: one dict per setting and trial, plain JSON: 'setting', 'trial', 'psnr' (dB, of the image that all settings
-      share; None where it diverged), 'recovered' (of the upload, as in the audit), 'by' (the counter-measure of the
-      strongest attacker, None for the unaware one), 'control_psnr' (dB), and of the upload 'verdict' and 'upload_psnr'.
+      share; None where it diverged), 'recovered' (of the upload, as in the audit), 'by' (the adaptive attack of the
+      strongest attacker, None for the non-adaptive one), 'control_psnr' (dB), and of the upload 'verdict' and
+      'upload_psnr'.
     examples: {name of a setting: what is reconstructed of the first trial's image, [H, W, C]}.
     truth: that image.
     accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing'}}: fractions of the public

@@ -12,7 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import attacks, defenses, models
-from gradleak.adaptive import counters as counters_of
+from gradleak.adaptive import adaptive_attacks as attacks_on
 from gradleak.adaptive.base import AVERAGES, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances
@@ -44,10 +44,10 @@ def placed(text, context):
   return defenses.place(gl.parse(text), context)
 
 
-def counters(text, context, attack=None, rounds=1):
-  """Returns {name: `Counter`} of an attack, csDLG by default, to the defense of a text."""
-  found = counters_of(placed(text, context), context, 1, attack or attacks.csdlg(), rounds)
-  return {counter.name: counter for counter in found}
+def adaptive_attacks(text, context, attack=None, rounds=1):
+  """Returns {name: `AdaptiveAttack`} of an attack, csDLG by default, to the defense of a text."""
+  found = attacks_on(placed(text, context), context, 1, attack or attacks.csdlg(), rounds)
+  return {adaptive.name: adaptive for adaptive in found}
 
 
 def uploaded(*updates):
@@ -60,8 +60,8 @@ def entries(tree):
   return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def only_view(counter, *updates):
-  (view,) = counter.views(uploaded(*updates))
+def only_view(adaptive, *updates):
+  (view,) = adaptive.views(uploaded(*updates))
   return view
 
 
@@ -89,34 +89,43 @@ def only_view(counter, *updates):
     ),
   ],
 )
-def test_every_defense_has_the_counter_measures_that_are_known(text, names, context):
-  found = counters(text, context)
+def test_every_defense_has_the_adaptive_attacks_that_are_known(text, names, context):
+  found = adaptive_attacks(text, context)
   assert list(found) == names
-  assert all(counter.words.endswith('.') and counter.rounds == 1 for counter in found.values())
-  assert all(('compares only' in counter.words) == ('masked' in name) for name, counter in found.items())
+  assert all(adaptive.words.endswith('.') and adaptive.rounds == 1 for adaptive in found.values())
+  assert all(('compares only' in adaptive.words) == ('masked' in name) for name, adaptive in found.items())
 
 
 def test_rounds_are_averaged_where_the_defense_is_random(context):
-  assert [counter.rounds for counter in counters('gaussian(stddev=0.1)', context, rounds=4).values()] == [4, 4]
-  assert list(counters('gaussian(stddev=0.1)', context, rounds=4)) == ['averaged+floor', 'averaged+prior']
-  assert [counter.rounds for counter in counters('prune(rate=0.9)', context, rounds=4).values()] == [1, 1]
-  concealed = counters('concealment(steps=2)', context, rounds=4)
-  assert {name: counter.rounds for name, counter in concealed.items()} == {
+  assert [adaptive.rounds for adaptive in adaptive_attacks('gaussian(stddev=0.1)', context, rounds=4).values()] == [
+    4,
+    4,
+  ]
+  assert list(adaptive_attacks('gaussian(stddev=0.1)', context, rounds=4)) == ['averaged+floor', 'averaged+prior']
+  assert [adaptive.rounds for adaptive in adaptive_attacks('prune(rate=0.9)', context, rounds=4).values()] == [1, 1]
+  concealed = adaptive_attacks('concealment(steps=2)', context, rounds=4)
+  assert {name: adaptive.rounds for name, adaptive in concealed.items()} == {
     'averaged': 4, 'decoys': 1, 'averaged+smooth': 4, 'averaged+class_average': 4,
   }  # fmt: skip
 
 
 def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context):
-  assert list(counters('concealment(steps=2)', context, attacks.csdlg(generator='untrained'))) == ['decoys', 'smooth']
+  assert list(adaptive_attacks('concealment(steps=2)', context, attacks.csdlg(generator='untrained'))) == [
+    'decoys',
+    'smooth',
+  ]
 
 
 def test_a_search_without_a_floor_is_not_said_to_stop_at_one(context):
-  assert list(counters('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.gias())) == ['clipped+floor']
-  assert list(counters('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.ggl())) == ['clipped']
+  assert list(adaptive_attacks('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.gias())) == ['clipped+floor']
+  assert list(adaptive_attacks('clip(norm=1)+gaussian(stddev=0.1)', context, attacks.ggl())) == ['clipped']
 
 
 def test_without_auxiliary_data_nobody_starts_from_it(context):
-  assert list(counters('concealment(steps=2)', dataclasses.replace(context, public=None))) == ['decoys', 'smooth']
+  assert list(adaptive_attacks('concealment(steps=2)', dataclasses.replace(context, public=None))) == [
+    'decoys',
+    'smooth',
+  ]
 
 
 @pytest.mark.parametrize(
@@ -132,15 +141,20 @@ def test_without_auxiliary_data_nobody_starts_from_it(context):
     (gl.servers.class_fishing(), 'clip(norm=1)', []),  # the norm of a batch says nothing of one of its samples
   ],
 )
-def test_a_counter_measure_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
+def test_a_adaptive_attack_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
   """It reads no such evidence, or lacks the setting; what changes the update itself serves every attack."""
-  assert list(counters(text, context, attack)) == names
+  assert list(adaptive_attacks(text, context, attack)) == names
 
 
 def test_every_attack_can_use_an_average(context):
-  found = counters('prune(rate=0.7)+gaussian(stddev=0.1)', context, attacks.peeling(), rounds=4)
-  assert [(counter.name, counter.words, counter.rounds) for counter in found.values()] == [('averaged', AVERAGES, 4)]
-  assert list(counters('gaussian(stddev=0.1)', context, attacks.fidel(), rounds=4)) == ['averaged', 'averaged+combined']
+  found = adaptive_attacks('prune(rate=0.7)+gaussian(stddev=0.1)', context, attacks.peeling(), rounds=4)
+  assert [(adaptive.name, adaptive.words, adaptive.rounds) for adaptive in found.values()] == [
+    ('averaged', AVERAGES, 4)
+  ]
+  assert list(adaptive_attacks('gaussian(stddev=0.1)', context, attacks.fidel(), rounds=4)) == [
+    'averaged',
+    'averaged+combined',
+  ]
 
 
 def test_averaging_counts_a_round_only_where_something_was_sent():
@@ -156,10 +170,10 @@ def test_averaging_counts_a_round_only_where_something_was_sent():
 
 def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
   pruned = jax.tree.map(lambda g: np.where(np.abs(g) > np.median(np.abs(g)), g, 0), gradient)
-  view = only_view(counters('prune(rate=0.5)', context)['masked'], pruned)
+  view = only_view(adaptive_attacks('prune(rate=0.5)', context)['masked'], pruned)
   np.testing.assert_array_equal(entries(view.weights), entries(pruned) != 0)
   assert view.clip == math.inf and view.noise == 0
-  assert only_view(counters('clip(norm=0.5)', context)['clipped'], gradient).clip == 0.5
+  assert only_view(adaptive_attacks('clip(norm=0.5)', context)['clipped'], gradient).clip == 0.5
 
 
 @pytest.mark.parametrize(
@@ -173,26 +187,26 @@ def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
 )
 def test_the_noise_expected_is_the_noise_that_comes(text, variance, context, gradient):
   defense = gl.parse(text)
-  name = next(name for name in counters(text, context) if 'floor' in name)
-  view = only_view(counters(text, context)[name], gradient)
+  name = next(name for name in adaptive_attacks(text, context) if 'floor' in name)
+  view = only_view(adaptive_attacks(text, context)[name], gradient)
   assert view.noise == pytest.approx(variance * entries(gradient).size)
   silent = [{n: 0.0 for n in ('stddev', 'scale', 'noise') if n in member.settings} for member in defense.members]
   quiet = defenses.Defense(tuple(m.changed(**zero) for m, zero in zip(defense.members, silent, strict=True)))
   updates = [jax.jit(tx.update)(gradient, tx.init(gradient), gradient, key=KEY)[0] for tx in (quiet, defense)]
   energy = float(trees.squared_norm(trees.subtract(*updates)))
   assert 0.9 < energy / view.noise < 1.1
-  halved = only_view(next(iter(counters(text, context, rounds=2).values())), gradient, gradient)
+  halved = only_view(next(iter(adaptive_attacks(text, context, rounds=2).values())), gradient, gradient)
   assert halved.noise == pytest.approx(view.noise / 2)
 
 
 def test_rounds_are_averaged_before_anything_else(context, gradient):
-  counter = counters('gaussian(stddev=0.1)', context, rounds=2)['averaged+floor']
+  adaptive = adaptive_attacks('gaussian(stddev=0.1)', context, rounds=2)['averaged+floor']
   tripled = jax.tree.map(lambda g: 3 * g, gradient)
-  np.testing.assert_allclose(entries(only_view(counter, gradient, tripled).update), 2 * entries(gradient), rtol=1e-6)
+  np.testing.assert_allclose(entries(only_view(adaptive, gradient, tripled).update), 2 * entries(gradient), rtol=1e-6)
 
 
 def test_muting_leaves_out_the_layer_that_soteria_prunes(context, gradient):
-  weights = only_view(counters('soteria(rate=0.5)', context)['muted'], gradient).weights
+  weights = only_view(adaptive_attacks('soteria(rate=0.5)', context)['muted'], gradient).weights
   dense = [name for name in weights if name.startswith('Dense')]
   assert len(dense) == 1
   for name, layer in weights.items():
@@ -204,13 +218,13 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
   defense = placed('graddefense(stddev=0.1,ratio=0.3)', context)
   slices = defense.arguments[0][0].slices
   transformation = defense.client(context.client).upload
-  counter = counters('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
+  adaptive = adaptive_attacks('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
   hits, defended = 0, jax.jit(transformation.update)
   for seed in range(6):
     noisy, _ = defended(gradient, transformation.init(gradient), gradient, key=jax.random.key(seed))
     noisy = jax.tree.map(np.asarray, noisy)
-    views = counter.views(uploaded(noisy))
-    assert len(views) == counter.count == 8
+    views = adaptive.views(uploaded(noisy))
+    assert len(views) == adaptive.count == 8
     for view in views:
       assert len(np.unique(entries(slices)[entries(view.weights) == 0])) == 3
     hits += bool((entries(noisy) == entries(gradient))[entries(views[0].weights) == 1].all())
@@ -218,9 +232,9 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
 
 
 def test_few_slices_are_all_tried(context, gradient):
-  counter = counters('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
+  adaptive = adaptive_attacks('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
   slices = placed('graddefense(stddev=0.1,num_slices=4)', context).arguments[0][0].slices
-  views = counter.views(uploaded(gradient))
+  views = adaptive.views(uploaded(gradient))
   muted = [np.unique(entries(slices)[entries(view.weights) == 0]).tolist() for view in views]
   assert sorted(muted) == [[0], [1], [2], [3]]
 
@@ -230,7 +244,7 @@ def test_the_prior_grows_with_the_noise(noise, prior, context):
   norm = float(np.sqrt(typical_squared_norm(context.client, context.image_shape, 1, context.variables)))
   size = sum(x.size for x in jax.tree.leaves(context.variables['params']))
   stddev = noise * norm / np.sqrt(size) * (1 if noise > 0.1 else 10)
-  found = counters(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)
+  found = adaptive_attacks(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)
   assert dict(found['prior'].settings) == {'prior': prior}
 
 
@@ -322,7 +336,7 @@ def rows(result, **chosen):
 
 @pytest.mark.slow
 def test_both_attackers_stand_side_by_side(both):
-  found = list(dict.fromkeys((row['defense'], row['counter']) for row in both.rows))
+  found = list(dict.fromkeys((row['defense'], row['adaptive']) for row in both.rows))
   assert found == [
     ('none', None),
     ('prune(rate=0.8)', None),
@@ -337,17 +351,19 @@ def test_both_attackers_stand_side_by_side(both):
     ('concealment(steps=2)', 'averaged+smooth'),
     ('concealment(steps=2)', 'averaged+class_average'),
   ]
-  assert all((row['knowledge'] == 'aware') == (row['counter'] is not None) for row in both.rows)
+  assert all((row['knowledge'] == 'adaptive') == (row['adaptive'] is not None) for row in both.rows)
   assert {key[1:] for key in both.reconstructions} == {
-    (defense, *filter(None, [counter])) for defense, counter in found
+    (defense, *filter(None, [adaptive])) for defense, adaptive in found
   }
   assert all(images.shape == (4, 1, 8, 8, 1) for images in both.reconstructions.values())
-  assert set(both.counters['prune(rate=0.8)']) == {'masked', 'masked+prior'} and both.counters['none'] == {}
+  assert (
+    set(both.adaptive_attacks['prune(rate=0.8)']) == {'masked', 'masked+prior'} and both.adaptive_attacks['none'] == {}
+  )
 
 
 @pytest.mark.slow
 def test_each_prior_and_start_has_a_control_of_its_own(both):
-  thresholds = {row['counter']: row['control_psnr'] for row in both.rows}
+  thresholds = {row['adaptive']: row['control_psnr'] for row in both.rows}
   assert thresholds['masked'] == thresholds[None]
   assert len({thresholds[name] for name in (None, 'averaged+prior', 'averaged+class_average')}) == 3
   assert len(both.controls) == 8 * len(
@@ -360,26 +376,26 @@ def test_knowing_a_defense_helps_against_it(both):
   def mean(**chosen):
     return np.mean([row['psnr'] for row in rows(both, **chosen)])
 
-  aware = mean(defense='gaussian(stddev=0.1)', counter='averaged+prior')
-  assert aware > mean(defense='gaussian(stddev=0.1)', counter=None) + 3
+  adaptive = mean(defense='gaussian(stddev=0.1)', adaptive='averaged+prior')
+  assert adaptive > mean(defense='gaussian(stddev=0.1)', adaptive=None) + 3
 
 
 @pytest.mark.slow
 def test_a_failure_with_decoys_is_nobodys_merit(both):
-  assert all(row['objective_at_truth'] is None for row in rows(both, counter='decoys'))
-  assert not any(row['verdict'] == 'nothing seen' for row in rows(both, counter='decoys'))
+  assert all(row['objective_at_truth'] is None for row in rows(both, adaptive='decoys'))
+  assert not any(row['verdict'] == 'nothing seen' for row in rows(both, adaptive='decoys'))
 
 
 @pytest.mark.slow
-def test_aware_alone_attacks_what_has_no_remedy_like_the_unaware(linear):
+def test_adaptive_alone_attacks_what_has_no_remedy_like_the_non_adaptive(linear):
   result = gl.audit(
     jax.random.key(7), linear, objects(['none', 'prune(rate=0.8)']), objects(['csdlg(tv=0,steps=5)']), 1,
-    controls=2, group_size=4, progress='none', knowledge='aware',
+    controls=2, group_size=4, progress='none', knowledge='adaptive',
   )  # fmt: skip
-  assert [(row['defense'], row['counter']) for row in result.rows] == [
+  assert [(row['defense'], row['adaptive']) for row in result.rows] == [
     ('none', None), ('prune(rate=0.8)', 'masked'), ('prune(rate=0.8)', 'masked+prior'),
   ]  # fmt: skip
-  with pytest.raises(gl.UsageError, match="unknown knowledge 'awar'; did you mean 'aware'"):
+  with pytest.raises(gl.UsageError, match="unknown knowledge 'awar'; did you mean 'adaptive'"):
     gl.audit(jax.random.key(7), linear, [None], [attacks.dlg()], 1, knowledge='awar')
 
 
@@ -399,13 +415,13 @@ def audit(scenario, defense, *chosen, **settings):
   return gl.audit(KEY, scenario, [defense], list(chosen), 4, controls=2, group_size=4, progress='none', **settings)
 
 
-def test_an_attack_is_not_run_again_with_a_counter_measure_that_it_cannot_use(linear):
-  """Nor is the counter-measure described where no attack was run with it."""
+def test_an_attack_is_not_run_again_with_a_adaptive_attack_that_it_cannot_use(linear):
+  """Nor is the adaptive attack described where no attack was run with it."""
   blind, reading = attacks.own(divide, 'blind', reads=()), attacks.own(divide, 'reading', reads=('weights',))
   beside = audit(linear, gl.defenses.prune(rate=0.8), blind, reading)
-  found = list(dict.fromkeys((row['attack'], row['counter']) for row in beside.rows))
+  found = list(dict.fromkeys((row['attack'], row['adaptive']) for row in beside.rows))
   assert found == [('blind', None), ('reading', None), ('reading', 'masked')]
-  assert set(beside.counters['prune(rate=0.8)']) == {'masked'}
+  assert set(beside.adaptive_attacks['prune(rate=0.8)']) == {'masked'}
 
 
 @pytest.mark.slow
@@ -418,26 +434,27 @@ def test_a_random_defense_of_ones_own_is_averaged(linear):
 
   mine = gl.defenses.own(optax.GradientTransformationExtraArgs(optax.init_empty_state, noisy), 'upload', random=True)
   result = audit(linear, mine, divide, rounds=4)
-  rounds = {row['counter']: row['rounds'] for row in result.rows}
+  rounds = {row['adaptive']: row['rounds'] for row in result.rows}
   assert rounds == {None: 1, 'averaged': 4, 'averaged+shown': 4}
-  mean = [np.mean([row['psnr'] for row in rows(result, counter=counter)]) for counter in rounds]
+  mean = [np.mean([row['psnr'] for row in rows(result, adaptive=adaptive)]) for adaptive in rounds]
   assert mean[1] > mean[0] + 3  # a quarter of the variance is 6 dB
 
 
 @pytest.mark.parametrize(
-  ('knowledge', 'attackers'), [('aware', {'aware'}), ('unaware', {'unaware'}), ('both', {'aware', 'unaware'})]
+  ('knowledge', 'attackers'),
+  [('adaptive', {'adaptive'}), ('non-adaptive', {'non-adaptive'}), ('both', {'adaptive', 'non-adaptive'})],
 )
 def test_what_an_audit_grants_is_what_it_says(linear, knowledge, attackers):
   result = audit(linear, gl.defenses.prune(rate=0.8), divide, knowledge=knowledge)
   said = ' '.join(result.threat_models['divide'])
-  assert ('does not know which defense the client uses, and ignores it' in said) == ('unaware' in attackers)
-  assert ('nows the defense and its settings' in said) == ('aware' in attackers)
+  assert ('does not know which defense the client uses, and ignores it' in said) == ('non-adaptive' in attackers)
+  assert ('nows the defense and its settings' in said) == ('adaptive' in attackers)
   assert {row['knowledge'] for row in result.rows} == attackers
 
 
 def test_what_is_not_random_of_outpost_is_simulated(context, gradient, small_images):
   """The client that is simulated prunes; a sample's own upload is then nearer to it than to the bare gradient."""
-  found = counters('outpost(noise=0.0)', context)['simulated']
+  found = adaptive_attacks('outpost(noise=0.0)', context)['simulated']
   assert found.simulates == defenses.outpost_pruning(prune=0.8) and found.settings == (('prior', 0.05),)
   images, labels = (jnp.asarray(part[:1]) for part in small_images)
   simulated = defenses.place(found.simulates, context).client(context.client)
@@ -463,14 +480,14 @@ def test_a_defense_of_several_steps_is_simulated_in_the_first(context):
 def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, place):
   """Zeros are left out, if there are more than usual, and what is simulated is clipped to the upload's norm."""
   mine = defenses.place(gl.defenses.own(optax.identity(), place), context)
-  *_, counter = counters_of(mine, context, 1, attacks.csdlg(), 1)
-  assert counter.name == 'shown' and counters_of(mine, context, 1, attacks.fidel(), 1) == []
-  full = only_view(counter, gradient)
+  *_, adaptive = attacks_on(mine, context, 1, attacks.csdlg(), 1)
+  assert adaptive.name == 'shown' and attacks_on(mine, context, 1, attacks.fidel(), 1) == []
+  full = only_view(adaptive, gradient)
   assert (entries(full.weights) == 1).all() and full.noise == 0
   np.testing.assert_allclose(full.clip, float(trees.norm(gradient)), rtol=1e-5)
   rng = np.random.default_rng(0)
   gaps = jax.tree.map(lambda x: np.where(rng.random(x.shape) < 0.5, x, 0), gradient)
-  np.testing.assert_array_equal(entries(only_view(counter, gaps).weights), entries(gaps) != 0)
+  np.testing.assert_array_equal(entries(only_view(adaptive, gaps).weights), entries(gaps) != 0)
 
 
 def scaled(updates, params=None):
@@ -483,8 +500,8 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
   """Both attackers simulate the user's own transformation; one takes its gradient, one the identity's."""
   mine = gl.defenses.own(optax.stateless(scaled), 'upload')
   chained = gl.defenses.chain(gl.defenses.clip(norm=1.0), mine, gl.defenses.gaussian(stddev=0.1))
-  found = counters_of(defenses.place(chained, context), context, 1, attacks.csdlg(), 4)
-  found = {counter.name: counter for counter in found}
+  found = attacks_on(defenses.place(chained, context), context, 1, attacks.csdlg(), 4)
+  found = {adaptive.name: adaptive for adaptive in found}
   images, labels = (jnp.asarray(part[:1]) for part in small_images)
   sent = mine.update(gl.defenses.clip(norm=1.0).update(gradient, optax.EmptyState())[0], optax.EmptyState())[0]
   for name in ('averaged+simulated', 'averaged+straight-through'):
@@ -492,7 +509,7 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
     ours = jax.jit(client.local_update)(None, context.variables, images, labels).update
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), ours, sent)
   sign = gl.defenses.own(optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u)), 'upload')
-  found = {c.name: c for c in counters_of(defenses.place(sign, context), context, 1, attacks.csdlg(), 1)}
+  found = {c.name: c for c in attacks_on(defenses.place(sign, context), context, 1, attacks.csdlg(), 1)}
 
   def slope(name):
     (member,) = found[name].simulates.members
@@ -509,7 +526,7 @@ def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
     (gl.defenses.gaussian(stddev=0.1), 'averaged', 'It averages the uploads'),
   ):
     placed = defenses.place(gl.defenses.chain(mine, other), context)
-    found = {counter.name: counter.words for counter in counters_of(placed, context, 1, attacks.csdlg(), 4)}
+    found = {adaptive.name: adaptive.words for adaptive in attacks_on(placed, context, 1, attacks.csdlg(), 4)}
     assert found[f'{name}+straight-through'].startswith(words)
 
 
@@ -520,28 +537,28 @@ def test_a_function_of_the_update_does_not_protect_from_those_who_know_it(small_
   mine = gl.defenses.own(optax.stateless(scaled), 'upload')
   attack = attacks.csdlg_fast(steps=300)
   found = gl.audit(jax.random.key(1), scenario, [mine], [attack], 4, controls=8, progress='none')
-  mean = {counter: np.mean([row['psnr'] for row in found.rows if row['counter'] == counter])
-          for counter in (None, 'simulated', 'straight-through')}  # fmt: skip
+  mean = {adaptive: np.mean([row['psnr'] for row in found.rows if row['adaptive'] == adaptive])
+          for adaptive in (None, 'simulated', 'straight-through')}  # fmt: skip
   assert min(mean['simulated'], mean['straight-through']) > mean[None] + 10
 
 
-def test_a_counter_measure_may_simulate_alone(context):
+def test_a_adaptive_attack_may_simulate_alone(context):
   clip = gl.defenses.clip(norm=1)
 
   @gl.defenses.defense(place='upload')
   def signs():
     return optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u))
 
-  gl.adaptive.counter_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
+  gl.adaptive.adaptive_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
   placed = defenses.place(signs(), context)
-  assert [c.name for c in counters_of(placed, context, 1, attacks.csdlg(), 1)] == ['alone']
-  assert counters_of(placed, context, 1, attacks.fidel(), 1) == []
+  assert [c.name for c in attacks_on(placed, context, 1, attacks.csdlg(), 1)] == ['alone']
+  assert attacks_on(placed, context, 1, attacks.fidel(), 1) == []
 
 
 def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
-  assert counters('ats', context) == {}
+  assert adaptive_attacks('ats', context) == {}
   known = defenses.place(gl.defenses.own(optax.identity(), 'upload', withholds='zeros'), context)
-  assert [c.name for c in counters_of(known, context, 1, attacks.csdlg(), 1)] == ['masked', 'masked+prior']
+  assert [c.name for c in attacks_on(known, context, 1, attacks.csdlg(), 1)] == ['masked', 'masked+prior']
 
 
 @pytest.mark.slow
@@ -569,23 +586,25 @@ def uploads_of(text, context, gradient, rounds):
 def test_what_several_uploads_share_bears_no_noise(context, gradient):
   text = 'graddefense(stddev=0.1,ratio=0.3)'
   upload = uploads_of(text, context, gradient, 6)
-  (view,) = counters(text, context, rounds=6)['agreed'].views(upload)
+  (view,) = adaptive_attacks(text, context, rounds=6)['agreed'].views(upload)
   right = entries(view.update) == entries(gradient)
   assert np.mean(right) > 0.95  # a slice bears noise in five of six rounds, or in all, with probability 0.011
   averaged = entries(jax.tree.map(lambda u: np.mean(u, axis=0), upload.update))
   assert np.linalg.norm(entries(view.update) - entries(gradient)) < 0.5 * np.linalg.norm(averaged - entries(gradient))
-  assert 'agreed' not in counters(text, context) and 'agreed' not in counters('gaussian(stddev=0.1)', context, rounds=6)
+  assert 'agreed' not in adaptive_attacks(text, context) and 'agreed' not in adaptive_attacks(
+    'gaussian(stddev=0.1)', context, rounds=6
+  )
 
 
 def test_what_compression_sends_late_is_divided_by_its_factor(context, gradient):
   text = 'dgc(ratio=0.2,momentum=0.8)'
   upload = uploads_of(text, context, gradient, 8)
-  (view,) = counters(text, context, rounds=8)['decoded'].views(upload)
+  (view,) = adaptive_attacks(text, context, rounds=8)['decoded'].views(upload)
   sent = np.any([entries(jax.tree.map(lambda u, at=at: u[at], upload.update)) != 0 for at in range(8)], axis=0)
   assert 0.5 < np.mean(sent[entries(gradient) != 0]) <= 1
   np.testing.assert_allclose(entries(view.update)[sent], entries(gradient)[sent], rtol=1e-5)
   np.testing.assert_array_equal(entries(view.weights), sent)
-  assert 'decoded' not in counters(text, context)
+  assert 'decoded' not in adaptive_attacks(text, context)
 
 
 @pytest.mark.parametrize(
@@ -603,15 +622,15 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   variables = model.init(jax.random.key(0), (8, 8, 1))
   client = dataclasses.replace(gl.Client(model, 10), **changes)
   context = Context(client, variables, (8, 8, 1), small_images)
-  found = counters_of(placed(text, context), context, 4, attacks.csdlg(), 1)
+  found = attacks_on(placed(text, context), context, 4, attacks.csdlg(), 1)
   quiet = defenses.place(gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), context)
   images, labels = (jnp.asarray(part[:4]) for part in small_images)
   sent = [
     jax.jit(one.client(client).local_update)(KEY, variables, images, labels) for one in (quiet, placed(text, context))
   ]
   energy = float(trees.squared_norm(trees.subtract(*(upload.update for upload in sent))))
-  counter = next(counter for counter in found if 'floor' in counter.name)
-  (view,) = counter.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
+  adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)
+  (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
   assert 0.85 < energy / view.noise < 1.15
 
 
@@ -619,17 +638,17 @@ def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
   model = models.mlp(10, widths=(4,), init='default')
   client = gl.Client(model, 10, share='delta', epochs=2, optimizer=optax.adam(0.01))
   context = Context(client, model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
-  assert not any('floor' in name for name in counters('dpsgd(norm=1,noise=1)', context))
-  assert any('floor' in name for name in counters('gaussian(stddev=0.1)', context))  # on the delta itself
+  assert not any('floor' in name for name in adaptive_attacks('dpsgd(norm=1,noise=1)', context))
+  assert any('floor' in name for name in adaptive_attacks('gaussian(stddev=0.1)', context))  # on the delta itself
 
 
 def test_members_act_in_the_order_of_their_places(context):
   """However it is typed, DP-SGD adds its noise to the gradient, and the clip of the upload follows."""
   for text in ('clip(norm=1)+dpsgd(norm=1,noise=1)', 'dpsgd(norm=1,noise=1)+clip(norm=1)'):
-    assert not any('floor' in name or 'clipped' in name for name in counters(text, context))
+    assert not any('floor' in name or 'clipped' in name for name in adaptive_attacks(text, context))
 
 
 def test_a_mean_of_clipped_updates_is_not_clipped_alike(context):
   several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=2))
-  assert any('clipped' in name for name in counters('clip(norm=1)', context))
-  assert not any('clipped' in name for name in counters('clip(norm=1)', several))
+  assert any('clipped' in name for name in adaptive_attacks('clip(norm=1)', context))
+  assert not any('clipped' in name for name in adaptive_attacks('clip(norm=1)', several))
