@@ -16,7 +16,7 @@ def neurons(client, *, ridge: float = 1e-12):
   def read(observation):
     kernel, bias = (observation.update['Dense_0'][name] for name in ('kernel', 'bias'))
     shares = jnp.broadcast_to(bias, kernel.shape)
-    if observation.weights is not None:  # 0 where an entry is known to be withheld
+    if observation.weights is not None:  # 0 where an entry is known to be dropped
       shares = shares * observation.weights['Dense_0']['kernel'].astype(shares.dtype)
     image = (kernel * shares).sum(axis=1) / ((shares**2).sum(axis=1) + ridge)
     return image, None  # it tells no labels

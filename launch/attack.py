@@ -28,7 +28,7 @@ with _program.group('what was captured'):
     'channels_first',
     'How a network with names of PyTorch flattens an image: channels_first, as PyTorch has it, or channels_last.',
   )
-  _GIVEN.boolean('partial', False, 'Tensors that the update lacks are zeros: they were withheld.')
+  _GIVEN.boolean('partial', False, 'Tensors that the update lacks are zeros: they were dropped.')
 with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings)
   _GIVEN.string('defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'.")

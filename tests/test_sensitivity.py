@@ -208,7 +208,7 @@ def test_an_assumption_of_ones_own(call, tmp_path):
   knowing = Assumption(
     'whole uploads',
     'All is sent.',
-    'Nine tenths are withheld.',
+    'Nine tenths are dropped.',
     lambda one: one._replace(defense=gl.defenses.prune(rate=0.9)),
   )
   found = call[0](workdir=tmp_path / 'new', chosen=[knowing])

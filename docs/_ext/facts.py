@@ -26,7 +26,7 @@ PLACES = {
   'upload': 'the update, before it is sent',
   'round': 'the mean update, at the server',
 }
-WITHHOLDS = {
+SPARSIFIES = {
   '': 'nothing',
   'zeros': 'entries, which are sent as zeros',
   'mask': 'entries, which are not sent; the server knows which',

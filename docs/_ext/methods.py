@@ -237,7 +237,7 @@ def _about_defense(name: str) -> list[str]:
   rows = [
     ('acts on', facts.PLACES[traits.place]),
     ('random', _yes(traits.random)),
-    ('withholds', facts.WITHHOLDS[traits.withholds] + (', and sends them later' if traits.accumulates else '')),
+    ('sparsifies', facts.SPARSIFIES[traits.sparsifies] + (', and sends them later' if traits.accumulates else '')),
     ('noise', facts.noise(name)),
     ('clips', clips),
     ('guarantee', facts.guarantee(name)),

@@ -25,7 +25,7 @@ from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
 
-# Weights of total variation under noise and withheld entries, in units of the distance: `prior` of `matching`.
+# Weights of total variation under noise and dropped entries, in units of the distance: `prior` of `matching`.
 PRIORS = (1e-3, 1e-2, 5e-2)
 AVERAGES = 'It averages the uploads.'
 
@@ -100,7 +100,7 @@ class Known:
     context: the `Context`.
     num_samples: samples behind one upload.
     rounds: uploads of the same samples on the same model that are averaged, or summed where the defense sends later
-      what it withheld; 1 for a defense that does neither and is not random.
+      what it dropped; 1 for a defense that does neither and is not random.
     reads: the evidence that the attack reads; nothing else is offered.
   """
 
@@ -126,9 +126,9 @@ class Known:
     return any(member.traits.accumulates for member in self.defense.members)
 
   @property
-  def withholds(self) -> bool:
-    """Whether withheld entries can be recognised by their zeros, and the attack can leave them out."""
-    return 'weights' in self.reads and any(member.traits.withholds for member in self.defense.members)
+  def sparsifies(self) -> bool:
+    """Whether dropped entries can be recognised by their zeros, and the attack can leave them out."""
+    return 'weights' in self.reads and any(member.traits.sparsifies for member in self.defense.members)
 
   @property
   def clip(self) -> float:
@@ -211,9 +211,9 @@ class Known:
       'summed': (
         self.rounds > 1 and self.sums,
         'update',
-        'It sums the uploads: what one withholds, a later one sends.',
+        'It sums the uploads: what one drops, a later one sends.',
       ),
-      'masked': (self.withholds, 'weights', 'It compares only what was sent and is not zero.'),
+      'masked': (self.sparsifies, 'weights', 'It compares only what was sent and is not zero.'),
       'clipped': (math.isfinite(self.clip), 'clip', 'It clips what it simulates to the same norm.'),
       'floor': (floor, 'noise', 'It stops at the distance that the noise alone would leave.'),
     }
@@ -287,7 +287,7 @@ class Known:
     """
     update = self.observed(upload) if update is None else update
     weighted = ones(update) if weighted is None else weighted
-    if self.withholds:
+    if self.sparsifies:
       weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
     variance = self.variance if 'noise' in self.reads else 0.0
     return View(update, weighted, _expected(variance, weighted), self.clip)
@@ -412,7 +412,7 @@ def _most_frequent(values: np.ndarray) -> np.ndarray:
 
 
 def _prior(known: Known) -> AdaptiveAttack | None:
-  """Returns the adaptive attack that weights smoothness by the noise and what is withheld, or None where nothing is.
+  """Returns the adaptive attack that weights smoothness by the noise and what is dropped, or None where nothing is.
 
   At the truth, noise of squared norm n on a gradient of squared norm g leaves the cosine distance `1 − 1/√(1 + n/g)`.
   That distance is the weight, rounded to one of `PRIORS`. The attacker learns g by simulating the client on random
@@ -427,13 +427,13 @@ def _prior(known: Known) -> AdaptiveAttack | None:
     signal = max(min(float(typical), known.bound**2), 1e-30)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
-  elif known.withholds:
+  elif known.sparsifies:
     prior = PRIORS[0]
   else:
     return None
   return known.changed(
     'prior',
-    f'It weights smoothness by {prior:g}, after the noise and the withheld entries that it expects.',
+    f'It weights smoothness by {prior:g}, after the noise and the dropped entries that it expects.',
     prior=prior,
   )
 
@@ -451,7 +451,7 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
     if noise.groups is not None:
       groups = noise.groups(arguments)
       weigh, prior = functools.partial(weights.by_group, groups=groups, variance=variance, share=share), PRIORS[0]
-    elif member.traits.withholds == 'zeros':
+    elif member.traits.sparsifies == 'zeros':
       weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
     else:
       continue
@@ -460,8 +460,8 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
   return None
 
 
-# Entries seem withheld where this share more of them are zero than in an undefended update of random pixels.
-_WITHHELD = 0.05
+# Entries seem dropped where this share more of them are zero than in an undefended update of random pixels.
+_DROPPED = 0.05
 
 
 def _shown(known: Known) -> AdaptiveAttack | None:
@@ -478,8 +478,8 @@ def _shown(known: Known) -> AdaptiveAttack | None:
     update = known.observed(upload)
     context = known.context
     usual = typical_zeros(context.client, context.image_shape, known.num_samples, context.variables)
-    withheld = _zeros(update) > float(usual) + _WITHHELD
-    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if withheld else ones(update)
+    dropped = _zeros(update) > float(usual) + _DROPPED
+    weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if dropped else ones(update)
     norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
     return [View(update, weighted, 0.0, norm)]
 
@@ -492,7 +492,7 @@ def _shown(known: Known) -> AdaptiveAttack | None:
 def _stated(member: Member) -> bool:
   """Returns whether the traits of a member, or an adaptive attack to it, say what its uploads show."""
   traits = member.traits
-  declared = traits.withholds or traits.noise or traits.clips or traits.bounds or traits.simulated
+  declared = traits.sparsifies or traits.noise or traits.clips or traits.bounds or traits.simulated
   return member.factory in SPECIAL or bool(declared)
 
 
@@ -577,7 +577,7 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.energy and not any(member.traits.withholds for member in known.defense.members):
+  if not known.energy and not any(member.traits.sparsifies for member in known.defense.members):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)

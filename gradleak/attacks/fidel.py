@@ -87,7 +87,7 @@ def combined(kernel_update: jax.Array, bias_update: jax.Array, sent: jax.Array |
   """Returns the input [in] of a single sample, from all neurons together (section II-B).
 
   The least-squares solution of ΔW_j = x·Δb_j, pixel by pixel over the neurons that sent it. It is less sensitive to
-  noise than one neuron, and works where an upload withholds some entries.
+  noise than one neuron, and works where an upload drops some entries.
 
   Args:
     kernel_update: [in, neurons], a gradient or a delta.
@@ -141,7 +141,7 @@ def fidel(
     client: the `Client` whose model is attacked.
     bias: whether the bias gradient is used; without it, images are known up to scale. Their sign is that of their mean.
     combine: whether neurons that hold the same image are combined by least squares over the entries that are not zero
-      (`combined`): for a noisy update, or one that withholds entries. A single sample is in all neurons alike; of a
+      (`combined`): for a noisy update, or one that drops entries. A single sample is in all neurons alike; of a
       batch, those belong together whose reconstructions correlate by 0.95.
     candidates: images returned per private one; 0 for one per neuron, as published.
 
@@ -167,7 +167,7 @@ def _read(
 
   Args:
     kernel, shares: the update of the layer's kernel [in, neurons] and bias [neurons].
-    sent: bool [in, neurons], the entries of the kernel that are not withheld.
+    sent: bool [in, neurons], the entries of the kernel that are not dropped.
     bias, combine: as `fidel` takes them.
     number: private samples behind the update.
   """

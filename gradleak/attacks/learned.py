@@ -334,7 +334,7 @@ def lti(
   r"""Learning to Invert: a dense network of three layers, from the upload to the images, is trained on public images.
 
   Before it sees an upload, it is trained by Adam, whose rate falls to a tenth after three quarters of the steps. Each
-  step simulates the client on new draws of public images, and of the defense where that is known; withheld entries are
+  step simulates the client on new draws of public images, and of the defense where that is known; dropped entries are
   zeros. Each tensor of the update is divided by its spread over such uploads (ours: the paper does not scale). Images
   of a batch are compared in the order that fits best. The published settings are `hidden=3000` (`10000` for batches of
   four), `batch_size=256`, `learning_rate=1e-4` and `steps=39000`, which is 200 epochs of 50,000 public images. The

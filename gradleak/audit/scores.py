@@ -11,7 +11,7 @@ from gradleak.adaptive import NON_ADAPTIVE
 from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Lane
-from gradleak.audit.uploads import Uploads, share_sent
+from gradleak.audit.uploads import Uploads, fraction_sent
 from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.core import trees
@@ -124,7 +124,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'diverged': diverged >= 0,
     'diverged_step': diverged if diverged >= 0 else None,
     'change': sent.changes[target.defense][target.place],
-    'sent': share_sent(trees.take(trees.take(sent.sent[target.defense], 0), target.place)),
+    'sent': fraction_sent(trees.take(trees.take(sent.sent[target.defense], 0), target.place)),
     'tier': known.tier,
   }
   return row, chosen, permutation

@@ -245,8 +245,8 @@ def _changes(upload: Upload, undefended: Upload) -> np.ndarray:
     return norms([a - b for a, b in zip(defended, plain, strict=True)]) / norms(plain)
 
 
-def share_sent(upload: Upload) -> float:
-  """Returns the share of the entries that one upload sends."""
-  pairs = zip(jax.tree.leaves(upload.update), jax.tree.leaves(upload.sent), strict=True)
-  sizes = [(u.size, np.broadcast_to(sent, u.shape).sum()) for u, sent in pairs]
+def fraction_sent(upload: Upload) -> float:
+  """Returns the fraction of the entries that one upload sends."""
+  pairs = zip(jax.tree.leaves(upload.update), jax.tree.leaves(upload.mask), strict=True)
+  sizes = [(u.size, np.broadcast_to(mask, u.shape).sum()) for u, mask in pairs]
   return float(sum(sent for _, sent in sizes) / sum(size for size, _ in sizes))

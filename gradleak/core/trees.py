@@ -135,9 +135,9 @@ def clip(tree: Tree, bound: float | jax.Array) -> Tree:
   return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
-def withhold(tree: Tree, sent: Tree) -> Tree:
-  """Returns `tree` with zeros where `sent`, a tree of masks or of one boolean per tensor, is False."""
-  return jax.tree.map(lambda x, mask: jnp.where(mask, x, jnp.zeros_like(x)), tree, sent)
+def masked(tree: Tree, mask: Tree) -> Tree:
+  """Returns `tree` with zeros where `mask`, a tree of masks or of one boolean per tensor, is False."""
+  return jax.tree.map(lambda x, kept: jnp.where(kept, x, jnp.zeros_like(x)), tree, mask)
 
 
 def take(tree: Tree, index: Any) -> Tree:

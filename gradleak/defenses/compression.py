@@ -82,7 +82,7 @@ def largest_portion(x: jax.Array, ratio: float | jax.Array) -> jax.Array:
 @defense(
   place='upload',
   citation='Zhu, Liu, Han: Deep Leakage from Gradients. NeurIPS 2019.',
-  withholds='zeros',
+  sparsifies='zeros',
   by_magnitude=True,
   post_processing=True,
   idle=lambda settings: settings['rate'] == 0,
@@ -104,19 +104,19 @@ def prune(*, rate: Fraction) -> optax.GradientTransformationExtraArgs:
   return stateless('prune', compress)
 
 
-class SentState(NamedTuple):
-  """The state of a defense that only reports which entries were sent; the client reads `sent`.
+class MaskState(NamedTuple):
+  """The state of a defense that only reports which entries were sent; the client reads `mask`.
 
   Attributes:
-    sent: boolean masks of the last update, shaped like the parameters, or one scalar per tensor.
+    mask: boolean masks of the last update, shaped like the parameters, or one scalar per tensor.
   """
 
-  sent: Tree
+  mask: Tree
 
 
 @defense(
   place='upload',
-  withholds='mask',
+  sparsifies='mask',
   by_magnitude=True,
   post_processing=True,
   selects=True,
@@ -135,12 +135,12 @@ def topk(*, ratio: Fraction) -> optax.GradientTransformationExtraArgs:
     ratio: the fraction of entries that are sent.
   """
 
-  def update(updates: Tree, state: SentState, params: Tree = None, **extra: Any) -> tuple[Tree, SentState]:
+  def update(updates: Tree, state: MaskState, params: Tree = None, **extra: Any) -> tuple[Tree, MaskState]:
     del state, params, extra
-    sent = jax.tree.map(lambda u: largest_portion(u, ratio), updates)
-    return trees.withhold(updates, sent), SentState(sent)
+    mask = jax.tree.map(lambda u: largest_portion(u, ratio), updates)
+    return trees.masked(updates, mask), MaskState(mask)
 
-  return optax.GradientTransformationExtraArgs(lambda params: SentState(_all_entries(params)), update)
+  return optax.GradientTransformationExtraArgs(lambda params: MaskState(_all_entries(params)), update)
 
 
 class DGCState(NamedTuple):
@@ -149,18 +149,18 @@ class DGCState(NamedTuple):
   Attributes:
     velocity: u, the momentum of each entry since it was last sent.
     residual: v, the sum of each entry's velocities since it was last sent.
-    sent: boolean masks of the last update.
+    mask: boolean masks of the last update.
   """
 
   velocity: Tree
   residual: Tree
-  sent: Tree
+  mask: Tree
 
 
 @defense(
   place='upload',
   citation='Lin, Han, Mao, Wang, Dally: Deep Gradient Compression. ICLR 2018.',
-  withholds='mask',
+  sparsifies='mask',
   accumulates=True,
   by_magnitude=True,
   selects=True,
@@ -192,11 +192,9 @@ def dgc(
     gradient = trees.clip(updates, clip)
     velocity = jax.tree.map(lambda u, g: jnp.asarray(momentum, u.dtype) * u + g, state.velocity, gradient)
     residual = jax.tree.map(jnp.add, state.residual, velocity)
-    sent = jax.tree.map(lambda v: largest_portion(v, ratio), residual)
-    kept = jax.tree.map(jnp.logical_not, sent)
-    return trees.withhold(residual, sent), DGCState(
-      trees.withhold(velocity, kept), trees.withhold(residual, kept), sent
-    )
+    mask = jax.tree.map(lambda v: largest_portion(v, ratio), residual)
+    kept = jax.tree.map(jnp.logical_not, mask)
+    return trees.masked(residual, mask), DGCState(trees.masked(velocity, kept), trees.masked(residual, kept), mask)
 
   return optax.GradientTransformationExtraArgs(init, update)
 

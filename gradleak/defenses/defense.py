@@ -1,7 +1,7 @@
 """What a defense is: an optax transformation with declared properties.
 
 `@defense(place=…, …)` turns a factory of transformations into one of `Defense`s. Its arguments are the `Traits`. They
-say where the defense acts, whether it is random, and what it withholds. They also say how much noise it adds to each
+say where the defense acts, whether it is random, and what it drops. They also say how much noise it adds to each
 entry, what it clips to, and what it guarantees. Audits and reports treat a defense by nothing but its traits.
 """
 
@@ -22,7 +22,7 @@ from gradleak.defenses import foreign
 from gradleak.defenses.base import sequence
 
 PLACES = ('data', 'step', 'upload', 'round')
-WITHHOLDS = ('', 'zeros', 'mask')
+SPARSIFIES = ('', 'zeros', 'mask')
 # Neighbouring relation -> the L2 sensitivity of a sum of contributions, in units of the norm that bounds each.
 SENSITIVITIES = {'replace one': 2.0, 'replace by zeros': 1.0, 'add or remove one': 1.0}
 Settings = Mapping[str, Any]
@@ -106,9 +106,9 @@ class Traits:
     random: whether different keys give different outputs; an attacker may then average repeated uploads.
     citation: its source.
     arguments: (`Context`, settings) -> the factory's positional arguments, computed once, on the host.
-    withholds: '' (nothing), 'zeros' (dropped entries are sent as zeros) or 'mask' (dropped entries are not sent, and
-      the server knows which; its state has a field `sent`).
-    accumulates: whether it sends in later rounds what it withheld: an attacker may then sum repeated uploads.
+    sparsifies: '' (nothing), 'zeros' (dropped entries are sent as zeros) or 'mask' (dropped entries are not sent, and
+      the server knows which; its state has a field `mask`).
+    accumulates: whether it sends in later rounds what it dropped: an attacker may then sum repeated uploads.
     by_magnitude: whether it drops the entries of smallest magnitude: an attacker then has a bound on them.
     noise: the `Noise` that it adds, or None.
     clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
@@ -118,9 +118,10 @@ class Traits:
       the `Mechanism` that it is, or None.
     post_processing: whether its output depends only on the update and on public values, so that guarantees of the
       members before it still hold.
-    selects: whether the mask of `withholds` depends on the update: noise that is added later does not protect the mask.
+    selects: whether the mask of `sparsifies` depends on the update: noise that is added later does not protect the
+      mask.
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
-      simulates; or None where the mask of what was withheld says as much.
+      simulates; or None where the mask of what was dropped says as much.
     remark: (`Context`, settings) -> what results say of it there, a few words; '' for nothing.
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
@@ -131,7 +132,7 @@ class Traits:
   random: bool = False
   citation: str = ''
   arguments: Callable[[Context, Settings], tuple] = lambda context, settings: ()
-  withholds: Annotated[str, Choice(WITHHOLDS)] = ''
+  sparsifies: Annotated[str, Choice(SPARSIFIES)] = ''
   accumulates: bool = False
   by_magnitude: bool = False
   noise: Noise | None = None

@@ -26,14 +26,14 @@ class FragmentationState(NamedTuple):
   Attributes:
     previous: parameters of the model that it received before (the paper's supplementary storage).
     participated: whether `previous` holds such a model yet, a boolean scalar.
-    sent: whether each tensor was sent, a tree of boolean scalars.
+    mask: whether each tensor was sent, a tree of boolean scalars.
     similarity: cosine of each layer with the global gradient, float32 [L], in the order of the layers' first tensors in
       the tree; 0 where the global gradient is not known yet.
   """
 
   previous: Tree
   participated: jax.Array
-  sent: Tree
+  mask: Tree
   similarity: jax.Array
 
 
@@ -64,7 +64,7 @@ def _remark(context: Context, settings: Settings) -> str:
   random=True,
   arguments=_arguments,
   remark=_remark,
-  withholds='mask',
+  sparsifies='mask',
   selects=True,
   idle=lambda settings: settings['ratio'] == 1,
 )
@@ -83,7 +83,7 @@ def fragmentation(
   same number of layers, drawn at random. Without `previous`, `key=` is therefore needed at every update: whether it is
   used is decided at run time. The current `params` are always needed, and are the next update's previous ones.
 
-  The running statistics of BatchNorm are no parameters: in a training they are sent with their layer, and withheld with
+  The running statistics of BatchNorm are no parameters: in a training they are sent with their layer, and dropped with
   it, see `federated.simulation.statistics_sent`.
 
   Equation 4 is printed with the sign of equation 1 reversed. Here an update equal to the global one has cosine +1:
@@ -132,8 +132,8 @@ def fragmentation(
     score = similarity
     if previous is None:
       score = jnp.where(state.participated, similarity, _draw('fragmentation', key, count))
-    sent = _best(score, ratio, numbers)
-    return trees.withhold(updates, sent), FragmentationState(params, jnp.ones((), bool), sent, similarity)
+    mask = _best(score, ratio, numbers)
+    return trees.masked(updates, mask), FragmentationState(params, jnp.ones((), bool), mask, similarity)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -143,7 +143,7 @@ def fragmentation(
   citation=CITATION,
   random=True,
   arguments=lambda context, settings: (_layers(context),),
-  withholds='mask',
+  sparsifies='mask',
   post_processing=True,
   idle=lambda settings: settings['ratio'] == 1,
 )
@@ -165,14 +165,14 @@ def fragmentation_random(
   """
 
   def update(
-    updates: Tree, state: compression.SentState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
-  ) -> tuple[Tree, compression.SentState]:
+    updates: Tree, state: compression.MaskState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
+  ) -> tuple[Tree, compression.MaskState]:
     del state, params, extra
     numbers, count = trees.layer_numbers(updates, layers)
-    sent = _best(_draw('fragmentation_random', key, count), ratio, numbers)
-    return trees.withhold(updates, sent), compression.SentState(sent)
+    mask = _best(_draw('fragmentation_random', key, count), ratio, numbers)
+    return trees.masked(updates, mask), compression.MaskState(mask)
 
-  return optax.GradientTransformationExtraArgs(lambda params: compression.SentState(_all_sent(params)), update)
+  return optax.GradientTransformationExtraArgs(lambda params: compression.MaskState(_all_sent(params)), update)
 
 
 def layer_cosines(a: Tree, b: Tree, numbers: Tree, count: int) -> jax.Array:

@@ -45,7 +45,7 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   return jax.tree.unflatten(treedef, found)
 
 
-@defense(place='step', withholds='zeros', by_magnitude=True, arguments=lambda context, settings: (context.layers,))
+@defense(place='step', sparsifies='zeros', by_magnitude=True, arguments=lambda context, settings: (context.layers,))
 def outpost_pruning(
   layers: Sequence[Layer] | None = None, *, prune: Fraction = 0.8, variant: Variant = 'paper'
 ) -> optax.GradientTransformationExtraArgs:
@@ -71,7 +71,7 @@ def outpost_pruning(
   'Federated Learning. IEEE/ACM Transactions on Networking, 2024.',
   random=True,
   arguments=lambda context, settings: (context.layers,),
-  withholds='zeros',
+  sparsifies='zeros',
   by_magnitude=True,
   noise=Noise(_variance, lambda settings: settings['fisher']),
   simulated=lambda settings: outpost_pruning(prune=settings['prune'], variant=settings['variant']),

@@ -25,7 +25,7 @@ _TOGETHER = 32  # features that are differentiated at once: more is faster and t
   place='step',
   citation='Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning. CVPR 2021.',
   arguments=lambda context, settings: (context.client.model,),
-  withholds='zeros',
+  sparsifies='zeros',
   gradients=lambda context, settings: _num_features(context),
   idle=lambda settings: settings['rate'] == 0,
 )
@@ -84,14 +84,14 @@ def soteria(
     kept = _kept(features, variant, rate, variables, images, weights)
     path = defended_kernel(made_for, updates, kept.size, labels.shape[-1], images.shape[1:])
 
-    def withhold(keys: tuple, u: jax.Array) -> jax.Array:
+    def dropped(keys: tuple, u: jax.Array) -> jax.Array:
       if trees.path_names(keys) != path:
         return u
       # For a square kernel the shape is ambiguous: Flax's order, inputs first.
       mask = kept.reshape((-1, 1) if u.shape[0] == kept.size else (1, -1))
       return jnp.where(mask, u, jnp.zeros_like(u))
 
-    return jax.tree_util.tree_map_with_path(withhold, updates), state
+    return jax.tree_util.tree_map_with_path(dropped, updates), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

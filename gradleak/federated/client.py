@@ -22,7 +22,7 @@ from gradleak.federated import heads
 from gradleak.federated.losses import cross_entropy
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
-from gradleak.models.counted import counted, heeds
+from gradleak.models.masked import masked, takes_mask
 from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
 
 PRECISIONS = ('float32', 'bfloat16')
@@ -39,12 +39,12 @@ class Upload:
 
   Attributes:
     update: the gradient, or the delta θ_T − θ_0, a tree shaped like the parameters.
-    sent: boolean masks, a tree of the same structure; a scalar where a whole tensor is sent or withheld.
+    mask: boolean masks, a tree of the same structure; a scalar where a whole tensor is sent or dropped.
     num_samples: number of private samples behind it, an int32 scalar.
   """
 
   update: Tree
-  sent: Tree
+  mask: Tree
   num_samples: jax.Array
 
 
@@ -234,8 +234,8 @@ class Client:
 
     uploads, state, batch_stats = jax.vmap(one, axes)(keys, *split, state)
     mean = functools.partial(jax.tree.map, functools.partial(jnp.mean, axis=0))
-    sent = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.sent)
-    return Upload(mean(uploads.update), sent, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
+    mask = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.mask)
+    return Upload(mean(uploads.update), mask, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
 
   def transformed(self, key: jax.Array | None, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the samples that the client trains on in place of these, labels as probabilities.
@@ -298,7 +298,7 @@ class Client:
       images = self.augment(jax.random.fold_in(key, 5), images)
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
-      with counted(weights if filled else None):
+      with masked(weights if filled else None):
         losses, batch_stats = per_example_loss(
           self.network,
           self.loss,
@@ -312,7 +312,7 @@ class Client:
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     if self.frozen:
-      gradient = trees.withhold(gradient, self.trained_layers(params, images.shape[1:]))
+      gradient = trees.masked(gradient, self.trained_layers(params, images.shape[1:]))
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
       gradient,
@@ -371,7 +371,7 @@ class Client:
     per_epoch = steps // self.epochs
     padding = per_epoch * size - images.shape[0]
     mixed = self.batch_norm == 'train' and bool(variables.get('batch_stats'))
-    if not padded and padding and mixed and not heeds(self.model.apply, variables, images):
+    if not padded and padding and mixed and not takes_mask(self.model.apply, variables, images):
       raise errors.UsageError(
         f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
         'the padding: choose a batch size that divides them'
@@ -404,7 +404,7 @@ class Client:
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
-        updates = trees.withhold(updates, self.trained_layers(params, images.shape[1:]))
+        updates = trees.masked(updates, self.trained_layers(params, images.shape[1:]))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
         stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
@@ -429,17 +429,17 @@ class Client:
     labels: jax.Array,
     count: jax.Array,
   ) -> tuple[Upload, Any]:
-    """Applies the upload chain, then the masks `sent` in the states of both chains."""
+    """Applies the upload chain, then the trees `mask` in the states of both chains."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
     state = chain.init(params) if state is None else state
     update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
-    sent = jax.tree.map(lambda x: jnp.ones((), bool), update)
+    mask = jax.tree.map(lambda x: jnp.ones((), bool), update)
     if self.frozen:
-      sent = self.trained_layers(params, images.shape[1:])
-    for _, mask in optax.tree.get_all_with_path((step_state, state), 'sent'):
-      sent = jax.tree.map(jnp.logical_and, sent, mask)
-    return Upload(trees.withhold(update, sent), sent, count), state
+      mask = self.trained_layers(params, images.shape[1:])
+    for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
+      mask = jax.tree.map(jnp.logical_and, mask, found)
+    return Upload(trees.masked(update, mask), mask, count), state
 
 
 def _scan(one_step: Callable, start: tuple, steps: int, remat: bool) -> tuple:

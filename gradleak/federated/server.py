@@ -25,12 +25,12 @@ def layer_average(uploads: Upload, weights: jax.Array | None = None) -> Tree:
   weights = jnp.ones_like(uploads.num_samples) if weights is None else jnp.asarray(weights)
   weights = weights.astype(jnp.float32)
 
-  def average(update: jax.Array, sent: jax.Array) -> jax.Array:
+  def average(update: jax.Array, mask: jax.Array) -> jax.Array:
     axes = (1,) * (update.ndim - 1)
-    portions = jnp.where(sent.reshape(sent.shape[0], *(sent.shape[1:] or axes)), weights.reshape(-1, *axes), 0.0)
+    portions = jnp.where(mask.reshape(mask.shape[0], *(mask.shape[1:] or axes)), weights.reshape(-1, *axes), 0.0)
     total = jnp.sum(portions, 0)
     portions = portions / jnp.where(total > 0, total, jnp.ones_like(total)).reshape(1, *total.shape)
     counted = jnp.where(portions > 0, portions * update.astype(jnp.float32), 0.0)  # 0·NaN is NaN
     return jnp.sum(counted, 0).astype(update.dtype)
 
-  return jax.tree.map(average, uploads.update, uploads.sent)
+  return jax.tree.map(average, uploads.update, uploads.mask)

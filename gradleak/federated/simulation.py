@@ -182,7 +182,7 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
   drawn, answers, generator = draw(federation, state.number, key)
   key = jax.random.fold_in(key, state.number)
   uploads, new, batch_stats = _take_part(federation, state, drawn, generator, jax.random.fold_in(key, 1))
-  sent = statistics_sent(uploads.sent, state.variables.get('batch_stats', {}), federation.layers)
+  sent = statistics_sent(uploads.mask, state.variables.get('batch_stats', {}), federation.layers)
   statistics = _statistics_bytes(state.variables, sent, len(drawn))
   done = Round(
     drawn[answers],
@@ -346,19 +346,19 @@ def _mean_statistics(weights: jax.Array, before: jax.Array, new: jax.Array, sent
   return jnp.where(total > 0, mean, before)
 
 
-def statistics_sent(sent: Tree, batch_stats: Tree, layers: Sequence[trees.Layer] | None = None) -> Tree:
+def statistics_sent(mask: Tree, batch_stats: Tree, layers: Sequence[trees.Layer] | None = None) -> Tree:
   """Returns which of BatchNorm's statistics each client sends, a tree shaped like `batch_stats` of bool [K].
 
   The statistics of a layer are sent with its parameters. A client that sends no parameters of the layer does not send
   the statistics, and the server does not learn them by other means. Those of a norm without parameters are always sent.
 
   Args:
-    sent: the masks of the uploads of K clients, stacked.
+    mask: the masks of the uploads of K clients, stacked.
     batch_stats: the running statistics, a tree like that of the modules that they belong to.
     layers: the model's layers; None takes each module for one, as `trees.layer_numbers` does.
   """
-  numbers, count = trees.layer_numbers(sent, layers)
-  masks = [np.asarray(mask).reshape(len(mask), -1).any(1) for mask in jax.tree.leaves(sent)]
+  numbers, count = trees.layer_numbers(mask, layers)
+  masks = [np.asarray(one).reshape(len(one), -1).any(1) for one in jax.tree.leaves(mask)]
   some = np.zeros((count, len(masks[0])), bool)
   of_module: dict[tuple, set] = {}
   for (path, number), mask in zip(jax.tree.leaves_with_path(numbers), masks, strict=True):
@@ -385,23 +385,23 @@ def bytes_sent(uploads: Upload) -> np.ndarray:
   """Returns the bytes of each upload, int64 [K], counting only what was sent; without BatchNorm's statistics.
 
   A tensor sent whole takes the bytes of its values. For a tensor sent in part, the sent values count. Their places
-  count as the smaller of a 32-bit index for each sent value and a bit for every entry. If whole tensors are withheld,
+  count as the smaller of a 32-bit index for each sent value and a bit for every entry. If whole tensors are dropped,
   there is a bit for each tensor.
 
   Args:
     uploads: `Upload`s of K clients, stacked.
   """
   total = np.zeros(len(np.asarray(uploads.num_samples)), np.int64)
-  withheld = np.zeros(len(total), bool)
+  dropped = np.zeros(len(total), bool)
   tensors = 0
-  for update, sent in zip(jax.tree.leaves(uploads.update), jax.tree.leaves(uploads.sent), strict=True):
-    sent, width, tensors = np.asarray(sent), np.dtype(update.dtype).itemsize, tensors + 1
+  for update, mask in zip(jax.tree.leaves(uploads.update), jax.tree.leaves(uploads.mask), strict=True):
+    mask, width, tensors = np.asarray(mask), np.dtype(update.dtype).itemsize, tensors + 1
     size = int(np.prod(update.shape[1:]))
-    count = sent.reshape(len(sent), -1).sum(1, dtype=np.int64) * (size if sent.ndim == 1 else 1)
+    count = mask.reshape(len(mask), -1).sum(1, dtype=np.int64) * (size if mask.ndim == 1 else 1)
     part = (count > 0) & (count < size)
-    withheld |= count == 0
+    dropped |= count == 0
     total += width * count + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
-  return total + np.where(withheld, -(-tensors // 8), 0)
+  return total + np.where(dropped, -(-tensors // 8), 0)
 
 
 def accuracy(

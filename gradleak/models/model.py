@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
-from gradleak.models import counted, modes, repeated
+from gradleak.models import masked, modes, repeated
 
 ImageShape = tuple[int, ...]
 
@@ -487,7 +487,7 @@ def _linen_caller(
         return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
-      return next_function(*args, **counted.options(context.module, context.method_name, args, kwargs))
+      return next_function(*args, **masked.options(context.module, context.method_name, args, kwargs))
 
     module, options = in_mode(train)
     key = None if key is None else errors.check_key('key', key)

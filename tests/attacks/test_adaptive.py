@@ -557,7 +557,7 @@ def test_a_adaptive_attack_may_simulate_alone(context):
 
 def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
   assert adaptive_attacks('ats', context) == {}
-  known = defenses.place(gl.defenses.own(optax.identity(), 'upload', withholds='zeros'), context)
+  known = defenses.place(gl.defenses.own(optax.identity(), 'upload', sparsifies='zeros'), context)
   assert [c.name for c in attacks_on(known, context, 1, attacks.csdlg(), 1)] == ['masked', 'masked+prior']
 
 

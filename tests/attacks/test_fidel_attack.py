@@ -96,7 +96,7 @@ def test_of_a_batch_neurons_that_hold_the_same_image_are_combined(sent):
   assert revealed(read(few, images, combine=True), images) >= revealed(read(few, images), images)
 
 
-def test_what_was_withheld_is_left_out_of_the_combination(sent):
+def test_what_was_dropped_is_left_out_of_the_combination(sent):
   """Each pixel comes from the neurons that sent it: half of the entries are missing, and none of the pixels."""
   update, images = sent[1]
   rng = np.random.default_rng(1)

@@ -74,7 +74,7 @@ def test_honest_defenses_are_not_flagged(scenario, defense):
   assert flags.of_uploads(jax.random.key(1), scenario, defense, 1) == []
 
 
-def test_withholding_without_chance_is_not_flagged(scenario):
+def test_dropping_without_chance_is_not_flagged(scenario):
   """FFL chooses its layers by the model sent before, where there is one: no key changes that."""
   before = scenario._replace(previous=jax.tree.map(lambda x: 0.9 * x, scenario.variables))
   assert flags.of_uploads(jax.random.key(1), before, gl.defenses.fragmentation(ratio=0.4), 1) == []

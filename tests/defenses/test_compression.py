@@ -97,7 +97,7 @@ def test_every_tensor_is_pruned_by_itself():
   np.testing.assert_array_equal(pruned['small'], [0, 0, 3, 4])
 
 
-# --- exact portions, and what is withheld
+# --- exact portions, and what is dropped
 
 
 def exactly(ratio, size):
@@ -153,7 +153,7 @@ def topk(ratio, updates):
 def test_topk_sends_the_largest_and_says_which(gradients, ratio):
   for updates in gradients[0][:2]:
     sent, state = topk(jnp.float32(ratio), updates)
-    for u, s, mask in zip(*map(jax.tree.leaves, (updates, sent, state.sent)), strict=True):
+    for u, s, mask in zip(*map(jax.tree.leaves, (updates, sent, state.mask)), strict=True):
       assert mask.shape == u.shape and mask.dtype == bool and mask.sum() == exactly(ratio, u.size)
       np.testing.assert_array_equal(mask, best(np.asarray(u), ratio))
       np.testing.assert_array_equal(s, np.where(mask, u, np.float32(0)))
@@ -163,9 +163,9 @@ def test_topk_counts_ties_and_zeros_once():
   updates = {'ties': jnp.asarray([3.0, -3, 3, -3, 1]), 'dead': jnp.zeros((2, 3)), 'sparse': jnp.asarray([0.0, 0, 0, 7])}
   defense = defenses.topk(ratio=0.5)
   state = defense.update(updates, defense.init(updates))[1]
-  np.testing.assert_array_equal(state.sent['ties'], [True, True, True, False, False])
-  np.testing.assert_array_equal(state.sent['dead'], [[True, True, True], [False, False, False]])
-  np.testing.assert_array_equal(state.sent['sparse'], [True, False, False, True])
+  np.testing.assert_array_equal(state.mask['ties'], [True, True, True, False, False])
+  np.testing.assert_array_equal(state.mask['dead'], [[True, True, True], [False, False, False]])
+  np.testing.assert_array_equal(state.mask['sparse'], [True, False, False, True])
 
 
 def test_topk_is_prune_but_for_what_it_says(gradients):
@@ -224,7 +224,7 @@ def test_dgc_over_several_participations(gradients, settings):
     for actual, reference_ in close:
       for x, y in zip(actual, reference_, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6 * max(1e-6, np.abs(y).max()))
-    for mask, s in zip(jax.tree.leaves(state.sent), jax.tree.leaves(sent), strict=True):
+    for mask, s in zip(jax.tree.leaves(state.mask), jax.tree.leaves(sent), strict=True):
       assert mask.shape == s.shape and mask.sum() == exactly(settings['ratio'], mask.size)
       assert not np.any(np.asarray(s)[~np.asarray(mask)])
 
@@ -252,7 +252,7 @@ def test_dgcs_momentum_and_its_masking_matter(gradients):
   (plain, _), (moving, state) = final(0.0), final(0.9)
   assert trees.norm(trees.subtract(plain, moving)) > 0.1 * trees.norm(plain)
   for kept in (state.velocity, state.residual):
-    jax.tree.map(lambda x, mask: np.testing.assert_array_equal(np.asarray(x)[np.asarray(mask)], 0), kept, state.sent)
+    jax.tree.map(lambda x, mask: np.testing.assert_array_equal(np.asarray(x)[np.asarray(mask)], 0), kept, state.mask)
 
 
 def test_dgc_at_the_first_participation(gradients):
@@ -267,12 +267,12 @@ def test_dgc_at_the_first_participation(gradients):
 
 
 @pytest.mark.parametrize('text', ['topk(ratio=0.1)', 'dgc(ratio=0.1)'])
-def test_noise_does_not_fill_what_is_withheld(gradients, text):
+def test_noise_does_not_fill_what_is_dropped(gradients, text):
   (updates, *_), client, given = gradients
   context = defenses.Context(client, given[0], given[1].shape[1:])
   defended = defenses.place(gl.parse(f'{text}+gaussian(stddev=1)'), context).client(client)
   upload = jax.jit(defended.local_update)(jax.random.key(0), *given)
-  for mask, sent, u in zip(*map(jax.tree.leaves, (upload.sent, upload.update, updates)), strict=True):
+  for mask, sent, u in zip(*map(jax.tree.leaves, (upload.mask, upload.update, updates)), strict=True):
     assert mask.shape == u.shape and mask.sum() == exactly(0.1, u.size)
     np.testing.assert_array_equal(np.asarray(sent) != 0, mask)
 

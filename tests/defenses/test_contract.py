@@ -533,7 +533,7 @@ class Behaviour:
   @property
   def masks(self):
     """What is sent, as the first state says; None without a mask."""
-    found = optax.tree.get_all_with_path(trees.take(self()[1], 0), 'sent')
+    found = optax.tree.get_all_with_path(trees.take(self()[1], 0), 'mask')
     return found[0][1] if found else None
 
   @property
@@ -598,18 +598,18 @@ def test_the_noise_has_the_declared_variance_on_the_declared_fraction_of_entries
 
 
 @every_defense
-def test_withheld_entries_are_zeros_or_in_the_mask(name, behaviour):
+def test_dropped_entries_are_zeros_or_in_the_mask(name, behaviour):
   defended = behaviour(name)
   dropped = any(not kept.all() for _, kept in defended.kept)
   found = '' if not dropped else 'zeros' if defended.masks is None else 'mask'
-  assert trait(name, 'withholds') == found
+  assert trait(name, 'sparsifies') == found
   if found == 'mask':
     sent = trees.take(defended()[0], 0)
-    assert not differs(sent, trees.withhold(sent, defended.masks))
+    assert not differs(sent, trees.masked(sent, defended.masks))
 
 
 @every_defense
-def test_what_is_withheld_by_magnitude_is_smallest(name, behaviour):
+def test_what_is_dropped_by_magnitude_is_smallest(name, behaviour):
   mixed = [(u, kept) for u, kept in behaviour(name).kept if kept.any() and not kept.all()]
   ordered = bool(mixed) and all(u[~kept].max() <= u[kept].min() for u, kept in mixed)
   assert trait(name, 'by_magnitude') == ordered
@@ -621,7 +621,7 @@ def test_selects_is_a_mask_that_depends_on_the_update(name, behaviour):
   states = [
     trees.take(defended(updates=defended.random_updates(defended.given.updates, seed))[1], 0) for seed in range(6, 12)
   ]
-  masks = [mask for state in states for _, mask in optax.tree.get_all_with_path(state, 'sent')]
+  masks = [mask for state in states for _, mask in optax.tree.get_all_with_path(state, 'mask')]
   assert trait(name, 'selects') == any(differs(mask, masks[0]) for mask in masks)
 
 
@@ -724,7 +724,13 @@ def test_at_the_server_the_update_is_post_processed():
   idle = defenses.compensation(**{**settings, 'stddev': 0.0})
   assert not differs(idle.update(noisy, idle.init(noisy), num_clients=4)[0], noisy)
   assert traits.idle(idle.members[0].settings) and not traits.idle(server.members[0].settings)
-  assert (traits.withholds, traits.noise, traits.clips, traits.bounds, traits.mechanism) == ('', None, None, None, None)
+  assert (traits.sparsifies, traits.noise, traits.clips, traits.bounds, traits.mechanism) == (
+    '',
+    None,
+    None,
+    None,
+    None,
+  )
   client = Client(two_layers(), 10)
   context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
   assert defenses.place(server, context).client(client) == client

@@ -234,8 +234,8 @@ def test_a_users_own_factory_is_one_of_defenses(context):
     (lambda: defenses.own(lambda u: u, 'step'), 'expected an optax transformation'),
     (lambda: defenses.own(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
     (
-      lambda: defenses.own(optax.scale(2.0), 'step', withholds='zero'),
-      "unknown withholds 'zero'; did you mean 'zeros'",
+      lambda: defenses.own(optax.scale(2.0), 'step', sparsifies='zero'),
+      "unknown sparsifies 'zero'; did you mean 'zeros'",
     ),
     (lambda: defenses.defense(place='step', noice=None), "unknown trait of a defense: 'noice'; did you mean 'noise'"),
     (lambda: defenses.as_defense('prune(rate=0.5)'), r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),

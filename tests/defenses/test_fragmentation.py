@@ -1,4 +1,4 @@
-"""FFL against algorithm 1 of its paper in NumPy, and what a client and a server make of withheld layers."""
+"""FFL against algorithm 1 of its paper in NumPy, and what a client and a server make of dropped layers."""
 
 import contextlib
 import dataclasses
@@ -74,7 +74,7 @@ def algorithm_1(groups, gradient, global_gradient, count):
 
 def assert_sends(updates, state, gradient, paths):
   for path in flat_paths(gradient):
-    mask, defended = trees.get(state.sent, path), np.asarray(trees.get(updates, path))
+    mask, defended = trees.get(state.mask, path), np.asarray(trees.get(updates, path))
     assert mask.shape == () and mask.dtype == bool and bool(mask) == (path in paths), path
     np.testing.assert_array_equal(defended, np.asarray(trees.get(gradient, path)) * bool(mask))
 
@@ -122,9 +122,9 @@ def test_the_two_shares_agree_and_the_misprint_does_not(network):
 
   delta = jax.tree.map(lambda g: -0.1 * g, gradients[1])
   as_gradient, as_delta, misread = sent(gradients[1], 'gradient'), sent(delta, 'delta'), sent(gradients[1], 'delta')
-  jax.tree.map(np.testing.assert_array_equal, as_gradient.sent, as_delta.sent)
+  jax.tree.map(np.testing.assert_array_equal, as_gradient.mask, as_delta.mask)
   np.testing.assert_allclose(as_gradient.similarity, -misread.similarity, atol=1e-6)
-  assert jax.tree.leaves(as_gradient.sent) != jax.tree.leaves(misread.sent)
+  assert jax.tree.leaves(as_gradient.mask) != jax.tree.leaves(misread.mask)
 
 
 def test_a_client_that_equals_the_global_gradient_scores_one(network):
@@ -156,7 +156,7 @@ def test_zero_norms_rank_between_likeness_and_unlikeness():
     defense = defenses.fragmentation(None, 'gradient', previous, ratio=ratio)
     updates, state = defense.update(gradient, defense.init(params), params)
     np.testing.assert_allclose(state.similarity, [-1, 1, 0, 0], atol=1e-6)  # against, along, dead, still
-    assert [name for name in sorted(gradient) if state.sent[name]] == sorted(sent)
+    assert [name for name in sorted(gradient) if state.mask[name]] == sorted(sent)
     assert_sends(updates, state, gradient, {(name,) for name in sent})
 
 
@@ -186,7 +186,7 @@ def draws(defense, updates, number):
   def sent(key):
     defended, state = defense.update(updates, defense.init(updates), updates, key=key)
     arrived = jnp.stack([jnp.all(x != 0) for x in jax.tree.leaves(defended)])
-    return arrived, jnp.stack(jax.tree.leaves(state.sent))
+    return arrived, jnp.stack(jax.tree.leaves(state.mask))
 
   arrived, masks = jax.jit(jax.vmap(sent))(jax.random.split(KEY, number))
   np.testing.assert_array_equal(arrived, masks)
@@ -246,11 +246,11 @@ def test_only_the_first_participation_is_random(network):
   firsts, seconds = jax.vmap(two)(jax.random.split(KEY, 20))
   assert not bool(defense.init(rounds[0]['params']).participated) and firsts.participated.all()
   np.testing.assert_array_equal(firsts.similarity, 0)
-  assert len(np.unique(np.stack(jax.tree.leaves(firsts.sent), 1), axis=0)) > 1
-  assert len(np.unique(np.stack(jax.tree.leaves(seconds.sent), 1), axis=0)) == 1
+  assert len(np.unique(np.stack(jax.tree.leaves(firsts.mask), 1), axis=0)) > 1
+  assert len(np.unique(np.stack(jax.tree.leaves(seconds.mask), 1), axis=0)) == 1
   with_previous = defenses.fragmentation(layers, 'gradient', rounds[0]['params'], ratio=0.5)
   _, expected = with_previous.update(gradients[1], with_previous.init(rounds[0]['params']), rounds[1]['params'])
-  jax.tree.map(np.testing.assert_array_equal, trees.take(seconds.sent, 0), expected.sent)
+  jax.tree.map(np.testing.assert_array_equal, trees.take(seconds.mask, 0), expected.mask)
   np.testing.assert_allclose(seconds.similarity[0], expected.similarity, atol=1e-5)
 
 
@@ -273,7 +273,7 @@ def test_another_share_is_refused():
 # --- in a client, and at the server
 
 
-def test_noise_does_not_fill_withheld_layers(network):
+def test_noise_does_not_fill_dropped_layers(network):
   client, rounds, gradients, images, labels = network
   layers, previous = client.model.layers(images.shape[1:]), rounds[0]['params']
   chain = optax.chain(defenses.fragmentation(layers, 'gradient', previous, ratio=0.5), defenses.gaussian(stddev=1.0))
@@ -281,9 +281,9 @@ def test_noise_does_not_fill_withheld_layers(network):
     upload = jax.jit(dataclasses.replace(client, upload=chain).local_update)(KEY, rounds[1], images, labels)
   change = jax.tree.map(lambda x, y: np.float64(x) - np.float64(y), previous, rounds[1]['params'])
   expected, _ = algorithm_1(grouped(layers), gradients[1], change, -(-len(layers) // 2))
-  assert 0 < len(expected) < len(flat_paths(upload.sent))
-  for path in flat_paths(upload.sent):
-    mask, sent = trees.get(upload.sent, path), np.asarray(trees.get(upload.update, path))
+  assert 0 < len(expected) < len(flat_paths(upload.mask))
+  for path in flat_paths(upload.mask):
+    mask, sent = trees.get(upload.mask, path), np.asarray(trees.get(upload.update, path))
     assert mask.shape == () and bool(mask) == (path in expected)
     assert np.all(sent != 0) if mask else np.all(sent == 0)
 
@@ -308,7 +308,7 @@ def test_by_name_it_is_made_for_the_client(network, share):
   if share == 'delta':
     change = jax.tree.map(np.negative, change)
   expected, _ = algorithm_1(grouped(layers), gradients[1], change, -(-len(layers) * 4 // 10))
-  assert {path for path in flat_paths(state.sent) if trees.get(state.sent, path)} == expected
+  assert {path for path in flat_paths(state.mask) if trees.get(state.mask, path)} == expected
 
 
 def test_a_round_averages_each_layer_over_those_who_sent_it(network):
@@ -318,14 +318,14 @@ def test_a_round_averages_each_layer_over_those_who_sent_it(network):
 
   def upload(key):
     update, state = defense.update(gradients[0], defense.init(gradients[0]), key=key)
-    return Upload(update, state.sent, jnp.int32(2))
+    return Upload(update, state.mask, jnp.int32(2))
 
   uploads = jax.jit(jax.vmap(upload))(jax.random.split(KEY, 2))
   mean = layer_average(uploads)
   # The two hold the same samples: what anybody sends arrives whole, what nobody sends is zero.
   arrived = []
   for path in flat_paths(gradients[0]):
-    arrived.append(bool(trees.get(uploads.sent, path).any()))
+    arrived.append(bool(trees.get(uploads.mask, path).any()))
     whole = np.asarray(trees.get(gradients[0], path))
     np.testing.assert_allclose(trees.get(mean, path), whole * arrived[-1], rtol=1e-6)
   assert any(arrived) and (len(layers) < 5 or not all(arrived))

@@ -49,7 +49,7 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   text = extensions('methods').page('prune')
   assert '| acts on | the update, before it is sent |' in text
   assert '| random | no |' in text
-  assert '| withholds | entries, which are sent as zeros |' in text
+  assert '| sparsifies | entries, which are sent as zeros |' in text
   assert '| `masked` | It compares only what was sent and is not zero. |' in text
   entry = next(one for one in extensions('facts').seen('prune') if one.side.startswith('honest'))
   reached = ' | '.join(f'{count} of {entry.trials}' for count in entry.steps.values())

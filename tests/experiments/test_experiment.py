@@ -126,7 +126,7 @@ def test_no_others_are_read_where_none_are_needed():
   ('share', 'defense'), [('gradient', 'none'), ('delta', 'none'), ('gradient', 'topk(ratio=0.3)')]
 )
 def test_training_is_federated_averaging(linear, small_images, share, defense):
-  """Against NumPy: softmax regression, three rounds; a withheld entry does not count in the mean."""
+  """Against NumPy: softmax regression, three rounds; a dropped entry does not count in the mean."""
   images, labels = small_images
   client = dataclasses.replace(linear.client, share=share)
   scenario = linear._replace(client=client)

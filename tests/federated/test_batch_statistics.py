@@ -80,7 +80,7 @@ def test_both_directions_count_them(federation):
   assert rows[0]['bytes_statistics'] == 3 * STATISTICS
 
 
-def test_who_withholds_a_layer_withholds_its_statistics(federation):
+def test_who_drops_a_layer_drops_its_statistics(federation):
   fragments = federation(defenses.fragmentation_random(ratio=0.5))
   variables = init(KEY, None)
   state = simulation.start(fragments, variables)

@@ -114,8 +114,8 @@ def test_gradient_is_the_closed_form(linear, samples):
   assert isinstance(upload, Upload)
   assert_trees_close(upload.update, closed_form(variables['params'], samples[0], onehot(samples[1])))
   assert upload.num_samples == 5 and upload.num_samples.dtype == jnp.int32
-  assert all(mask.dtype == bool and mask.all() for mask in jax.tree.leaves(upload.sent))
-  assert jax.tree.structure(upload.sent) == jax.tree.structure(upload.update)
+  assert all(mask.dtype == bool and mask.all() for mask in jax.tree.leaves(upload.mask))
+  assert jax.tree.structure(upload.mask) == jax.tree.structure(upload.update)
 
 
 def test_squared_error_gradient_is_that_of_the_softmax_jacobian(linear, samples):
@@ -339,11 +339,11 @@ def test_every_local_step_drops_other_units(normed, samples):
 
 class CountState(NamedTuple):
   count: jax.Array
-  sent: dict
+  mask: dict
 
 
-def withhold(name, *, until=0, shape=()):
-  """A defense that withholds the tensor `name` until it has been called `until` times (0: always)."""
+def drop(name, *, until=0, shape=()):
+  """A defense that drops the tensor `name` until it has been called `until` times (0: always)."""
 
   def init(params):
     return CountState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.ones((), bool), params))
@@ -382,26 +382,26 @@ def test_both_chains_act_on_a_gradient(linear, samples):
 )
 def test_the_step_chains_state_is_carried_through_all_local_steps(linear, samples, until, sent):
   model, variables = linear
-  client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, step=withhold('w', until=until))
+  client = Client(model, CLASSES, share='delta', epochs=2, batch_size=2, step=drop('w', until=until))
   upload = update(client, variables, *samples)
-  assert upload.sent == {'w': sent, 'b': True}
+  assert upload.mask == {'w': sent, 'b': True}
   assert (np.abs(upload.update['w']).max() > 0) == sent
 
 
-def test_withheld_entries_are_zero_whatever_follows_and_masks_are_joined(linear, samples):
+def test_dropped_entries_are_zero_whatever_follows_and_masks_are_joined(linear, samples):
   model, variables = linear
   client = Client(
     model,
     CLASSES,
-    step=withhold('w'),
-    upload=defenses.chain(withhold('b', shape=(CLASSES,)), defenses.gaussian(stddev=1.0)),
+    step=drop('w'),
+    upload=defenses.chain(drop('b', shape=(CLASSES,)), defenses.gaussian(stddev=1.0)),
   )
   upload = update(client, variables, *samples, key=KEY)
-  assert not upload.sent['w'].any() and not upload.sent['b'].any()
-  assert upload.sent['w'].shape == () and upload.sent['b'].shape == (CLASSES,)
+  assert not upload.mask['w'].any() and not upload.mask['b'].any()
+  assert upload.mask['w'].shape == () and upload.mask['b'].shape == (CLASSES,)
   assert not upload.update['w'].any() and not upload.update['b'].any()
   half = update(dataclasses.replace(client, step=optax.identity()), variables, *samples, key=KEY)
-  assert half.sent['w'].all() and np.abs(half.update['w']).max() > 1
+  assert half.mask['w'].all() and np.abs(half.update['w']).max() > 1
   assert not half.update['b'].any()
 
 

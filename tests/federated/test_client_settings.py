@@ -222,7 +222,7 @@ def test_frozen_layers_are_neither_trained_nor_sent(small_images):
     upload, full = (send(one, None, variables, images, labels) for one in (client, plain))
     for path, leaf in jax.tree_util.tree_leaves_with_path(upload.update):
       names = trees.path_names(path)
-      assert np.any(leaf) == bool(trees.get(upload.sent, names)) == (names not in first.paths)
+      assert np.any(leaf) == bool(trees.get(upload.mask, names)) == (names not in first.paths)
     if not share:
       other = model.layers((8, 8, 1))[1].paths[0]
       np.testing.assert_array_equal(trees.get(upload.update, other), trees.get(full.update, other))

@@ -14,12 +14,12 @@ K = 4
 def uploads():
   """Four uploads: a tensor with one mask per client, one with a mask per entry, a scalar, and one nobody sends."""
   rng = np.random.default_rng(0)
-  shapes = {'layer': (3, 2), 'entries': (5, 4), 'scalar': (), 'withheld': (3,)}
+  shapes = {'layer': (3, 2), 'entries': (5, 4), 'scalar': (), 'dropped': (3,)}
   sent = {
     'layer': np.array([True, False, True, False]),
     'entries': rng.random((K, 5, 4)) < 0.4,
     'scalar': np.array([False, False, True, False]),
-    'withheld': np.zeros(K, bool),
+    'dropped': np.zeros(K, bool),
   }
   sent['entries'][:, 0, 0] = False
 
@@ -38,7 +38,7 @@ def reference(uploads, weights):
     for index in np.ndindex(update.shape[1:]):
       total = entry = 0.0
       for client in range(K):
-        mask = uploads.sent[name][client]
+        mask = uploads.mask[name][client]
         if mask if np.ndim(mask) == 0 else mask[index]:
           total += float(weights[client])
           entry += float(weights[client]) * float(update[client][index])
@@ -52,7 +52,7 @@ def test_each_entry_is_averaged_over_those_who_sent_it(uploads, weights):
   mean = jax.jit(layer_average)(uploads, given)
   expected = reference(uploads, np.ones(K) if given is None else given)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), mean, expected)
-  np.testing.assert_array_equal(mean['withheld'], 0)
+  np.testing.assert_array_equal(mean['dropped'], 0)
   assert mean['entries'][0, 0] == 0 and np.count_nonzero(mean['entries']) > 5
 
 
@@ -64,5 +64,5 @@ def test_it_is_the_plain_mean_where_everything_is_sent(uploads):
 
 def test_dtypes_stay(uploads):
   update = jax.tree.map(lambda u: jnp.asarray(u, jnp.bfloat16), uploads.update)
-  mean = layer_average(Upload(update, uploads.sent, uploads.num_samples))
+  mean = layer_average(Upload(update, uploads.mask, uploads.num_samples))
   assert {leaf.dtype for leaf in jax.tree.leaves(mean)} == {jnp.dtype(jnp.bfloat16)}

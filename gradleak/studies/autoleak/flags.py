@@ -66,7 +66,7 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   random = any(member.traits.random for member in defense.members)
   same = np.array_equal(_flat(again), _flat(uploads[0]))
   altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
-  if random and same and altered.any():  # what only withholds entries may choose them without chance
+  if random and same and altered.any():  # what only drops entries may choose them without chance
     found.append(f'{FROZEN}: it is called random, but another key gives the same upload of the same samples')
   return found
 

@@ -64,7 +64,7 @@ def hints(
   """
   named = {'.'.join(trees.path_names(path)): np.asarray(x) for path, x in jax.tree.leaves_with_path(update)}
   found = [
-    *_withheld(named),
+    *_dropped(named),
     *_zeros(named, protected),
     *_clipped(named, protected, factor),
     *_weights(update, variables['params']),
@@ -74,11 +74,11 @@ def hints(
   return found
 
 
-def _withheld(named: Mapping[str, np.ndarray]) -> Iterator[str]:
+def _dropped(named: Mapping[str, np.ndarray]) -> Iterator[str]:
   empty = [name for name, array in named.items() if not array.any()]
   if empty:
     yield (
-      f'Nothing but zeros: {_names(empty)}. These tensors were withheld, missing in the file, or nothing reached them. '
+      f'Nothing but zeros: {_names(empty)}. These tensors were dropped, missing in the file, or nothing reached them. '
       'They are not compared.'
     )
 
@@ -91,7 +91,7 @@ def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
     yield (
       f'Single entries are exactly zero: {_shares(pruned)}. Pruning and top-k leave such zeros; a batch under ReLU '
       'leaves some, too, in the layers behind it and at black pixels.'
-      + ('' if protected else ' If the client withheld entries, name its defense.')
+      + ('' if protected else ' If the client dropped entries, name its defense.')
     )
   inactive = {
     name: share for name, share in shares.items() if share >= MANY and name not in pruned and named[name].ndim > 1
@@ -99,7 +99,7 @@ def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
   if inactive:
     yield (
       f'Whole rows or columns are exactly zero: {_shares(inactive)}. Inactive ReLU neurons and black pixels leave such '
-      'zeros, and so does a client that withholds neurons.'
+      'zeros, and so does a client that drops neurons.'
     )
 
 

@@ -185,8 +185,8 @@ def _keys(group: Group, variant: lanes.Variant, adaptive: AdaptiveAttack) -> Ite
 def _views(group: Group, update: Tree, attackers: list[AdaptiveAttack]) -> Views:
   """Returns what each attacker compares, and the same of noise, on the entries and with the weights of that view."""
   alone = jax.tree.map(lambda x: np.asarray(x)[np.newaxis], update)
-  sent = jax.tree.map(lambda x: np.ones(1, bool), update)
-  upload = Upload(alone, sent, np.full(1, group.settings.batch_size, np.int32))  # type: ignore[arg-type]
+  mask = jax.tree.map(lambda x: np.ones(1, bool), update)
+  upload = Upload(alone, mask, np.full(1, group.settings.batch_size, np.int32))  # type: ignore[arg-type]
   reads = group.attacks[0].method.reads
   found: list[View] = []
   targets: list[Target] = []

@@ -50,7 +50,7 @@ def read_update(
     variables: its variables; only their names and shapes are read.
     image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
-    partial: whether tensors may be missing, which are then zeros, as of a client that withholds whole layers.
+    partial: whether tensors may be missing, which are then zeros, as of a client that drops whole layers.
     flattened: for PyTorch's layout, how the file's network flattens an image: 'channels_first' from [C, H, W], as
       PyTorch has it, or 'channels_last' in the order of the model.
 
@@ -333,7 +333,7 @@ def _refuse_misfits(
   shapes: Mapping[str, tuple[int, ...]],
   partial: bool = False,
   in_file: Mapping[str, tuple[int, ...]] | None = None,
-  withholds: bool = False,
+  incomplete: bool = False,
 ) -> None:
   """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape.
 
@@ -343,7 +343,7 @@ def _refuse_misfits(
     shapes: those of the model.
     partial: whether tensors may be missing.
     in_file: the shapes in the file that they come from, None for no file.
-    withholds: whether it is of an update, which need not hold all tensors.
+    incomplete: whether it is of an update, which need not hold all tensors.
   """
 
   def shape(name: str, values: np.ndarray) -> str:
@@ -365,8 +365,8 @@ def _refuse_misfits(
     advice = ''
     if in_file is not None and faults['missing'] and faults['not in the model']:
       advice = ". names={'module in the file': 'module of the model'} says which is which"
-    elif withholds and faults['missing']:
-      advice = '. partial=True takes missing tensors for withheld ones'
+    elif incomplete and faults['missing']:
+      advice = '. partial=True takes missing tensors for dropped ones'
     raise errors.UsageError(f'{what}: {listed}{advice}')
   if not found:
     raise errors.UsageError(f'{what}: it holds no tensor')

@@ -13,43 +13,43 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-class _Counted:
-  """The weights of a batch's images [N], 0 for those that only fill it, and which calls of BatchNorm heeded them."""
+class _Masked:
+  """The weights of a batch's images [N], 0 for those that only fill it, and which calls of BatchNorm took them."""
 
   def __init__(self, weights: jax.Array):
     self.weights = weights
-    self.heeded: list[bool] = []
+    self.taken: list[bool] = []
 
 
-_counted: contextvars.ContextVar[_Counted | None] = contextvars.ContextVar('counted', default=None)
+_masked: contextvars.ContextVar[_Masked | None] = contextvars.ContextVar('masked', default=None)
 
 
 @contextlib.contextmanager
-def counted(weights: jax.Array | None) -> Iterator[_Counted | None]:
+def masked(weights: jax.Array | None) -> Iterator[_Masked | None]:
   """In this block, Flax Linen's BatchNorm is traced to leave out images of weight 0; with None, all images count."""
-  found = None if weights is None else _Counted(weights)
-  token = _counted.set(found)
+  found = None if weights is None else _Masked(weights)
+  token = _masked.set(found)
   try:
     yield found
   finally:
-    _counted.reset(token)
+    _masked.reset(token)
 
 
 def options(module: nn.Module, method: str, args: tuple, given: dict[str, Any]) -> dict[str, Any]:
   """Returns the keyword arguments of a call of a module: those given and, for a BatchNorm, its `mask`."""
-  found = _counted.get()
+  found = _masked.get()
   if found is None or method != '__call__' or not isinstance(module, nn.BatchNorm):
     return given
   images = args[0] if args else given['x']
   fits = images.shape[:1] == found.weights.shape and given.get('mask') is None
-  found.heeded.append(fits)
+  found.taken.append(fits)
   if not fits:
     return given
   counts = (found.weights > 0) | jnp.all(found.weights == 0)  # of none, the mean would be 0/0
   return {**given, 'mask': counts.reshape(-1, *[1] * (images.ndim - 1))}
 
 
-def heeds(apply: Callable, variables: Any, images: jax.Array) -> bool:
+def takes_mask(apply: Callable, variables: Any, images: jax.Array) -> bool:
   """Returns whether all of a network's BatchNorms leave out images of weight 0; it is traced on shapes only.
 
   Args:
@@ -58,12 +58,12 @@ def heeds(apply: Callable, variables: Any, images: jax.Array) -> bool:
   """
 
   def trace(variables: Any, images: jax.Array) -> list[bool]:
-    with counted(jnp.ones(images.shape[:1])) as found:
+    with masked(jnp.ones(images.shape[:1])) as found:
       apply(variables, images, True, None)
     assert found is not None
-    heeded.extend(found.heeded)
+    taken.extend(found.taken)
     return []
 
-  heeded: list[bool] = []
+  taken: list[bool] = []
   jax.eval_shape(trace, variables, images)
-  return bool(heeded) and all(heeded)
+  return bool(taken) and all(taken)
