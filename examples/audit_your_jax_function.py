@@ -30,7 +30,7 @@ def apply(params, images):
 images, labels = load_digits().images[:4, :, :, None] / 16, load_digits().target[:4]
 scenario = gl.scenario(gl.models.from_functions(init, apply), images, labels, key=jax.random.key(0))
 rounded = optax.stateless(lambda g, _: jax.tree.map(lambda x: jnp.round(x, 1), g))
-defenses = [None, gl.defenses.own(rounded, place='upload', label='rounded')]
+defenses = [None, gl.defenses.wrap(rounded, place='upload', label='rounded')]
 attacks = [gl.attacks.idlg(), gl.attacks.csdlg(tv=1e-6)]
 result = gl.audit(jax.random.key(1), scenario, defenses, attacks, num_trials=4, steps=300)
 gl.report.write(result, 'results/my_function')

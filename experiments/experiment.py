@@ -499,7 +499,7 @@ def train(
   context = gl.defenses.Context(client, variables, images.shape[1:], scenario.public)
   count = training.clients * training.samples
   federation = simulation.Federation(
-    gl.defenses.place(registry.defense(training.defense), context).client(client),
+    gl.defenses.bind(registry.defense(training.defense), context).client(client),
     images[:count],
     labels[:count],
     np.split(np.arange(count), training.clients),

@@ -19,7 +19,7 @@ from experiments.panels import Panel, sheet
 from gradleak import AuditResult, registry
 from gradleak.attacks import AttackMethod
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.storage import write_atomically
 from gradleak.core.trees import Tree
 from gradleak.data import Dataset
@@ -191,8 +191,8 @@ def isolation(client: Client, fished: Fished, images: np.ndarray, target: int) -
 @functools.cache
 def sender(client: Client, defense: Defense | None, shape: tuple[int, ...]) -> Callable[..., Any]:
   """Returns the compiled local update of a client under a defense, on images of a shape (H, W, C)."""
-  placed = gl.defenses.place(defense, gl.defenses.Context(client, None, shape))
-  return jax.jit(placed.client(client).local_update)
+  bound = gl.defenses.bind(defense, gl.defenses.Context(client, None, shape))
+  return jax.jit(bound.client(client).local_update)
 
 
 @functools.lru_cache(maxsize=2)
@@ -221,7 +221,7 @@ def fitted(
 ) -> dict:
   """Returns the variables after so many steps on batches of 128, at a rate that falls to 0; SGD has momentum 0.9."""
   schedule = optax.cosine_decay_schedule(rate, max(1, steps))
-  chain = lenient(optax.sgd(schedule, momentum=0.9) if optimizer == 'sgd' else optax.adam(schedule))
+  chain = promoting(optax.sgd(schedule, momentum=0.9) if optimizer == 'sgd' else optax.adam(schedule))
   client = gl.ClientSettings().client(model, num_logits(model, variables, images.shape[1:]))
   drawing = np.random.default_rng(seed)
 

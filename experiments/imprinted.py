@@ -32,8 +32,8 @@ class Imprinted(Run):
   def _last_under(self, defense: Defense, sent: gl.Scenario, seed: int) -> list[dict]:
     shape = sent.images.shape[1:]
     context = gl.defenses.Context(sent.client, sent.variables, shape, sent.public)
-    send = jax.jit(gl.defenses.place(defense, context).client(sent.client).local_update)
-    labels = 2 if any(member.name == 'concealment' for member in defense.members) else 1
+    send = jax.jit(gl.defenses.bind(defense, context).client(sent.client).local_update)
+    labels = 2 if any(stage.name == 'concealment' for stage in defense.stages) else 1
     found = []
     for trial in range(self.trials):
       batch = (x[trial : trial + 1] for x in (sent.images, sent.labels))

@@ -54,9 +54,9 @@ class Started(Run):
   def protections(self, scenario: gl.Scenario, data: Data) -> list[Defense]:
     """Returns the defenses, those that conceal samples with their start points."""
 
-    def started(member: Any) -> Any:
-      if 'start' not in member.settings:
-        return member
-      return dataclasses.replace(member, arguments=(scenario.client, data.others))
+    def started(stage: Any) -> Any:
+      if 'start' not in stage.settings:
+        return stage
+      return dataclasses.replace(stage, arguments=(scenario.client, data.others))
 
-    return [Defense(tuple(map(started, made.members))) for made in super().protections(scenario, data)]
+    return [Defense(tuple(map(started, made.stages))) for made in super().protections(scenario, data)]

@@ -17,7 +17,7 @@ from experiments.experiment import duration
 from experiments.started import brought
 from experiments.study import Study
 from gradleak import defenses, registry
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.statistics import MIN_RUNS, mean_interval
 from gradleak.core.storage import computed_once, folder_name, json_lines, plain, write_atomically
 from gradleak.data import Dataset, partition
@@ -123,7 +123,7 @@ def server(decay: float, drop: int, momentum: float) -> optax.GradientTransforma
   if decay == 1 and not drop and not momentum:
     return optax.sgd(1.0)
   rates = [optax.exponential_decay(rate, 1, decay) for rate in ((1.0, 0.1) if drop else (1.0,))]
-  return lenient(optax.sgd(optax.join_schedules(rates, [drop]) if drop else rates[0], momentum or None))
+  return promoting(optax.sgd(optax.join_schedules(rates, [drop]) if drop else rates[0], momentum or None))
 
 
 def carried(momentum: float, steps: int) -> float:
@@ -386,7 +386,7 @@ def federation(run: Trainings, setting: Setting, method: Method) -> simulation.F
   if method.delta is not None:
     noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
   return simulation.Federation(
-    defenses.place(defense, setting.context).client(setting.client),
+    defenses.bind(defense, setting.context).client(setting.client),
     setting.images,
     setting.labels,
     setting.parts,
@@ -401,7 +401,7 @@ def federation(run: Trainings, setting: Setting, method: Method) -> simulation.F
 
 def _compensation(defense: Defense, method: Method) -> Defense:
   """Returns the compensation of the noise that the clients' `graddefense` adds."""
-  settings = next(member.settings for member in defense.members if member.name == 'graddefense')
+  settings = next(stage.settings for stage in defense.stages if stage.name == 'graddefense')
   noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
   return compensation(q=method.q, layout=method.layout, memory=method.memory, **noise)
 

@@ -79,7 +79,7 @@ def result(linear):
     return jax.tree.map(lambda u: jnp.where(broken, jnp.nan, u), updates)
 
   texts = {text: text for text in ('none', 'prune(rate=0.5)', 'null_gradient')}
-  return audit(linear, {**texts, 'break_threes': gl.defenses.own(optax.stateless(break_threes), 'upload')})
+  return audit(linear, {**texts, 'break_threes': gl.defenses.wrap(optax.stateless(break_threes), 'upload')})
 
 
 def test_rows_come_by_attack_then_defense_then_trial(result, linear):
@@ -159,7 +159,7 @@ def test_another_model_of_the_same_spec_compiles_nothing(caplog):
 
 @pytest.mark.slow
 def test_scaling_by_half_changes_an_upload_by_half(linear):
-  found = audit(linear, {'half': gl.defenses.own(optax.scale(0.5), 'upload')}, {'guess': closed_form(draw)})
+  found = audit(linear, {'half': gl.defenses.wrap(optax.scale(0.5), 'upload')}, {'guess': closed_form(draw)})
   np.testing.assert_allclose([row['change'] for row in found.rows], 0.5, rtol=1e-6)
   assert found.config['defenses'] == ['half']
 
@@ -240,7 +240,7 @@ def test_an_attack_of_ones_own_in_closed_form(linear, tmp_path, capsys):
   assert again.resumed and again.rows == found.rows
 
   with pytest.raises(gl.UsageError, match=r'attack_texts was .* now .*version 2'):  # its stored rows are of none
-    newer = gl.attacks.own(closed_form(divide), 'own/closed form', version='2')
+    newer = gl.attacks.wrap(closed_form(divide), 'own/closed form', version='2')
     audit(linear, attacks=[newer], workdir=tmp_path / 'new')
 
 
@@ -254,7 +254,7 @@ def stopped():
   def own(client):
     return gl.attacks.gradient_matching(client, optax.sgd(0.1), 20, distance='cosine')
 
-  half = gl.defenses.own(optax.scale(0.5), 'upload', label='half')
+  half = gl.defenses.wrap(optax.scale(0.5), 'upload', label='half')
   return audit(scenario, [None, half], [own], trials=2, controls=2)
 
 
@@ -544,7 +544,7 @@ def test_a_text_is_refused_with_the_call_that_makes_the_object(linear, name):
 
 @pytest.mark.slow
 def test_two_objects_may_bear_the_same_label(linear):
-  halves = [gl.defenses.own(optax.scale(factor), 'upload', label='mine') for factor in (0.5, 0.25)]
+  halves = [gl.defenses.wrap(optax.scale(factor), 'upload', label='mine') for factor in (0.5, 0.25)]
   found = audit(linear, halves, {'guess': closed_form(draw)}, trials=1)
   assert found.config['defenses'] == ['mine', 'mine #2']
   np.testing.assert_allclose([row['change'] for row in found.rows], [0.5, 0.75], rtol=1e-6)
@@ -553,7 +553,7 @@ def test_two_objects_may_bear_the_same_label(linear):
 def test_what_is_claimed_follows_from_the_object_and_not_from_its_label(linear):
   """ε and citations of a label that belongs to another defense are not printed; those of the object are."""
   named = {
-    'dpsgd(norm=1,noise=2)': gl.defenses.own(optax.identity(), 'upload'),
+    'dpsgd(norm=1,noise=2)': gl.defenses.wrap(optax.identity(), 'upload'),
     'dp': gl.defenses.client_dp(norm=1, noise=2),
   }
   found = audit(linear, named, {'guess': closed_form(draw)}, trials=1)
@@ -585,7 +585,7 @@ def test_a_part_keeps_its_name_where_methods_are_added(linear):
     return {name: str(variants[0].change[1]) for name, _, variants in _parts(made, 0, 1)}
 
   first, second = (
-    gl.defenses.own(optax.scale(factor), 'upload', label=label) for factor, label in ((2, 'a'), (3, 'b'))
+    gl.defenses.wrap(optax.scale(factor), 'upload', label=label) for factor, label in ((2, 'a'), (3, 'b'))
   )
   alone, before = names(first), names(second, first)
   assert len(alone) == 3 and alone.items() <= before.items() and len(before) == 5

@@ -256,9 +256,9 @@ def test_what_stands_out_in_an_update(affine):
 
 
 def _defended(case, defense):
-  from gradleak.defenses.defense import Context, place
+  from gradleak.defenses.defense import Context, bind
 
-  return place(defense, Context(case.client, case.variables, SHAPE)).client(case.client)
+  return bind(defense, Context(case.client, case.variables, SHAPE)).client(case.client)
 
 
 def test_an_attacker_who_knows_the_defense_and_its_own_controls(affine):

@@ -45,7 +45,7 @@ def call(digits, tmp_path_factory):
       (images[:40], labels[:40]),
       (images[40:], labels[40:]),
       defenses,
-      [gl.attacks.own(divide, 'divide', reads=('weights',))],
+      [gl.attacks.wrap(divide, 'divide', reads=('weights',))],
       clients=4,
       public=(images[:8], labels[:8]),
       **settings,

@@ -13,7 +13,7 @@ import pytest
 import gradleak
 from gradleak import models
 from gradleak.core import errors
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.federated.inspection import LIMITS, inspect
 from gradleak.federated.losses import cross_entropy
 from gradleak.servers.fishing import class_fishing_server
@@ -42,7 +42,7 @@ def faces():
 def checkpoints(model, optimizer, images, labels, seed, epochs):
   """Yields (epochs done, variables) of honest training in batches of 32."""
   classes = int(labels.max()) + 1
-  chain = lenient(OPTIMIZERS[optimizer])
+  chain = promoting(OPTIMIZERS[optimizer])
 
   def step(carry, batch):
     variables, state = carry

@@ -130,8 +130,8 @@ def test_terms_of_pixels_are_refused_and_not_computed(scenario):
 
 
 def test_who_knows_a_defense_weights_no_smoothness_of_points(scenario):
-  placed = gl.defenses.place(gl.defenses.outpost(), scenario.context)
-  found = adaptive_attacks(placed, scenario.context, 1, RECOVERS, 1)
+  bound = gl.defenses.bind(gl.defenses.outpost(), scenario.context)
+  found = adaptive_attacks(bound, scenario.context, 1, RECOVERS, 1)
   assert any(one.simulates is not None for one in found)
   assert not any('prior' in dict(one.settings) or 'smoothness' in one.words for one in found)
 

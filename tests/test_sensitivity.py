@@ -38,7 +38,7 @@ def assumption(name, **others):
 def standard(*names):
   """Returns some of the standard assumptions, for `divide` and `linear`; training and batch by default."""
   given = gl.SensitivitySettings(batch_size=2)
-  every = assumptions(gl.ClientSettings(), gl.attacks.own(divide), given, public=())
+  every = assumptions(gl.ClientSettings(), gl.attacks.wrap(divide), given, public=())
   return [one for one in every if one.name in (names or ('training', 'labels', 'batch'))]
 
 
@@ -135,7 +135,7 @@ def test_dlg_draws_all_parameters_and_leaves_statistics():
 
 def test_assumptions_are_skipped_for_a_reason():
   given = gl.SensitivitySettings(batch_size=1)
-  listed = {one.name: one for one in assumptions(gl.ClientSettings(), gl.attacks.own(divide), given)}
+  listed = {one.name: one for one in assumptions(gl.ClientSettings(), gl.attacks.wrap(divide), given)}
   assert all(one.skipped for name, one in listed.items() if name != 'initialisation') and len(listed) == 10
   client = gl.ClientSettings(share='delta', local_epochs=3, local_batch_size=2, cohort=2, precision='bfloat16')
   noise = gl.parse('gaussian(stddev=1)')
@@ -154,7 +154,7 @@ def call(tmp_path_factory):
 
   def make(**changes):
     settings = {'trials': 3, 'batch_size': 2, 'controls': 2, 'training_rounds': 1, 'training_clients': 2}
-    settings |= {'attack': gl.attacks.own(divide, 'divide'), 'public': (digits.images[:16], digits.labels[:16])}
+    settings |= {'attack': gl.attacks.wrap(divide, 'divide'), 'public': (digits.images[:16], digits.labels[:16])}
     settings |= {'share': 'gradient', 'progress': 'none', 'workdir': folder, 'chosen': standard(), **changes}
     return gl.sensitivity(jax.random.key(0), linear(), digits.images[30:36], digits.labels[30:36], **settings)
 

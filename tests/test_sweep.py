@@ -129,15 +129,15 @@ def test_strengths_are_those_of_the_settings_and_not_of_labels():
   defenses = {
     'clip(norm=3)': gl.defenses.gaussian(stddev=0.1),
     'mild': gl.defenses.gaussian(stddev=0.01),
-    'own(level=1)': gl.defenses.own(optax.scale(0.5), 'upload', label='own(level=1)'),
-    'own(level=2)': gl.defenses.own(optax.scale(0.25), 'upload', label='own(level=2)'),
+    'own(level=1)': gl.defenses.wrap(optax.scale(0.5), 'upload', label='own(level=1)'),
+    'own(level=2)': gl.defenses.wrap(optax.scale(0.25), 'upload', label='own(level=2)'),
     'some': gl.defenses.outpost(noise=0.25),
     'default': gl.defenses.outpost(),
     'words': gl.defenses.graddefense(stddev=0.1),
     'slices': gl.defenses.graddefense(stddev=0.1, num_slices=7),
   }
-  slices = gl.defenses.graddefense(stddev=0.1).members[0].settings['num_slices']
-  noise = gl.defenses.outpost().members[0].settings['noise']
+  slices = gl.defenses.graddefense(stddev=0.1).stages[0].settings['num_slices']
+  noise = gl.defenses.outpost().stages[0].settings['noise']
   assert lines(named_defenses(defenses)) == [
     ('gaussian(stddev=…)', [(0.01, 'mild'), (0.1, 'clip(norm=3)')]),
     ('outpost(noise=…)', [(0.25, 'some'), (noise, 'default')]),

@@ -12,7 +12,7 @@ import gradleak as gl
 from gradleak import adaptive
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import grammar, methods
-from gradleak.defenses import Context, Defense, Placed
+from gradleak.defenses import Bound, Context, Defense
 from gradleak.defenses.defense import SENSITIVITIES
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.defenses.guarantees import mechanisms
@@ -101,26 +101,26 @@ def example(name: str) -> Defense:
 @functools.cache
 def adaptive_attacks(name: str) -> tuple[Known, ...]:
   """Returns the adaptive attacks to a defense that any attack of the registries can use."""
-  placed: Placed = gl.defenses.place(example(name), context())
+  bound: Bound = gl.defenses.bind(example(name), context())
   made: dict[str, AttackMethod] = {attack: factory() for attack, factory in ATTACKS.items()}
   return tuple(
     Known(one.name, one.words, attack)
     for attack, method in made.items()
-    for one in adaptive.adaptive_attacks(placed, context(), SAMPLES, method, ROUNDS)
+    for one in adaptive.adaptive_attacks(bound, context(), SAMPLES, method, ROUNDS)
   )
 
 
 def noise(name: str) -> str:
   """Returns the noise that a defense adds at the settings of `example`, in words."""
-  (member,) = example(name).members
-  found = member.traits.noise
+  (stage,) = example(name).stages
+  found = stage.traits.noise
   if found is None:
     return 'none'
-  variance = found.variance(member.settings, context(), SAMPLES)
+  variance = found.variance(stage.settings, context(), SAMPLES)
   deviations = [float(np.sqrt(v)) for leaf in jax.tree.leaves(variance) for v in np.ravel(leaf)]
   low, high = min(deviations), max(deviations)
   between = f'{low:.3g}' if low == high else f'{low:.3g} to {high:.3g}'
-  share = found.fraction(member.settings)
+  share = found.fraction(stage.settings)
   entries = 'each entry' if share == 1 else f'{100 * share:.3g} % of the entries'
   return f'{found.distribution}, standard deviation {between}, on {entries}'
 

@@ -70,9 +70,9 @@ def described(name: str) -> list[str]:
   """Returns the part of a method's page that follows from its docstring and signature, as paragraphs."""
   server = None
   if name in gl.defenses.REGISTRY:
-    (member,) = facts.example(name).members
-    own, citation = member.factory, member.traits.citation
-    given = ', '.join(f'{setting}={value!r}' for setting, value in member.given.items())
+    (stage,) = facts.example(name).stages
+    own, citation = stage.factory, stage.traits.citation
+    given = ', '.join(f'{setting}={value!r}' for setting, value in stage.given.items())
     made = f'defense = gl.defenses.{name}({given})'
   else:
     method = facts.ATTACKS[name]()
@@ -231,9 +231,9 @@ def _grid(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _about_defense(name: str) -> list[str]:
   made = facts.example(name)
-  (member,) = made.members
-  traits = member.traits
-  clips = 'nothing' if traits.clips is None else f'the whole update to L2 norm {float(traits.clips(member.settings)):g}'
+  (stage,) = made.stages
+  traits = stage.traits
+  clips = 'nothing' if traits.clips is None else f'the whole update to L2 norm {float(traits.clips(stage.settings)):g}'
   rows = [
     ('acts on', facts.PLACES[traits.place]),
     ('random', _yes(traits.random)),

@@ -20,7 +20,7 @@ from gradleak.adaptive import weights
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import trees
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import PLACES, Context, Defense, Member, Noise, Placed, bound, is_idle
+from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
@@ -96,7 +96,7 @@ class Known:
   """What an attacker knows of every upload under a defense, by its traits: zeros, a clip, noise.
 
   Attributes:
-    placed: the defense, made for `context`.
+    bound: the defense, made for `context`.
     context: the `Context`.
     num_samples: samples behind one upload.
     rounds: uploads of the same samples on the same model that are averaged, or summed where the defense sends later
@@ -104,7 +104,7 @@ class Known:
     reads: the evidence that the attack reads; nothing else is offered.
   """
 
-  placed: Placed
+  bound: Bound
   context: Context
   num_samples: int
   rounds: int
@@ -113,67 +113,67 @@ class Known:
   @property
   def defense(self) -> Defense:
     """The `Defense`."""
-    return self.placed.defense
+    return self.bound.defense
 
   @property
-  def members(self) -> list[Member]:
-    """The members of the defense in the order in which they act: those on the steps before those on the upload."""
-    return sorted(self.defense.members, key=lambda member: PLACES.index(member.traits.place))
+  def stages(self) -> list[Stage]:
+    """The stages of the defense in the order in which they act: those on the steps before those on the upload."""
+    return sorted(self.defense.stages, key=lambda stage: PLACES.index(stage.traits.place))
 
   @property
   def sums(self) -> bool:
     """Whether several uploads are summed, not averaged."""
-    return any(member.traits.accumulates for member in self.defense.members)
+    return any(stage.traits.accumulates for stage in self.defense.stages)
 
   @property
   def sparsifies(self) -> bool:
     """Whether dropped entries can be recognised by their zeros, and the attack can leave them out."""
-    return 'weights' in self.reads and any(member.traits.sparsifies for member in self.defense.members)
+    return 'weights' in self.reads and any(stage.traits.sparsifies for stage in self.defense.stages)
 
   @property
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
-    members, together = self.members, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
-    clips = members[0].traits.clips if members and 'clip' in self.reads and not together else None
-    return math.inf if clips is None else float(clips(members[0].settings))
+    stages, together = self.stages, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
+    clips = stages[0].traits.clips if stages and 'clip' in self.reads and not together else None
+    return math.inf if clips is None else float(clips(stages[0].settings))
 
   @property
-  def bound(self) -> float:
+  def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
-    return min((bound(member) for member in self.defense.members if not self._trains(member)), default=math.inf)
+    return min((norm_bound(stage) for stage in self.defense.stages if not self._trains(stage)), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:
     """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
-    members = self.members
-    last = max((i for i, member in enumerate(members) if member.traits.clips), default=0)
-    found = [self.noise_of(member) for member in members[last:] if _everywhere(member)]
+    stages = self.stages
+    last = max((i for i, stage in enumerate(stages) if stage.traits.clips), default=0)
+    found = [self.noise_of(stage) for stage in stages[last:] if _everywhere(stage)]
     return functools.reduce(_add, found, 0.0)
 
-  def noise_of(self, member: Member) -> float | Tree:
-    """Returns the variance of the noise that a member puts on an entry of what is compared.
+  def noise_of(self, stage: Stage) -> float | Tree:
+    """Returns the variance of the noise that a stage puts on an entry of what is compared.
 
     It is that of the mean over rounds and over a cohort; frozen layers have none. It is 0.0 without noise, and where
     nobody can tell what the client's optimizer makes of the noise of its steps (`response.noise_gains`).
     """
-    noise, client = member.traits.noise, self.context.client
+    noise, client = stage.traits.noise, self.context.client
     if noise is None:
       return 0.0
-    if self._trains(member):
-      variance = self._of_steps(member, noise)
+    if self._trains(stage):
+      variance = self._of_steps(stage, noise)
     else:
-      variance = noise.variance(member.settings, self.context, self.num_samples // client.cohort)
+      variance = noise.variance(stage.settings, self.context, self.num_samples // client.cohort)
     params = self.context.variables['params']
     if client.frozen:
       trained = jax.device_get(client.trained_layers(params, self.context.image_shape))
       variance = jax.tree.map(np.multiply, trained, _as_tree(variance, params))
     return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
 
-  def _trains(self, member: Member) -> bool:
-    """Returns whether a member acts on gradients that a local optimizer then makes a delta of."""
-    return self.context.client.share == 'delta' and member.traits.place == 'step'
+  def _trains(self, stage: Stage) -> bool:
+    """Returns whether a stage acts on gradients that a local optimizer then makes a delta of."""
+    return self.context.client.share == 'delta' and stage.traits.place == 'step'
 
-  def _of_steps(self, member: Member, noise: Noise) -> float | Tree:
+  def _of_steps(self, stage: Stage, noise: Noise) -> float | Tree:
     """Returns the variance in a delta of the noise of all local steps; 0.0 where the optimizer is not linear."""
     client, params, count = self.context.client, self.context.variables['params'], self.num_samples
     gains = noise_gains(client.optimizer, client.num_steps(count), params)
@@ -182,7 +182,7 @@ class Known:
     count //= client.cohort
     size = min(client.batch_size or count, count)
     sizes = [size] * (count // size) + [count % size] * (count % size > 0)
-    found = [_as_tree(noise.variance(member.settings, self.context, each), params) for each in sizes]
+    found = [_as_tree(noise.variance(stage.settings, self.context, each), params) for each in sizes]
     mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
     return jax.tree.map(np.multiply, gains, mean)
 
@@ -191,10 +191,10 @@ class Known:
     """The expected squared norm of all noise in an upload."""
     params = self.context.variables['params']
     total = 0.0
-    for member in self.defense.members:
-      if member.traits.noise is not None:
-        share = min(1.0, member.traits.noise.fraction(member.settings))
-        total += share * _expected(self.noise_of(member), ones(params))
+    for stage in self.defense.stages:
+      if stage.traits.noise is not None:
+        share = min(1.0, stage.traits.noise.fraction(stage.settings))
+        total += share * _expected(self.noise_of(stage), ones(params))
     return total
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
@@ -298,8 +298,8 @@ def _as_tree(value: float | Tree, params: Tree) -> Tree:
   return jax.tree.map(lambda p: value, params) if isinstance(value, float | int) else value
 
 
-def _everywhere(member: Member) -> bool:
-  return member.traits.noise is not None and member.traits.noise.fraction(member.settings) == 1
+def _everywhere(stage: Stage) -> bool:
+  return stage.traits.noise is not None and stage.traits.noise.fraction(stage.settings) == 1
 
 
 def _add(a: float | Tree, b: float | Tree) -> float | Tree:
@@ -328,12 +328,12 @@ class Case(NamedTuple):
   """What an adaptive attack to one method is made for.
 
   Attributes:
-    member: the `Member` of the defense.
-    arguments: what the member's factory was made for.
+    stage: the `Stage` of the defense.
+    arguments: what the stage's factory was made for.
     known: all else that is known of the upload.
   """
 
-  member: Member
+  stage: Stage
   arguments: tuple
   known: Known
 
@@ -357,26 +357,26 @@ def adaptive_to(maker: Callable) -> Callable[[Callable], Callable]:
 
 
 def adaptive_attacks(
-  placed: Placed, context: Context, num_samples: int, attack: AttackMethod, rounds: int = 1
+  bound: Bound, context: Context, num_samples: int, attack: AttackMethod, rounds: int = 1
 ) -> list[AdaptiveAttack]:
   """Returns the adaptive attacks of an attack to a defense, those that it can make use of; empty where there are none.
 
   Args:
-    placed: the defense, made for `context`.
+    bound: the defense, made for `context`.
     context: the `Context`.
     num_samples: samples behind one upload.
     attack: the `AttackMethod`; it names the evidence that it reads.
     rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
       under which all of them are equal.
   """
-  members = placed.defense.members
-  several = any(member.traits.random or member.traits.accumulates for member in members)
-  known = Known(placed, context, num_samples, rounds if several else 1, attack.reads)
+  stages = bound.defense.stages
+  several = any(stage.traits.random or stage.traits.accumulates for stage in stages)
+  known = Known(bound, context, num_samples, rounds if several else 1, attack.reads)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
-  for member, arguments in zip(members, placed.arguments, strict=True):
-    special = SPECIAL.get(member.factory)
-    found += [] if special is None else special(Case(member, arguments, known))
+  for stage, arguments in zip(stages, bound.arguments, strict=True):
+    special = SPECIAL.get(stage.factory)
+    found += [] if special is None else special(Case(stage, arguments, known))
   found.append(_shown(known))
   suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
   return [*_learned(known), *suited] if attack.adaptive else suited
@@ -388,7 +388,7 @@ def _agreed(known: Known) -> AdaptiveAttack | None:
   The same samples give the same update, bit for bit, and no two draws of noise are equal. So a value that occurs in two
   uploads has no noise.
   """
-  partial = [noise for m in known.defense.members if (noise := m.traits.noise) and 0 < noise.fraction(m.settings) < 1]
+  partial = [noise for m in known.defense.stages if (noise := m.traits.noise) and 0 < noise.fraction(m.settings) < 1]
   if known.rounds == 1 or known.sums or not partial:
     return None
   words = 'It takes the value of an entry that most uploads share, bit for bit, and the mean where they share none.'
@@ -424,7 +424,7 @@ def _prior(known: Known) -> AdaptiveAttack | None:
   if noise:
     context = known.context
     typical = typical_squared_norm(context.client, context.image_shape, known.num_samples, context.variables)
-    signal = max(min(float(typical), known.bound**2), 1e-30)
+    signal = max(min(float(typical), known.norm_bound**2), 1e-30)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   elif known.sparsifies:
@@ -442,16 +442,16 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack that weighs entries by the noise expected on them, where it differs; else None."""
   if 'weights' not in known.reads:
     return None
-  for member, arguments in zip(known.defense.members, known.placed.arguments, strict=True):
-    noise = member.traits.noise
-    share = 1.0 if noise is None else noise.fraction(member.settings)
-    variance = known.noise_of(member)
+  for stage, arguments in zip(known.defense.stages, known.bound.arguments, strict=True):
+    noise = stage.traits.noise
+    share = 1.0 if noise is None else noise.fraction(stage.settings)
+    variance = known.noise_of(stage)
     if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
       continue
     if noise.groups is not None:
       groups = noise.groups(arguments)
       weigh, prior = functools.partial(weights.by_group, groups=groups, variance=variance, share=share), PRIORS[0]
-    elif member.traits.sparsifies == 'zeros':
+    elif stage.traits.sparsifies == 'zeros':
       weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
     else:
       continue
@@ -470,8 +470,8 @@ def _shown(known: Known) -> AdaptiveAttack | None:
   The simulated update is clipped to the norm of the observed one. At the truth it has that norm or a larger one,
   whether the client clips or not.
   """
-  members = known.defense.at('step', 'upload')
-  if not members or any(map(_stated, members)):
+  stages = known.defense.at('step', 'upload')
+  if not stages or any(map(_stated, stages)):
     return None
 
   def views(upload: Upload) -> list[View]:
@@ -489,11 +489,11 @@ def _shown(known: Known) -> AdaptiveAttack | None:
   return AdaptiveAttack(*known.repeated('shown', words), views, frozenset({'weights', 'clip'}), rounds=known.rounds)
 
 
-def _stated(member: Member) -> bool:
-  """Returns whether the traits of a member, or an adaptive attack to it, say what its uploads show."""
-  traits = member.traits
+def _stated(stage: Stage) -> bool:
+  """Returns whether the traits of a stage, or an adaptive attack to it, say what its uploads show."""
+  traits = stage.traits
   declared = traits.sparsifies or traits.noise or traits.clips or traits.bounds or traits.simulated
-  return member.factory in SPECIAL or bool(declared)
+  return stage.factory in SPECIAL or bool(declared)
 
 
 def _zeros(update: Tree) -> float:
@@ -504,13 +504,13 @@ def _zeros(update: Tree) -> float:
 
 def _simulated(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack that simulates what is not random of the defense, too; None where there is nothing."""
-  members = known.defense.members
-  parts = [m.traits.simulated(m.settings) for m in members if m.traits.simulated is not None]
+  stages = known.defense.stages
+  parts = [m.traits.simulated(m.settings) for m in stages if m.traits.simulated is not None]
   if not parts:
     return None
   prior = PRIORS[-1]
   words, settings = known.smooth('It simulates what is not random of the defense, too', 'weights smoothness', prior)
-  simulates = Defense(tuple(member for part in parts for member in part.members))
+  simulates = Defense(tuple(stage for part in parts for stage in part.stages))
   return known.changed('simulated', words, simulates=simulates, **settings)
 
 
@@ -521,8 +521,8 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
   gradient is zero or undefined. A second attacker takes the gradient of the identity instead (Athalye et al. 2018,
   BPDA; straight-through).
   """
-  members = known.defense.at('step', 'upload')
-  if not any(map(_undeclared, members)):
+  stages = known.defense.at('step', 'upload')
+  if not any(map(_undeclared, stages)):
     return []
 
   def views(upload: Upload) -> list[View]:
@@ -530,24 +530,24 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
 
   found = []
   for name, words, part in (
-    ('simulated', 'It simulates the defense, too, and differentiates through it.', lambda member: member),
+    ('simulated', 'It simulates the defense, too, and differentiates through it.', lambda stage: stage),
     (
       'straight-through',
       'It simulates the defense, too, and takes its gradient for that of the identity.',
-      lambda member: dataclasses.replace(
-        member, factory=_straight_through(member.factory), label=f'{member.name}, straight-through'
+      lambda stage: dataclasses.replace(
+        stage, factory=_straight_through(stage.factory), label=f'{stage.name}, straight-through'
       ),
     ),
   ):
-    parts = (part(member) if _undeclared(member) else member for member in members if not member.traits.random)
+    parts = (part(stage) if _undeclared(stage) else stage for stage in stages if not stage.traits.random)
     name, words = known.repeated(name, words)
     found.append(AdaptiveAttack(name, words, views, simulates=Defense(tuple(parts)), rounds=known.rounds))
   return found
 
 
-def _undeclared(member: Member) -> bool:
-  """Returns whether a member that acts on updates is a function of them of which nothing is stated."""
-  return not (member.traits.random or _stated(member) or is_idle(member))
+def _undeclared(stage: Stage) -> bool:
+  """Returns whether a stage that acts on updates is a function of them of which nothing is stated."""
+  return not (stage.traits.random or _stated(stage) or is_idle(stage))
 
 
 @functools.cache  # one function, so that equal defenses compile once
@@ -569,7 +569,7 @@ def _straight_through(factory: Callable) -> Callable:
 
 def _learned(known: Known) -> list[AdaptiveAttack]:
   """Returns the adaptive attack of attacks that learn: from uploads that went through the same defense; if any."""
-  if all(is_idle(member) for member in known.defense.at('data', 'step', 'upload')):
+  if all(is_idle(stage) for stage in known.defense.at('data', 'step', 'upload')):
     return []
   words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
   return [AdaptiveAttack('learned', words, NON_ADAPTIVE.views, simulates=known.defense)]
@@ -577,7 +577,7 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.energy and not any(member.traits.sparsifies for member in known.defense.members):
+  if not known.energy and not any(stage.traits.sparsifies for stage in known.defense.stages):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)

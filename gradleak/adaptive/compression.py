@@ -16,7 +16,7 @@ def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
   `Σ_{j=1..k} (1 + m + … + m^{j−1})` times the gradient (Lin et al. 2018, algorithm 4). Which entries were sent, the
   server sees.
   """
-  known, momentum = case.known, float(case.member.settings['momentum'])
+  known, momentum = case.known, float(case.stage.settings['momentum'])
   if known.rounds == 1:
     return []
   factors = np.cumsum(np.cumsum(momentum ** np.arange(known.rounds)))

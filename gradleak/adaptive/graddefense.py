@@ -29,7 +29,7 @@ def _muted_slices(case: Case) -> AdaptiveAttack:
 
   Noise of standard deviation σ has the median magnitude 0.674·σ; slices with a median near it are chosen first.
   """
-  (slicing,), settings, known = case.arguments, case.member.settings, case.known
+  (slicing,), settings, known = case.arguments, case.stage.settings, case.known
   total = slicing.num_slices
   muted = int(num_perturbed(settings['ratio'], total))
   count = min(MAX_CHOICES, math.comb(min(total, muted + 3), muted))
@@ -56,7 +56,7 @@ def _muted_slices(case: Case) -> AdaptiveAttack:
 
 def _compensated(case: Case) -> AdaptiveAttack:
   """Applies the server's compensation to one client's upload (Wang et al. 2022, table III [E])."""
-  settings, known = case.member.settings, case.known
+  settings, known = case.stage.settings, case.known
   noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
   variance = noise_variance(np.full(known.rounds, 1 / known.rounds), **noise)  # of the mean over the rounds
 

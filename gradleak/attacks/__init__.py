@@ -11,7 +11,7 @@ from gradleak.attacks.base import (
   attack,
   closed_form,
   host_form,
-  own,
+  wrap,
 )
 from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
@@ -76,9 +76,9 @@ __all__ = [
   'labels',
   'lti',
   'magia',
-  'own',
   'peeling',
   'pnp',
   'prefix',
   'spear',
+  'wrap',
 ]

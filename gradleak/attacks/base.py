@@ -83,7 +83,7 @@ class AttackMethod(Method):
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
-    version: of a user's own code: stored results are of one version, see `own`.
+    version: of a user's own code: stored results are of one version, see `wrap`.
     prepare: (key, `Scenario`, settings, samples behind one upload) -> what it learns from public data before it sees an
       upload, a tree of arrays that it is handed as `Observation.prepared`; None for nothing. It runs on the host, once
       for all uploads.
@@ -158,7 +158,7 @@ def attack(
     server: the malicious server that it belongs to, (settings by keyword) -> `Method`. It is made with the settings of
       the attack, which must include its own.
     name: how texts and results call it; the factory's name by default.
-    version: of a user's own code, see `own`.
+    version: of a user's own code, see `wrap`.
 
   Raises:
     UsageError: for evidence that does not exist, or a server with a setting that the attack does not have.
@@ -207,7 +207,7 @@ def _without_first(factory: Callable) -> inspect.Signature:
   return signature.replace(parameters=[p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY])
 
 
-def own(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE, *, version: str = '') -> AttackMethod:
+def wrap(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE, *, version: str = '') -> AttackMethod:
   """Returns the `AttackMethod` of a user's own function, client -> `Attack`.
 
   Args:
@@ -241,7 +241,7 @@ def as_attack(entry: Any) -> AttackMethod:
     return entry
   if isinstance(entry, str):
     raise errors.UsageError(f'the attack {entry!r} is a text, expected an object: gradleak.parse({entry!r}) makes it')
-  return own(entry)
+  return wrap(entry)
 
 
 def require_gradient(name: str, observation: Observation) -> None:

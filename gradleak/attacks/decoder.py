@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.settings import Count, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.engine.parts import in_parts
@@ -395,7 +395,7 @@ def _minimised(
   optimizer: optax.GradientTransformation,
 ) -> tuple[Tree, Tree]:
   """Returns (params, state) after `steps` steps on a loss of `data`."""
-  optimizer = lenient(optimizer)
+  optimizer = promoting(optimizer)
 
   @jax.jit
   def advance(key: jax.Array, data: tuple, carry: tuple, first: jax.Array, last: jax.Array) -> tuple:

@@ -18,7 +18,7 @@ import optax
 
 from gradleak.attacks import base
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.engine.parts import in_parts, tell
 from gradleak.federated import Client
@@ -142,7 +142,7 @@ class Training:
 
   def optimizer(self) -> optax.GradientTransformation:
     """Returns Adam, whose rate falls to a tenth after three quarters of the steps."""
-    return lenient(optax.adam(optax.piecewise_constant_schedule(self.learning_rate, {3 * self.steps // 4: 0.1})))
+    return promoting(optax.adam(optax.piecewise_constant_schedule(self.learning_rate, {3 * self.steps // 4: 0.1})))
 
   def samples(
     self, key: jax.Array, public: tuple[jax.Array, jax.Array], count: int

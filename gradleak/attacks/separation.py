@@ -28,7 +28,7 @@ from gradleak.attacks.dense import first_dense_layer
 from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import last_layer, of_counts
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.settings import Count, Fraction, Range, ranged
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -148,7 +148,7 @@ def cocktail_party(
     gaussianity = jnp.mean((log_cosh - _GAUSSIAN) ** 2)
     return tv * (jnp.mean(down) + jnp.mean(across)) + decorrelation * alike - negentropy * gaussianity
 
-  optimizer = lenient(optax.adam(learning_rate))
+  optimizer = promoting(optax.adam(learning_rate))
 
   def one_step(_: jax.Array, carry: tuple) -> tuple:
     unmixing, state = carry

@@ -8,12 +8,12 @@ from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod
 from gradleak.audit.group import Group
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import Defense, Placed, place
+from gradleak.defenses.defense import Bound, Defense, bind
 from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.threat import Knowledge
 
 
-def attackers(group: Group, attack: AttackMethod, placed: Placed) -> list[AdaptiveAttack]:
+def attackers(group: Group, attack: AttackMethod, bound: Bound) -> list[AdaptiveAttack]:
   """Returns the `AdaptiveAttack`s by which an attack meets a defense.
 
   Without an adaptive attack, an adaptive attacker equals a non-adaptive one, and is run once.
@@ -22,7 +22,7 @@ def attackers(group: Group, attack: AttackMethod, placed: Placed) -> list[Adapti
   if given.knowledge == 'non-adaptive':
     return [NON_ADAPTIVE]
   rounds = given.rounds if group.server is None or group.server.rounds == 1 else 1
-  found = adaptive_attacks(placed, group.scenario.context, given.batch_size, attack, rounds)
+  found = adaptive_attacks(bound, group.scenario.context, given.batch_size, attack, rounds)
   if given.adaptive_attacks is not None:
     found = [one for one in found if one.name in given.adaptive_attacks]
   return [NON_ADAPTIVE, *found] if given.knowledge == 'both' else found or [NON_ADAPTIVE]
@@ -37,7 +37,7 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
   defense = {'non-adaptive': 'unknown', 'adaptive': 'known', 'both': 'either'}[group.settings.knowledge]
-  if not any(one.method.defense.members for one in group.defenses):
+  if not any(one.method.defense.stages for one in group.defenses):
     defense = 'none'
   held = made.auxiliary_data or (mode == 'inferred' and rule in label_rules.AUXILIARY)
   return Knowledge(
@@ -72,7 +72,7 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
   if attack.learns and scenario.public is not None:
     check_apart(fingerprints(scenario.public[0]), scenario.images)
   if attack.adaptive and simulates is not None:
-    scenario = scenario._replace(client=place(simulates, scenario.context).client(group.client))
+    scenario = scenario._replace(client=bind(simulates, scenario.context).client(group.client))
   found = attack.prepare(group.streams.named('prepare'), scenario, attack.settings, group.settings.batch_size)
   return jax.block_until_ready(found)  # so that a progress bar says what takes the time
 

@@ -25,7 +25,7 @@ class Group:
     scenario: with the model and the variables that clients are sent.
     server: the malicious `Server`, or None: the server is honest.
     attacks: their labels and `AttackMethod`s.
-    defenses: their labels and `Placed` defenses.
+    defenses: their labels and `Bound` defenses.
     num_trials: T.
     settings: the `AuditSettings`.
     candidates: returns what `gallery` is.

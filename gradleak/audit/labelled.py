@@ -52,8 +52,8 @@ def named_defenses(entries: Any) -> list[Labelled]:
     UsageError: if there is none, one is listed twice, or a defense is labelled 'none'.
   """
   found = labelled('defense', entries, as_defense)
-  found = [one if one.method.members else one._replace(label='none') for one in found]
+  found = [one if one.method.stages else one._replace(label='none') for one in found]
   named_none = [one for one in found if one.label == 'none']
-  if len(named_none) > 1 or any(one.method.members for one in named_none):
+  if len(named_none) > 1 or any(one.method.stages for one in named_none):
     raise errors.UsageError("'none' is the label of no defense, and stands once: another entry bears it, too")
   return found

@@ -21,7 +21,7 @@ from gradleak.audit.streams import folded
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.core import trees
-from gradleak.defenses.defense import Defense, place
+from gradleak.defenses.defense import Defense, bind
 from gradleak.engine import driver
 from gradleak.federated import Client
 from gradleak.threat import Knowledge, Observation
@@ -142,7 +142,7 @@ class Build:
   def of(cls, group: Group, method: AttackMethod, simulates: Defense | None = None) -> 'Build':
     """Returns the function of an attack in a group, on a client with the defense that it simulates."""
     shape = (group.settings.batch_size, *group.scenario.images.shape[1:])
-    simulated = group.client if simulates is None else place(simulates, group.scenario.context).client(group.client)
+    simulated = group.client if simulates is None else bind(simulates, group.scenario.context).client(group.client)
     return cls(method, method.structure, group.client, simulates, simulated, granted.knowledge(group, method), shape)
 
   def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
@@ -183,9 +183,7 @@ def structures(group: Group) -> list[list[Variant]]:
   """Returns the attacks to run, changed as the adaptive attacks ask for, grouped by structure: one compilation each."""
   grouped: dict[Hashable, list[Variant]] = {}
   for a, (_, attack) in enumerate(group.attacks):
-    adaptive_attacks = [
-      adaptive for _, placed in group.defenses for adaptive in granted.attackers(group, attack, placed)
-    ]
+    adaptive_attacks = [adaptive for _, bound in group.defenses for adaptive in granted.attackers(group, attack, bound)]
     for change in dict.fromkeys(adaptive.change for adaptive in adaptive_attacks):
       settings, simulates = change
       changed = attack.changed(**dict(settings)) if settings else attack
@@ -208,7 +206,7 @@ def planned(group: Group) -> list[Planned]:
     for variant in variants:
       attack = group.attacks[variant.attack].method
       adaptive_attacks = [
-        adaptive for _, placed in group.defenses for adaptive in granted.attackers(group, attack, placed)
+        adaptive for _, bound in group.defenses for adaptive in granted.attackers(group, attack, bound)
       ]
       runs += sum(c.count for c in adaptive_attacks if c.change == variant.change) * group.num_trials
       runs += group.settings.controls
@@ -223,8 +221,8 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
   for variant in variants:
     name, attack = variant.name(group), group.attacks[variant.attack].method
     runs = False
-    for label, placed in group.defenses:
-      adaptive_attacks = [c.name for c in granted.attackers(group, attack, placed) if c.change == variant.change]
+    for label, bound in group.defenses:
+      adaptive_attacks = [c.name for c in granted.attackers(group, attack, bound) if c.change == variant.change]
       keys |= {
         (name, label, adaptive, int(t))
         for adaptive in adaptive_attacks

@@ -18,7 +18,7 @@ from gradleak.audit.lanes import Build
 from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
-from gradleak.defenses.defense import place
+from gradleak.defenses.defense import bind
 from gradleak.federated.scenario import Scenario
 from gradleak.metrics import perceptual
 
@@ -89,9 +89,9 @@ def plan(
     if server is not None:
       built = server.build(server.numbers)
       sent = built.prepare(streams.named('server'), scenario._replace(previous=None), size)
-    placed = tuple(Labelled(label, place(defense, sent.context)) for label, defense in chosen_defenses)
+    bound = tuple(Labelled(label, bind(defense, sent.context)) for label, defense in chosen_defenses)
     chosen = tuple(attack for attack in stepped if attack.method.server == server)
-    groups.append(Group(streams, sent, built, chosen, placed, num_trials, given, candidates, lpips, chosen_trials))
+    groups.append(Group(streams, sent, built, chosen, bound, num_trials, given, candidates, lpips, chosen_trials))
     for attack in chosen:
       with errors.raised_here():
         _trace(groups[-1], attack)

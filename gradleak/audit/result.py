@@ -131,7 +131,7 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
       curves.setdefault(key, (steps, []))[1].append(curve)
   rows = [row for row, *_ in entries]
   by_attack = [[row for row in rows if row['attack'] == label and not row['control']] for label in plan.attacks]
-  undefended = {label for label, placed in plan.groups[0].defenses if not placed.defense.members}
+  undefended = {label for label, bound in plan.groups[0].defenses if not bound.defense.stages}
   return AuditResult(
     plan.config,
     [row for of_attack in by_attack for row in require_undefended_recovery(of_attack, undefended)],
@@ -174,9 +174,9 @@ def _adaptive_attacks(plan: Plan) -> dict[str, dict[str, str]]:
   """Returns, for each defense, `{adaptive attack: what an attacker who knows the defense does}`."""
   found: dict[str, dict] = {label: {} for label in plan.defenses}
   for group in plan.groups:
-    for label, placed in group.defenses:
+    for label, bound in group.defenses:
       for _, attack in group.attacks:
-        found[label] |= {c.name: c.words for c in granted.attackers(group, attack, placed) if c.name != 'non-adaptive'}
+        found[label] |= {c.name: c.words for c in granted.attackers(group, attack, bound) if c.name != 'non-adaptive'}
   return found
 
 
@@ -211,8 +211,8 @@ def methods(plan: Plan) -> dict[str, dict[str, Any]]:
   return {
     'attacks': {label: {'citations': list(filter(None, [attacks[label].citation]))} for label in plan.attacks},
     'defenses': {
-      label: {**facts(placed.defense, epochs), 'remark': remarks(placed.defense, plan.groups[0].scenario.context)}
-      for label, placed in plan.groups[0].defenses
+      label: {**facts(bound.defense, epochs), 'remark': remarks(bound.defense, plan.groups[0].scenario.context)}
+      for label, bound in plan.groups[0].defenses
     },
     'model': {'citations': list(client.model.citations)},
   }
@@ -228,8 +228,8 @@ def facts(defense: Defense, epochs: int) -> dict[str, Any]:
   return {
     'text': str(defense),
     'citations': defense.citations,
-    'places': list(dict.fromkeys(member.traits.place for member in defense.members)),
-    'random': any(member.traits.random for member in defense.members),
+    'places': list(dict.fromkeys(stage.traits.place for stage in defense.stages)),
+    'random': any(stage.traits.random for stage in defense.stages),
     'mechanisms': [
       {'noise': one.noise, 'unit': one.unit, 'releases': one.releases} for one in guarantees.mechanisms(defense, epochs)
     ],

@@ -89,7 +89,7 @@ def audit(
     key: a typed JAX key; the same key, settings and micro-group size give the same rows, bit for bit.
     scenario: what is audited, see `gradleak.scenario`.
     defenses: a list of `gradleak.defenses`, None for no defense; or a dict {label: defense}, no defense being 'none'.
-      A transformation of your own is wrapped by `defenses.own`.
+      A transformation of your own is wrapped by `defenses.wrap`.
     attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
     num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,

@@ -15,7 +15,7 @@ from gradleak.core import trees
 from gradleak.core.methods import identity
 from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE, null_gradient
-from gradleak.defenses.defense import Placed, place
+from gradleak.defenses.defense import Bound, bind
 from gradleak.engine import ahead, driver
 from gradleak.federated import Client, Upload
 from gradleak.federated.client import COSTLY
@@ -47,7 +47,7 @@ class Uploads(NamedTuple):
 class _Request(NamedTuple):
   """Uploads to be made: of one defense, on the keys of a stream, at some addresses, for some rounds."""
 
-  placed: Placed
+  bound: Bound
   stream: str
   addresses: np.ndarray
   rounds: int
@@ -57,14 +57,14 @@ class _Request(NamedTuple):
 class Send:
   """(shared, lane) -> `Upload`: what a client under a defense sends. Equal ones compile once; lanes bring numbers."""
 
-  placed: Placed = dataclasses.field(compare=False)
+  bound: Bound = dataclasses.field(compare=False)
   defense: Any
   client: Client
 
   @classmethod
-  def of(cls, placed: Placed, client: Client) -> 'Send':
-    """Returns the function of a placed defense."""
-    return cls(placed, (placed.defense.structure, tuple(identity(given) for given in placed.arguments)), client)
+  def of(cls, bound: Bound, client: Client) -> 'Send':
+    """Returns the function of a bound defense."""
+    return cls(bound, (bound.defense.structure, tuple(identity(given) for given in bound.arguments)), client)
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
@@ -74,7 +74,7 @@ class Send:
 
   def given(self, shared: dict, lane: dict) -> tuple[Client, jax.Array, jax.Array]:
     """Returns the lane's client under the defense, and its private samples."""
-    client = self.placed.build(lane['numbers'], self.client)
+    client = self.bound.build(lane['numbers'], self.client)
     return client, shared['images'][lane['trial']], shared['labels'][lane['trial']]
 
 
@@ -114,13 +114,13 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
     trials, controls: numbers of trials and of control runs, int [T] and [C].
     group_size: lanes that share one pass.
   """
-  rounds = [_rounds(group, placed) for _, placed in group.defenses]
-  requests = [_Request(place(NO_DEFENSE, group.scenario.context), 'client', trials, 1)]
+  rounds = [_rounds(group, bound) for _, bound in group.defenses]
+  requests = [_Request(bind(NO_DEFENSE, group.scenario.context), 'client', trials, 1)]
   requests += [
-    _Request(placed, 'client', trials, number) for (_, placed), number in zip(group.defenses, rounds, strict=True)
+    _Request(bound, 'client', trials, number) for (_, bound), number in zip(group.defenses, rounds, strict=True)
   ]
   if len(controls):
-    requests.append(_Request(place(null_gradient(), group.scenario.context), 'control', controls, min(rounds)))
+    requests.append(_Request(bind(null_gradient(), group.scenario.context), 'control', controls, min(rounds)))
   undefended, *first = _computed(group, requests, group_size)
   changed = [_changes(sent, undefended) for sent in first[: len(group.defenses)]]
   sent, variables = first, [None] * len(first)
@@ -131,28 +131,28 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
   return Uploads(trials, controls, sent, [*changed, np.full(len(controls), np.nan)], variables, trained)
 
 
-def _rounds(group: Group, placed: Placed) -> int:
+def _rounds(group: Group, bound: Bound) -> int:
   """Returns how many uploads of a trial any attacker of a defense reads."""
   if any('uploads' in attack.reads for _, attack in group.attacks):
     return group.settings.rounds
-  return max(adaptive.rounds for _, attack in group.attacks for adaptive in granted.attackers(group, attack, placed))
+  return max(adaptive.rounds for _, attack in group.attacks for adaptive in granted.attackers(group, attack, bound))
 
 
 def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:
   """Returns the uploads of each request on the variables of the group; one compilation per structure of defense."""
   found: list[Any] = [None] * len(requests)
   for i, request in enumerate(requests):
-    if request.rounds > 1 and any(member.traits.accumulates for member in request.placed.defense.members):
+    if request.rounds > 1 and any(stage.traits.accumulates for stage in request.bound.defense.stages):
       found[i] = _in_turn(group, request, group_size)
-  structures = [request.placed.defense.structure if found[i] is None else None for i, request in enumerate(requests)]
+  structures = [request.bound.defense.structure if found[i] is None else None for i, request in enumerate(requests)]
   shared, calls = _shared(group, variables=group.scenario.variables), []
   for structure in dict.fromkeys(one for one in structures if one is not None):
     chosen = [i for i, other in enumerate(structures) if other == structure]
     lanes = jax.tree.map(lambda *xs: jnp.concatenate(xs), *(_lanes(group, requests[i]) for i in chosen))
-    calls.append((chosen, Send.of(requests[chosen[0]].placed, group.client), lanes))
+    calls.append((chosen, Send.of(requests[chosen[0]].bound, group.client), lanes))
   ahead.together(lambda: (driver.lowered_evaluation(send, shared, lanes, group_size) for _, send, lanes in calls))
   for chosen, send, lanes in calls:
-    made = driver.evaluate(send, shared, lanes, group_size=group_size, unit=_unit(send.placed))
+    made = driver.evaluate(send, shared, lanes, group_size=group_size, unit=_unit(send.bound))
     start = 0
     for i in chosen:
       shape = requests[i].rounds, len(requests[i].addresses)
@@ -162,9 +162,9 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
   return found
 
 
-def _unit(placed: Placed) -> str | None:
+def _unit(bound: Bound) -> str | None:
   """Returns what the uploads of a costly client are called where it is said how far they are; None for others."""
-  return f'uploads under {placed.defense}' if placed.gradients >= COSTLY else None
+  return f'uploads under {bound.defense}' if bound.gradients >= COSTLY else None
 
 
 def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:
@@ -172,17 +172,17 @@ def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:
   lanes, count = _lanes(group, request), len(request.addresses)
   keys = lanes['key'].reshape(request.rounds, count).T
   lanes = {'key': keys, 'trial': lanes['trial'][:count], 'numbers': tuple(x[:count] for x in lanes['numbers'])}
-  function = SendInTurn(Send.of(request.placed, group.client))
+  function = SendInTurn(Send.of(request.bound, group.client))
   made = _evaluate(group, function, lanes, group_size, variables=group.scenario.variables)
   return jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 0, 1), made)
 
 
 def _trained(group: Group, request: _Request, group_size: int) -> np.ndarray | None:
   """Returns the images that the clients trained on, [T, B, …]; None for the private ones, or none in [0, 1]."""
-  if not request.placed.defense.at('data'):
+  if not request.bound.defense.at('data'):
     return None
   lanes = _lanes(group, request._replace(rounds=1))
-  images = np.asarray(_evaluate(group, Transformed(Send.of(request.placed, group.client)), lanes, group_size))
+  images = np.asarray(_evaluate(group, Transformed(Send.of(request.bound, group.client)), lanes, group_size))
   return images if images.min() >= 0 and images.max() <= 1 else None
 
 
@@ -198,7 +198,7 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   ]
   keys = jnp.concatenate([folded(group.streams.named(name), np.asarray(request.addresses, np.int32)) for name in names])
   count = request.rounds * len(trial)
-  numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.placed.defense.numbers)
+  numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.bound.defense.numbers)
   return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}
 
 
@@ -224,7 +224,7 @@ def _served(group: Group, request: _Request, first: Upload, group_size: int) -> 
     one = request._replace(addresses=request.addresses[asking], rounds=1)
     asked = jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *(server.send(states[t]) for t in asking))
     lanes = {**_lanes(group, one, number), 'variables': asked}
-    answers = _evaluate(group, Send.of(request.placed, group.client), lanes, group_size).update
+    answers = _evaluate(group, Send.of(request.bound, group.client), lanes, group_size).update
     for place_, t in enumerate(asking):
       states[t] = server.receive(states[t], jax.tree.map(lambda x, i=place_: np.asarray(x[i]), answers))
   seen = [server.observed(state) for state in states]

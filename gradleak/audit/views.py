@@ -75,11 +75,11 @@ def views(group: Group, sent: Uploads) -> Views:
     variables.extend(None if referred is None else trees.take(referred, place) for _ in made)
     raw.extend(upload.update if read_rounds else None for _ in made)
 
-  for d, (_, placed) in enumerate(group.defenses):
+  for d, (_, bound) in enumerate(group.defenses):
     adaptive_attacks = {
       (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads): adaptive
       for _, attack in group.attacks
-      for adaptive in granted.attackers(group, attack, placed)
+      for adaptive in granted.attackers(group, attack, bound)
     }
     for (_, reads), adaptive in adaptive_attacks.items():
       for i, t in enumerate(sent.trials.tolist()):

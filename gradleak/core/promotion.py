@@ -25,7 +25,7 @@ def relaxed(function: Callable[..., Any]) -> Callable[..., Any]:
   return call
 
 
-def lenient(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def promoting(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
   """Returns the optax `transformation` with its `init` and `update` run under JAX's standard promotion rules.
 
   Adam, AdamW, Yogi and optax's schedules mix Python floats and integer counts; under

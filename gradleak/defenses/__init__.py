@@ -11,17 +11,17 @@ from gradleak.defenses.concealment import concealed_samples, concealment
 from gradleak.defenses.control import null_gradient
 from gradleak.defenses.defense import (
   NO_DEFENSE,
+  Bound,
   Context,
   Defense,
   Mechanism,
   Noise,
-  Placed,
   Traits,
   as_defense,
+  bind,
   chain,
   defense,
-  own,
-  place,
+  wrap,
 )
 from gradleak.defenses.differential_privacy import aggregate_client_dp, client_dp, clip_samples, dpsgd
 from gradleak.defenses.fragmentation import fragmentation, fragmentation_random
@@ -61,15 +61,16 @@ REGISTRY = {
 __all__ = [
   'NO_DEFENSE',
   'REGISTRY',
+  'Bound',
   'Context',
   'Defense',
   'Mechanism',
   'Noise',
-  'Placed',
   'Traits',
   'aggregate_client_dp',
   'as_defense',
   'ats',
+  'bind',
   'chain',
   'client_dp',
   'clip',
@@ -90,9 +91,8 @@ __all__ = [
   'null_gradient',
   'outpost',
   'outpost_pruning',
-  'own',
-  'place',
   'prune',
   'soteria',
   'topk',
+  'wrap',
 ]

@@ -12,29 +12,29 @@ from gradleak.core.trees import Tree
 
 
 def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """Composes transformations like `optax.chain`, with a separate key for each member.
+  """Composes transformations like `optax.chain`, with a separate key for each stage.
 
-  `optax.chain` passes the same `key=` to every member: two noises of the same kind would be one noise, twice. Here the
-  i-th member gets `fold_in(key, i)`.
+  `optax.chain` passes the same `key=` to every stage: two noises of the same kind would be one noise, twice. Here the
+  i-th stage gets `fold_in(key, i)`.
   """
   for one in transformations:
-    errors.check_instance('a member of the chain', one, optax.GradientTransformation, 'an optax transformation')
+    errors.check_instance('a stage of the chain', one, optax.GradientTransformation, 'an optax transformation')
   if len(transformations) == 1:
     return optax.with_extra_args_support(transformations[0])
-  members = [optax.with_extra_args_support(transformation) for transformation in transformations]
+  stages = [optax.with_extra_args_support(transformation) for transformation in transformations]
 
   def init(params: Tree) -> tuple:
-    return tuple(member.init(params) for member in members)
+    return tuple(stage.init(params) for stage in stages)
 
   def update(
     updates: Tree, state: tuple, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
   ) -> tuple[Tree, tuple]:
     new_state = []
-    for i, (member, member_state) in enumerate(zip(members, state, strict=True)):
+    for i, (stage, stage_state) in enumerate(zip(stages, state, strict=True)):
       if key is not None:
         extra['key'] = jax.random.fold_in(errors.check_key('key', key), i)
-      updates, member_state = member.update(updates, member_state, params, **extra)
-      new_state.append(member_state)
+      updates, stage_state = stage.update(updates, stage_state, params, **extra)
+      new_state.append(stage_state)
     return updates, tuple(new_state)
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range
 from gradleak.core.trees import Tree
 from gradleak.defenses import base
@@ -162,7 +162,7 @@ def concealed_samples(
   """
   given = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
   weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in given.items()}
-  adam = lenient(optax.scale_by_adam())
+  adam = promoting(optax.scale_by_adam())
   # The schedule of Geiping et al., as in the published code, decays the rate thrice, as below.
   decay = 0.1 ** np.searchsorted([3 / 8, 5 / 8, 7 / 8], np.arange(steps) / steps, side='right')
   rates = jnp.asarray(learning_rate, jnp.float32) * jnp.asarray(decay, jnp.float32)

@@ -30,7 +30,7 @@ Settings = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What a defense is placed in; its factory's positional arguments are computed from it.
+  """What a defense is bound to; its factory's positional arguments are computed from it.
 
   Attributes:
     client: the undefended `Client`.
@@ -114,10 +114,10 @@ class Traits:
     clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
       clip what it simulates.
     bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one.
-    mechanism: (settings, L2 norm that the member before it clips the upload to, or None; its position in the chain) ->
+    mechanism: (settings, L2 norm that the stage before it clips the upload to, or None; its position in the chain) ->
       the `Mechanism` that it is, or None.
     post_processing: whether its output depends only on the update and on public values, so that guarantees of the
-      members before it still hold.
+      stages before it still hold.
     selects: whether the mask of `sparsifies` depends on the update: noise that is added later does not protect the
       mask.
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
@@ -157,13 +157,13 @@ class Traits:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Member(Method):
+class Stage(Method):
   """One method of a defense.
 
   Attributes:
     traits: its `Traits`.
     label: how results call a transformation of a user's own.
-    version: of a user's own code: stored results are of one version, see `own`.
+    version: of a user's own code: stored results are of one version, see `wrap`.
   """
 
   kind: str = 'defense'
@@ -203,31 +203,30 @@ class Member(Method):
 
 
 class Defense(optax.GradientTransformationExtraArgs):
-  """An optax transformation with its settings and `Traits`; equal ones have equal members.
+  """An optax transformation with its settings and `Traits`; equal ones have equal stages.
 
-  It can be used in any `optax.chain`. An audit or a federation places each member where it acts. A defense on the
+  It can be used in any `optax.chain`. An audit or a federation places each stage where it acts. A defense on the
   samples is called like a function, `defense(key, images, labels)`; its `update` raises `UsageError`.
 
   Attributes:
-    members: one `Member` per part of a chain, in order.
+    stages: one `Stage` per part of a chain, in order.
     transform: of a single defense on the samples, the function (key, images, labels) -> (images, labels), which
       `jax.jit` accepts (a tuple like this one it does not); else None.
   """
 
-  members: tuple[Member, ...]
+  stages: tuple[Stage, ...]
   transform: Callable | None
 
-  def __new__(cls, members: tuple[Member, ...]) -> 'Defense':
-    """Returns the defense of these members. Making each of them checks its settings."""
-    made = [member.made() for member in members]
+  def __new__(cls, stages: tuple[Stage, ...]) -> 'Defense':
+    """Returns the defense of these stages. Making each of them checks its settings."""
+    made = [stage.made() for stage in stages]
     transformations = [
-      _on_samples(member.name) if member.traits.place == 'data' else one
-      for member, one in zip(members, made, strict=True)
+      _on_samples(stage.name) if stage.traits.place == 'data' else one for stage, one in zip(stages, made, strict=True)
     ]
     both = sequence(*transformations)
     self = super().__new__(cls, both.init, both.update)
-    self.members = tuple(members)
-    self.transform = made[0] if len(made) == 1 and members[0].traits.place == 'data' else None
+    self.stages = tuple(stages)
+    self.transform = made[0] if len(made) == 1 and stages[0].traits.place == 'data' else None
     return self
 
   def __call__(self, key: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -242,40 +241,40 @@ class Defense(optax.GradientTransformationExtraArgs):
   @property
   def structure(self) -> Hashable:
     """What decides the compilation."""
-    return tuple(member.structure for member in self.members)
+    return tuple(stage.structure for stage in self.stages)
 
   @property
   def numbers(self) -> tuple[float, ...]:
-    """The numeric settings of all members."""
-    return tuple(number for member in self.members for number in member.numbers)
+    """The numeric settings of all stages."""
+    return tuple(number for stage in self.stages for number in stage.numbers)
 
   @property
   def citations(self) -> list[str]:
-    """The sources of its members, each once."""
-    return list(dict.fromkeys(member.traits.citation for member in self.members if member.traits.citation))
+    """The sources of its stages, each once."""
+    return list(dict.fromkeys(stage.traits.citation for stage in self.stages if stage.traits.citation))
 
   @property
   def version(self) -> str:
-    """The versions of a user's own members, joined by ', '; '' where none has one."""
-    return ', '.join(member.version for member in self.members if member.version)
+    """The versions of a user's own stages, joined by ', '; '' where none has one."""
+    return ', '.join(stage.version for stage in self.stages if stage.version)
 
-  def at(self, *places: str) -> tuple[Member, ...]:
-    """Returns the members that act at these places, in their order."""
-    return tuple(member for member in self.members if member.traits.place in places)
+  def at(self, *places: str) -> tuple[Stage, ...]:
+    """Returns the stages that act at these places, in their order."""
+    return tuple(stage for stage in self.stages if stage.traits.place in places)
 
   def __str__(self) -> str:
-    return '+'.join(map(str, self.members)) or 'none'
+    return '+'.join(map(str, self.stages)) or 'none'
 
   __repr__ = __str__
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, Defense) and self.members == other.members
+    return isinstance(other, Defense) and self.stages == other.stages
 
   def __ne__(self, other: object) -> bool:
     return not self == other
 
   def __hash__(self) -> int:
-    return hash(self.members)
+    return hash(self.stages)
 
 
 def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
@@ -291,7 +290,7 @@ def defense(*, version: str = '', **traits: Any) -> Callable[[Callable], Callabl
 
   The factory's positional parameters are what it is made for, such as the model's layers. Where they are not given,
   `place` computes them by the trait `arguments`. Its keyword-only parameters are its settings, those annotated `float`
-  its numbers; an annotation with a `Range` or a `Choice` is checked (`core.settings`). The `version` is that of `own`.
+  its numbers; an annotation with a `Range` or a `Choice` is checked (`core.settings`). The `version` is that of `wrap`.
   """
   declared = _traits(**traits)
   version = version and errors.check_text('version', version)
@@ -299,7 +298,7 @@ def defense(*, version: str = '', **traits: Any) -> Callable[[Callable], Callabl
   def decorate(factory: Callable) -> Callable[..., Defense]:
     @functools.wraps(factory)
     def make(*arguments: Any, **settings: Any) -> Defense:
-      return Defense((Member(factory, settings, arguments, traits=declared, version=version),))
+      return Defense((Stage(factory, settings, arguments, traits=declared, version=version),))
 
     make.traits = declared  # type: ignore[attr-defined]
     return make
@@ -314,7 +313,7 @@ def _traits(**traits: Any) -> Traits:
   return Traits(**traits)
 
 
-def own(
+def wrap(
   transformation: Any, place: str | None = None, *, label: str = 'own', version: str = '', **traits: Any
 ) -> Defense:
   """Returns the `Defense` of a user's own transformation; it is then treated like those of this library.
@@ -337,7 +336,7 @@ def own(
   if place is None:
     raise errors.UsageError(
       "where the transformation acts is not known: give place='data', 'step', 'upload' or 'round', as in "
-      "gradleak.defenses.own(transformation, place='step')"
+      "gradleak.defenses.wrap(transformation, place='step')"
     )
   declared = _traits(place=place, **traits)
   errors.check_text('label', label)
@@ -346,7 +345,7 @@ def own(
   if not fits:
     kind = 'a function (key, images, labels) -> (images, labels)' if place == 'data' else 'an optax transformation'
     raise errors.UsageError(f'the defense {label!r} is {transformation!r}, expected {kind}')
-  return Defense((Member(_given, {}, (transformation,), traits=declared, label=label, version=version),))
+  return Defense((Stage(_given, {}, (transformation,), traits=declared, label=label, version=version),))
 
 
 def _given(transformation: Any) -> Any:
@@ -360,25 +359,25 @@ def chain(*transformations: Any) -> Any:
   """Returns the `Defense` of several, each acting at its own place, and those of one place in the order given.
 
   With other optax transformations among them, such as the local optimizer, the result is a plain transformation.
-  `optax.chain` passes the same `key=` to every member, so that two noises of the same kind would be equal. This chain
-  passes `fold_in(key, i)` to the i-th member.
+  `optax.chain` passes the same `key=` to every stage, so that two noises of the same kind would be equal. This chain
+  passes `fold_in(key, i)` to the i-th stage.
 
   Args:
     *transformations: `Defense`s, or any optax transformations.
   """
   if not all(isinstance(one, Defense) for one in transformations):
     return sequence(*transformations)
-  return Defense(tuple(member for one in transformations for member in one.members))
+  return Defense(tuple(stage for one in transformations for stage in one.stages))
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class Bound:
   """A defense made for one context.
 
   Attributes:
     defense: the `Defense`.
-    arguments: positional arguments of each member's factory.
-    gradients: that its members compute of each sample, see `Traits`.
+    arguments: positional arguments of each stage's factory.
+    gradients: that its stages compute of each sample, see `Traits`.
   """
 
   defense: Defense
@@ -389,14 +388,14 @@ class Placed:
     """Returns the client under the defense.
 
     Args:
-      numbers: the numeric settings of all members, in the order of `Defense.numbers`; they may be traced.
-      client: the undefended `Client`. Members of the place 'round' do not change it.
+      numbers: the numeric settings of all stages, in the order of `Defense.numbers`; they may be traced.
+      client: the undefended `Client`. Stages of the place 'round' do not change it.
     """
     made: dict[str, list] = {place: [] for place in PLACES}
     left = list(numbers)
-    for member, given in zip(self.defense.members, self.arguments, strict=True):
-      own, left = tuple(left[: len(member.numbers)]), left[len(member.numbers) :]
-      made[member.traits.place].append(member.build(own, *given))
+    for stage, given in zip(self.defense.stages, self.arguments, strict=True):
+      own, left = tuple(left[: len(stage.numbers)]), left[len(stage.numbers) :]
+      made[stage.traits.place].append(stage.build(own, *given))
     return dataclasses.replace(
       client,
       transform=made['data'][0] if made['data'] else client.transform,
@@ -412,11 +411,11 @@ class Placed:
 
 def remarks(defense: Defense, context: Context) -> str:
   """Returns what results say of a defense in a context, joined by '; '; '' for nothing."""
-  found = [member.traits.remark(context, member.settings) for member in defense.members]
+  found = [stage.traits.remark(context, stage.settings) for stage in defense.stages]
   return '; '.join(dict.fromkeys(filter(None, found)))
 
 
-def place(defense: Defense | None, context: Context) -> Placed:
+def bind(defense: Defense | None, context: Context) -> Bound:
   """Returns the defense made for a context: for its model, client and public data.
 
   Args:
@@ -431,13 +430,13 @@ def place(defense: Defense | None, context: Context) -> Placed:
   errors.check_instance('context', context, Context, 'a gradleak.defenses.Context')
   if len(defense.at('data')) > 1:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
-  placed = Placed(
+  bound = Bound(
     defense,
-    tuple(member.arguments_in(context) for member in defense.members),
-    sum(int(member.traits.gradients(context, member.settings)) for member in defense.members),
+    tuple(stage.arguments_in(context) for stage in defense.stages),
+    sum(int(stage.traits.gradients(context, stage.settings)) for stage in defense.stages),
   )
-  placed.client(context.client)  # so that a factory's errors are raised here, and not while tracing
-  return placed
+  bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing
+  return bound
 
 
 def as_defense(entry: Any) -> Defense:
@@ -455,7 +454,7 @@ def as_defense(entry: Any) -> Defense:
   if isinstance(entry, optax.GradientTransformation):
     raise errors.UsageError(
       'where a plain optax transformation acts is not known: wrap it by '
-      "gradleak.defenses.own(transformation, place='step') or place='upload'"
+      "gradleak.defenses.wrap(transformation, place='step') or place='upload'"
     )
   if hasattr(entry, 'traits'):
     raise errors.UsageError(
@@ -464,12 +463,12 @@ def as_defense(entry: Any) -> Defense:
   raise errors.UsageError(f'the defense is {errors.shown(entry)}, expected one of gradleak.defenses, or None for none')
 
 
-def is_idle(member: Member) -> bool:
-  """Returns whether a member is the identity."""
-  return member.traits.idle(member.settings)
+def is_idle(stage: Stage) -> bool:
+  """Returns whether a stage is the identity."""
+  return stage.traits.idle(stage.settings)
 
 
-def bound(member: Member) -> float:
-  """Returns a bound on the L2 norm of the member's output without its own noise; infinity if there is none."""
-  declared = member.traits.bounds or member.traits.clips
-  return math.inf if declared is None else float(declared(member.settings))
+def norm_bound(stage: Stage) -> float:
+  """Returns a bound on the L2 norm of the stage's output without its own noise; infinity if there is none."""
+  declared = stage.traits.bounds or stage.traits.clips
+  return math.inf if declared is None else float(declared(stage.settings))

@@ -93,7 +93,7 @@ def _per_client(settings: Settings, clipped_to: float | None, position: int) -> 
 
 
 def _per_example(settings: Settings, clipped_to: float | None, position: int) -> Mechanism | None:
-  """Only as the first member does it return the mean of the examples' clipped gradients."""
+  """Only as the first stage does it return the mean of the examples' clipped gradients."""
   del clipped_to
   return Mechanism(settings['noise'], 'example') if settings['noise'] and position == 0 else None
 
@@ -190,7 +190,7 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
   r"""Clips the gradient of every data sample, g / max(1, ‖g‖₂ / norm), and takes the mean (GradDefense, section V-C).
 
   It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
-  of its own. It ignores the gradient that it receives, so it must be the first member of a step chain. A sample of
+  of its own. It ignores the gradient that it receives, so it must be the first stage of a step chain. A sample of
   weight 0 is padding; the mean is over the sum of `weights=`. Without `variables=`, the model must have no batch
   statistics.
 
@@ -222,7 +222,7 @@ def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.Gr
   r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets `N(0, (noise·norm)²)` in every entry. It is then divided
-  by the number of samples, the sum of `weights=`. It must be the first member of a step chain.
+  by the number of samples, the sum of `weights=`. It must be the first stage of a step chain.
 
   Formula:
     g' = \frac{1}{N} \left( \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / C)} + n \right), \quad
@@ -411,7 +411,7 @@ def _per_sample(
     key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
     loss = _weighted_loss(name, client, {**(variables or {}), 'params': params})
-    with _lenient():
+    with _promoting():
       total = _clipped_sum(loss, limit)(params, images, labels, weights, dropout)
       if perturb is not None and noise is not None:
         total = perturb(noise, total)
@@ -468,7 +468,7 @@ def _check_batch_stats(name: str, client: Any, variables: Mapping) -> None:
 
 
 @contextlib.contextmanager
-def _lenient() -> Iterator[None]:
+def _promoting() -> Iterator[None]:
   """Relaxes JAX's rules for jax_privacy 2.0: it mixes ranks and dtypes and calls the deprecated `optax.global_norm`."""
   with jax.numpy_rank_promotion('allow'), jax.numpy_dtype_promotion('standard'), warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)

@@ -88,7 +88,7 @@ def _check(name: str, given: Tree, returned: Tree) -> None:
 
 
 def _depends(function: Callable, key: jax.Array) -> bool:
-  """Returns whether an output is computed from the key; one that a chain splits for members that ignore it is not."""
+  """Returns whether an output is computed from the key; one that a chain splits for stages that ignore it is not."""
   traced = jax.make_jaxpr(function)(key).jaxpr
   return any(_reached(traced, [True] * len(traced.invars)))
 

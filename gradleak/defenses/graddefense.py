@@ -299,7 +299,7 @@ def graddefense(
 
   Args:
     slicing: the `Slicing`, made once for a model. Without it, `prepare` makes one by the settings from `num_slices` on
-      when the defense is placed; with it, they are not used.
+      when the defense is bound; with it, they are not used.
     stddev: σ of the noise, on the scale of the update. The paper's "noise variance 1E-2" is 0.1.
     ratio: γ, 0.2 against DGA and 0.3 against GIA in the paper. At least one slice is perturbed.
     num_slices: s; 10 in the published code, not stated in the paper.

@@ -6,14 +6,14 @@
 from collections.abc import Sequence
 
 from gradleak.core.settings import Count, ranged
-from gradleak.defenses.defense import PLACES, Defense, Mechanism, Member, Noise, as_defense, is_idle
+from gradleak.defenses.defense import PLACES, Defense, Mechanism, Noise, Stage, as_defense, is_idle
 
 
 @ranged
 def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, ...]:
   """Returns the `Mechanism`s of a defense, each of which holds by itself; none if no noise of it is covered here.
 
-  Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example). Each is covered if all later members
+  Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example). Each is covered if all later stages
   are post-processing, and if no earlier one lets the data select what is sent. A delta of DP-SGD's steps is computed
   from noisy gradients alone, and each epoch releases an example once. Only the update is covered: BatchNorm's
   statistics and the number of samples are not.
@@ -22,14 +22,14 @@ def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, .
     defense: a `Defense`, or None for none.
     epochs: how often one upload uses each example: the local epochs of a client, 1 of one that shares its gradient.
   """
-  members = _acting(defense)
+  stages = _acting(defense)
   found = []
-  for i, member in enumerate(members):
-    if member.traits.mechanism is None or not _post_processing(members[i + 1 :]) or _select(members[:i]):
+  for i, stage in enumerate(stages):
+    if stage.traits.mechanism is None or not _post_processing(stages[i + 1 :]) or _select(stages[:i]):
       continue
-    clips = members[i - 1].traits.clips if i else None
-    clipped_to = None if clips is None else float(clips(members[i - 1].settings))
-    mechanism = member.traits.mechanism(member.settings, clipped_to, i)
+    clips = stages[i - 1].traits.clips if i else None
+    clipped_to = None if clips is None else float(clips(stages[i - 1].settings))
+    mechanism = stage.traits.mechanism(stage.settings, clipped_to, i)
     if mechanism is not None:
       releases = epochs if mechanism.unit == 'example' else 1
       found.append(Mechanism(mechanism.noise, mechanism.unit, int(releases)))
@@ -40,40 +40,40 @@ def missing_bound(defense: Defense | None) -> str | None:
   """Returns the norm that is unbounded, so that the noise of a defense guarantees nothing; else None.
 
   It is 'L2', or 'L1' where only Laplace noise follows a clip. It is meant for defenses without `mechanisms`. The result
-  is None if a member is no post-processing, or there is no noise on all entries of the upload.
+  is None if a stage is no post-processing, or there is no noise on all entries of the upload.
 
   Args:
     defense: a `Defense`, or None for none.
   """
-  members = _acting(defense)
-  noises = {i: noise for i, member in enumerate(members) if (noise := _noise_on_all(member))}
-  if not noises or not _post_processing(members):
+  stages = _acting(defense)
+  noises = {i: noise for i, stage in enumerate(stages) if (noise := _noise_on_all(stage))}
+  if not noises or not _post_processing(stages):
     return None
-  if any(members[i].traits.clips for i in noises):
+  if any(stages[i].traits.clips for i in noises):
     return None
-  if not any(member.traits.clips for member in members[: max(noises)]):
+  if not any(stage.traits.clips for stage in stages[: max(noises)]):
     return 'L2'
   return None if any(noise.distribution == 'gaussian' for noise in noises.values()) else 'L1'
 
 
-def _acting(defense: Defense | None) -> list[Member]:
-  """Returns the members in the order in which they act, without those that are the identity."""
-  members = [member for member in as_defense(defense).members if not is_idle(member)]
-  return sorted(members, key=lambda member: PLACES.index(member.traits.place))
+def _acting(defense: Defense | None) -> list[Stage]:
+  """Returns the stages in the order in which they act, without those that are the identity."""
+  stages = [stage for stage in as_defense(defense).stages if not is_idle(stage)]
+  return sorted(stages, key=lambda stage: PLACES.index(stage.traits.place))
 
 
-def _noise_on_all(member: Member) -> Noise | None:
-  """Returns the noise that a member adds to every entry, or None; one that clips, but is no mechanism, has none."""
-  noise, clips, mechanism = member.traits.noise, member.traits.clips, member.traits.mechanism
-  if noise is None or noise.fraction(member.settings) < 1:
+def _noise_on_all(stage: Stage) -> Noise | None:
+  """Returns the noise that a stage adds to every entry, or None; one that clips, but is no mechanism, has none."""
+  noise, clips, mechanism = stage.traits.noise, stage.traits.clips, stage.traits.mechanism
+  if noise is None or noise.fraction(stage.settings) < 1:
     return None
-  silent = clips is not None and mechanism is not None and mechanism(member.settings, None, 0) is None
+  silent = clips is not None and mechanism is not None and mechanism(stage.settings, None, 0) is None
   return None if silent else noise
 
 
-def _post_processing(members: Sequence[Member]) -> bool:
-  return all(member.traits.post_processing or member.traits.place == 'round' for member in members)
+def _post_processing(stages: Sequence[Stage]) -> bool:
+  return all(stage.traits.post_processing or stage.traits.place == 'round' for stage in stages)
 
 
-def _select(members: Sequence[Member]) -> bool:
-  return any(member.traits.selects for member in members)
+def _select(stages: Sequence[Stage]) -> bool:
+  return any(stage.traits.selects for stage in stages)

@@ -21,7 +21,7 @@ def _additive(name: str, sample: Callable[..., jax.Array], scale: float) -> opta
 
 
 def _mechanism(settings: Settings, clipped_to: float | None, position: int) -> Mechanism | None:
-  """Gaussian noise is a mechanism where the member before it clips the upload."""
+  """Gaussian noise is a mechanism where the stage before it clips the upload."""
   del position
   return None if clipped_to is None else Mechanism(settings['stddev'] / clipped_to, 'client')
 

@@ -15,7 +15,7 @@ import optax
 
 from gradleak import data
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
 from gradleak.federated import heads
@@ -383,7 +383,7 @@ class Client:
 
     ordered = tuple(map(jnp.asarray, (images, labels, weights)))
     data = tuple(map(batched, ordered))
-    optimizer = lenient(self.optimizer)
+    optimizer = promoting(self.optimizer)
 
     def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
       params, batch_stats, state, optimizer_state = carry

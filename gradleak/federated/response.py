@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 
 # Sizes of the gradients that optimizers are asked about: about that of an entry of a gradient, and one that is clipped.
@@ -73,7 +73,7 @@ def _deltas(optimizer: optax.GradientTransformation, structure: Any, kinds: tupl
     structure, kinds: from `_kinds`.
     asked: the gradients of all steps of each training, the same in every entry.
   """
-  optimizer = lenient(optimizer)
+  optimizer = promoting(optimizer)
 
   def trained(gradients: jax.Array) -> Tree:
     start = jax.tree.unflatten(structure, [jnp.zeros((1,) * rank, dtype) for rank, dtype in kinds])

@@ -15,7 +15,7 @@ import optax
 
 from gradleak import data
 from gradleak.core import errors, trees
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, check_fields, ranged
 from gradleak.core.trees import Tree
@@ -134,7 +134,7 @@ def start(federation: Federation, variables: Mapping) -> State:
   """Returns the `State` before the first round; raises `UsageError` for variables of another model."""
   check_variables(federation.client.model, variables, federation.images.shape[1:])
   params = variables['params']
-  server = lenient(federation.server).init(params)
+  server = promoting(federation.server).init(params)
   return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
 
 
@@ -302,7 +302,7 @@ def _server(
   chain: optax.GradientTransformation, server: optax.GradientTransformation, share: str, noise: float
 ) -> Callable[..., tuple]:
   """Returns the compiled step of the server; BatchNorm's statistics are averaged over those who sent them."""
-  chain, server = optax.with_extra_args_support(chain), lenient(server)
+  chain, server = optax.with_extra_args_support(chain), promoting(server)
 
   @jax.jit
   def step(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
 
@@ -74,12 +74,12 @@ class Training(NamedTuple):
   def init(self, key: jax.Array) -> State:
     """Returns the state before the first step."""
     weights = self.module.init(key, jnp.zeros((1, *self.module.image_shape)), jnp.ones(1))['params']
-    return State(weights, lenient(self.optimizer).init(weights), weights)
+    return State(weights, promoting(self.optimizer).init(weights), weights)
 
   def step(self, state: State, key: jax.Array, images: jax.Array) -> tuple[State, dict[str, jax.Array]]:
     """Returns the state after one step on `batch_size` of the images [N, H, W, C], and the loss."""
     loss, gradient = jax.value_and_grad(self.loss)(state.weights, key, images)
-    updates, moments = lenient(self.optimizer).update(gradient, state.moments, state.weights)
+    updates, moments = promoting(self.optimizer).update(gradient, state.moments, state.weights)
     weights = optax.apply_updates(state.weights, updates)
     average = optax.incremental_update(weights, state.average, jnp.float32(0.01))
     return State(weights, moments, average), {'denoiser': loss}

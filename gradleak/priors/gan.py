@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
 from gradleak.priors.base import Change, unchanged
@@ -121,7 +121,7 @@ class Training(NamedTuple):
     keys = jax.random.split(key)
     generator = self.module.init(keys[0], jnp.zeros((1, LATENT)))['params']
     critic = self.critic.init(keys[1], jnp.zeros((1, *self.module.image_shape)))['params']
-    start = lenient(self.optimizer).init
+    start = promoting(self.optimizer).init
     return State(generator, critic, (start(generator), start(critic)), generator)
 
   def step(self, state: State, key: jax.Array, images: jax.Array) -> tuple[State, dict[str, jax.Array]]:
@@ -132,7 +132,7 @@ class Training(NamedTuple):
       key: of this step.
       images: float32 [N, H, W, C], all images that are learned from.
     """
-    update = lenient(self.optimizer).update
+    update = promoting(self.optimizer).update
     critic, critic_state = state.critic, state.optimizers[1]
 
     def critic_step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:

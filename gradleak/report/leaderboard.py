@@ -99,7 +99,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     blocks.Text(below, 'note'),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Details(
-      'How the verdicts are told from each other',
+      'How the verdicts differ',
       [blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)])],
     ),
   ]

@@ -53,11 +53,11 @@ def lines(defenses: Iterable[Labelled]) -> list[Line]:
 
 
 def _numbers(defense: Defense) -> dict[tuple[int, str], float]:
-  """Returns (index of the member, setting) -> value of the settings that are numbers, defaults included."""
+  """Returns (index of the stage, setting) -> value of the settings that are numbers, defaults included."""
   return {
     (index, name): float(value)
-    for index, member in enumerate(defense.members)
-    for name, value in member.settings.items()
+    for index, stage in enumerate(defense.stages)
+    for name, value in stage.settings.items()
     if isinstance(value, int | float) and not isinstance(value, bool)
   }
 
@@ -67,21 +67,21 @@ def _shape(defense: Defense) -> Hashable:
   numbers = _numbers(defense)
   return tuple(
     (
-      member.factory,
-      member.name,
-      tuple(map(identity, member.arguments)),
-      tuple((name, (index, name) in numbers or identity(value)) for name, value in member.settings.items()),
+      stage.factory,
+      stage.name,
+      tuple(map(identity, stage.arguments)),
+      tuple((name, (index, name) in numbers or identity(value)) for name, value in stage.settings.items()),
     )
-    for index, member in enumerate(defense.members)
+    for index, stage in enumerate(defense.stages)
   )
 
 
 def _text(defense: Defense, along: tuple[int, str]) -> str:
   """Returns the text of a defense with … in place of a number."""
   texts = []
-  for index, member in enumerate(defense.members):
-    given = {**member.given, along[1]: _Varies()} if index == along[0] else member.given
-    texts.append(grammar.written(member.name, given))
+  for index, stage in enumerate(defense.stages):
+    given = {**stage.given, along[1]: _Varies()} if index == along[0] else stage.given
+    texts.append(grammar.written(stage.name, given))
   return '+'.join(texts)
 
 

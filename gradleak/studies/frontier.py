@@ -29,7 +29,7 @@ from gradleak.core.storage import (
   write_atomically,
 )
 from gradleak.data import partition
-from gradleak.defenses import Context, Placed, place
+from gradleak.defenses import Bound, Context, bind
 from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.engine.progress import rounds as reporter
@@ -176,12 +176,12 @@ class Task:
   group_size: int | None
   progress: str
 
-  def federation(self, placed: Placed) -> simulation.Federation:
+  def federation(self, bound: Bound) -> simulation.Federation:
     """Returns the federation whose clients, and server, are under a defense."""
     given = self.settings
-    at_server = [member.build(member.numbers) for member in placed.defense.at('round')]
+    at_server = [stage.build(stage.numbers) for stage in bound.defense.at('round')]
     return simulation.Federation(
-      placed.client(self.client),
+      bound.client(self.client),
       *self.train,
       self.partition,
       given.per_round,
@@ -193,10 +193,10 @@ class Task:
       group_size=self.group_size,
     )
 
-  def ledger(self, placed: Placed) -> accounting.Ledger | None:
+  def ledger(self, bound: Bound) -> accounting.Ledger | None:
     """Returns what accounts for the ε of a training, or None where nothing does."""
     return accounting.ledger(
-      placed.defense,
+      bound.defense,
       epochs=self.client.epochs,
       server_noise=self.settings.server_noise,
       sampling_rate=self.settings.per_round / len(self.partition),
@@ -263,7 +263,7 @@ def frontier(
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
     model: a `Model`.
     train, test: (images float32 [N, H, W, C] in [0, 1], labels int [N]).
-    defenses: as `gradleak.audit` takes them; None is no defense. Members of the place 'round' act at the server.
+    defenses: as `gradleak.audit` takes them; None is no defense. Stages of the place 'round' act at the server.
     attacks: as `gradleak.audit` takes them; without any, nothing is attacked.
     clients: how many share the training samples evenly, or an array of sample numbers for each client.
     variables: the initial model's; initialised from `key` by default.
@@ -305,14 +305,14 @@ def frontier(
   }
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
   context = Context(made, variables, shape, public)
-  placed = [Labelled(label, place(defense, context)) for label, defense in named_defenses(defenses)]
-  if given.budget is not None and not any(task.ledger(one.method) for one in placed):
+  bound = [Labelled(label, bind(defense, context)) for label, defense in named_defenses(defenses)]
+  if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
   attacks = listed(() if attacks is None else attacks)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
-    plan(key, before, _defenses(placed), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
-  return _run(task, placed, attacks, before, errors.check_path('workdir', workdir), on_audit)
+    plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
+  return _run(task, bound, attacks, before, errors.check_path('workdir', workdir), on_audit)
 
 
 def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
@@ -324,7 +324,7 @@ def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]
 
 def _run(
   task: Task,
-  placed: list[Labelled],
+  bound: list[Labelled],
   attacks: Any,
   before: Scenario | None,
   folder: pathlib.Path,
@@ -349,9 +349,9 @@ def _run(
       on_audit(result, where)
     return result
 
-  for number, one in enumerate(placed):
-    if len(placed) > 1 and task.progress != 'none':
-      print(f'{one.label}, {number + 1} of {len(placed)}', file=sys.stderr, flush=True)
+  for number, one in enumerate(bound):
+    if len(bound) > 1 and task.progress != 'none':
+      print(f'{one.label}, {number + 1} of {len(bound)}', file=sys.stderr, flush=True)
     folders[one.label] = folder_name(number, one.label)
     place_ = folder / folders[one.label]
     after = _after_rounds(task, one, place_, attacked) if before is not None else None
@@ -360,19 +360,19 @@ def _run(
       leakage.append(leak._replace(defense=one.label))
       audits[f'{one.label}, after round {leak.round}'] = f'{place_.name}/audit-{leak.round:05}'
   write_atomically(folder / TRAININGS, json.dumps(folders) + '\n')
-  rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in placed}}
+  rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in bound}}
   if before is not None:
-    result = attacked(before, _defenses(placed), folder / 'audit')
+    result = attacked(before, _defenses(bound), folder / 'audit')
     rows, methods = result.rows, result.methods
-    first = [Leak(one.label, 0, [row for row in rows if row['defense'] == one.label]) for one in placed]
+    first = [Leak(one.label, 0, [row for row in rows if row['defense'] == one.label]) for one in bound]
     leakage = [*first, *leakage] if task.settings.attack_every else []
     audits = {'before the first round, all defenses': 'audit', **audits}
   leakage = sorted(leakage, key=lambda leak: leak.round)
   return Frontier(task.config, trained, rows, leakage, audits, methods, task.partition, task.train[1])
 
 
-def _defenses(placed: list[Labelled]) -> dict:
-  return {one.label: one.method.defense for one in placed}
+def _defenses(bound: list[Labelled]) -> dict:
+  return {one.label: one.method.defense for one in bound}
 
 
 def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | None) -> Trained:
@@ -405,7 +405,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     budget=given.budget if ledger else None,  # an undefended reference has none to spend
     on_round=on_round,
   )
-  bare = not one.method.defense.members and not given.server_noise
+  bare = not one.method.defense.stages and not given.server_noise
   trained = Trained(
     rows,
     training.seconds_of_a_round(folder),

@@ -40,13 +40,13 @@ def gradient(context, small_images):
   return jax.tree.map(np.asarray, jax.jit(context.client.local_update)(None, context.variables, images, labels).update)
 
 
-def placed(text, context):
-  return defenses.place(gl.parse(text), context)
+def bound(text, context):
+  return defenses.bind(gl.parse(text), context)
 
 
 def adaptive_attacks(text, context, attack=None, rounds=1):
   """Returns {name: `AdaptiveAttack`} of an attack, csDLG by default, to the defense of a text."""
-  found = attacks_on(placed(text, context), context, 1, attack or attacks.csdlg(), rounds)
+  found = attacks_on(bound(text, context), context, 1, attack or attacks.csdlg(), rounds)
   return {adaptive.name: adaptive for adaptive in found}
 
 
@@ -190,8 +190,8 @@ def test_the_noise_expected_is_the_noise_that_comes(text, variance, context, gra
   name = next(name for name in adaptive_attacks(text, context) if 'floor' in name)
   view = only_view(adaptive_attacks(text, context)[name], gradient)
   assert view.noise == pytest.approx(variance * entries(gradient).size)
-  silent = [{n: 0.0 for n in ('stddev', 'scale', 'noise') if n in member.settings} for member in defense.members]
-  quiet = defenses.Defense(tuple(m.changed(**zero) for m, zero in zip(defense.members, silent, strict=True)))
+  silent = [{n: 0.0 for n in ('stddev', 'scale', 'noise') if n in stage.settings} for stage in defense.stages]
+  quiet = defenses.Defense(tuple(m.changed(**zero) for m, zero in zip(defense.stages, silent, strict=True)))
   updates = [jax.jit(tx.update)(gradient, tx.init(gradient), gradient, key=KEY)[0] for tx in (quiet, defense)]
   energy = float(trees.squared_norm(trees.subtract(*updates)))
   assert 0.9 < energy / view.noise < 1.1
@@ -215,7 +215,7 @@ def test_muting_leaves_out_the_layer_that_soteria_prunes(context, gradient):
 
 
 def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradient(context, gradient):
-  defense = placed('graddefense(stddev=0.1,ratio=0.3)', context)
+  defense = bound('graddefense(stddev=0.1,ratio=0.3)', context)
   slices = defense.arguments[0][0].slices
   transformation = defense.client(context.client).upload
   adaptive = adaptive_attacks('graddefense(stddev=0.1,ratio=0.3)', context)['slices']
@@ -233,7 +233,7 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
 
 def test_few_slices_are_all_tried(context, gradient):
   adaptive = adaptive_attacks('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
-  slices = placed('graddefense(stddev=0.1,num_slices=4)', context).arguments[0][0].slices
+  slices = bound('graddefense(stddev=0.1,num_slices=4)', context).arguments[0][0].slices
   views = adaptive.views(uploaded(gradient))
   muted = [np.unique(entries(slices)[entries(view.weights) == 0]).tolist() for view in views]
   assert sorted(muted) == [[0], [1], [2], [3]]
@@ -291,7 +291,7 @@ def test_a_search_that_knows_the_noise_stops_at_its_level(context, gradient):
 def test_decoys_make_the_simulation_equal_to_the_concealed_upload(context, small_images):
   """Equation 10 of DCS² is the mean loss over private and concealed samples, the latter with a mixed label."""
   images, labels = jnp.asarray(small_images[0][:2]), jax.nn.one_hot(jnp.asarray(small_images[1][:2]), 10)
-  client = placed('concealment(steps=3,projection=False)', context).client(context.client)
+  client = bound('concealment(steps=3,projection=False)', context).client(context.client)
   upload = jax.jit(client.local_update)(KEY, context.variables, images, labels)
   key = jax.random.fold_in(jax.random.fold_in(KEY, 1), zlib.crc32(b'concealment'))  # the step chain's, its own
   settings = {'steps': 3}
@@ -417,7 +417,7 @@ def audit(scenario, defense, *chosen, **settings):
 
 def test_an_attack_is_not_run_again_with_a_adaptive_attack_that_it_cannot_use(linear):
   """Nor is the adaptive attack described where no attack was run with it."""
-  blind, reading = attacks.own(divide, 'blind', reads=()), attacks.own(divide, 'reading', reads=('weights',))
+  blind, reading = attacks.wrap(divide, 'blind', reads=()), attacks.wrap(divide, 'reading', reads=('weights',))
   beside = audit(linear, gl.defenses.prune(rate=0.8), blind, reading)
   found = list(dict.fromkeys((row['attack'], row['adaptive']) for row in beside.rows))
   assert found == [('blind', None), ('reading', None), ('reading', 'masked')]
@@ -432,7 +432,7 @@ def test_a_random_defense_of_ones_own_is_averaged(linear):
     noise = [0.02 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
     return structure.unflatten([leaf + n for leaf, n in zip(leaves, noise, strict=True)]), state
 
-  mine = gl.defenses.own(optax.GradientTransformationExtraArgs(optax.init_empty_state, noisy), 'upload', random=True)
+  mine = gl.defenses.wrap(optax.GradientTransformationExtraArgs(optax.init_empty_state, noisy), 'upload', random=True)
   result = audit(linear, mine, divide, rounds=4)
   rounds = {row['adaptive']: row['rounds'] for row in result.rows}
   assert rounds == {None: 1, 'averaged': 4, 'averaged+shown': 4}
@@ -457,9 +457,9 @@ def test_what_is_not_random_of_outpost_is_simulated(context, gradient, small_ima
   found = adaptive_attacks('outpost(noise=0.0)', context)['simulated']
   assert found.simulates == defenses.outpost_pruning(prune=0.8) and found.settings == (('prior', 0.05),)
   images, labels = (jnp.asarray(part[:1]) for part in small_images)
-  simulated = defenses.place(found.simulates, context).client(context.client)
+  simulated = defenses.bind(found.simulates, context).client(context.client)
   ours = jax.jit(simulated.local_update)(None, context.variables, images, labels).update
-  sent = jax.jit(placed('outpost(noise=0.0)', context).client(context.client).local_update)
+  sent = jax.jit(bound('outpost(noise=0.0)', context).client(context.client).local_update)
   np.testing.assert_array_equal(entries(ours), entries(sent(KEY, context.variables, images, labels).update))
   assert 0.15 < np.mean(entries(ours) != 0) < 0.25 and np.mean(entries(gradient) != 0) > 0.5
   view = only_view(found, ours)
@@ -479,7 +479,7 @@ def test_a_defense_of_several_steps_is_simulated_in_the_first(context):
 @pytest.mark.parametrize('place', ['step', 'upload'])
 def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, place):
   """Zeros are left out, if there are more than usual, and what is simulated is clipped to the upload's norm."""
-  mine = defenses.place(gl.defenses.own(optax.identity(), place), context)
+  mine = defenses.bind(gl.defenses.wrap(optax.identity(), place), context)
   *_, adaptive = attacks_on(mine, context, 1, attacks.csdlg(), 1)
   assert adaptive.name == 'shown' and attacks_on(mine, context, 1, attacks.fidel(), 1) == []
   full = only_view(adaptive, gradient)
@@ -498,35 +498,35 @@ def scaled(updates, params=None):
 
 def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_images):
   """Both attackers simulate the user's own transformation; one takes its gradient, one the identity's."""
-  mine = gl.defenses.own(optax.stateless(scaled), 'upload')
+  mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
   chained = gl.defenses.chain(gl.defenses.clip(norm=1.0), mine, gl.defenses.gaussian(stddev=0.1))
-  found = attacks_on(defenses.place(chained, context), context, 1, attacks.csdlg(), 4)
+  found = attacks_on(defenses.bind(chained, context), context, 1, attacks.csdlg(), 4)
   found = {adaptive.name: adaptive for adaptive in found}
   images, labels = (jnp.asarray(part[:1]) for part in small_images)
   sent = mine.update(gl.defenses.clip(norm=1.0).update(gradient, optax.EmptyState())[0], optax.EmptyState())[0]
   for name in ('averaged+simulated', 'averaged+straight-through'):
-    client = defenses.place(found[name].simulates, context).client(context.client)
+    client = defenses.bind(found[name].simulates, context).client(context.client)
     ours = jax.jit(client.local_update)(None, context.variables, images, labels).update
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), ours, sent)
-  sign = gl.defenses.own(optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u)), 'upload')
-  found = {c.name: c for c in attacks_on(defenses.place(sign, context), context, 1, attacks.csdlg(), 1)}
+  sign = gl.defenses.wrap(optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u)), 'upload')
+  found = {c.name: c for c in attacks_on(defenses.bind(sign, context), context, 1, attacks.csdlg(), 1)}
 
   def slope(name):
-    (member,) = found[name].simulates.members
-    made = member.build(())
+    (stage,) = found[name].simulates.stages
+    made = stage.build(())
     return jax.grad(lambda x: made.update({'w': x}, optax.EmptyState(), None)[0]['w'].sum())(jnp.float32(3.0))
 
   assert slope('simulated') == 0 and slope('straight-through') == 1
 
 
 def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
-  mine = gl.defenses.own(optax.stateless(scaled), 'upload')
+  mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
   for other, name, words in (
     (gl.defenses.dgc(ratio=0.1), 'summed', 'It sums the uploads'),
     (gl.defenses.gaussian(stddev=0.1), 'averaged', 'It averages the uploads'),
   ):
-    placed = defenses.place(gl.defenses.chain(mine, other), context)
-    found = {adaptive.name: adaptive.words for adaptive in attacks_on(placed, context, 1, attacks.csdlg(), 4)}
+    bound = defenses.bind(gl.defenses.chain(mine, other), context)
+    found = {adaptive.name: adaptive.words for adaptive in attacks_on(bound, context, 1, attacks.csdlg(), 4)}
     assert found[f'{name}+straight-through'].startswith(words)
 
 
@@ -534,7 +534,7 @@ def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
 def test_a_function_of_the_update_does_not_protect_from_those_who_know_it(small_images):
   model = models.create('mlp(widths=32)', 10)
   scenario = gl.scenario(model, *small_images, key=jax.random.key(0))
-  mine = gl.defenses.own(optax.stateless(scaled), 'upload')
+  mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
   attack = attacks.csdlg_fast(steps=300)
   found = gl.audit(jax.random.key(1), scenario, [mine], [attack], 4, controls=8, progress='none')
   mean = {adaptive: np.mean([row['psnr'] for row in found.rows if row['adaptive'] == adaptive])
@@ -550,14 +550,14 @@ def test_a_adaptive_attack_may_simulate_alone(context):
     return optax.stateless(lambda u, p: jax.tree.map(jnp.sign, u))
 
   gl.adaptive.adaptive_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
-  placed = defenses.place(signs(), context)
-  assert [c.name for c in attacks_on(placed, context, 1, attacks.csdlg(), 1)] == ['alone']
-  assert attacks_on(placed, context, 1, attacks.fidel(), 1) == []
+  bound = defenses.bind(signs(), context)
+  assert [c.name for c in attacks_on(bound, context, 1, attacks.csdlg(), 1)] == ['alone']
+  assert attacks_on(bound, context, 1, attacks.fidel(), 1) == []
 
 
 def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
   assert adaptive_attacks('ats', context) == {}
-  known = defenses.place(gl.defenses.own(optax.identity(), 'upload', sparsifies='zeros'), context)
+  known = defenses.bind(gl.defenses.wrap(optax.identity(), 'upload', sparsifies='zeros'), context)
   assert [c.name for c in attacks_on(known, context, 1, attacks.csdlg(), 1)] == ['masked', 'masked+prior']
 
 
@@ -567,7 +567,7 @@ def test_a_users_own_top_k_is_attacked_as_ours_is(small_images):
   scenario = gl.scenario(model, *small_images, key=jax.random.key(0))
   ours = gl.defenses.topk(ratio=0.2)
   plain = optax.GradientTransformation(ours.init, lambda u, s, p=None: ours.update(u, s, p))
-  found = gl.audit(jax.random.key(1), scenario, {'ours': ours, 'mine': gl.defenses.own(plain, 'upload')},
+  found = gl.audit(jax.random.key(1), scenario, {'ours': ours, 'mine': gl.defenses.wrap(plain, 'upload')},
                    [attacks.csdlg_fast(steps=300)], 4, controls=16, progress='none')  # fmt: skip
   best = {label: max(row['psnr'] for row in found.rows if row['defense'] == label) for label in ('ours', 'mine')}
   assert best['mine'] > best['ours'] - 3  # it is simulated, too, which can show more than what the traits tell
@@ -575,7 +575,7 @@ def test_a_users_own_top_k_is_attacked_as_ours_is(small_images):
 
 def uploads_of(text, context, gradient, rounds):
   """Returns what a client with this defense sends of one gradient in as many rounds, and the same without state."""
-  chain = placed(text, context).client(context.client).upload
+  chain = bound(text, context).client(context.client).upload
   state, sent, defended = chain.init(gradient), [], jax.jit(chain.update)
   for key in jax.random.split(KEY, rounds):
     update, state = defended(gradient, state, gradient, key=key)
@@ -622,11 +622,11 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   variables = model.init(jax.random.key(0), (8, 8, 1))
   client = dataclasses.replace(gl.Client(model, 10), **changes)
   context = Context(client, variables, (8, 8, 1), small_images)
-  found = attacks_on(placed(text, context), context, 4, attacks.csdlg(), 1)
-  quiet = defenses.place(gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), context)
+  found = attacks_on(bound(text, context), context, 4, attacks.csdlg(), 1)
+  quiet = defenses.bind(gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), context)
   images, labels = (jnp.asarray(part[:4]) for part in small_images)
   sent = [
-    jax.jit(one.client(client).local_update)(KEY, variables, images, labels) for one in (quiet, placed(text, context))
+    jax.jit(one.client(client).local_update)(KEY, variables, images, labels) for one in (quiet, bound(text, context))
   ]
   energy = float(trees.squared_norm(trees.subtract(*(upload.update for upload in sent))))
   adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)

@@ -50,9 +50,9 @@ def test_numbers_may_be_traced():
 def test_a_function_of_ones_own_is_accepted_as_it_is():
   method = base.as_attack(grey)
   assert (str(method), method.reads) == ('grey', set(gl.attacks.EVIDENCE))
-  assert method == gl.attacks.own(grey) and gl.attacks.own(grey, 'plain', reads=()).reads == set()
-  assert str(gl.attacks.own(grey, 'plain')) == 'plain'
-  assert str(gl.attacks.own(functools.partial(grey, value=0.1))) == 'partial'
+  assert method == gl.attacks.wrap(grey) and gl.attacks.wrap(grey, 'plain', reads=()).reads == set()
+  assert str(gl.attacks.wrap(grey, 'plain')) == 'plain'
+  assert str(gl.attacks.wrap(functools.partial(grey, value=0.1))) == 'partial'
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_function_of_ones_own_is_accepted_as_it_is():
     (lambda: gl.attacks.attack()(grey)(frame=1), r'grey\(frame\) is 1, expected bool'),
     (lambda: base.as_attack('grey(value=1)'), r"is a text, expected an object: gradleak.parse\('grey\(value=1\)'\)"),
     (lambda: base.as_attack(0.5), 'the attack is 0.5, expected one of gradleak.attacks, such as'),
-    (lambda: gl.attacks.own(lambda client: None, 'mine')(None), "the attack 'mine' returns None, expected a gradleak"),
+    (lambda: gl.attacks.wrap(lambda client: None, 'mine')(None), "the attack 'mine' returns None, expected a gradleak"),
   ],
 )
 def test_what_is_no_attack_is_refused(call, message):

@@ -67,10 +67,10 @@ def test_without_the_bias_gradient_the_sign_is_that_of_an_image(sent):
 
 @pytest.mark.slow
 def test_the_audit_counts_as_the_attack_says(small_images):
-  negative = gl.attacks.own(
+  negative = gl.attacks.wrap(
     lambda client: gl.attacks.closed_form(lambda seen: (-jnp.asarray(small_images[0][:2]), None)), 'negative'
   )
-  unsigned = gl.attacks.own(lambda client: negative(client)._replace(signed=False), 'unsigned')
+  unsigned = gl.attacks.wrap(lambda client: negative(client)._replace(signed=False), 'unsigned')
   scenario = gl.scenario(MODEL, *(part[:2] for part in small_images), key=jax.random.key(0))
   found = gl.audit(
     jax.random.key(1), scenario, [None], [negative, unsigned], 1, batch_size=2, controls=1, progress='none'

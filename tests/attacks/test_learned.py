@@ -53,7 +53,7 @@ def mixed(updates, state, params=None, **extra):
   return jax.tree.map(lambda u: u.reshape(-1)[::-1].reshape(u.shape), updates), state
 
 
-OWN = gl.defenses.own(optax.GradientTransformation(lambda params: optax.EmptyState(), mixed), 'upload', label='mixed')
+OWN = gl.defenses.wrap(optax.GradientTransformation(lambda params: optax.EmptyState(), mixed), 'upload', label='mixed')
 
 
 @pytest.fixture(scope='module')
@@ -233,8 +233,8 @@ def test_a_costly_defense_is_simulated_less_often(digits):
   own = optax.GradientTransformation(lambda params: optax.EmptyState(), counted)
   scenario, attack = made(digits), SMALL.changed(reuse=None)
   context = gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
-  defense = gl.defenses.own(own, 'upload', gradients=lambda context, settings: 19)
-  client = gl.defenses.place(defense, context).client(scenario.client)
+  defense = gl.defenses.wrap(own, 'upload', gradients=lambda context, settings: 19)
+  client = gl.defenses.bind(defense, context).client(scenario.client)
   assert client.extra_gradients == 19 and client.undefended().extra_gradients == 0
   inverse = attack.prepare(jax.random.key(0), scenario._replace(client=client), attack.settings, 1)
   jax.effects_barrier()
@@ -261,7 +261,7 @@ def test_how_many_uploads_are_drawn(reuse, extra, fresh, pool):
 )
 def test_how_many_gradients_a_defense_computes(honest, defense, gradients):
   context = gl.defenses.Context(honest.client, honest.variables, (8, 8, 1))
-  assert gl.defenses.place(defense, context).client(honest.client).extra_gradients == gradients
+  assert gl.defenses.bind(defense, context).client(honest.client).extra_gradients == gradients
 
 
 def test_a_private_image_among_the_public_ones_is_refused(digits):

@@ -54,9 +54,9 @@ def deaf():
 @pytest.mark.parametrize(
   ('defense', 'flag', 'words'),
   [
-    (gl.defenses.own(sign(), place='upload', label='sign'), flags.MASKED, 'at most 1 sizes'),
-    (gl.defenses.own(frozen(0.1), place='upload', label='frozen', random=True), flags.FROZEN, 'the same noise'),
-    (gl.defenses.own(deaf(), place='upload', label='deaf', random=True), flags.FROZEN, 'another key gives the same'),
+    (gl.defenses.wrap(sign(), place='upload', label='sign'), flags.MASKED, 'at most 1 sizes'),
+    (gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True), flags.FROZEN, 'the same noise'),
+    (gl.defenses.wrap(deaf(), place='upload', label='deaf', random=True), flags.FROZEN, 'another key gives the same'),
   ],
   ids=['quantised sign', 'noise frozen in state', 'key not used'],
 )
@@ -82,7 +82,7 @@ def test_dropping_without_chance_is_not_flagged(scenario):
 
 def test_one_private_image_is_enough(scenario):
   alone = scenario._replace(images=scenario.images[:1], labels=scenario.labels[:1])
-  frozen_noise = gl.defenses.own(frozen(0.1), place='upload', label='frozen', random=True)
+  frozen_noise = gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True)
   assert any(flags.FROZEN in said for said in flags.of_uploads(jax.random.key(1), alone, frozen_noise, 1))
   assert flags.of_uploads(jax.random.key(1), alone, gl.defenses.gaussian(stddev=0.1), 1) == []
 

@@ -1,4 +1,4 @@
-"""Composition: every member of our chain has a key of its own, and states and extra arguments pass through."""
+"""Composition: every stage of our chain has a key of its own, and states and extra arguments pass through."""
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ def test_a_chain_of_one_is_its_member():
 
 def test_members_act_in_their_order():
   ones, clip, scale = {'w': jnp.ones(4)}, defenses.clip(norm=1.0), optax.scale(10.0)
-  for members, expected in (((clip, scale), 5.0), ((scale, clip), 0.5)):
-    transformation = defenses.chain(*members)
+  for stages, expected in (((clip, scale), 5.0), ((scale, clip), 0.5)):
+    transformation = defenses.chain(*stages)
     np.testing.assert_allclose(transformation.update(ones, transformation.init(ones))[0]['w'], expected, rtol=1e-6)
 
 

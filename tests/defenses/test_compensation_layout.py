@@ -45,7 +45,7 @@ def test_columns_is_the_default_and_the_order_of_entries_is_kept():
   by_hand = compensate({'w': jnp.asarray(given.reshape(COLUMNS, ROWS).T.ravel())}, 0.09, layout='rows')['w']
   found = compensate({'w': jnp.asarray(given)}, 0.09)['w']
   np.testing.assert_allclose(found, np.asarray(by_hand).reshape(ROWS, COLUMNS).T.ravel(), atol=1e-5)
-  assert defenses.compensation(stddev=1.0).members[0].settings['layout'] == 'columns'
+  assert defenses.compensation(stddev=1.0).stages[0].settings['layout'] == 'columns'
 
 
 def test_memory_loses_nothing():
@@ -108,5 +108,5 @@ def test_readings_are_settings():
     defenses.compensation(stddev=0.1, memory=1)
   text = 'graddefense(stddev=0.1)+compensation(stddev=0.1,layout=rows,memory=True)'
   chained = gl.parse(text)
-  assert [member.traits.place for member in chained.members] == ['upload', 'round']
-  assert chained.members[1].settings['memory'] is True and chained.members[1].settings['layout'] == 'rows'
+  assert [stage.traits.place for stage in chained.stages] == ['upload', 'round']
+  assert chained.stages[1].settings['memory'] is True and chained.stages[1].settings['layout'] == 'rows'

@@ -258,7 +258,7 @@ def test_dgcs_momentum_and_its_masking_matter(gradients):
 def test_dgc_at_the_first_participation(gradients):
   for updates in gradients[0][:2]:
     everything, first = defenses.dgc(ratio=1), defenses.dgc(ratio=0.1)
-    settings = {name: float(everything.members[0].settings[name]) for name in ('ratio', 'momentum', 'clip')}
+    settings = {name: float(everything.stages[0].settings[name]) for name in ('ratio', 'momentum', 'clip')}
     sent, state = dgc(settings, updates, everything.init(updates))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.view(jnp.int32), y.view(jnp.int32)), sent, updates)
     assert not any(np.any(x) for x in jax.tree.leaves((state.velocity, state.residual)))
@@ -270,7 +270,7 @@ def test_dgc_at_the_first_participation(gradients):
 def test_noise_does_not_fill_what_is_dropped(gradients, text):
   (updates, *_), client, given = gradients
   context = defenses.Context(client, given[0], given[1].shape[1:])
-  defended = defenses.place(gl.parse(f'{text}+gaussian(stddev=1)'), context).client(client)
+  defended = defenses.bind(gl.parse(f'{text}+gaussian(stddev=1)'), context).client(client)
   upload = jax.jit(defended.local_update)(jax.random.key(0), *given)
   for mask, sent, u in zip(*map(jax.tree.leaves, (upload.mask, upload.update, updates)), strict=True):
     assert mask.shape == u.shape and mask.sum() == exactly(0.1, u.size)

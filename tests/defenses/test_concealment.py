@@ -315,9 +315,9 @@ def test_in_local_training_from_public_samples(small_images, linear):
   public = small_images[0][3:], small_images[1][3:]
   client = Client(linear.client.model, 10, share='delta', batch_size=2)
   context = Context(client, linear.variables, (8, 8, 1), public)
-  placed = defenses.place(gl.parse('concealment(start=proxy,steps=2)+clip(norm=0.1)'), context)
-  assert placed.arguments == ((client, public), ())
-  protected = placed.client(client)
+  bound = defenses.bind(gl.parse('concealment(start=proxy,steps=2)+clip(norm=0.1)'), context)
+  assert bound.arguments == ((client, public), ())
+  protected = bound.client(client)
   upload = jax.jit(protected.local_update)(jax.random.key(1), linear.variables, images, labels)
   plain = jax.jit(client.local_update)(None, linear.variables, images, labels)
   assert np.isfinite(flat(upload.update)).all()

@@ -172,8 +172,8 @@ def no_key_is_used_twice():
     yield
 
 
-def member(name, settings):
-  return defenses.REGISTRY[name](**settings).members[0]
+def stage(name, settings):
+  return defenses.REGISTRY[name](**settings).stages[0]
 
 
 def make(name, sample, settings=None):
@@ -194,7 +194,7 @@ class Compiled:
   """A defense compiled with its numbers traced; `traces` counts its tracings."""
 
   def __init__(self, name):
-    method = member(name, CASES[name].strong)
+    method = stage(name, CASES[name].strong)
     self.numbers = method.numbers
     self.traces = 0
 
@@ -271,7 +271,7 @@ def test_a_strong_setting_really_changes_the_update(name, network, samples, comp
 def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled):
   sample = samples[network]
   identity = {**CASES[name].strong, **CASES[name].identity}
-  assert_equal(compiled(name)(sample, member(name, identity).numbers), sample.updates)
+  assert_equal(compiled(name)(sample, stage(name, identity).numbers), sample.updates)
 
 
 @pytest.mark.slow  # operation by operation; where it needs a batch, a client's gradient takes minutes
@@ -424,7 +424,7 @@ def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
 
 
 def test_different_defenses_draw_different_noise_from_one_key(samples):
-  """In a plain `optax.chain` all members get the same key; their ranks must not move together all the same."""
+  """In a plain `optax.chain` all stages get the same key; their ranks must not move together all the same."""
   sample = Sample({'w': jnp.ones(4000)}, {'w': jnp.ones(4000)}, (), samples['normed'].client)
   random = [name for name, case in CASES.items() if case.needs == ('key',)]
   random.remove('fragmentation_random')  # it draws layers, and there is one
@@ -479,7 +479,7 @@ class Behaviour:
   """A defense on `COUNT` keys at once, compiled once for all its numbers and inputs."""
 
   def __init__(self, name, arguments=None):
-    self.case, self.method = CASES[name], member(name, CASES[name].strong)
+    self.case, self.method = CASES[name], stage(name, CASES[name].strong)
     client = Client(two_layers(), 10)
     variables = client.model.init(jax.random.key(0), (8, 8, 1))
     self.context = defenses.Context(client, variables, (8, 8, 1))
@@ -650,7 +650,7 @@ def test_a_mechanism_is_gaussian_noise_on_what_is_bounded(name, behaviour):
     assert found == [None, None]
     return
   stddev = math.sqrt(noise.variance(settings, defended.context, 2))
-  if trait(name, 'place') == 'step':  # of the mean of two samples; behind another member it is no mean of clipped ones
+  if trait(name, 'place') == 'step':  # of the mean of two samples; behind another stage it is no mean of clipped ones
     assert found == [defenses.Mechanism(pytest.approx(2 * stddev / own), 'example'), None]
   else:
     alone = None if math.isinf(own) else defenses.Mechanism(pytest.approx(stddev / own), 'client')
@@ -675,12 +675,12 @@ def test_idle_is_the_identity(name, behaviour):
   assert not idle(defended.method.settings)
   if case.identity is not None:
     settings = {**case.strong, **case.identity}
-    assert idle(member(name, settings).settings)
+    assert idle(stage(name, settings).settings)
     assert not differs(trees.take(defended(settings)[0], 0), defended.given.updates)
   if name == 'concealment':
-    assert idle(member(name, {'sensitive': 0}).settings)
+    assert idle(stage(name, {'sensitive': 0}).settings)
   if name == 'outpost':
-    assert not idle(member(name, {'noise': 0.0}).settings) and not idle(member(name, {'prune': 0.0}).settings)
+    assert not idle(stage(name, {'noise': 0.0}).settings) and not idle(stage(name, {'prune': 0.0}).settings)
 
 
 @every_defense
@@ -688,11 +688,11 @@ def test_a_defense_is_placed_where_it_acts(name, behaviour):
   defended = behaviour(name)
   made = make(name, Sample(defended.given.updates, defended.given.params, None, defended.context.client))
   assert isinstance(made, optax.GradientTransformationExtraArgs)
-  placed = defenses.place(made, defended.context).client(defended.context.client)
+  bound = defenses.bind(made, defended.context).client(defended.context.client)
   changed = [
     field
     for field, place in (('transform', 'data'), ('step', 'step'), ('upload', 'upload'))
-    if getattr(placed, field) != getattr(defended.context.client, field)
+    if getattr(bound, field) != getattr(defended.context.client, field)
   ]
   assert changed == [trait(name, 'place')]
 
@@ -703,13 +703,13 @@ def test_on_the_samples_no_other_trait_holds(name, small_images):
   kept = {field: getattr(declared, field) for field in ('random', 'citation', 'arguments')}
   assert declared == defenses.Traits(place='data', idle=defenses.Traits().idle, **kept)
   defense = defenses.REGISTRY[name]()
-  assert callable(defense.transform) and not declared.idle(defense.members[0].settings)
+  assert callable(defense.transform) and not declared.idle(defense.stages[0].settings)
   with pytest.raises(errors.UsageError, match='acts on the samples'):
     defense.update({}, defense.init({}))
   client = Client(two_layers(), 10)
   context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
-  placed = defenses.place(defense, context).client(client)
-  assert callable(placed.transform) and (placed.step, placed.upload) == (client.step, client.upload)
+  bound = defenses.bind(defense, context).client(client)
+  assert callable(bound.transform) and (bound.step, bound.upload) == (client.step, client.upload)
 
 
 def test_at_the_server_the_update_is_post_processed():
@@ -723,7 +723,7 @@ def test_at_the_server_the_update_is_post_processed():
   assert differs(outputs[0], noisy) and not differs(*outputs) and traits.post_processing and not traits.random
   idle = defenses.compensation(**{**settings, 'stddev': 0.0})
   assert not differs(idle.update(noisy, idle.init(noisy), num_clients=4)[0], noisy)
-  assert traits.idle(idle.members[0].settings) and not traits.idle(server.members[0].settings)
+  assert traits.idle(idle.stages[0].settings) and not traits.idle(server.stages[0].settings)
   assert (traits.sparsifies, traits.noise, traits.clips, traits.bounds, traits.mechanism) == (
     '',
     None,
@@ -733,4 +733,4 @@ def test_at_the_server_the_update_is_post_processed():
   )
   client = Client(two_layers(), 10)
   context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
-  assert defenses.place(server, context).client(client) == client
+  assert defenses.bind(server, context).client(client) == client

@@ -1,4 +1,4 @@
-"""What a defense is: its settings and traits, chains, a user's own, and where each member acts."""
+"""What a defense is: its settings and traits, chains, a user's own, and where each stage acts."""
 
 import dataclasses
 from typing import Annotated
@@ -36,8 +36,8 @@ def apply(transformation, updates=UPDATES, key=KEY):
 
 def defended(defense, context, numbers=None):
   """Returns what the upload chain of a client under the defense makes of `UPDATES`."""
-  placed = defenses.place(defense, context)
-  client = placed.client(context.client) if numbers is None else placed.build(numbers, context.client)
+  bound = defenses.bind(defense, context)
+  client = bound.client(context.client) if numbers is None else bound.build(numbers, context.client)
   assert client.step is context.client.step and client.transform is None
   return apply(client.upload)
 
@@ -76,7 +76,7 @@ def test_numbers_are_open_and_structure_is_not(context):
   assert defense.structure != gl.parse('gaussian(stddev=0.1)+clip(norm=2)').structure
   assert defenses.outpost().structure != defenses.outpost(variant='code').structure and hash(defense.structure)
   np.testing.assert_allclose(np.linalg.norm(defended(defense, context, (0.5, 0.0))), 0.5, rtol=1e-6)
-  traced = jax.jit(lambda numbers: defenses.place(defense, context).build(numbers, context.client).upload.init(UPDATES))
+  traced = jax.jit(lambda numbers: defenses.bind(defense, context).build(numbers, context.client).upload.init(UPDATES))
   assert jax.tree.leaves(traced((0.5, 0.0))) == []
 
 
@@ -104,8 +104,8 @@ def test_bad_settings_raise_before_anything_runs(make, words):
 
 def test_none_is_the_identity(context):
   for none in (None, defenses.NO_DEFENSE, gl.parse('none')):
-    placed = defenses.place(none, context)
-    assert placed.client(context.client) == context.client and placed.defense.numbers == ()
+    bound = defenses.bind(none, context)
+    assert bound.client(context.client) == context.client and bound.defense.numbers == ()
 
 
 def test_chains_act_from_left_to_right(context):
@@ -126,12 +126,12 @@ def test_each_member_acts_at_its_own_place(linear):
   context = defenses.Context(linear.client, linear.variables, (8, 8, 1), public)
   data, step, upload = defenses.instahide(), defenses.outpost(), defenses.prune(rate=0.5)
   defense = defenses.chain(upload, data, step, defenses.clip(norm=1.0), defenses.compensation(stddev=0.1))
-  assert [[str(member) for member in defense.at(place)] for place in ('data', 'step', 'upload', 'round')] == [
+  assert [[str(stage) for stage in defense.at(place)] for place in ('data', 'step', 'upload', 'round')] == [
     ['instahide'], ['outpost'], ['prune(rate=0.5)', 'clip(norm=1.0)'], ['compensation(stddev=0.1)'],
   ]  # fmt: skip
-  placed = defenses.place(defense, context)
-  assert placed.arguments == ((), (public,), (None,), (), ())
-  client = placed.client(linear.client)
+  bound = defenses.bind(defense, context)
+  assert bound.arguments == ((), (public,), (None,), (), ())
+  client = bound.client(linear.client)
   assert client.transform is not None and client.undefended() == linear.client
   assert len(client.upload.init(linear.variables['params'])) == 2
   assert type(client.step.init(linear.variables['params'])).__name__ == 'OutpostState'
@@ -184,21 +184,21 @@ def noisy(stddev, name='mine'):
 
 
 def test_a_users_own_transformation(context):
-  double, triple = (defenses.own(optax.scale(factor), 'upload', label=f'{factor:g} times') for factor in (2.0, 3.0))
+  double, triple = (defenses.wrap(optax.scale(factor), 'upload', label=f'{factor:g} times') for factor in (2.0, 3.0))
   assert str(double) == '2 times' and double.numbers == () and double != triple
-  assert double.structure != triple.structure and defenses.own(double) is double
+  assert double.structure != triple.structure and defenses.wrap(double) is double
   by_two, noise = optax.scale(2.0), defenses.Noise(lambda settings, context, count: 1.0)
-  assert defenses.own(by_two, 'upload') == defenses.own(by_two, 'upload', label='other')
-  assert len({defenses.own(by_two, place) for place in ('step', 'upload', 'round')}) == 3
-  assert defenses.own(by_two, 'upload') != defenses.own(by_two, 'upload', noise=noise)
+  assert defenses.wrap(by_two, 'upload') == defenses.wrap(by_two, 'upload', label='other')
+  assert len({defenses.wrap(by_two, place) for place in ('step', 'upload', 'round')}) == 3
+  assert defenses.wrap(by_two, 'upload') != defenses.wrap(by_two, 'upload', noise=noise)
   np.testing.assert_allclose(defended(double, context), 2 * UPDATES['w'])
   np.testing.assert_allclose(defended(defenses.chain(double, triple), context), 6 * UPDATES['w'])
   assert str(defenses.chain(double, defenses.clip(norm=1))) == '2 times+clip(norm=1)'
 
 
 def test_a_users_own_function_on_the_samples(context):
-  dark = defenses.own(lambda key, images, labels: (0.5 * images, labels), 'data', label='dark')
-  client = defenses.place(dark, context).client(context.client)
+  dark = defenses.wrap(lambda key, images, labels: (0.5 * images, labels), 'data', label='dark')
+  client = defenses.bind(dark, context).client(context.client)
   images, labels = jnp.ones((2, 8, 8, 1)), jnp.asarray([1, 2])
   found = client.local_update(None, context.variables, images, labels).update
   expected = context.client.local_update(None, context.variables, 0.5 * images, labels).update
@@ -228,18 +228,18 @@ def test_a_users_own_factory_is_one_of_defenses(context):
 @pytest.mark.parametrize(
   ('make', 'message'),
   [
-    (lambda: defenses.own(optax.scale(2.0)), "give place='data', 'step', 'upload' or 'round'"),
-    (lambda: defenses.own(optax.scale(2.0), 'uplod'), "unknown place 'uplod'; did you mean 'upload'"),
-    (lambda: defenses.own(optax.scale(2.0), 'data'), r'expected a function \(key, images, labels\)'),
-    (lambda: defenses.own(lambda u: u, 'step'), 'expected an optax transformation'),
-    (lambda: defenses.own(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
+    (lambda: defenses.wrap(optax.scale(2.0)), "give place='data', 'step', 'upload' or 'round'"),
+    (lambda: defenses.wrap(optax.scale(2.0), 'uplod'), "unknown place 'uplod'; did you mean 'upload'"),
+    (lambda: defenses.wrap(optax.scale(2.0), 'data'), r'expected a function \(key, images, labels\)'),
+    (lambda: defenses.wrap(lambda u: u, 'step'), 'expected an optax transformation'),
+    (lambda: defenses.wrap(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
     (
-      lambda: defenses.own(optax.scale(2.0), 'step', sparsifies='zero'),
+      lambda: defenses.wrap(optax.scale(2.0), 'step', sparsifies='zero'),
       "unknown sparsifies 'zero'; did you mean 'zeros'",
     ),
     (lambda: defenses.defense(place='step', noice=None), "unknown trait of a defense: 'noice'; did you mean 'noise'"),
     (lambda: defenses.as_defense('prune(rate=0.5)'), r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
-    (lambda: defenses.as_defense(optax.scale(2.0)), r'wrap it by gradleak.defenses.own\(transformation, place='),
+    (lambda: defenses.as_defense(optax.scale(2.0)), r'wrap it by gradleak.defenses.wrap\(transformation, place='),
     (lambda: defenses.as_defense(0.5), 'the defense is 0.5, expected one of gradleak.defenses, or None'),
   ],
 )
@@ -257,7 +257,7 @@ def test_what_is_known_of_a_defense_follows_the_object_and_not_its_label():
 
 
 def names(defense, context, rounds=4):
-  found = adaptive_attacks(defenses.place(defense, context), context, 1, gl.attacks.csdlg(), rounds)
+  found = adaptive_attacks(defenses.bind(defense, context), context, 1, gl.attacks.csdlg(), rounds)
   return [adaptive.name for adaptive in found]
 
 
@@ -265,11 +265,11 @@ def test_a_users_own_noise_is_met_by_its_traits_alone(context):
   noise = defenses.Noise(lambda settings, context, count: 0.01)
   ours = names(defenses.gaussian(stddev=0.1), context)
   assert ours == ['averaged+floor', 'averaged+prior']
-  assert names(defenses.own(noisy(0.1), 'upload', random=True, noise=noise), context) == ours
-  assert names(defenses.own(noisy(0.1), 'step', random=True), context) == ['averaged', 'averaged+shown']
-  assert names(defenses.own(noisy(0.1), 'upload', noise=noise), context) == ['floor', 'prior']
-  assert names(defenses.own(noisy(0.1), 'upload'), context) == ['simulated', 'straight-through', 'shown']
-  assert names(defenses.own(lambda key, images, labels: (images, labels), 'data'), context) == []
+  assert names(defenses.wrap(noisy(0.1), 'upload', random=True, noise=noise), context) == ours
+  assert names(defenses.wrap(noisy(0.1), 'step', random=True), context) == ['averaged', 'averaged+shown']
+  assert names(defenses.wrap(noisy(0.1), 'upload', noise=noise), context) == ['floor', 'prior']
+  assert names(defenses.wrap(noisy(0.1), 'upload'), context) == ['simulated', 'straight-through', 'shown']
+  assert names(defenses.wrap(lambda key, images, labels: (images, labels), 'data'), context) == []
 
 
 # ---- what no transformation of a user's own may do
@@ -300,14 +300,14 @@ def with_key(function):
   ],
 )
 def test_what_it_returns_is_checked_under_its_name(context, small_images, transformation, message):
-  placed = defenses.place(defenses.own(transformation, 'upload', label='bad'), context)
+  bound = defenses.bind(defenses.wrap(transformation, 'upload', label='bad'), context)
   images, labels = (x[:1] for x in small_images)
   with pytest.raises(errors.UsageError, match=message):
-    jax.eval_shape(placed.client(context.client).local_update, KEY, context.variables, images, labels)
+    jax.eval_shape(bound.client(context.client).local_update, KEY, context.variables, images, labels)
 
 
 def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
-  """A chain splits the key for each member, whether it draws or not; so may a function that is compiled by itself."""
+  """A chain splits the key for each stage, whether it draws or not; so may a function that is compiled by itself."""
   images, labels = (x[:1] for x in small_images)
   chained = defenses.chain(defenses.prune(rate=0.5), optax.scale(jnp.float32(2)))
 
@@ -315,12 +315,12 @@ def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
     return jax.jit(lambda updates, key: jax.tree.map(jnp.sign, updates))(updates, key), state
 
   for given in (chained, with_key(compiled)):
-    placed = defenses.place(defenses.own(given, 'upload'), context)
-    jax.eval_shape(placed.client(context.client).local_update, KEY, context.variables, images, labels)
+    bound = defenses.bind(defenses.wrap(given, 'upload'), context)
+    jax.eval_shape(bound.client(context.client).local_update, KEY, context.variables, images, labels)
 
 
 def test_a_key_that_is_missing_is_named(context):
-  update = defenses.own(noisy(0.1), 'upload', random=True, label='mine').update
+  update = defenses.wrap(noisy(0.1), 'upload', random=True, label='mine').update
   with pytest.raises(errors.UsageError, match='the defense mine draws noise and needs a key'):
     update(context.variables['params'], optax.EmptyState())
 
@@ -329,8 +329,8 @@ def test_stored_results_are_of_one_version(small_images, tmp_path):
   scenario = gl.scenario(gl.models.mlp(10, widths=4), *small_images, key=KEY)
 
   def audited(*versions):
-    mine = defenses.own(stateless(jnp.sign), 'upload', label='mine', version=versions[0])
-    nothing = gl.attacks.own(
+    mine = defenses.wrap(stateless(jnp.sign), 'upload', label='mine', version=versions[0])
+    nothing = gl.attacks.wrap(
       lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing', version=versions[1]
     )
     return gl.audit(KEY, scenario, [mine], [nothing], 1, controls=1, progress='none', workdir=tmp_path / 'run')
@@ -348,15 +348,15 @@ def test_factories_of_ones_own_have_versions_and_ranges():
     return optax.scale(by**times)
 
   assert scaled().version == defenses.chain(scaled(), defenses.clip(norm=1)).version == '2'
-  assert defenses.clip(norm=1).version == '' and scaled(times=np.int64(3)).members[0].given == {'times': 3}
+  assert defenses.clip(norm=1).version == '' and scaled(times=np.int64(3)).stages[0].given == {'times': 3}
   assert scaled(by=0.1).structure == scaled(by=0.2).structure and scaled(by=0.1).numbers == (0.1,)
   for settings, message in (({'by': 1.1}, r'scaled\(by\) is 1.1'), ({'times': 0}, r'scaled\(times\) is 0')):
     with pytest.raises(errors.UsageError, match=message):
       scaled(**settings)
   with pytest.raises(errors.UsageError, match=r'scaled\(by\) is 2'):
-    scaled().members[0].build((2.0,))
+    scaled().stages[0].build((2.0,))
   with pytest.raises(errors.UsageError, match='version is 2, expected a text'):
-    defenses.own(optax.identity(), 'upload', version=2)
+    defenses.wrap(optax.identity(), 'upload', version=2)
 
 
 # ---- placement
@@ -373,7 +373,7 @@ def test_a_context_that_lacks_what_a_defense_needs_is_named_when_it_is_placed(co
     ('prune(rate=0.5)', r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
   ):
     with pytest.raises(errors.UsageError, match=message):
-      defenses.place(defense, context)
+      defenses.bind(defense, context)
 
 
 @pytest.mark.parametrize('knowledge', ['non-adaptive', 'adaptive', 'both'])
@@ -400,7 +400,7 @@ def test_soteria_on_a_model_without_features_is_refused_by_an_audit(linear, know
 def test_outside_of_an_audit_what_it_is_made_for_is_asked_for(make, given):
   defense = make()
   batch = jnp.ones((1, 8, 8, 1)), jnp.ones((1, 10))
-  with pytest.raises(errors.UsageError, match=rf'{defense.members[0].name}\({given}, …\)'):
+  with pytest.raises(errors.UsageError, match=rf'{defense.stages[0].name}\({given}, …\)'):
     defense.update(UPDATES, defense.init(UPDATES), UPDATES, key=KEY, batch=batch)
 
 
@@ -420,8 +420,8 @@ def test_outpost_acts_at_each_local_step(three_epochs):
   def update(client):
     return jax.jit(client.local_update)(KEY, variables, images, labels).update
 
-  plain, placed = update(client), defenses.place(defenses.outpost(), context)
-  at_steps = update(placed.client(client))
+  plain, bound = update(client), defenses.bind(defenses.outpost(), context)
+  at_steps = update(bound.client(client))
   by_hand = update(dataclasses.replace(client, step=defenses.outpost()))
   on_upload = update(dataclasses.replace(client, upload=defenses.outpost()))
   jax.tree.map(np.testing.assert_array_equal, at_steps, by_hand)
@@ -433,8 +433,8 @@ def test_outpost_acts_at_each_local_step(three_epochs):
 def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
   plain = optax.GradientTransformationExtraArgs(*defenses.outpost())  # without traits
   given = {'object': defenses.outpost(), 'text': registry.defense('outpost')}
-  given |= {place: defenses.own(plain, place, label=place, random=True) for place in ('step', 'upload')}
-  nothing = gl.attacks.own(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
+  given |= {place: defenses.wrap(plain, place, label=place, random=True) for place in ('step', 'upload')}
+  nothing = gl.attacks.wrap(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
   settings = {'knowledge': 'non-adaptive', 'controls': 1, 'progress': 'none', 'batch_size': 2}
   found = gl.audit(KEY, three_epochs, given, [nothing], 2, **settings)
   changes = {label: [row['change'] for row in found.rows if row['defense'] == label] for label in given}

@@ -364,7 +364,7 @@ def test_sampling_does_not_hide_which_contribution_it_is():
 def test_it_is_known_by_name(dense):
   context = defenses.Context(dense.client, dense.variables, (8, 8, 1))
   for text, place in (('client_dp(norm=0.1,noise=1)', 'upload'), ('dpsgd(norm=0.1,noise=1)', 'step')):
-    client = defenses.place(gl.parse(text), context).client(dense.client)
+    client = defenses.bind(gl.parse(text), context).client(dense.client)
     assert getattr(client, place) is not getattr(dense.client, place)
     update = jax.jit(client.local_update)(KEY, dense.variables, dense.images, dense.labels).update
     assert np.linalg.norm(flat(update) - dense.gradients.mean(0)) > 1

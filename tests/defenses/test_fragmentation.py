@@ -298,11 +298,11 @@ def test_by_name_it_is_made_for_the_client(network, share):
     ('fragmentation(ratio=0.4)', rounds[0]),
   ):
     context = defenses.Context(client, rounds[1], images.shape[1:], previous=previous)
-    placed = defenses.place(gl.parse(text), context)
+    bound = defenses.bind(gl.parse(text), context)
     layers = client.model.layers(images.shape[1:])
     given = (layers, share, None if previous is None else previous['params'])
-    assert placed.arguments == ((given[:1] if 'random' in text else given),)
-  params, upload = rounds[1]['params'], placed.client(client).upload
+    assert bound.arguments == ((given[:1] if 'random' in text else given),)
+  params, upload = rounds[1]['params'], bound.client(client).upload
   _, state = jax.jit(upload.update)(gradients[1], upload.init(params), params, key=KEY)
   change = jax.tree.map(lambda x, y: np.float64(x) - np.float64(y), rounds[0]['params'], params)
   if share == 'delta':

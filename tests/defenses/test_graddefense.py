@@ -351,21 +351,21 @@ def test_by_name_it_is_sliced_by_the_risk_on_public_images(small_images, linear_
   client, variables = linear_client(), {'params': jax.tree.map(jnp.asarray, linear_params)}
   context = defenses.Context(client, variables, (8, 8, 1), small_images)
   text = 'graddefense(stddev=0.1,ratio=0.5,num_slices=4,estimate=exact,root=3)'
-  placed = defenses.place(gl.parse(text), context)
-  ((slicing,),) = placed.arguments
+  bound = defenses.bind(gl.parse(text), context)
+  ((slicing,),) = bound.arguments
   images, labels = map(jnp.asarray, small_images)
   risk = sensitivity(client, variables, images[:3], labels[:3])
   expected = slice_gradients(linear_params, risk, 4)
   jax.tree.map(np.testing.assert_array_equal, slicing, expected)
-  defended = placed.client(client)
+  defended = bound.client(client)
   update, gradient = (jax.jit(c.local_update)(KEY, variables, images, labels).update for c in (defended, client))
   noise = [np.abs(a - b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True)]
   moved = [s[n > 1e-5] for n, s in zip(noise, jax.tree.leaves(slicing.slices), strict=True)]
   assert np.unique(np.concatenate(moved)).size == 2
-  probed = [defenses.place(gl.parse('graddefense(stddev=0.1)'), context).arguments for _ in range(2)]
+  probed = [defenses.bind(gl.parse('graddefense(stddev=0.1)'), context).arguments for _ in range(2)]
   jax.tree.map(np.testing.assert_array_equal, *probed)
   with pytest.raises(errors.UsageError, match='public='):
-    defenses.place(gl.parse(text), defenses.Context(client, variables, (8, 8, 1)))
+    defenses.bind(gl.parse(text), defenses.Context(client, variables, (8, 8, 1)))
 
 
 # The form that runs in each step
@@ -409,7 +409,7 @@ def test_each_step_perturbs_slices_of_the_batchs_own_risk(name):
   assert np.unique(slices).size == 10
   before = np.concatenate(in_forward_order(gradient, name))
   context = defenses.Context(client, variables, (9, 9, 1))
-  client = defenses.place(defenses.graddefense_step(stddev=0.1), context).build((0.1, 0.5, math.inf), client)
+  client = defenses.bind(defenses.graddefense_step(stddev=0.1), context).build((0.1, 0.5, math.inf), client)
   update = jax.jit(lambda key: client.local_update(key, variables, images, labels).update)
   seen = []
   for seed in range(6):

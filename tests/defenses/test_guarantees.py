@@ -43,7 +43,7 @@ def test_what_a_chain_amounts_to(defense, expected):
 
 def test_of_a_transformation_of_a_users_own_the_traits_count_and_not_the_label():
   def own(**traits):
-    return defenses.own(optax.identity(), 'upload', label='client_dp(norm=1,noise=3)', **traits)
+    return defenses.wrap(optax.identity(), 'upload', label='client_dp(norm=1,noise=3)', **traits)
 
   assert mechanisms(None) == mechanisms(own()) == ()
   mechanism = Mechanism(2.0, 'client')
@@ -66,7 +66,7 @@ def test_the_choice_made_before_the_noise_is_what_the_server_sees(linear):
   topk = defenses.topk(ratio=0.2)
   context = defenses.Context(linear.client, linear.variables, (8, 8, 1))
   bare, noisy = (
-    defenses.place(defense, context).client(linear.client)
+    defenses.bind(defense, context).client(linear.client)
     for defense in (topk, defenses.chain(topk, defenses.client_dp(norm=1.0, noise=100.0)))
   )
   one, other = (
@@ -101,4 +101,4 @@ def test_which_bound_is_missing(defense, norm):
 
 
 def test_of_a_transformation_without_traits_no_bound_is_missing():
-  assert missing_bound(None) is missing_bound(defenses.own(optax.identity(), 'upload')) is None
+  assert missing_bound(None) is missing_bound(defenses.wrap(optax.identity(), 'upload')) is None

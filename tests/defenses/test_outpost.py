@@ -228,7 +228,7 @@ def test_the_count_runs_within_a_round_and_starts_anew_in_the_next(linear, small
   variables = linear.client.model.init(jax.random.key(0), (8, 8, 1))
   plain = Client(linear.client.model, 10, share='delta', optimizer=optax.sgd(0.5), batch_size=1)
   defense = gl.parse(f'outpost(noise=0,prune=1,decay={math.inf})')
-  client = defenses.place(defense, _context(plain, variables)).client(plain)
+  client = defenses.bind(defense, _context(plain, variables)).client(plain)
   protected, undefended = jax.jit(client.local_update), jax.jit(plain.local_update)
   for _ in range(2):
     delta = protected(KEY, variables, images, labels).update
@@ -248,9 +248,9 @@ def test_by_name_it_knows_the_models_layers(small_images):
   model = models.create('lenet', 10)
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   client = Client(model, 10)
-  placed = defenses.place(outpost(), _context(client, variables))
-  assert placed.arguments == ((model.layers((8, 8, 1)),),)
-  protected = jax.jit(placed.client(client).local_update)
+  bound = defenses.bind(outpost(), _context(client, variables))
+  assert bound.arguments == ((model.layers((8, 8, 1)),),)
+  protected = jax.jit(bound.client(client).local_update)
   upload, again = (protected(jax.random.key(seed), variables, images, labels) for seed in (5, 6))
   size = sum(leaf.size for leaf in jax.tree.leaves(upload.update))
   for update in (upload.update, again.update):

@@ -141,14 +141,14 @@ def test_a_client_trains_on_what_comes_out(name, batch, public):
   client = Client(model, 10)
   variables = model.init(jax.random.key(0), (8, 8, 1))
   context = defenses.Context(client, variables, (8, 8, 1), public)
-  defended = defenses.place(gl.parse(f'{name}+clip(norm=1000)'), context).client(client)
+  defended = defenses.bind(gl.parse(f'{name}+clip(norm=1000)'), context).client(client)
   update = jax.jit(defended.local_update)(KEY, variables, *batch).update
   seen = compiled(make(name, public))(jax.random.fold_in(KEY, 4), *batch)
   expected = jax.jit(client.local_update)(None, variables, *seen).update
   np.testing.assert_allclose(update['w'], expected['w'], rtol=1e-4, atol=1e-6)
   assert defended.undefended().transform is None
   with pytest.raises(errors.UsageError, match='transforms the samples twice'):
-    defenses.place(gl.parse(f'{name}+ats'), context)
+    defenses.bind(gl.parse(f'{name}+ats'), context)
 
 
 # ATS
@@ -346,7 +346,7 @@ def test_policies_are_structure_and_may_be_written_down():
   policy = 'translate_x:0.3|contrast:0.4/rotate:-15'
   defense = gl.parse(f"ats(policy='{policy}')+gaussian(stddev=0.1)")
   assert defense == defenses.chain(samples.ats(policy=policy), defenses.gaussian(stddev=0.1))
-  assert defense.numbers == (0.1,) and defense.members[0].settings == {'policy': policy}
+  assert defense.numbers == (0.1,) and defense.stages[0].settings == {'policy': policy}
   assert defense.structure != gl.parse('ats+gaussian(stddev=0.1)').structure
 
 
@@ -484,6 +484,6 @@ def test_public_images_are_needed_and_enough_of_them(batch, public):
     samples.instahide()(jax.random.key(0), *batch)
   context = defenses.Context(Client(models.create('lenet', 10), 10), {}, (8, 8, 1))
   with pytest.raises(errors.UsageError, match=r'instahide.*public='):
-    defenses.place(samples.instahide(), context)
+    defenses.bind(samples.instahide(), context)
   with pytest.raises(errors.UsageError, match='up to 6 public images, and public holds 5'):
-    defenses.place(samples.instahide(mixed=7, largest=0.5), dataclasses.replace(context, public=public))
+    defenses.bind(samples.instahide(mixed=7, largest=0.5), dataclasses.replace(context, public=public))

@@ -251,7 +251,7 @@ def digits(small_images):
 def test_a_client_sends_zero_rows_and_an_attacker_differentiates_through_them(digits):
   model, variables, images, labels = digits
   plain = Client(model, 10)
-  client = defenses.place(soteria(rate=0.6), defenses.Context(plain, variables, (8, 8, 1))).client(plain)
+  client = defenses.bind(soteria(rate=0.6), defenses.Context(plain, variables, (8, 8, 1))).client(plain)
   sent = jax.jit(client.local_update)(None, variables, images, labels).update
   expected = pruned_features(*jacobians(model, variables, images), 0.6, 'paper')
   assert len(expected) == 12 and zero_rows(sent['second']) == expected

@@ -32,7 +32,7 @@ def test_page_of_a_method_describes_it(extensions, name):
   methods, docstrings = extensions('methods'), extensions('docstrings')
   text = '\n\n'.join(methods.described(name))
   made = extensions('facts').example(name) if name in gl.defenses.REGISTRY else REGISTRIES[name]()
-  factory = made.members[0].factory if name in gl.defenses.REGISTRY else made.factory
+  factory = made.stages[0].factory if name in gl.defenses.REGISTRY else made.factory
   citations = made.citations if name in gl.defenses.REGISTRY else [made.citation]
   assert docstrings.formulas(factory)
   for formula in docstrings.formulas(factory):

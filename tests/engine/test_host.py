@@ -78,7 +78,7 @@ def test_an_audit_stores_what_the_host_has_found(tmp_path, monkeypatch):
 
   data = gl.data.load('digits', 'test', limit=4)
   scenario = gl.scenario(gl.models.create('mlp(widths=8)', 10), data.images, data.labels, key=jax.random.key(0))
-  named = {'host': gl.attacks.own(attack, 'host', reads=())}
+  named = {'host': gl.attacks.wrap(attack, 'host', reads=())}
 
   def audit(progress):
     return gl.audit(

@@ -66,7 +66,7 @@ def test_every_text_is_understood(name, scale):
     gl.models.create(run.model, 10, init=run.init)
     if run.training:
       registry.defense(run.training.defense)
-    assert all((member.settings.get('root') or 0) <= run.public for one in made for member in one.members)
+    assert all((stage.settings.get('root') or 0) <= run.public for one in made for stage in one.stages)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -153,7 +153,7 @@ def test_every_training_is_understood(name, scale):
     run = run.scaled(scale)
     assert len(set(run.texts().values())) == len(run.defenses) and utility.UNDEFENDED in run.defenses.values()
     for method in run.defenses.values():
-      named = [member.name for member in registry.defense(method.clients).members]
+      named = [stage.name for stage in registry.defense(method.clients).stages]
       assert method.q is None or 'graddefense' in named
     gl.models.create(run.model, 10, init=run.init)
     assert set(run.extrapolated) <= set(run.defenses)

@@ -7,7 +7,7 @@ import pytest
 
 import experiments
 from experiments.experiment import Run
-from gradleak.defenses import place
+from gradleak.defenses import bind
 
 RUN = experiments.get('dcs2_6').runs['ggl'].scaled('smoke')
 
@@ -36,10 +36,10 @@ def test_concealed_samples_start_there(data):
   for one, usual, same in zip(
     made, plain, others.protections(scenario, data._replace(others=data.public)), strict=True
   ):
-    arguments = [place(each, context).arguments for each in (one, usual, same)]
-    if one.members and one.members[0].name == 'concealment':
+    arguments = [bind(each, context).arguments for each in (one, usual, same)]
+    if one.stages and one.stages[0].name == 'concealment':
       np.testing.assert_array_equal(arguments[0][0][1][0], data.others[0])
       np.testing.assert_array_equal(arguments[1][0][1][0], arguments[2][0][1][0])
     else:
       assert arguments[0] == arguments[1]
-  assert any(one.members for one in made)
+  assert any(one.stages for one in made)

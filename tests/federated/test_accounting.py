@@ -120,7 +120,7 @@ def test_where_nothing_covers_it():
   assert accounting.Ledger(()).epsilon(1, 1).value == math.inf
   assert accounting.Ledger((Mechanism(1e-200, 'client', 1),)).epsilon(1, 1).value == math.inf
   texts = 'none', 'gaussian(stddev=1)', 'topk(ratio=0.1)+client_dp(norm=1,noise=1)'
-  for defense in (None, gl.defenses.own(optax.scale(0.5), 'upload'), *map(gl.parse, texts)):
+  for defense in (None, gl.defenses.wrap(optax.scale(0.5), 'upload'), *map(gl.parse, texts)):
     assert accounting.ledger(defense) is None
     assert accounting.ledger(defense, server_noise=1.0) is not None
 
@@ -128,7 +128,7 @@ def test_where_nothing_covers_it():
 def test_epsilon_follows_the_object():
   """Equal objects have equal ε, whatever they are called; another noise is another ε."""
   given = gl.defenses.client_dp(norm=1.0, noise=4.0)
-  wrapped = gl.defenses.own(
+  wrapped = gl.defenses.wrap(
     optax.identity(), 'upload', label='client_dp(norm=1,noise=4)', mechanism=lambda *_: Mechanism(2.0, 'client')
   )
   assert str(wrapped) == str(gl.parse('client_dp(norm=1,noise=4)'))

@@ -65,7 +65,7 @@ def federation(small_images):
   def make(upload=None):
     client = Client(MODEL, 10, share='delta', optimizer=optax.sgd(0.1))
     if upload is not None:
-      client = defenses.place(upload, defenses.Context(client, init(KEY, None), (8, 8, 1))).client(client)
+      client = defenses.bind(upload, defenses.Context(client, init(KEY, None), (8, 8, 1))).client(client)
     images, labels = (np.asarray(part) for part in small_images)
     parts = [np.arange(0, 2), np.arange(2, 4), np.arange(4, 8)]
     return simulation.Federation(client, images[:8], labels[:8], parts, 3)

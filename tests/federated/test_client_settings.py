@@ -194,7 +194,7 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
     assert 1e-4 < error < 0.05
   low = client_of(linear, precision='bfloat16')
   context = gl.defenses.Context(low, linear.variables, (8, 8, 1))
-  unclipped = gl.defenses.place(gl.defenses.clip_samples(norm=1e6), context).client(low)
+  unclipped = gl.defenses.bind(gl.defenses.clip_samples(norm=1e6), context).client(low)
   sent = send(unclipped, *given).update
   rounded = np.linalg.norm(np.asarray(sent['kernel']) - plain['kernel']) / np.linalg.norm(plain['kernel'])
   assert 1e-4 < rounded < 0.05  # the samples' own gradients are of that precision, too
@@ -298,10 +298,10 @@ def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   images, labels = small_images
   model = gl.models.mlp(10, widths=(8,), init='default')
   scenario = gl.scenario(model, images, labels, key=jax.random.key(0), frozen='Dense_0')
-  placed = gl.defenses.place(
+  bound = gl.defenses.bind(
     gl.defenses.clip_samples(norm=0.01), gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1))
   )
-  update = send(placed.client(scenario.client), None, scenario.variables, images[:1], labels[:1]).update
+  update = send(bound.client(scenario.client), None, scenario.variables, images[:1], labels[:1]).update
   np.testing.assert_allclose(optax.tree.norm(update), 0.01, rtol=1e-5)  # all of it is of what is trained
   assert not np.any(update['Dense_0']['kernel'])
   label = jax.nn.one_hot(labels[0], 10)
@@ -310,7 +310,7 @@ def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   assert not np.any(seen['Dense_0']['kernel']) and np.any(seen['Dense_1']['kernel'])
   for defense in (gl.defenses.fragmentation(ratio=0.5), gl.defenses.fragmentation_random(ratio=0.5)):
     with pytest.raises(UsageError, match='Dense_0 of this client are frozen'):
-      gl.defenses.place(defense, gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1)))
+      gl.defenses.bind(defense, gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1)))
   last = gl.scenario(model, images, labels, key=jax.random.key(0), frozen='Dense_1')
   with pytest.raises(UsageError, match='Dense_1 is frozen: no gradient of it is sent'):
     attack, settings = gl.attacks.csdlg(steps=1), {'controls': 1, 'labels': 'inferred', 'progress': 'none'}

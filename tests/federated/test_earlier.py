@@ -52,7 +52,7 @@ def test_fragmentation_at_a_first_participation_is_said_to_be_random(linear):
   current, previous = earlier(
     jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, clients=2
   )
-  attack, settings = gl.attacks.own(divide), {'controls': 2, 'knowledge': 'non-adaptive', 'progress': 'none'}
+  attack, settings = gl.attacks.wrap(divide), {'controls': 2, 'knowledge': 'non-adaptive', 'progress': 'none'}
   defense = gl.defenses.fragmentation(ratio=0.5)
   first, later = (
     gl.audit(jax.random.key(1), scenario, [None, defense], [attack], 1, **settings)

@@ -98,8 +98,8 @@ def test_laplace_noise_after_a_bound_on_the_wrong_norm():
     'gaussian(stddev=0)',
     'dpsgd(norm=1,noise=1)+clip_samples(norm=1)',  # which recomputes what was hidden
     'clip(norm=1)+topk(ratio=0.5)+gaussian(stddev=1)',  # which entries are sent is chosen without noise
-    gl.defenses.own(optax.identity(), 'upload', label='dpsgd(norm=1,noise=2)'),
-    gl.defenses.own(optax.scale(0.5), 'step'),
+    gl.defenses.wrap(optax.identity(), 'upload', label='dpsgd(norm=1,noise=2)'),
+    gl.defenses.wrap(optax.scale(0.5), 'step'),
   ],
   ids=str,
 )
@@ -130,7 +130,7 @@ def test_the_epochs_of_a_guarantee_are_those_of_the_client(linear):
 
 def test_a_label_promises_nothing():
   named = {
-    'dpsgd(norm=1,noise=2)': gl.defenses.own(optax.identity(), 'upload'),
+    'dpsgd(norm=1,noise=2)': gl.defenses.wrap(optax.identity(), 'upload'),
     'nothing': gl.defenses.dpsgd(norm=1, noise=2),
   }
   assert list(privacy.statements(facts.of_defenses(named))) == ['nothing']

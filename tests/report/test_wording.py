@@ -82,7 +82,7 @@ def test_citations_follow_from_the_object_and_not_from_its_label():
   model = gl.models.create('mlp', dataset.num_classes)
   scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
   attacks = {'harmless': gl.servers.class_fishing(), 'dlg(history=100)': gl.attacks.csdlg(steps=1)}
-  defenses = {'none': None, 'soteria(rate=0.5)': gl.defenses.own(optax.identity(), 'upload')}
+  defenses = {'none': None, 'soteria(rate=0.5)': gl.defenses.wrap(optax.identity(), 'upload')}
   given = AuditSettings(controls=1, knowledge='non-adaptive')
   known = of_plan(plan(jax.random.key(0), scenario, defenses, attacks, 1, given))
   found = [citation.split(',')[0] for citation in wording.citations(known)]

@@ -244,7 +244,7 @@ def test_the_model_behind_keeps_what_it_offers(digits, wrapped):
 def test_defenses_find_their_layers(digits, prepared, defense):
   scenario = gradleak.scenario(models.create('lenet', 10), digits[0][:2], digits[1][:2], key=jax.random.key(0))
   sent = prepared(imprint(bins=3), scenario, 2)
-  client = defenses.place(defense, defenses.Context(sent.client, sent.variables, (8, 8, 1))).client(sent.client)
+  client = defenses.bind(defense, defenses.Context(sent.client, sent.variables, (8, 8, 1))).client(sent.client)
   upload = jax.eval_shape(client.local_update, jax.random.key(0), sent.variables, sent.images, sent.labels)
   assert jax.tree.structure(upload.update) == jax.tree.structure(sent.variables['params'])
 

@@ -9,7 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from gradleak.core import errors
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 
 FIRST_ORDER: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -73,7 +73,7 @@ def first_order(
 
   return optax.chain(
     optax.GradientTransformation(lambda params: optax.EmptyState(), modify),
-    lenient(FIRST_ORDER[name]()),
+    promoting(FIRST_ORDER[name]()),
     optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), scale),
   )
 

@@ -325,7 +325,7 @@ def _repeated(mechanism: Mechanism, times: int) -> Mechanism:
 
 
 def _random(defense: Defense | None) -> bool:
-  return defense is not None and any(member.traits.random for member in defense.members)
+  return defense is not None and any(stage.traits.random for stage in defense.stages)
 
 
 def _of(name: str) -> Stage:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import Defense, place
+from gradleak.defenses.defense import Defense, bind
 from gradleak.federated import Client
 from gradleak.federated.roughness import roughness
 from gradleak.federated.scenario import Scenario
@@ -39,9 +39,9 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
     defense: the `Defense`.
     batch_size: private images behind one upload.
   """
-  if not defense.members:
+  if not defense.stages:
     return []
-  defended, bare = place(defense, scenario.context).client(scenario.client), scenario.client
+  defended, bare = bind(defense, scenario.context).client(scenario.client), scenario.client
   batches = [slice(0, batch_size), slice(batch_size, 2 * batch_size)]
   batches = batches if len(scenario.images) >= 2 * batch_size else batches[:1] * 2
   keys = jax.random.split(key)
@@ -63,7 +63,7 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   if _alike(*added) and not _alike(*(_flat(before) for before in undefended)):
     found.append(f'{FROZEN}: two uploads bear the same noise, which whoever knows it subtracts')
   again = sent(defended, keys[1], batches[0])
-  random = any(member.traits.random for member in defense.members)
+  random = any(stage.traits.random for stage in defense.stages)
   same = np.array_equal(_flat(again), _flat(uploads[0]))
   altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
   if random and same and altered.any():  # what only drops entries may choose them without chance

@@ -148,7 +148,7 @@ def attack(
   warned = [
     *of_scale(update, factor, lost),
     *hints(
-      update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.members), factor
+      update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.stages), factor
     ),
   ]
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
@@ -209,7 +209,7 @@ def _group(
     steps=chosen.steps,
     labels=mode,
     controls=chosen.controls,
-    knowledge='both' if protected.members else 'non-adaptive',
+    knowledge='both' if protected.stages else 'non-adaptive',
   )
   try:
     (group,) = plan(key, stand_in, [protected], {named.label: named.method}, 1, given).groups

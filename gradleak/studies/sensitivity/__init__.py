@@ -147,7 +147,7 @@ def sensitivity(
       local,
       method,
       given,
-      defense=hidden if hidden.members else None,
+      defense=hidden if hidden.stages else None,
       num_classes=task.num_classes,
       public=task.public,
       batch_norm=bool(task.variables.get('batch_stats')),
@@ -161,7 +161,7 @@ def sensitivity(
     method,
     as_defense(None),
   )
-  task.config.update(attack=str(method), defense=str(hidden) if hidden.members else None, **local.recorded())
+  task.config.update(attack=str(method), defense=str(hidden) if hidden.stages else None, **local.recorded())
   return _run(task, list(chosen), start, on_audit)
 
 

@@ -1,4 +1,4 @@
-"""`lenient` runs third-party optimisers under standard rules and nothing else."""
+"""`promoting` runs third-party optimisers under standard rules and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak.core.promotion import lenient
+from gradleak.core.promotion import promoting
 
 PARAMS = {'w': jnp.asarray([1.0, -2.0])}
 GRADIENT = {'w': jnp.asarray([0.5, -0.1])}
@@ -19,11 +19,11 @@ def descend(transformation, steps=3):
   return updates['w']
 
 
-def test_adam_fails_under_strict_settings_but_not_with_lenient():
+def test_adam_fails_under_strict_settings_but_not_with_promoting():
   with pytest.raises(Exception, match='promotion'):
     descend(optax.adam(0.1))
   # On a constant gradient Adam's corrected moments are constant: updates are -rate·sign(gradient).
-  np.testing.assert_allclose(descend(lenient(optax.adam(0.1))), [-0.1, 0.1], rtol=1e-4)
+  np.testing.assert_allclose(descend(promoting(optax.adam(0.1))), [-0.1, 0.1], rtol=1e-4)
 
 
 def test_extra_arguments_pass():
@@ -33,14 +33,14 @@ def test_extra_arguments_pass():
     seen.append((key, extra))
     return updates, state
 
-  watched = lenient(optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+  watched = promoting(optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
   watched.update(GRADIENT, watched.init(PARAMS), PARAMS, key='a key', batch='a batch')
-  lenient(optax.sgd(0.1)).update(GRADIENT, optax.sgd(0.1).init(PARAMS), PARAMS, key='ignored')
+  promoting(optax.sgd(0.1)).update(GRADIENT, optax.sgd(0.1).init(PARAMS), PARAMS, key='ignored')
   assert seen == [('a key', {'batch': 'a batch'})]
 
 
 def test_strict_settings_hold_again_afterwards():
-  descend(lenient(optax.adam(0.1)))
+  descend(promoting(optax.adam(0.1)))
   with pytest.raises(Exception, match='promotion'):
     jnp.ones(2, jnp.float32) + jnp.ones(2, jnp.int32)
   with pytest.raises(ValueError, match='rank'):
@@ -48,7 +48,7 @@ def test_strict_settings_hold_again_afterwards():
 
 
 def test_it_works_inside_scan():
-  transformation = lenient(optax.adam(0.1))
+  transformation = promoting(optax.adam(0.1))
   state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), transformation.init(PARAMS))
   step = lambda state, _: transformation.update(GRADIENT, state, PARAMS)[::-1]  # noqa: E731
   _, updates = jax.lax.scan(step, state, length=3)
