@@ -91,8 +91,8 @@ class Run(Study):
     settings: of the audit.
     client: settings of the client.
     public: number of public images, from the train split.
-    bias: share of the public images that is drawn from one class, the rest evenly from the others; None takes the first
-      ones.
+    bias: fraction of the public images that is drawn from one class, the rest evenly from the others; None takes the
+      first ones.
     training: how the attacked model was trained, its BatchNorm in train mode; None attacks it untrained.
     weights: a file of weights with PyTorch's names, in place of that training; '' trains.
     changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value

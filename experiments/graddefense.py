@@ -216,7 +216,7 @@ def _table_3c():
     'less than 1 dB.',
     runs,
     cells,
-    'The bias probability is read as the share of the root set drawn from one class: 0.1 is uniform.',
+    'The bias probability is read as the fraction of the root set drawn from one class: 0.1 is uniform.',
     'Only part of this table could be read for CIFAR-10; the other cells are left empty.',
   )
 

@@ -104,7 +104,7 @@ class Inferences(Repeated):
     return f'{label}: ' + ', '.join(f'{name} {100 * np.mean(values):.0f} %' for name, values in read.items())
 
   def _victim(self, data: Data, key: jax.Array) -> tuple[dict, float, jax.Array]:
-    """Returns (variables, the share of the private pool that is classified correctly, auxiliary images by class)."""
+    """Returns (variables, the fraction of the private pool that is classified correctly, auxiliary images by class)."""
     shape, classes = data.private[0].shape[1:], int(data.private[1].max()) + 1
     client = client_of(self.model, classes, WAYS[0], 1)
     variables = jax.jit(client.model.init, static_argnums=1)(jax.random.fold_in(key, 0), shape)

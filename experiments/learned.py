@@ -8,8 +8,8 @@ PAPER = (
   'for Gradient Inversion in Federated Learning. UAI 2023.'
 )
 METRICS = (
-  'PSNR and Pearson correlation are means over all uploads, one image each. Re-identified is the share of them whose '
-  'original has rank 1 among the public images and those that no upload holds.'
+  'PSNR and Pearson correlation are means over all uploads, one image each. Re-identified is the fraction of them '
+  'whose original has rank 1 among the public images and those that no upload holds.'
 )
 # Defense -> (its text, the adaptive attack of csDLG).
 DEFENSES = {

@@ -210,8 +210,8 @@ NOTES = (
   Note(
     'outpost_figure_3_cifar10',
     'The seconds of Soteria and GD are extrapolated from one step, and our undefended round is short, so that every '
-    'delay is a larger share of it. With the undefended model at {none | accuracy} %, this scale allows no conclusion '
-    'about accuracy.',
+    'delay is a larger fraction of it. With the undefended model at {none | accuracy} %, this scale allows no '
+    'conclusion about accuracy.',
     'CIFAR-10',
     holds=(_published('OUTPOST | overhead'), _published('DP | accuracy_share')),
   ),

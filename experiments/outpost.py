@@ -248,7 +248,7 @@ def _figure_5():
     metrics='Ours, of the first batch, are in isolated.png of each run. The cosine is that of what was isolated with '
     'the '
     'gradient of the sample of the class that it is most similar to, 1 for one sample alone; “known to be alone” is '
-    'the share of batches of which the server can tell. PSNR and SSIM are those with the most similar image of the '
+    'the fraction of batches of which the server can tell. PSNR and SSIM are those with the most similar image of the '
     'batch.',
     choices=(
       'ResNet-20 and CIFAR-10 take the place of ResNet-18 and CIFAR-100; the target is class 1, as in the paper.',

@@ -35,7 +35,7 @@ class Peelings(Repeated):
     strained: size of the batches whose gradient is disturbed.
     noises: standard deviations of Gaussian noise on all gradients, relative to the median of the first layer's entries.
     tolerances: of the certificate, under noise; without noise the first one.
-    pruned: shares of each tensor that are set to zero.
+    pruned: fractions of each tensor that are set to zero.
     rate: learning rate of two local steps, on half of the batch each.
   """
 
@@ -149,7 +149,7 @@ class Condition(NamedTuple):
     dtype: of the client's arithmetic.
     tolerance: of the certificate.
     noise: standard deviation of Gaussian noise, relative to the median of the first layer's nonzero entries.
-    pruned: share of each tensor that is set to zero.
+    pruned: fraction of each tensor that is set to zero.
     rate: learning rate of two local steps on half of the batch each, whose delta is sent; 0 sends the gradient.
   """
 

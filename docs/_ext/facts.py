@@ -64,7 +64,7 @@ class Seen(NamedTuple):
     defense: as text.
     task: dataset, model and samples.
     side: the server.
-    steps: verdict -> how many trials came as far.
+    levels: verdict -> how many trials came as far.
     trials: how many there were.
     by: the attacks that came farthest.
     cost: lost accuracy in percentage points and its source; None if it was not measured.
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
   defense: str
   task: str
   side: str
-  steps: dict[str, int]
+  levels: dict[str, int]
   trials: int
   by: list[str]
   cost: tuple[float, str] | None
@@ -152,9 +152,9 @@ def _sides(entries: Any) -> Iterator[tuple[frozenset[str], Seen]]:
     names = frozenset(one.name for one in grammar.parse_chain(entry['text'], 'defense'))
     for side, words in leaderboard.SIDES.items():
       if entry[side] is not None:
-        steps = {step['level']: step['count'] for step in entry[side]['steps']}
+        levels = {one['level']: one['count'] for one in entry[side]['levels']}
         paid = cost and (cost['points'], cost['source'])
-        yield names, Seen(entry['text'], where, words, steps, entry[side]['n'], entry[side]['by'], paid)
+        yield names, Seen(entry['text'], where, words, levels, entry[side]['n'], entry[side]['by'], paid)
 
 
 def seen(name: str) -> list[Seen]:

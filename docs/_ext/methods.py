@@ -68,17 +68,17 @@ def page(name: str) -> str:
 
 def described(name: str) -> list[str]:
   """Returns the part of a method's page that follows from its docstring and signature, as paragraphs."""
-  server = None
+  server, published = None, ''
   if name in gl.defenses.REGISTRY:
     (stage,) = facts.example(name).stages
-    own, citation = stage.factory, stage.traits.citation
+    own, citation, published = stage.factory, stage.traits.citation, stage.traits.published
     given = ', '.join(f'{setting}={value!r}' for setting, value in stage.given.items())
     made = f'defense = gl.defenses.{name}({given})'
   else:
     method = facts.ATTACKS[name]()
     own, citation, server = method.factory, method.citation, method.server
     made = f'attack = gl.{"attacks" if server is None else "servers"}.{name}()'
-  parts = [f'# {name}', *_description(own, name)]
+  parts = [f'# {published} (`{name}`)' if published else f'# {name}', *_description(own, name)]
   parts += [f'Source: {docstrings.markdown(citation)}'] if citation else []
   parts += ['## Formula', *map(_formula, docstrings.formulas(own))]
   if server is not None:
@@ -288,14 +288,14 @@ def _board(name: str) -> list[str]:
   found = facts.seen(name)
   if not found:
     return []
-  steps = list(found[0].steps)
+  levels = list(found[0].levels)
   rows = []
   for one in found:
     by = '; '.join(f'`{attack}`' for attack in one.by) or 'none'
-    reached = [f'{one.steps[step]} of {one.trials}' for step in steps]
+    reached = [f'{one.levels[level]} of {one.trials}' for level in levels]
     rows.append((f'`{one.defense}`', docstrings.markdown(one.task), one.side, *reached, by))
   parts = ['## Measured', 'Images that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
-  parts.append(_grid(('defense', 'task', 'server', *steps, 'by'), rows))
+  parts.append(_grid(('defense', 'task', 'server', *levels, 'by'), rows))
   costs = {(one.defense, *one.cost) for one in found if one.cost}
   return parts + [
     f'`{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)

@@ -14,11 +14,11 @@ import scipy.special
 
 from gradleak.core.trees import Tree
 
-# Weights are relative to entries without noise, whose model error counts as this share of the noise's variance.
+# Weights are relative to entries without noise, whose model error counts as this fraction of the noise's variance.
 EXACT = 1e-3
 # Entries are counted within these multiples of the noise's standard deviation.
 _NEAR, _AROUND = 0.05, 0.5
-_SMOOTH = 0.15  # share of the entries around zero that are near zero; a larger one means no noise, and noise has 0.1
+_SMOOTH = 0.15  # fraction of the entries around zero that are near zero; a larger one means no noise, and noise has 0.1
 
 
 def by_group(update: Tree, groups: Tree, variance: float | Tree, share: float) -> Tree:

@@ -36,7 +36,7 @@ def patches_of(kernel_gradient: jax.Array, position_gradient: jax.Array, rcond: 
   Args:
     kernel_gradient: of the dense layer on each patch, [in, width].
     position_gradient: of the position embedding's rows that belong to patches, [P, width].
-    rcond: singular values of the second below this share of the largest are taken for zero.
+    rcond: singular values of the second below this fraction of the largest are taken for zero.
   """
   exact = jax.lax.Precision.HIGHEST
   left, values, right = jnp.linalg.svd(position_gradient, full_matrices=False)  # Δ = U S Vᵀ
@@ -87,7 +87,7 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
 
   Args:
     client: the `Client` whose model is attacked.
-    rcond: singular values of the position embedding's gradient below this share of the largest are taken for zero:
+    rcond: singular values of the position embedding's gradient below this fraction of the largest are taken for zero:
       larger under noise.
 
   Raises:

@@ -232,9 +232,9 @@ def gifd(
   lowest objective on the way is returned. The published settings are 1,000 steps for the latents and for each layer,
   with the cosine distance, `tv=1e-4` and `l2=1e-6`. Each takes Adam at 0.1 with a warm-up and a decay. From layer to
   layer,
-  the published radii grow by a share of the first one, 0.5 (StyleGAN2) or 0.25 (BigGAN). The first radius, 2,000 there,
-  depends on the generator. The published code holds the norm of the latents, too, and returns the image of the last
-  restart with the score of the best.
+  the published radii grow by a fraction of the first one, 0.5 (StyleGAN2) or 0.25 (BigGAN). The first radius, 2,000
+  there, depends on the generator. The published code holds the norm of the latents, too, and returns the image of the
+  last restart with the score of the best.
 
   Formula:
     \min_z \text{, then } \min_{h_k} \; 1 - \cos(\nabla_\theta L(f_\theta(x), y), g) + \text{tv} \cdot \text{TV}(x)
@@ -249,7 +249,7 @@ def gifd(
     learning_rate: of Adam in each part.
     radius: of the ball of the first layer, per entry: the mean |change| of an image's features, whose root mean square
       is 1 (of a PyTorch generator, as they are).
-    growth: by which share of this the radius per entry grows from layer to layer.
+    growth: by which fraction of this the radius per entry grows from layer to layer.
     tv, l2: weights of the total variation and of the mean square.
     distance: as of `ggl`.
 

@@ -157,7 +157,7 @@ def scale(
 ) -> float:
   """Returns how many times as large a gradient is as that of the mean cross-entropy; 1 where no neuron tells.
 
-  The quotient of a neuron with one sample is its image at any scale. This image and a label imply a share of the
+  The quotient of a neuron with one sample is its image at any scale. This image and a label imply a fraction of the
   neuron, and its row of the second layer's gradient. For one sample, these equal the values of the neuron up to one
   factor.
 

@@ -10,8 +10,8 @@ that finds a source up to a factor can therefore tell the factor, and with it sc
 
 Blind methods assume something of the sources. FastICA assumes that they are independent, and NMF that they are not
 negative. The Cocktail Party Attack (Kariyappa et al., ICML 2023) assumes that they are smooth. For these a delta of one
-plain SGD step is as good as a gradient. Ours, `alternating`, assumes nothing of images: it computes the share of each
-image from the known network.
+plain SGD step is as good as a gradient. Ours, `alternating`, assumes nothing of images: it computes the fraction of
+each image from the known network.
 """
 
 import math

@@ -32,7 +32,8 @@ class Separated(NamedTuple):
 
   Attributes:
     inputs: float64 [B, in] in no order; [0, in] unless B directions were found.
-    agreement: the share of (sample, neuron) pairs for which the gradient is zero if and only if the neuron is inactive
+    agreement: the fraction of (sample, neuron) pairs for which the gradient is zero if and only if the neuron is
+      inactive
       on the reconstruction: 1 up to rounding, if all inputs are right.
     rank: B, the numerical rank of the gradient.
     directions: number of distinct sparse directions found.
@@ -65,7 +66,7 @@ def spear(
     kernel, bias: the weights, [in, neurons] and [neurons].
     rng: draws the submatrices.
     submatrices: how many are tried at most; about 2^(B−1)·log B are needed.
-    sparsity: the least share of zeros in a direction.
+    sparsity: the least fraction of zeros in a direction.
     tolerance: magnitudes up to this count as zero, relative to 1; the root of the gradient's precision by default.
     rank: B, if it is known; under noise the gradient itself has full rank.
 

@@ -39,7 +39,7 @@ class AuditResult:
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
       sentences; None for a model that it cannot read.
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
-      and 'model'. Each has 'citations'; a defense also 'text', 'places', 'random', 'mechanisms' (fields of
+      and 'model'. Each has 'citations'; a defense also 'text', 'published', 'places', 'random', 'mechanisms' (fields of
       `defenses.Mechanism`, without a neighbouring relation: an ε of them names its own), 'missing_bound' and 'remark'.
     versions: of gradleak, JAX and Python, and the hardware.
     seconds: wall time.
@@ -227,6 +227,7 @@ def facts(defense: Defense, epochs: int) -> dict[str, Any]:
   """
   return {
     'text': str(defense),
+    'published': defense.published,
     'citations': defense.citations,
     'places': list(dict.fromkeys(stage.traits.place for stage in defense.stages)),
     'random': any(stage.traits.random for stage in defense.stages),

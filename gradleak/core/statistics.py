@@ -93,14 +93,14 @@ def difference_interval(successes: int, n: int, others: int, m: int) -> tuple[fl
 
 
 def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float, float]:
-  """Returns (difference of two shares of the same trials, low, high), by Agresti and Min's adjusted Wald (2005).
+  """Returns (difference of two fractions of the same trials, low, high), by Agresti and Min's adjusted Wald (2005).
 
   It is narrower than `difference_interval` where most trials end alike on both sides. Half a trial is added to each of
   the four cells.
 
   Args:
     gained: trials that succeed on the first side alone.
-    lost: on the other side alone, the share of which is subtracted.
+    lost: on the other side alone, the fraction of which is subtracted.
     n: trials, ≥ 1.
   """
   from scipy import stats

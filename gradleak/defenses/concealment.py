@@ -249,6 +249,7 @@ def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
 
 @defense(
   place='step',
+  published='DCS²',
   citation='Wu, Hayat, Zhou, Harandi: Concealing Sensitive Samples against Gradient Leakage in Federated Learning. '
   'AAAI 2024.',
   random=True,

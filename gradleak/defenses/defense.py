@@ -105,6 +105,7 @@ class Traits:
       optimizer), 'upload' (on the update before it is sent) or 'round' (at the server, on the mean update).
     random: whether different keys give different outputs; an attacker may then average repeated uploads.
     citation: its source.
+    published: what its source calls it, which pages show before the factory's name; '' where that is the same.
     arguments: (`Context`, settings) -> the factory's positional arguments, computed once, on the host.
     sparsifies: '' (nothing), 'zeros' (dropped entries are sent as zeros) or 'mask' (dropped entries are not sent, and
       the server knows which; its state has a field `mask`).
@@ -131,6 +132,7 @@ class Traits:
   place: Annotated[str, Choice(PLACES)] = 'upload'
   random: bool = False
   citation: str = ''
+  published: str = ''
   arguments: Callable[[Context, Settings], tuple] = lambda context, settings: ()
   sparsifies: Annotated[str, Choice(SPARSIFIES)] = ''
   accumulates: bool = False
@@ -252,6 +254,13 @@ class Defense(optax.GradientTransformationExtraArgs):
   def citations(self) -> list[str]:
     """The sources of its stages, each once."""
     return list(dict.fromkeys(stage.traits.citation for stage in self.stages if stage.traits.citation))
+
+  @property
+  def published(self) -> str:
+    """What sources call it, such as 'prune+DCS²' for a chain; '' where factories have the same names."""
+    if not any(stage.traits.published for stage in self.stages):
+      return ''
+    return '+'.join(stage.traits.published or stage.name for stage in self.stages)
 
   @property
   def version(self) -> str:

@@ -61,6 +61,7 @@ def _remark(context: Context, settings: Settings) -> str:
 @defense(
   place='upload',
   citation=CITATION,
+  published='FFL',
   random=True,
   arguments=_arguments,
   remark=_remark,
@@ -141,6 +142,7 @@ def fragmentation(
 @defense(
   place='upload',
   citation=CITATION,
+  published='FFL-random',
   random=True,
   arguments=lambda context, settings: (_layers(context),),
   sparsifies='mask',

@@ -30,11 +30,12 @@ def at_chance(row: Mapping[str, Any], num_classes: int | None = None) -> str:
   """Returns why a model is at chance, in words; '' where it is not, or where the row does not say.
 
   A model is at chance that predicts one class for all test samples. So is one whose accuracy is not significantly above
-  the share of the commonest class, by the lower end of its 95 % interval (`statistics.wilson_interval`).
+  the fraction of the commonest class, by the lower end of its 95 % interval (`statistics.wilson_interval`).
 
   Args:
     row: a measured round of `training.train`.
-    num_classes: 1 / num_classes stands in for the share of the commonest class, which is no less, in rows without it.
+    num_classes: 1 / num_classes stands in for the fraction of the commonest class, which is no less, in rows without
+      it.
   """
   if row.get('predicted_classes') == 1:
     return f'it predicts one class for all {row["tested"]:,} test samples'

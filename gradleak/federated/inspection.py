@@ -253,7 +253,7 @@ def _hidden_layer(layer: Layer, params: Tree, first: bool) -> list[Finding]:
 
 
 def _copied(rows: np.ndarray) -> float:
-  """Returns the share of the rows [units, in] that are parallel to another; 0 where chance explains it."""
+  """Returns the fraction of the rows [units, in] that are parallel to another; 0 where chance explains it."""
   rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _UNITS)).astype(int)]
   rows = rows[np.linalg.norm(rows, axis=1) > 0]
   units, size = rows.shape
@@ -269,7 +269,7 @@ def _copied(rows: np.ndarray) -> float:
 
 
 def _mirrored(matrix: np.ndarray) -> float:
-  """Returns the share of the units whose positive weights are their negative ones, reordered, times one factor."""
+  """Returns the fraction of the units whose positive weights are their negative ones, reordered, times one factor."""
   size = matrix.shape[0]
   if size < 16:
     return 0.0

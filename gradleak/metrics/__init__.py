@@ -92,8 +92,8 @@ def evaluate(
     reconstruction reveals fully, by correlation or up to a root mean squared error of one level of 8 bits
     (`fully_revealed`); 'revealed_psnr': the mean PSNR of the fully revealed pairs, NaN if there are none. 'flat': the
     number of the N images whose pixels deviate from their mean by no more than that: correlation says nothing of them.
-    'label_correct': the share of the N images whose matched reconstruction has their label. 'label_counts_correct': the
-    share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
+    'label_correct': the fraction of the N images whose matched reconstruction has their label. 'label_counts_correct':
+    the share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
     reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'identified' and
     'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's

@@ -6,7 +6,7 @@ from typing import Any
 from gradleak.audit.verdict import LEVELS
 from gradleak.report import blocks, findings, headline, html, wording
 from gradleak.report.formatting import aligned, count_range, number, upwards
-from gradleak.report.html import code, mark, text
+from gradleak.report.html import code, mark, method, text
 from gradleak.report.page import READING, versions, write_files
 from gradleak.report.words import said
 from gradleak.studies.autoleak import AutoLeak
@@ -29,6 +29,7 @@ def render_autoleak(found: AutoLeak) -> str:
     lambda row: worst.pair(found.audits[row['stage']], row),
     flags={label: [flag.partition(':')[0] for flag in flags] for label, flags in found.flags.items()},
     bound=bounds,
+    published=_published(found),
   )
   known = next(iter(found.audits.values())).versions
   few = said('autoleak.few', trials=config['trials']) if config['trials'] < ENOUGH else ''
@@ -72,6 +73,10 @@ def alarms(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
   return worst.alarms([row for row in found.controls if row['honest'] == honest])
 
 
+def _published(found: AutoLeak) -> dict[str, str]:
+  return wording.published({'defenses': found.defenses})
+
+
 def _rows(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
   return [row for row in found.rows if row['honest'] == honest]
 
@@ -86,9 +91,13 @@ def _levels(found: AutoLeak, entries: Sequence[dict]) -> list[blocks.Section]:
   noise = alarms(found, True)
   beside = said('autoleak.noise', alarms=_noise(found, entries)) if noise else ''
   note = blocks.Text(said('autoleak.levels', size=found.config['batch_size'], noise=beside), 'note')
-  made = [blocks.Section('levels', 'Worst case per level', [note, headline.levels_table(honest, noise, NOISE)])]
+  made = [
+    blocks.Section(
+      'levels', 'Worst case per level', [note, headline.levels_table(honest, noise, NOISE, _published(found))]
+    )
+  ]
   if malicious:
-    table = headline.levels_table(malicious, alarms(found, False), NOISE)
+    table = headline.levels_table(malicious, alarms(found, False), NOISE, _published(found))
     made.append(
       blocks.Section('malicious', 'Malicious servers', [blocks.Text(said('autoleak.malicious'), 'note'), table])
     )
@@ -111,7 +120,7 @@ def _attacks(found: AutoLeak) -> blocks.Section:
       attack = blocks.Cell(code(one['attack']), [one['adaptive'] and f'adaptive: {one["adaptive"]}'])
       count = f'{one[cases.named(one["verdict"])]} of {one["n"]}'
       figures = [number(one[name]) for name in ('psnr', 'control_psnr', 'rank')]
-      named = '' if of_defense else code(one['defense'])
+      named = '' if of_defense else method(one['defense'], _published(found).get(one['defense']))
       of_defense.append(blocks.Row([named, stage, attack, mark(one['verdict']), count, *figures]))
   staged = '' if found.config['staged'] else said('autoleak.not_staged')
   note = blocks.Text(said('autoleak.attacks', witnesses=WITNESSES, staged=staged), 'note')

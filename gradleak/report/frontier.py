@@ -52,7 +52,7 @@ def entries(
       is at chance. 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is counted;
       'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
-    num_classes: for trainings of earlier versions, whose rows do not hold the share of the commonest class.
+    num_classes: for trainings of earlier versions, whose rows do not hold the fraction of the commonest class.
   """
   worst = worst_case_of(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():

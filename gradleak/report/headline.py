@@ -6,7 +6,7 @@ from typing import Any
 from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
 from gradleak.report import blocks, wording
 from gradleak.report.formatting import percent_range
-from gradleak.report.html import code, image, mark, text
+from gradleak.report.html import code, image, mark, method, text
 from gradleak.report.words import said, texts
 from gradleak.summary import worst
 
@@ -81,7 +81,7 @@ def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, boun
     )
     uploads = ' uploads' * (example.get('batch_size', 1) > 1)
     cells = [
-      code(line['defense']),
+      method(line['defense'], line.get('published')),
       blocks.Cell(mark(line['verdict']), [line['meaning']]),
       blocks.Cell(f'{line["count"]} of {line["n"]}{uploads}', [percent_range(line)]),
       pictures,
@@ -93,9 +93,13 @@ def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, boun
   return blocks.Table(columns, [blocks.Body(rows)], 'verdicts', 'Verdicts')
 
 
-def levels_table(levels: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], noise: str) -> blocks.Table:
+def levels_table(
+  levels: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], noise: str, published: Mapping[str, str]
+) -> blocks.Table:
   """Returns the table of `worst.levels`, and below it `worst.alarms` in a line called `noise`."""
-  named = [(code(line['defense']), line) for line in levels] + [(blocks.Html(noise), line) for line in alarms]
+  named = [(method(line['defense'], published.get(line['defense'])), line) for line in levels] + [
+    (blocks.Html(noise), line) for line in alarms
+  ]
   rows = [
     blocks.Row([name, *(blocks.Cell(f'{one["count"]} of {line["n"]}', [percent_range(one)]) for one in line['levels'])])
     for name, line in named

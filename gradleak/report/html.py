@@ -60,6 +60,11 @@ def code(*labels: str) -> Html:
   return Html(', '.join(f'<code>{_broken(markup.escape(label))}</code>' for label in labels))
 
 
+def method(label: str, published: str | None = '') -> Html:
+  """Returns the label of a method, behind the name that its source gives it, if another."""
+  return text(f'{published} (', code(label), ')') if published else code(label)
+
+
 def text(*parts: str) -> Html:
   """Returns texts one after the other, each escaped but for `Html`."""
   return Html(''.join(_inline(part) for part in parts))

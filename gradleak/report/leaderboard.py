@@ -10,7 +10,7 @@ from gradleak.core import errors, storage
 from gradleak.report import blocks, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import minus, number, percent_range, together, upwards
-from gradleak.report.html import code, image, mark, text
+from gradleak.report.html import code, image, mark, method, text
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
@@ -133,7 +133,11 @@ def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool)
     image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
   )
   cells = [
-    blocks.Cell(code(entry['defense']), [entry['defense'] != entry['text'] and entry['text']], value=entry['defense']),
+    blocks.Cell(
+      method(entry['defense'], entry['published']),
+      [entry['defense'] != entry['text'] and entry['text']],
+      value=entry['defense'],
+    ),
     blocks.Cell(pictures),
     blocks.Cell(mark(honest['verdict']), [_count(honest) + ', flagged' * bool(entry['flags'])], value=place),
     _cost(entry),

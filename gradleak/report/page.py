@@ -14,7 +14,7 @@ from gradleak.core import storage
 from gradleak.modalities import Modality, Shown, of_rows
 from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
 from gradleak.report.formatting import count, interval, number, percent, percent_range, scored, significant, together
-from gradleak.report.html import code, mark, text
+from gradleak.report.html import code, mark, method, text
 from gradleak.report.pictures import Picture
 from gradleak.report.words import said, texts
 from gradleak.summary import cases, shown
@@ -34,7 +34,9 @@ def render(result: AuditResult) -> str:
   config = check_result(result).config
   summaries, worst = cases.summarise(result.rows), cases.worst_case(result.rows)
   model, data = config.get('model'), config.get('dataset')
-  lines = headline.lines(result.rows, worst, functools.partial(pair, result))
+  lines = headline.lines(
+    result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods)
+  )
   size = config.get('batch_size', 1)
   footer = (
     versions(result.versions, result.seconds) if result.versions else blocks.Text(formatting.duration(result.seconds))
@@ -53,7 +55,7 @@ def render(result: AuditResult) -> str:
       _shows(result, summaries, worst),
       _pictures(result),
       _figures(result, summaries),
-      _worst(worst),
+      _worst(worst, wording.published(result.methods)),
       _curves(result, worst),
       _granted(result, worst),
       _inspected(result),
@@ -132,6 +134,7 @@ def _shows(result: AuditResult, summaries: Sequence[cases.Summary], worst: Seque
 def _pictures(result: AuditResult) -> blocks.Section:
   """Returns the private images above what each attack makes of them."""
   truth, chosen = pictures.select(result)
+  published = wording.published(result.methods)
   size, trials = result.config.get('batch_size', 1), len({row['trial'] for row in result.rows})
   of_batch = f' of {size} images each' if size > 1 else ''
   name = 'audit.pictures_some' if len(truth) < trials * size else 'audit.pictures'
@@ -148,7 +151,13 @@ def _pictures(result: AuditResult) -> blocks.Section:
       for place, (adaptive, row) in enumerate(shown_rows):
         kind = ('first' if place == 0 else 'second') if paired else ''
         rows.append(
-          blocks.Row([_who(defense, adaptive[0] if adaptive else None, place == 0, paired), *_cells(row)], kind)
+          blocks.Row(
+            [
+              _who(method(defense, published.get(defense)), adaptive[0] if adaptive else None, place == 0, paired),
+              *_cells(row),
+            ],
+            kind,
+          )
         )
     bodies.append(blocks.Body(rows, text('Attack ', code(attack))))
   side = 128 if len(truth) <= 4 else 92
@@ -163,11 +172,11 @@ def _pictures(result: AuditResult) -> blocks.Section:
   )
 
 
-def _who(defense: str, adaptive: str | None, first: bool, paired: bool) -> blocks.Cell:
+def _who(defense: blocks.Html, adaptive: str | None, first: bool, paired: bool) -> blocks.Cell:
   """Returns the cell that names a defense, where it comes first, and who attacks it, where there are several."""
   if not first:
     return blocks.Cell(f'adaptive: {adaptive}')
-  return blocks.Cell(code(defense), [f'adaptive: {adaptive}' if adaptive is not None else paired and 'non-adaptive'])
+  return blocks.Cell(defense, [f'adaptive: {adaptive}' if adaptive is not None else paired and 'non-adaptive'])
 
 
 def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
@@ -202,7 +211,7 @@ def _mean(summary: Mapping[str, Any], name: str, digits: int) -> blocks.Cell:
 def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.Section:
   """Returns the figures of all attackers, each with the PSNR of every run, and those of the controls."""
   config = result.config
-  scale = of_rows(result.rows)
+  scale, published = of_rows(result.rows), wording.published(result.methods)
   score, bound, (first, *others) = scale.score, scale.controls[0], scale.shown
   finite = [row[score] for row in [*result.rows, *result.controls] if row[score] is not None]
   finite = [one for one in finite if math.isfinite(one)]
@@ -211,7 +220,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   restarted = config.get('restarts', 1) > 1
   columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (first.title, first.unit)))]
   columns += [('every run', 'left'), *(one.title for one in others)]
-  columns += ['LPIPS'] * perceptual + [f'oracle\n{first.title}'] * restarted + ['not\nsolved', 'diverged']
+  columns += ['LPIPS'] * perceptual + [f'oracle\n{first.title}'] * restarted + ['inconclusive', 'diverged']
   runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', bound)
 
   def means(summary: cases.Summary, rows: Sequence[cases.Row], kind: str, oracle: str) -> list[Any]:
@@ -229,7 +238,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     of_verdict = f'{summary[cases.named(summary["verdict"])]} of {summary["n"]}'
     unfinished = summary['unfinished'] and f'{summary["unfinished"]} not converged'
     cells = [
-      _who(summary['defense'], summary['adaptive'], place == 0, paired),
+      _who(method(summary['defense'], published.get(summary['defense'])), summary['adaptive'], place == 0, paired),
       blocks.Cell(mark(summary['verdict']), [of_verdict, unfinished]),
       blocks.Cell(count(summary), [percent_range(summary), fully, own and f'above {own} {first.unit}'.strip()]),
       *means(summary, runs[cases.case(summary)], 'runs', number(summary[f'oracle_{score}'])),
@@ -267,26 +276,26 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     title = text('Attack ', code(attack), '' if usual is None else f': control {number(usual)} {first.unit}'.rstrip())
     bodies.append(blocks.Body(rows, text(title, f'; threat model {group[0]["tier"]}' if group[0]['tier'] else '')))
   note = blocks.Text(said('audit.figures', low=axis[0], high=axis[1], unit=f' {first.unit}'.rstrip()), 'note')
-  parts = [note, blocks.Table(columns, bodies), _more_figures(summaries)]
+  parts = [note, blocks.Table(columns, bodies), _more_figures(summaries, published)]
   return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
 
 
-def _more_figures(summaries: Sequence[cases.Summary]) -> blocks.Details:
+def _more_figures(summaries: Sequence[cases.Summary], published: Mapping[str, str]) -> blocks.Details:
   """Returns further figures of all attackers, folded away."""
   titles = [one.title for one in of_rows(summaries).further]
   columns: list[Any] = ['attack', ('defense', 'left'), *titles]
   columns += ['labels\nright', 'mean rank\nof the original', 'change of\nthe upload', 'entries\nsent']
   groups = cases.grouped(summaries, 'attack', 'defense').values()
-  rows = [_more(summary, len(group) > 1) for group in groups for summary in group]
+  rows = [_more(summary, len(group) > 1, published) for group in groups for summary in group]
   table = blocks.Table(columns, [blocks.Body(rows)], 'figures', 'More figures')
   listed = ', '.join(title.replace('\n', ' ') for title in [*titles, 'labels', 'what was sent'])
   return blocks.Details(f'More figures: {listed}', [table])
 
 
-def _more(summary: cases.Summary, paired: bool) -> blocks.Row:
+def _more(summary: cases.Summary, paired: bool, published: Mapping[str, str]) -> blocks.Row:
   """Returns the further figures of an attacker."""
   sent = '–' if summary['sent'] is None else f'{significant(100 * summary["sent"], 3)} %'
-  who = _who(summary['defense'], summary['adaptive'], True, paired)
+  who = _who(method(summary['defense'], published.get(summary['defense'])), summary['adaptive'], True, paired)
   return blocks.Row(
     [
       code(summary['attack']),
@@ -353,7 +362,7 @@ def _svg(kind: str, width: int, label: str, inside: str) -> blocks.Html:
   return blocks.Html(f'<svg class="{kind}" {shape} role="img" aria-label="{label}">{inside}</svg>')
 
 
-def _worst(worst: Sequence[dict]) -> blocks.Section:
+def _worst(worst: Sequence[dict], published: Mapping[str, str]) -> blocks.Section:
   """Returns what any attacker recovers under each defense."""
   adaptive = _adaptive(worst)
   columns: list[Any] = ['defense'] + (['non-adaptive', 'adaptive', 'any'] if adaptive else [])
@@ -371,7 +380,8 @@ def _worst(worst: Sequence[dict]) -> blocks.Section:
     by = text(*map(code, entry['by'])) or '–'
     counted = blocks.Cell(count(entry), [percent_range(entry)])
     flags = '; '.join(entry['flags']) or '–'
-    rows.append(blocks.Row([code(entry['defense']), *(counts if adaptive else []), counted, bar, by, flags]))
+    named = method(entry['defense'], published.get(entry['defense']))
+    rows.append(blocks.Row([named, *(counts if adaptive else []), counted, bar, by, flags]))
   return blocks.Section(
     'worst',
     'Worst case per defense',

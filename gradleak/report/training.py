@@ -20,7 +20,7 @@ from gradleak.report.frontier import (
   protects,
   undefended,
 )
-from gradleak.report.html import code, link
+from gradleak.report.html import code, link, method
 from gradleak.report.partition import partition_picture
 from gradleak.report.training_findings import Worst, measured, per_cent
 from gradleak.report.words import said
@@ -72,7 +72,7 @@ def write_training(
     [blocks.Text(' '.join(map(str, opening)), 'meaning'), blocks.Cautions(cautions)],
     [
       *pictures[:1],
-      _figures(found, worst, audits or {}),
+      _figures(found, worst, audits or {}, wording.published(methods or {})),
       *pictures[1:],
       blocks.Section(
         'settings', 'Settings', [*([blocks.Text(' '.join(settings))] if settings else []), page.every_setting(config)]
@@ -159,7 +159,9 @@ def _pictures(drawn: Mapping[str, bytes | None], found: Sequence[Entry], config:
   return sections
 
 
-def _figures(found: Sequence[Entry], worst: Worst, audits: Mapping[str, str]) -> blocks.Section:
+def _figures(
+  found: Sequence[Entry], worst: Worst, audits: Mapping[str, str], published: Mapping[str, str]
+) -> blocks.Section:
   """Returns the table of what each defense costs and hides, with links to the audits."""
   columns = ['defense', ('test\naccuracy', 'accuracy'), 'test\nloss', 'rounds', 'KiB up', 'KiB\ndown']
   columns += ['seconds\na round', 'defense\nadds, ms', ('ε', 'epsilon')]
@@ -171,7 +173,7 @@ def _figures(found: Sequence[Entry], worst: Worst, audits: Mapping[str, str]) ->
     before = None if base is None or base is one else base['bytes_up']
     sent = one['bytes_up']
     cells = [
-      code(one['defense']),
+      method(one['defense'], published.get(one['defense'])),
       blocks.Cell(percent(one['accuracy']), [beside(one, base), one['at_chance'] and 'at chance']),
       number(one['loss'], 3),
       str(one['rounds']),

@@ -38,6 +38,11 @@ def gallery(config: Mapping[str, Any]) -> str:
   return said('settings.gallery' if len(classes) == len(images) else 'settings.gallery_unlabelled', **values)
 
 
+def published(methods: Mapping[str, Any]) -> dict[str, str]:
+  """Returns {defense: what its source calls it, or ''}; `methods` is that of `citations`."""
+  return {label: each.get('published', '') for label, each in methods.get('defenses', {}).items()}
+
+
 def citations(methods: Mapping[str, Any]) -> list[str]:
   """Returns the citations of attacks, defenses and model, each once.
 

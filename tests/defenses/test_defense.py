@@ -261,6 +261,13 @@ def names(defense, context, rounds=4):
   return [adaptive.name for adaptive in found]
 
 
+def test_a_source_may_have_a_name_of_its_own_for_a_defense():
+  assert defenses.concealment().published == 'DCS²' and defenses.clip(norm=1).published == ''
+  both = defenses.chain(defenses.prune(rate=0.5), defenses.fragmentation(ratio=0.5))
+  assert both.published == 'prune+FFL' and facts(both, 1)['published'] == 'prune+FFL'
+  assert defenses.wrap(optax.identity(), 'upload', published='HIDE').published == 'HIDE'
+
+
 def test_a_users_own_noise_is_met_by_its_traits_alone(context):
   noise = defenses.Noise(lambda settings, context, count: 0.01)
   ours = names(defenses.gaussian(stddev=0.1), context)

@@ -52,7 +52,7 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   assert '| sparsifies | entries, which are sent as zeros |' in text
   assert '| `masked` | It compares only what was sent and is not zero. |' in text
   entry = next(one for one in extensions('facts').seen('prune') if one.side.startswith('honest'))
-  reached = ' | '.join(f'{count} of {entry.trials}' for count in entry.steps.values())
+  reached = ' | '.join(f'{count} of {entry.trials}' for count in entry.levels.values())
   assert f'| `{entry.defense}` | ' in text
   assert reached in text
 

@@ -71,6 +71,12 @@ def test_a_task_says_what_its_gallery_holds_or_that_it_is_of_an_earlier_version(
   )  # another gallery is another task
 
 
+def test_the_name_that_a_source_gives_comes_first(entries):
+  named = {name: {**one, 'published': 'OUR' * ('prune' in one['text'])} for name, one in entries.items()}
+  found = [row[0] for row in Page(render_leaderboard(named)).rows if row]
+  assert 'OUR (prune(rate=0.9))' in found and 'laplace(scale=0.1)' in found
+
+
 def test_false_alarms_stand_where_they_are_known(source, entries):
   assert 'alarms' not in source
   levels = [{'level': level, 'count': count} for level, count in zip(LEVELS, (0, 0, 1, 2), strict=True)]

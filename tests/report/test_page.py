@@ -228,6 +228,14 @@ def test_worst_case_tells_non_adaptive_adaptive_and_any(both, result, beside, pa
   assert rows['laplace(scale=0.1)'][5] == 'csdlg(tv=1e-4) · prior'
 
 
+def test_the_name_that_a_source_gives_comes_first(result):
+  known = {**result.methods['defenses']}
+  known['prune(rate=0.9)'] = {**known['prune(rate=0.9)'], 'published': 'OUR'}
+  rows = Page(report.render(replace(result, methods={**result.methods, 'defenses': known}))).rows
+  assert sum(row[:1] == ['OUR (prune(rate=0.9))'] for row in rows) >= 2
+  assert not any(row[:1] == ['prune(rate=0.9)'] for row in rows)
+
+
 def test_what_adaptive_attackers_do_is_said(both, beside, page):
   granted = section(beside, 'Adaptive attackers', 'The private images are from')
   for defense, sentences in both.adaptive_attacks.items():

@@ -70,7 +70,7 @@ def _one(observed: Tree) -> jax.Array:
 
 
 def _angle(noise: jax.Array, total: jax.Array) -> jax.Array:
-  """Returns 1 − √(1 − n), n the share of the noise, in the form that keeps the digits of a small n."""
+  """Returns 1 − √(1 − n), n the fraction of the noise, in the form that keeps the digits of a small n."""
   share = jnp.minimum(1.0, noise / jnp.maximum(total, 1e-30))
   return share / (1 + trees.safe_sqrt(1 - share))
 
@@ -172,7 +172,7 @@ class Comparison:
     form: 'whole' computes the simulated gradient, 'ghost' its products with itself and the observed one alone
       (`matching.ghost`), for the cosine distance: equal up to rounding, which leaves no digits below 1e-7. 'auto' takes
       the second where it spares a million entries, unless the optimizer compares values, as L-BFGS does.
-    partial: share of the largest entries of each tensor that are compared; None for all.
+    partial: fraction of the largest entries of each tensor that are compared; None for all.
   """
 
   distance: str | Callable[[Tree, Tree], jax.Array] = 'squared_euclidean'

@@ -167,7 +167,7 @@ def lbfgs(*, history: int = 100, armijo: float = 1e-4) -> ComparesValues:
 
   Args:
     history: number of pairs kept; 100 in DLG's published code.
-    armijo: required share of the decrease that the slope promises.
+    armijo: required fraction of the decrease that the slope promises.
 
   Returns:
     An optax transformation; `params + updates` is the next point to evaluate, not always the best so far. Its `update`

@@ -79,6 +79,7 @@ FORM = {
   'format': int,
   'defense': str,
   'text': str,
+  'published': str,
   'places': [str],
   'citations': [str],
   'task': {
@@ -126,7 +127,12 @@ def checked(entry: Any, where: str) -> dict[str, Any]:
   if not isinstance(entry, dict):
     raise errors.UsageError(f'{where} holds no entry of a leaderboard')
   if entry.get('format') == 1:
-    entry = entry | {side: _renewed(entry.get(side)) for side in ('honest', 'malicious')} | {'format': FORMAT}
+    entry = (
+      {'published': ''}
+      | entry
+      | {side: _renewed(entry.get(side)) for side in ('honest', 'malicious')}
+      | {'format': FORMAT}
+    )
   if entry.get('format') != FORMAT:
     raise errors.UsageError(
       f'{where} has the format {errors.shown(entry.get("format"))}, and this version of gradleak reads 1 and {FORMAT}'

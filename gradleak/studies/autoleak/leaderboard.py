@@ -90,7 +90,7 @@ def entries(
     entry = {
       **common,
       'defense': label,
-      **{fact: facts[fact] for fact in ('text', 'places', 'citations')},
+      **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations')},
       'candidates': rows[0]['candidates'],
       'honest': honest[label]['counts'],
       'malicious': malicious[label]['counts'] if malicious else None,

@@ -13,9 +13,9 @@ from gradleak.studies.captured.update import norm
 
 ROUND = 2e-5  # relative distance within which a norm equals a number of at most two digits
 ALIKE = 0.9  # correlation from which an update looks like the weights themselves
-MANY = 0.9  # share of zeros, in whole rows and columns of a tensor, that is worth a word
-LOST = 0.01  # share of values with fewer digits than their type, that is worth a word
-SCATTERED = 0.02  # share of zeros that stand alone, neither in a row nor in a column of zeros
+MANY = 0.9  # fraction of zeros, in whole rows and columns of a tensor, that is worth a word
+LOST = 0.01  # fraction of values with fewer digits than their type, that is worth a word
+SCATTERED = 0.02  # fraction of zeros that stand alone, neither in a row nor in a column of zeros
 
 
 def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
@@ -104,7 +104,7 @@ def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
 
 
 def _scattered(array: np.ndarray) -> float:
-  """Returns the share of entries that are zero, in a row and a column that hold something else."""
+  """Returns the fraction of entries that are zero, in a row and a column that hold something else."""
   if array.ndim < 2:
     return 0.0
   empty = (array == 0).reshape(-1, array.shape[-1])
