@@ -12,6 +12,7 @@ from gradleak.registry import parse
 from gradleak.report.compare import Comparison, compare
 from gradleak.studies.autoleak import AutoLeak, autoleak
 from gradleak.studies.captured import Captured, CapturedSettings, attack, read_update, read_weights
+from gradleak.studies.epsilon import EpsilonAudit, EpsilonSettings, audit_epsilon
 from gradleak.studies.frontier import Frontier, FrontierSettings, frontier
 from gradleak.studies.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.threat import Knowledge, Observation
@@ -25,6 +26,8 @@ __all__ = [
   'Client',
   'ClientSettings',
   'Comparison',
+  'EpsilonAudit',
+  'EpsilonSettings',
   'Frontier',
   'FrontierSettings',
   'Inspection',
@@ -40,6 +43,7 @@ __all__ = [
   'attack',
   'attacks',
   'audit',
+  'audit_epsilon',
   'autoleak',
   'compare',
   'configure',

@@ -12,6 +12,7 @@ from typing import Any
 PROGRAMS = {
   'audit': 'what one client update leaks, with and without defenses',
   'autoleak': 'the standard evaluation: a fixed ensemble of attacks, worst case per image',
+  'epsilon': 'a lower bound on ε from uploads, beside the ε that a defense states',
   'leaderboard': 'entries of defenses, and the page that compares them',
   'attack': 'an update that you captured',
   'sensitivity': 'which assumption of published attacks protects you',

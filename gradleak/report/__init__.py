@@ -10,6 +10,7 @@ from gradleak.report.autoleak import autoleak_table, render_autoleak, write_auto
 from gradleak.report.borders import border_picture
 from gradleak.report.captured import captured_grid, captured_table, render_captured, write_captured
 from gradleak.report.descent import curves
+from gradleak.report.epsilon import epsilon_csv, epsilon_table, write_epsilon
 from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table
 from gradleak.report.leaderboard import render_leaderboard, write_leaderboard
 from gradleak.report.page import render, write_audit
@@ -28,6 +29,7 @@ from gradleak.report.terminal import terminal_table
 from gradleak.report.training import write_frontier, write_training
 from gradleak.studies.autoleak import AutoLeak
 from gradleak.studies.captured import Captured
+from gradleak.studies.epsilon import EpsilonAudit
 from gradleak.studies.frontier import Frontier
 from gradleak.studies.sensitivity import Sensitivity
 from gradleak.summary.cases import summarise, summary_csv, worst_case, worst_case_of
@@ -42,6 +44,8 @@ __all__ = [
   'curves',
   'data_uri',
   'entries',
+  'epsilon_csv',
+  'epsilon_table',
   'frontier',
   'frontier_csv',
   'frontier_table',
@@ -68,19 +72,21 @@ __all__ = [
   'write',
   'write_autoleak',
   'write_captured',
+  'write_epsilon',
   'write_leaderboard',
   'write_training',
 ]
 
 
 def write(
-  result: AuditResult | AutoLeak | Frontier | Captured | Sensitivity | str | os.PathLike, folder: Any = None
+  result: AuditResult | AutoLeak | Frontier | Captured | Sensitivity | EpsilonAudit | str | os.PathLike,
+  folder: Any = None,
 ) -> None:
   """Writes the page, pictures and tables of a result, each file whole or not at all.
 
   Args:
-    result: an `AuditResult`, an `AutoLeak`, a `Frontier`, a `Captured` or a `Sensitivity`; or the work directory of
-      a finished audit, see `load`.
+    result: an `AuditResult`, an `AutoLeak`, a `Frontier`, a `Captured`, a `Sensitivity` or an `EpsilonAudit`; or
+      the work directory of a finished audit, see `load`.
     folder: a path, made if it does not exist; by default the work directory.
 
   Raises:
@@ -92,5 +98,5 @@ def write(
   if folder is None:
     raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
   writers: dict[type, Any] = {Frontier: write_frontier, Captured: write_captured, Sensitivity: write_sensitivity}
-  writers |= {AutoLeak: write_autoleak, object: write_audit}
+  writers |= {EpsilonAudit: write_epsilon, AutoLeak: write_autoleak, object: write_audit}
   next(write for kind, write in writers.items() if isinstance(result, kind))(result, folder)

@@ -1,0 +1,433 @@
+"""ε from below: what uploads of neighbouring data sets show of a defense's ε, beside the ε that it states.
+
+    neighbours D, D' ─► many uploads of each ─► a score ─► rates ─► lower bound on ε ─► verdict
+
+A bound on ε from uploads holds with a confidence. A defense whose bound exceeds the ε that it states, in the same
+relation and at the same δ, does not keep what it states: it is 'broken'. Verdicts are computed from rows by `verdict`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from gradleak.audit.labelled import named_defenses
+from gradleak.core import errors, settings, trees
+from gradleak.core.locks import alone
+from gradleak.core.settings import setting
+from gradleak.core.storage import Workdir, folder_name
+from gradleak.defenses import Context, Defense, bind, differential_privacy, guarantees
+from gradleak.defenses.defense import norm_bound
+from gradleak.defenses.differential_privacy import ACCOUNTANTS, Epsilon
+from gradleak.engine.progress import end, note, reporter
+from gradleak.federated.client import Client
+from gradleak.federated.scenario import Scenario
+from gradleak.modalities import IMAGES
+from gradleak.models import Model
+from gradleak.studies.epsilon.bounds import Measured, distinguished, one_run
+
+__all__ = ['EpsilonAudit', 'EpsilonSettings', 'Measured', 'audit_epsilon', 'measure', 'release_scores', 'verdict']
+
+RELATIONS = ('replace one', 'replace by zeros')  # those of uploads, whose receiver sees who sends
+BROKEN, CONSISTENT, UNSTATED = 'broken', 'consistent', 'no stated ε'
+# Method of a row -> whether it assumes Gaussian DP.
+METHODS = {'distinguishing': False, 'distinguishing, Gaussian DP': True}
+ONE_RUN = 'one run'
+_PAIRS = 16  # uploads of either data set under one key, whose difference is the direction of the score
+_DIMENSION = 8  # of the canary's update
+_FAR = 1e4  # norm of a canary's contribution, in units of the clip
+_ENTRIES = 2**21  # of the uploads that are made at once
+_LOOKED_AT = 64  # own contributions among which the farthest pair is looked for
+
+Release = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsilonSettings:
+  """How an ε is measured; each is an argument of `audit_epsilon` and a flag of launch/epsilon.py."""
+
+  relation: str = setting(
+    'replace one', "Which data sets are neighbours: 'replace one' or 'replace by zeros'.", choices=RELATIONS
+  )
+  delta: float = setting(1e-5, 'δ of every ε.', low=1e-300, high=1 - 1e-12)
+  accountant: str = setting('pld', 'Accountant of the stated ε: pld (tighter) or rdp.', choices=ACCOUNTANTS)
+  neighbours: str = setting(
+    'canary',
+    'canary: the worst case, contributions far beyond the clip; own: the farthest pair of the private samples.',
+    choices=('canary', 'own'),
+  )
+  uploads: int = setting(20_000, 'Uploads of either data set; half of them choose the threshold.', low=8, integer=True)
+  rounds: int = setting(1, 'Uploads of the same contribution that are seen together.', low=1, integer=True)
+  samples: int = setting(1, 'Examples behind an upload.', low=1, integer=True)
+  canaries: int = setting(
+    1000, 'Canaries of the audit in one run, of an ε per example; 0 for none.', low=0, integer=True
+  )
+  confidence: float = setting(0.95, 'Confidence of every bound.', low=0.5, high=1 - 1e-9)
+
+
+class EpsilonAudit(NamedTuple):
+  """What was measured beside what is stated.
+
+  Attributes:
+    rows: one per defense, unit and method, plain JSON. 'stated' is ε, None where none is stated. 'relation', 'unit',
+      'published', 'delta' and 'accountant' are what both are relative to. 'measured' is the lower bound, with
+      'confidence'; the other columns are the fields of `Measured`, the settings, and 'verdict'.
+    config: what identifies the run, plain JSON.
+  """
+
+  rows: list[dict[str, Any]]
+  config: dict[str, Any]
+
+
+def verdict(stated: float | None, measured: float) -> str:
+  """Returns 'broken' if a lower bound on ε exceeds what is stated, 'consistent' if not, 'no stated ε' for None."""
+  if stated is None or math.isinf(stated):
+    return UNSTATED
+  return BROKEN if measured > stated else CONSISTENT
+
+
+def release_scores(key: jax.Array, release: Release, uploads: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns scores (of uploads of the first data set, of the second one), float64 [uploads] each.
+
+  The score is the linear discriminant, the logarithm of the likelihood ratio of two Gaussians with one covariance. Each
+  of R rounds is projected onto the difference of the means. It is computed under common keys, in which additive noise
+  cancels. The weights of the rounds are fitted to the first half of the uploads, so that a bound on the second half
+  holds.
+
+  Args:
+    key: a typed key; all uploads are independent.
+    release: (key, whether of the first data set: a boolean scalar) -> what one run sends, floats [R, D]; traceable.
+    uploads: of each data set, ≥ 8.
+  """
+  pairing, first, second = jax.random.split(errors.check_key('key', key), 3)
+  yes, no = jnp.asarray(True), jnp.asarray(False)
+  keys = jax.random.split(pairing, _PAIRS)
+  apart = jax.jit(lambda: jnp.mean(jax.lax.map(lambda one: release(one, yes) - release(one, no), keys), axis=0))()
+  lengths = jnp.linalg.norm(apart, axis=1, keepdims=True)
+  directions = apart / jnp.where(lengths > 0, lengths, 1.0)
+  at_once = max(1, min(uploads, _ENTRIES // max(1, apart.size)))
+
+  @jax.jit
+  def projected(keys: jax.Array, inside: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda one: jnp.sum(release(one, inside) * directions, axis=1), keys, batch_size=at_once)
+
+  sides = [
+    np.asarray(projected(jax.random.split(one, uploads), which), np.float64)
+    for one, which in ((first, yes), (second, no))
+  ]
+  fitted = [side[: uploads // 2] for side in sides]
+  covariance = sum(np.cov(side, rowvar=False).reshape(len(apart), -1) for side in fitted) / 2
+  ridge = 1e-9 * np.trace(covariance) / len(apart) + np.finfo(np.float32).tiny
+  means = [side.mean(axis=0) for side in fitted]
+  weights = np.linalg.solve(covariance + ridge * np.eye(len(apart)), means[0] - means[1])
+  weights /= np.abs(weights).max() or 1.0
+  return sides[0] @ weights, sides[1] @ weights
+
+
+def measure(
+  key: jax.Array,
+  release: Release,
+  *,
+  delta: float,
+  uploads: int = 20_000,
+  confidence: float = 0.95,
+  statistic: Callable[[jax.Array], jax.Array] | None = None,
+) -> dict[str, Measured]:
+  """Returns {method: lower bound on the ε of any function that releases something}, by `distinguished`.
+
+  Args:
+    key, release, uploads: as in `release_scores`.
+    delta: δ.
+    confidence: of each bound.
+    statistic: what one run sends, floats [R, D] -> its score, such as a known logarithm of the likelihood ratio; by
+      default it is fitted.
+  """
+  if statistic is not None:
+    known = statistic
+    scores = _known_scores(key, lambda one, inside: known(release(one, inside)), uploads)
+  else:
+    scores = release_scores(key, release, uploads)
+  return {
+    name: distinguished(*scores, delta=delta, confidence=confidence, gaussian=gaussian)
+    for name, gaussian in METHODS.items()
+  }
+
+
+def _known_scores(key: jax.Array, scored: Release, uploads: int) -> tuple[np.ndarray, np.ndarray]:
+  sides = zip(jax.random.split(errors.check_key('key', key)), (True, False), strict=True)
+  return tuple(  # type: ignore[return-value]
+    np.asarray(jax.jit(jax.vmap(scored, (0, None)))(jax.random.split(one, uploads), jnp.asarray(inside)))
+    for one, inside in sides
+  )
+
+
+def audit_epsilon(
+  key: Any,
+  scenario: Scenario,
+  defenses: Any,
+  *,
+  stated: Mapping[str, Epsilon] | None = None,
+  settings: EpsilonSettings | None = None,
+  workdir: Any = None,
+  progress: str = 'auto',
+  **changes: Any,
+) -> EpsilonAudit:
+  """Measures ε from below for each defense, and compares it with the ε that the defense states.
+
+  The canary is the worst case: a linear model whose gradient is the sample itself, in the scenario's client. Its sample
+  is 10⁴ times as long as the clip. Its neighbour is the opposite one, or zeros. With neighbours='own' the scenario's
+  model and samples are used, whose gradients may be short of the clip, or point alike.
+
+  An ε per example is also measured in one run: each of many orthogonal canaries, or its neighbour, is in by a coin.
+
+  Args:
+    key: a typed JAX key; the same key and settings give the same rows.
+    scenario: see `gradleak.scenario`.
+    defenses: as `gradleak.audit` takes them.
+    stated: label of a defense -> the `Epsilon` that is claimed for it, in place of that of its `Mechanism`s.
+    settings: `EpsilonSettings`.
+    workdir: a folder; a defense that is complete there is not measured again.
+    progress: 'auto', 'bar', 'lines' or 'none'.
+    **changes: fields of `EpsilonSettings`.
+
+  Returns:
+    An `EpsilonAudit`. By chance, a correct mechanism is 'broken' in at most one minus the confidence of its rows.
+
+  Raises:
+    UsageError: for settings that cannot be run; for a claim in another relation or at another δ.
+  """
+  key, chosen = errors.check_key('key', key, traced=False), _chosen(settings, changes)
+  errors.check_instance('scenario', scenario, Scenario, 'what gradleak.scenario(…) returns')
+  named, claims = named_defenses(defenses), dict(stated or {})
+  for label, claim in claims.items():
+    errors.check_choice('defense', label, [one.label for one in named])
+    _check_claim(label, claim, chosen)
+  config = {
+    **scenario.settings,
+    **dataclasses.asdict(chosen),
+    'defenses': [one.label for one in named],
+    'defense_texts': {one.label: f'{one.method}; {claims.get(one.label, "")}' for one in named},
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
+  }
+  show, rows = reporter(progress), []
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, config, {}, grows={'defenses': 'defense_texts'})
+    try:
+      for number, (label, defense) in enumerate(named):
+        part = None if store is None else store.load_part(folder_name(number, label))
+        if part is None:
+          note(show, f'{label}, {number + 1} of {len(named)}: {chosen.uploads:,} uploads of either data set')
+          found = _rows(key, scenario, label, defense, claims.get(label), chosen)
+          if store is not None:
+            store.save_part(folder_name(number, label), found, {})
+        rows += found if part is None else part[0]
+    finally:
+      end(show)
+  return EpsilonAudit(rows, config)
+
+
+def _chosen(given: EpsilonSettings | None, changes: dict) -> EpsilonSettings:
+  made = settings.replaced(EpsilonSettings() if given is None else given, 'gradleak.audit_epsilon', **changes)
+  settings.check(errors.check_instance('settings', made, EpsilonSettings, 'EpsilonSettings'))
+  if made.neighbours == 'own' and made.relation != RELATIONS[0]:
+    raise errors.UsageError(
+      f"neighbours are 'own' in the relation {made.relation!r}, and no sample is known whose gradient is zero: choose "
+      "'replace one', or neighbours='canary'"
+    )
+  return made
+
+
+def _check_claim(label: str, claim: Any, chosen: EpsilonSettings) -> None:
+  errors.check_instance(f'the ε of {label!r}', claim, Epsilon, 'an Epsilon of defenses.differential_privacy')
+  wanted = chosen.relation, chosen.delta
+  if (claim.relation, claim.delta) != wanted:
+    raise errors.UsageError(
+      f'the ε of {label!r} is stated for {claim.relation!r} at δ = {claim.delta:g}, and measured for {wanted[0]!r} at '
+      f'δ = {wanted[1]:g}: give both the same'
+    )
+
+
+def stated_of(defense: Defense, client: Client, chosen: EpsilonSettings) -> list[Epsilon]:
+  """Returns what a defense states of so many uploads: for each unit the least ε; nothing without a `Mechanism`."""
+  epochs = client.epochs if client.share == 'delta' else 1
+  least: dict[str, Epsilon] = {}
+  for mechanism in guarantees.mechanisms(defense, epochs):
+    found = differential_privacy.of_upload(
+      mechanism, chosen.relation, uploads=chosen.rounds, delta=chosen.delta, accountant=chosen.accountant
+    )
+    if found.unit not in least or found.value < least[found.unit].value:
+      least[found.unit] = found
+  return list(least.values())
+
+
+def _rows(
+  key: jax.Array, scenario: Scenario, label: str, defense: Defense, claim: Epsilon | None, chosen: EpsilonSettings
+) -> list[dict[str, Any]]:
+  """Returns the rows of a defense, one per unit and method."""
+  stated = [claim] if claim is not None else stated_of(defense, scenario.client, chosen)
+  published = 'one upload' if chosen.rounds == 1 else 'all uploads'
+  rows = []
+  for one in stated or [Epsilon(math.inf, chosen.relation, 'client', published, delta=chosen.delta)]:
+    key_of = jax.random.fold_in(key, ('client', 'example').index(one.unit))
+    release = (_canary if chosen.neighbours == 'canary' else _own)(scenario, defense, one.unit, chosen)
+    found = measure(key_of, release, delta=chosen.delta, uploads=chosen.uploads, confidence=chosen.confidence)
+    if claim is not None or not stated:  # nobody states that this mechanism is Gaussian
+      found = {method: measured for method, measured in found.items() if not METHODS[method]}
+    if one.unit == 'example' and chosen.neighbours == 'canary' and chosen.canaries:
+      found[ONE_RUN] = _in_one_run(jax.random.fold_in(key_of, 1), scenario, defense, chosen)
+    rows += [_row(label, one, method, measured, chosen) for method, measured in found.items()]
+  return rows
+
+
+def _row(label: str, stated: Epsilon, method: str, measured: Measured, chosen: EpsilonSettings) -> dict[str, Any]:
+  value = stated.value if math.isfinite(stated.value) else None
+  return {
+    'defense': label,
+    'relation': stated.relation,
+    'unit': stated.unit,
+    'published': stated.published,
+    'delta': stated.delta,
+    'stated': value,
+    'accountant': None if value is None else stated.accountant,
+    'measured': measured.epsilon,
+    'confidence': chosen.confidence,
+    'method': method,
+    'assumes': 'Gaussian DP' if METHODS.get(method) else '',
+    'neighbours': chosen.neighbours,
+    'rounds': chosen.rounds,
+    **{name: found for name, found in measured._asdict().items() if name != 'epsilon'},
+    'verdict': verdict(value, measured.epsilon),
+  }
+
+
+def _probe_init(key: jax.Array, image_shape: Sequence[int]) -> dict[str, Any]:
+  del key
+  return {'params': {'weight': jnp.zeros(image_shape, jnp.float32)}, 'round': {'sign': jnp.ones((), jnp.float32)}}
+
+
+def _probe_apply(variables: Any, images: jax.Array, train: bool = False, key: Any = None) -> tuple[jax.Array, dict]:
+  del train, key
+  weight = variables['params']['weight'] * variables['round']['sign']
+  value = jnp.sum(images * weight[None], axis=(1, 2, 3))
+  return jnp.stack([value, -value], axis=1), {}
+
+
+def _probe_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  del labels
+  return logits[:, 0]
+
+
+PROBE = Model('canary', _probe_init, _probe_apply)  # the gradient of a sample is the sample, times the round's sign
+
+
+def _probed(scenario: Scenario, defense: Defense, size: int) -> tuple[Client, dict[str, Any], float]:
+  """Returns (the scenario's client with the model of canaries under a defense, variables, the norm of a canary)."""
+  bare = dataclasses.replace(
+    scenario.client.undefended(),
+    model=PROBE,
+    loss=_probe_loss,
+    num_classes=2,
+    augment=None,
+    precision='float32',
+    frozen=(),
+    cohort=1,
+    modality=IMAGES,
+  )
+  variables = _probe_init(jax.random.key(0), (size, 1, 1))
+  try:
+    client = bind(defense, Context(bare, variables, (size, 1, 1))).client(bare)
+  except errors.UsageError as error:
+    raise errors.UsageError(f"{error} (the canary's model has none: choose neighbours='own')") from error
+  finite = [bound for stage in defense.stages if math.isfinite(bound := norm_bound(stage))]
+  return client, variables, _FAR * max(finite, default=1.0)
+
+
+def _sent(client: Client, variables: Any, key: jax.Array, images: jax.Array, labels: jax.Array, rounds: int) -> Any:
+  """Returns what a client sends in its rounds, floats [R, D]; the sign of a canary alternates between rounds."""
+  state, found = None, []
+  for number in range(rounds):
+    sign = {'round': {'sign': jnp.float32((-1) ** number)}} if client.model is PROBE else {}
+    one = jax.random.fold_in(key, number)
+    upload, state, _ = client.participate(one, {**variables, **sign}, images, labels, None, state)
+    found.append(ravel_pytree(upload.update)[0])
+  return jnp.stack(found)
+
+
+def _canary(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSettings) -> Release:
+  """Returns the release of a canary and of its neighbour; other samples contribute zeros, of either unit."""
+  del unit
+  client, variables, norm = _probed(scenario, defense, _DIMENSION)
+  others = jnp.zeros((chosen.samples - 1, _DIMENSION, 1, 1), jnp.float32)
+  canary = jnp.full((1, _DIMENSION, 1, 1), norm * chosen.samples / math.sqrt(_DIMENSION), jnp.float32)
+  neighbour = -canary if chosen.relation == RELATIONS[0] else jnp.zeros_like(canary)
+  labels = jnp.zeros(chosen.samples, jnp.int32)
+
+  def release(key: jax.Array, inside: jax.Array) -> jax.Array:
+    images = jnp.concatenate([jnp.where(inside, canary, neighbour), others])
+    return _sent(client, variables, key, images, labels, chosen.rounds)
+
+  return release
+
+
+def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSettings) -> Release:
+  """Returns the release of the two own contributions that are farthest apart, after clipping."""
+  size = chosen.samples
+  each = size if unit == 'client' else 1
+  count = min(_LOOKED_AT, len(scenario.images) // each)
+  if count < 2 or len(scenario.images) < size + 1:
+    raise errors.UsageError(
+      f'there are {len(scenario.images)} private samples, too few for two neighbours of {size}: give more'
+    )
+  images, labels = jnp.asarray(scenario.images), jnp.asarray(scenario.labels)
+  bound = min(map(norm_bound, defense.stages), default=math.inf)
+
+  @jax.jit
+  def contributions() -> jax.Array:
+    batches = [x[: count * each].reshape(count, each, *x.shape[1:]) for x in (images, labels)]
+    return jax.lax.map(
+      lambda one: ravel_pytree(trees.clip(scenario.client.gradient(scenario.variables, *one), bound))[0], batches
+    )
+
+  vectors = np.asarray(contributions(), np.float64)
+  squares = (vectors**2).sum(axis=1)
+  distances = squares[:, None] + squares[None] - 2 * vectors @ vectors.T
+  first, second = (int(i) for i in np.unravel_index(np.argmax(distances), distances.shape))
+  places = [np.arange(one * each, (one + 1) * each) for one in (first, second)]
+  if unit == 'example':
+    rest = np.setdiff1d(np.arange(len(images)), np.concatenate(places))[: size - 1]
+    places = [np.concatenate([one, rest]) for one in places]
+  if len({len(one) for one in places} | {size}) > 1:
+    raise errors.UsageError(f'{len(images)} private samples are too few for a batch of {size} beside two neighbours')
+  client = bind(defense, scenario.context).client(scenario.client)
+  (one, other), (its, others) = ([part[place] for place in places] for part in (images, labels))
+
+  def release(key: jax.Array, inside: jax.Array) -> jax.Array:
+    batch = jnp.where(inside, one, other), jnp.where(inside, its, others)
+    return _sent(client, scenario.variables, key, *batch, chosen.rounds)
+
+  return release
+
+
+def _in_one_run(key: jax.Array, scenario: Scenario, defense: Defense, chosen: EpsilonSettings) -> Measured:
+  """Returns the bound by one upload, or one series of them, with many canaries; each has a coordinate of its own."""
+  count = chosen.canaries
+  client, variables, norm = _probed(scenario, defense, count)
+  axes, labels = norm * count * jnp.eye(count, dtype=jnp.float32)[:, :, None, None], jnp.zeros(count, jnp.int32)
+  absent = -1.0 if chosen.relation == RELATIONS[0] else 0.0
+
+  @jax.jit
+  def sent(key: jax.Array, coins: jax.Array) -> jax.Array:
+    images = jnp.where(coins, 1.0, absent)[:, None, None, None] * axes
+    return _sent(client, variables, key, images, labels, chosen.rounds)
+
+  flipping, noise, pairing = jax.random.split(key, 3)
+  coins = jax.random.bernoulli(flipping, 0.5, (count,))
+  apart = sent(pairing, jnp.ones(count, bool)) - sent(pairing, jnp.zeros(count, bool))  # under one key noise cancels
+  middle = (1 + absent) / 2 * apart  # between one that is in and its neighbour
+  scores = jnp.sum((sent(noise, coins) - middle) * apart, axis=0)
+  return one_run(scores, coins, delta=chosen.delta, confidence=chosen.confidence)

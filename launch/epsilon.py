@@ -1,0 +1,65 @@
+r"""Measures ε from below: how well uploads of neighbouring data sets are told apart, beside the stated ε.
+
+    python launch/epsilon.py --defenses='client_dp(norm=1,noise=1.2);dpsgd(norm=1,noise=1.2)' --workdir=results/epsilon
+    python launch/epsilon.py --neighbours=own --samples=4 --uploads=2000 --defenses='dpsgd(norm=1,noise=1)'
+
+A defense whose lower bound exceeds its ε, in the same relation and at the same δ, does not keep what it states. By
+default the neighbours are canaries, the worst case. A run that was stopped goes on when the same command is given
+again.
+"""
+
+import jax
+
+import gradleak as gl
+from gradleak import registry, report
+from launch import _program
+from launch._flags import Flags
+
+_GIVEN = Flags()
+with _program.group('client and model'):
+  _GIVEN.shared('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', 'model', 'init', 'weights')
+  _GIVEN.shared('limit', limit=(64, 'Private samples that are read.'))
+  _GIVEN.settings(gl.ClientSettings)
+with _program.group('defenses'):
+  _GIVEN.shared('defenses', defenses='client_dp(norm=1,noise=1.2);dpsgd(norm=1,noise=1.2)')
+with _program.group('measurement'):
+  _GIVEN.settings(gl.EpsilonSettings)
+with _program.group('run'):
+  _GIVEN.shared('seed', 'workdir', 'compilation_cache', 'progress')
+
+
+def main(argv):
+  """Runs what the flags describe and prints its table."""
+  del argv
+  _GIVEN.configure()
+  defenses = registry.defenses(_GIVEN.defenses)
+  _program.say(f'reading {_GIVEN.dataset} …')
+  data = _GIVEN.read(_GIVEN.split)
+  key = jax.random.key(_GIVEN.seed)
+  model = gl.models.create(_GIVEN.model, data.num_classes, init=_GIVEN.init)
+  variables = _GIVEN.variables(model, data.images.shape[1:], (data.images, data.labels), 'private')
+  scenario = gl.scenario(
+    model,
+    data.images,
+    data.labels,
+    **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
+    num_classes=data.num_classes,
+    dataset=data.name,
+    client=_GIVEN.client(),
+    notes={'split': data.split, **_GIVEN.weights_described(), 'seed': _GIVEN.seed},
+  )
+  found = gl.audit_epsilon(
+    jax.random.fold_in(key, 1),
+    scenario,
+    defenses,
+    settings=_GIVEN.made(gl.EpsilonSettings),
+    workdir=_GIVEN.workdir,
+    progress=_GIVEN.progress,
+  )
+  if _GIVEN.workdir is not None:
+    report.write(found, _GIVEN.workdir)
+  print(report.epsilon_table(found))
+
+
+if __name__ == '__main__':
+  _program.run(main)
