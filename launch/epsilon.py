@@ -1,4 +1,4 @@
-r"""Measures ε from below: how well uploads of neighbouring data sets are told apart, beside the stated ε.
+r"""Measures ε from below: how well uploads distinguish neighbouring data sets, beside the stated ε.
 
     python launch/epsilon.py --defenses='client_dp(norm=1,noise=1.2);dpsgd(norm=1,noise=1.2)' --workdir=results/epsilon
     python launch/epsilon.py --neighbours=own --samples=4 --uploads=2000 --defenses='dpsgd(norm=1,noise=1)'

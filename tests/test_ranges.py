@@ -38,6 +38,8 @@ TRAP = {'variant': 'mirrored|independent|both|soliton_free|soliton_data|qbi', 's
 SPENT = {'delta': 'float [1e-300, 0.999999999999]', 'accountant': 'rdp|pld'}
 SAMPLED = {**SPENT, 'sampling_rate': 'float [1e-12, 1]'}
 SLICED = {'stddev': WEIGHT, 'ratio': FRACTION, 'num_slices': COUNT}
+BOUND = {'delta': 'float [0, 1]', 'confidence': 'float [1e-09, 0.999999999]'}
+GUESSED = {'canaries': COUNT, 'guesses': NATURAL, 'correct': NATURAL}
 MATRIX = {'rule': 'band|below', 'layout': 'columns|rows'}
 CONCEALED = dict.fromkeys(('dissimilarity', 'latent', 'learning_rate', 'tolerance', 'margin'), WEIGHT)
 PARTY = dict.fromkeys(('learning_rate', 'tv', 'decorrelation', 'temperature', 'negentropy'), UNBOUNDED)
@@ -145,6 +147,12 @@ RANGES = {
   'servers.imprint.imprint_server': IMPRINT,
   'servers.trap.trap': TRAP,
   'servers.trap.trap_server': TRAP,
+  'studies.epsilon.bounds.distinguished': BOUND,
+  'studies.epsilon.bounds.gaussian_delta': {'mu': WEIGHT, 'epsilon': WEIGHT},
+  'studies.epsilon.bounds.gaussian_epsilon': {'mu': WEIGHT, 'delta': FRACTION},
+  'studies.epsilon.bounds.one_run': BOUND,
+  'studies.epsilon.bounds.one_run_epsilon': {**GUESSED, **BOUND},
+  'studies.epsilon.bounds.one_run_p_value': {**GUESSED, 'epsilon': WEIGHT, 'delta': FRACTION},
 }  # fmt: skip
 # Their factories check several settings together, in tests of their own.
 TOGETHER = {

@@ -2,8 +2,8 @@
 
     neighbours D, D' ─► many uploads of each ─► a score ─► rates ─► lower bound on ε ─► verdict
 
-A bound on ε from uploads holds with a confidence. A defense whose bound exceeds the ε that it states, in the same
-relation and at the same δ, does not keep what it states: it is 'broken'. Verdicts are computed from rows by `verdict`.
+A bound on ε from uploads holds with a confidence. A defense is 'broken' if its bound exceeds the ε that it states, in
+the same relation and at the same δ. `verdict` computes this from the figures of a row.
 """
 
 import dataclasses

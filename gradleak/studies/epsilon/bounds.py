@@ -1,6 +1,6 @@
 """Lower bounds on ε from what was observed: numbers in, numbers out.
 
-Two data sets are told apart by many uploads (`distinguished`), or many examples by one upload (`one_run`). Every bound
+Many uploads distinguish two data sets (`distinguished`), or one upload many examples (`one_run`). Every bound
 holds with a stated confidence, for any mechanism; `gaussian=True` names the one assumption that there is.
 """
 
@@ -113,8 +113,9 @@ def distinguished(
   chosen, kept = zip(*halves, strict=True)
   candidates = _thresholds(np.concatenate(chosen))
   careful = 1 - (1 - confidence) / len(candidates)  # all at once: else a few lucky uploads in a tail would choose it
-  threshold = float(candidates[np.argmax(_bounds(*chosen, candidates, delta, careful, gaussian)[0])])
-  bound, low, high = (float(one[0]) for one in _bounds(*kept, np.asarray([threshold]), delta, confidence, gaussian))
+  threshold = float(candidates[np.argmax(_bounds(chosen[0], chosen[1], candidates, delta, careful, gaussian)[0])])
+  found = _bounds(kept[0], kept[1], np.asarray([threshold]), delta, confidence, gaussian)
+  bound, low, high = (float(one[0]) for one in found)
   tpr, fpr = (float((one >= threshold).mean()) for one in kept)
   return Measured(max(0.0, bound), min(map(len, kept)), threshold, tpr, fpr, low, high)
 
