@@ -48,7 +48,8 @@ napoleon_use_ivar = True
 INTERNAL = '|'.join(
   [
     *(r'attacks\.matching(?:\.\w+)?', r'core\.\w+', 'defenses.defense', 'federated.inspection', 'metrics.revealed'),
-    *('studies.captured.inversion', 'studies.frontier', 'studies.sensitivity.assumptions'),
+    *('defenses.differential_privacy', 'studies.captured.inversion', 'studies.frontier'),
+    'studies.sensitivity.assumptions',
   ]
 )
 nitpick_ignore_regex = [('py:.*', r'(?!gradleak\.).*'), ('py:class', rf'gradleak\.({INTERNAL})\.\w+')]

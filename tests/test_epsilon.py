@@ -220,12 +220,13 @@ def test_correct_mechanisms_are_consistent(scenario):
 @pytest.mark.parametrize('relation', study.RELATIONS)
 @pytest.mark.parametrize('e', NOISE)
 def test_correct_mechanisms_at_length(scenario, e, relation):
-  given = {name: make(norm=2.0, noise=NOISE[e]) for name, make in FACTORIES.items()}
-  given['clip+gaussian'] = gl.parse(f'clip(norm=2)+gaussian(stddev={2 * NOISE[e]})')
-  rows = audited(scenario, given, relation=relation, uploads=100_000, samples=2, confidence=SURE)
+  noise = NOISE[e] / {'replace one': 1, 'replace by zeros': 2}[relation]
+  given = {name: make(norm=2.0, noise=noise) for name, make in FACTORIES.items()}
+  given['clip+gaussian'] = gl.parse(f'clip(norm=2)+gaussian(stddev={2 * noise})')
+  rows = audited(scenario, given, relation=relation, uploads=100_000, samples=2, confidence=SURE, canaries=0)
   assert set(verdicts(rows).values()) == {'consistent'}
-  assert all(row['measured'] > 0.8 * row['stated'] for (_, method), row in rows.items() if method == GAUSSIAN)
-  assert all(row['measured'] > 0.08 * row['stated'] for row in rows.values())
+  assert all(row['measured'] > 0.7 * row['stated'] for (_, method), row in rows.items() if method == GAUSSIAN)
+  assert all(row['measured'] > 0.1 * row['stated'] for (_, method), row in rows.items() if method == ANY)
 
 
 def test_replacement_by_zeros_and_rounds(scenario):
