@@ -155,6 +155,24 @@ def test_one_run_guesses_what_it_is_surest_of():
   assert found.epsilon == pytest.approx(bounds.one_run_epsilon(64, 32, 32, DELTA, 1 - 0.05 / 4))
 
 
+def test_rounds_are_weighted_so_that_common_noise_cancels():
+  def release(key, inside):
+    sign, noise = jnp.where(inside, 1.0, -1.0), jax.random.normal(key, (3,))
+    return jnp.stack([sign + noise, 0.5 * sign + noise])
+
+  inside, outside = study.release_scores(jax.random.key(0), release, 1000)
+  assert inside.min() > outside.max()
+
+
+def test_uploads_of_both_data_sets_are_independent():
+  def release(key, inside):
+    return jax.random.normal(key, (1, 1)) + jnp.where(inside, 0.1, 0.0)
+
+  sides = study.release_scores(jax.random.key(0), release, 4000)
+  assert abs(np.corrcoef(*sides)[0, 1]) < 0.06
+  assert all(len(np.unique(side)) > 3900 for side in sides)
+
+
 # False alarms: at most one minus the confidence.
 
 ALARMS = int(stats.binom.ppf(0.999, 200, 0.05))  # of 200 tests at 95 %
@@ -257,6 +275,31 @@ def test_own_samples_show_something(scenario):
   assert set(verdicts(own).values()) == {'consistent'} and len(own) == 4
   for name in given:
     assert 0.1 * own[name, GAUSSIAN]['stated'] < own[name, GAUSSIAN]['measured']
+
+
+def test_one_run_is_the_same_in_both_relations_at_the_same_distance(scenario):
+  """Canaries are 2·S from their opposites and S from zeros, so that half of the noise gives the same guesses."""
+  found = [
+    study._in_one_run(
+      jax.random.key(5),
+      scenario,
+      gl.defenses.dpsgd(norm=1.0, noise=noise),
+      study.EpsilonSettings(relation=relation, canaries=128),
+    )
+    for relation, noise in (('replace one', 1.0), ('replace by zeros', 0.5))
+  ]
+  assert found[0].guesses == found[1].guesses and abs(found[0].correct - found[1].correct) <= 1
+  assert found[0].epsilon > 0.5
+
+
+def test_two_mechanisms_state_the_less_of_their_epsilons(scenario):
+  strong, weak = (gl.defenses.client_dp(norm=1.0, noise=noise) for noise in (4.0, 1.0))
+  chosen = study.EpsilonSettings()
+  values = [
+    study.stated_of(one, scenario.client, chosen)[0].value
+    for one in (strong, weak, gl.defenses.chain(strong, weak), gl.defenses.chain(weak, strong))
+  ]
+  assert values[0] < values[1] and values[2:] == [values[0]] * 2
 
 
 def test_defenses_without_an_epsilon_are_measured_and_not_judged(scenario):
