@@ -250,14 +250,14 @@ def test_correct_mechanisms_at_length(scenario, e, relation):
 
 def test_replacement_by_zeros_and_rounds(scenario):
   given = {name: make(norm=0.5, noise=2.0) for name, make in FACTORIES.items()}
-  rows = audited(scenario, given, relation='replace by zeros', rounds=2, samples=2, canaries=64, confidence=SURE)
+  rows = audited(scenario, given, relation='replace by zeros', rounds=2, samples=2, canaries=0, confidence=SURE)
   assert set(verdicts(rows).values()) == {'consistent'}
   for (label, method), row in rows.items():
     stated = differential_privacy.of_upload(
       Mechanism(2.0, row['unit']), 'replace by zeros', uploads=2, delta=DELTA, accountant='pld'
     )
     assert row['stated'] == stated.value and row['published'] == 'all uploads'
-    assert row['measured'] > {ANY: 0.05, GAUSSIAN: 0.5, 'one run': -1}[method] * row['stated'], (label, method)
+    assert row['measured'] > {ANY: 0.05, GAUSSIAN: 0.5}[method] * row['stated'], (label, method)
 
 
 def test_local_epochs_release_an_example_once_each():
