@@ -13,6 +13,7 @@ from gradleak.report.compare import Comparison, compare
 from gradleak.studies.autoleak import AutoLeak, autoleak
 from gradleak.studies.captured import Captured, CapturedSettings, attack, read_update, read_weights
 from gradleak.studies.frontier import Frontier, FrontierSettings, frontier
+from gradleak.studies.identification import Identification, IdentificationSettings, identify
 from gradleak.studies.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.threat import Knowledge, Observation
 
@@ -27,6 +28,8 @@ __all__ = [
   'Comparison',
   'Frontier',
   'FrontierSettings',
+  'Identification',
+  'IdentificationSettings',
   'Inspection',
   'Knowledge',
   'Observation',
@@ -47,6 +50,7 @@ __all__ = [
   'defenses',
   'federated',
   'frontier',
+  'identify',
   'inspect',
   'load',
   'metrics',
