@@ -12,6 +12,7 @@ from typing import Any
 PROGRAMS = {
   'audit': 'what one client update leaks, with and without defenses',
   'autoleak': 'the standard evaluation: a fixed ensemble of attacks, worst case per image',
+  'identify': 'whose sample is behind an upload, by likelihood',
   'leaderboard': 'entries of defenses, and the page that compares them',
   'attack': 'an update that you captured',
   'sensitivity': 'which assumption of published attacks protects you',
