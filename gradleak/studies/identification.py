@@ -473,13 +473,11 @@ def _allowed(listed: _List) -> np.ndarray:
 
 
 def _standardised(score: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-  """Returns scores less the median of an upload's candidates, in units of their median absolute deviation, [T, N]."""
-  made = []
-  compared: np.ndarray = np.any(allowed, axis=1)
+  """Returns scores less the median of an upload's candidates, over the 95th percentile less the median, [T, N]."""
+  made, compared = [], np.asarray(np.any(allowed, axis=1))
   for row, of in zip(score, compared, strict=True):
-    middle = np.median(row[of])
-    spread = np.median(np.abs(row[of] - middle))
-    made.append((row - middle) / max(float(spread), 1e-12 * max(1.0, float(np.max(np.abs(row))))))
+    middle, high = np.quantile(row[of], [0.5, 0.95])
+    made.append((row - middle) / max(float(high - middle), 1e-12 * max(1.0, float(np.max(np.abs(row))))))
   return np.asarray(made)
 
 
