@@ -10,7 +10,7 @@ from scipy import stats
 
 import gradleak as gl
 from gradleak.adaptive import likelihood
-from gradleak.defenses.defense import place
+from gradleak.defenses.defense import bind
 from gradleak.studies import identification
 from tests import programs
 
@@ -115,8 +115,8 @@ def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
   ids=str,
 )
 def test_what_is_assumed_follows_from_the_traits(scenario, defense, model, least):
-  placed = place(defense, scenario.context)
-  given = likelihood.expected(placed, scenario.context, 1)
+  bound = bind(defense, scenario.context)
+  given = likelihood.expected(bound, scenario.context, 1)
   assert given.model == model
   assert given.stated == (model in ('noise', 'mixture'))
   found = identify(scenario, [defense])
@@ -128,9 +128,9 @@ def test_what_is_assumed_follows_from_the_traits(scenario, defense, model, least
 def test_a_bound_of_the_noisy_stage_is_simulated(scenario):
   """The clip of `client_dp` and `dpsgd` is part of what a candidate would send."""
   for defense in (D.client_dp(norm=0.5, noise=0.01), D.dpsgd(norm=0.5, noise=0.01)):
-    given = likelihood.expected(place(defense, scenario.context), scenario.context, 1)
-    assert [str(member) for member in given.placed.defense.members] == ['clip(norm=0.5)']
-    assert given.placed.defense.members[0].traits.place == defense.members[0].traits.place
+    given = likelihood.expected(bind(defense, scenario.context), scenario.context, 1)
+    assert [str(stage) for stage in given.bound.defense.stages] == ['clip(norm=0.5)']
+    assert given.bound.defense.stages[0].traits.place == defense.stages[0].traits.place
 
 
 def test_pure_noise_finds_nobody(scenario):
@@ -174,7 +174,7 @@ def test_a_mixture_is_what_its_density_says(scenario, grouped, laplace):
   update, mean = rng.normal(size=(2, 1, entries)).astype(np.float32)
   variance = np.float32(rng.uniform(0.5, 2, entries))
   groups = np.arange(entries) % 4
-  given = likelihood.expected(place(None, scenario.context), scenario.context, 1)._replace(
+  given = likelihood.expected(bind(None, scenario.context), scenario.context, 1)._replace(
     model='mixture', variance={'w': variance}, fraction=fraction, groups={'w': groups} if grouped else None,
     laplace=laplace,
   )  # fmt: skip

@@ -29,7 +29,7 @@ import numpy as np
 from gradleak.adaptive.base import Known
 from gradleak.core.trees import Tree
 from gradleak.defenses.clipping import clip
-from gradleak.defenses.defense import Context, Defense, Member, Placed, bound, is_idle, place
+from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle, norm_bound
 from gradleak.federated.client import COSTLY
 from gradleak.threat import EVIDENCE
 
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 
   Attributes:
     model: one of `MODELS`: 'exact' (no noise), 'noise' (on every entry), 'mixture' (on some), 'draws', 'direction'.
-    placed: the defense that is simulated on a candidate.
+    bound: the defense that is simulated on a candidate.
     draws: how many uploads of a candidate are simulated.
     variance: of the noise, shaped like the parameters.
     fraction: of the entries, or groups, that have noise.
@@ -55,7 +55,7 @@ class Expected(NamedTuple):
   """
 
   model: str
-  placed: Placed
+  bound: Bound
   draws: int
   variance: Tree
   fraction: float
@@ -69,31 +69,31 @@ class Expected(NamedTuple):
     return self.model in ('noise', 'mixture')
 
 
-def expected(placed: Placed, context: Context, num_samples: int) -> Expected:
+def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   """Returns what an attacker who knows the defense expects of an upload.
 
   Args:
-    placed: the defense, made for `context`.
+    bound: the defense, made for `context`.
     context: the `Context`.
     num_samples: samples behind the upload.
   """
-  known = Known(placed, context, num_samples, 1, frozenset(EVIDENCE))
-  stages = [member for member in known.members if not is_idle(member)]
+  known = Known(bound, context, num_samples, 1, frozenset(EVIDENCE))
+  stages = [stage for stage in known.stages if not is_idle(stage)]
   params = context.variables['params']
   nothing = jax.tree.map(lambda p: np.zeros((), np.float32), params)
-  masked = any(member.traits.withholds == 'mask' for member in stages)
+  masked = any(stage.traits.sparsifies == 'mask' for stage in stages)
 
-  def simulating(members: list[Member], model: str, draws: int = 1, zeros: bool = False) -> Expected:
-    made = place(Defense(tuple(members)), context)
+  def simulating(stages: list[Stage], model: str, draws: int = 1, zeros: bool = False) -> Expected:
+    made = bind(Defense(tuple(stages)), context)
     return Expected(model, made, draws, nothing, 0.0, None, False, masked or zeros)
 
-  if any(_gradients(member, context) >= COSTLY for member in stages):
+  if any(_gradients(stage, context) >= COSTLY for stage in stages):
     cheap = [m for m in stages if _gradients(m, context) < COSTLY and not m.traits.random]
-    return simulating(cheap, 'direction', zeros=any(m.traits.withholds == 'zeros' for m in stages))
-  noisy = [member for member in stages if member.traits.noise is not None]
-  chosen = [m for m in stages if m.traits.random and m.traits.noise is None and m.traits.withholds == 'mask']
-  rest = [member for member in stages if member not in noisy and member not in chosen]
-  variances = [known.noise_of(member) for member in noisy]
+    return simulating(cheap, 'direction', zeros=any(m.traits.sparsifies == 'zeros' for m in stages))
+  noisy = [stage for stage in stages if stage.traits.noise is not None]
+  chosen = [m for m in stages if m.traits.random and m.traits.noise is None and m.traits.sparsifies == 'mask']
+  rest = [stage for stage in stages if stage not in noisy and stage not in chosen]
+  variances = [known.noise_of(stage) for stage in noisy]
   additive = len(noisy) <= 1 and not any(stages.index(m) > stages.index(noisy[0]) for m in rest if noisy)
   if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
     return simulating(stages, 'draws', DRAWS)
@@ -108,7 +108,7 @@ def expected(placed: Placed, context: Context, num_samples: int) -> Expected:
     params,
     jax.tree.map(lambda p: variance, params) if isinstance(variance, float | int) else variance,
   )
-  arguments = placed.arguments[placed.defense.members.index(noisy[0])]
+  arguments = bound.arguments[bound.defense.stages.index(noisy[0])]
   return made._replace(
     model='noise' if fraction == 1 else 'mixture',
     variance=tree,
@@ -118,21 +118,21 @@ def expected(placed: Placed, context: Context, num_samples: int) -> Expected:
   )
 
 
-def _gradients(member: Member, context: Context) -> int:
-  return int(member.traits.gradients(context, member.settings))
+def _gradients(stage: Stage, context: Context) -> int:
+  return int(stage.traits.gradients(context, stage.settings))
 
 
-def _noiseless(member: Member) -> tuple[Member, ...]:
+def _noiseless(stage: Stage) -> tuple[Stage, ...]:
   """Returns what is simulated of a stage: itself, or if it adds noise what it does before, on a single sample."""
-  if member.traits.noise is None:
-    return (member,)
-  if member.traits.simulated is not None:
-    return member.traits.simulated(member.settings).members
-  norm = bound(member)
+  if stage.traits.noise is None:
+    return (stage,)
+  if stage.traits.simulated is not None:
+    return stage.traits.simulated(stage.settings).stages
+  norm = norm_bound(stage)
   if math.isinf(norm):
     return ()
-  (made,) = clip(norm=norm).members
-  return (dataclasses.replace(made, traits=dataclasses.replace(made.traits, place=member.traits.place)),)
+  (made,) = clip(norm=norm).stages
+  return (dataclasses.replace(made, traits=dataclasses.replace(made.traits, place=stage.traits.place)),)
 
 
 def _vanishes(variance: float | Tree) -> bool:

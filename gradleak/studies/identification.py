@@ -37,7 +37,7 @@ from gradleak.core.settings import setting
 from gradleak.core.storage import Workdir, digest, plain
 from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE
-from gradleak.defenses.defense import Placed, place
+from gradleak.defenses.defense import Bound, bind
 from gradleak.engine import driver
 from gradleak.engine.parts import told
 from gradleak.engine.progress import computing, end, note, reporter
@@ -291,10 +291,10 @@ class _Run:
 
   def under(self, label: str, defense: Any, copies: str, alter: Callable) -> tuple[list[dict], list[dict]]:
     """Returns the rows and pairs of one defense and one kind of copies."""
-    placed = place(defense, self.scenario.context)
-    given = likelihood.expected(placed, self.scenario.context, self.given.batch_size)
+    bound = bind(defense, self.scenario.context)
+    given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
     note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')
-    updates, masks = self._uploads(label, placed, given)
+    updates, masks = self._uploads(label, bound, given)
     samples = np.asarray(alter(self.listed.samples), self.listed.samples.dtype)
     if self.given.batch_size > 1 or self.scenario.client.cohort > 1:
       scores = {REGRESSION: self._regression(given, updates, masks, samples, copies)}
@@ -303,33 +303,33 @@ class _Run:
     facts = {'defense': label, 'copies': copies, 'model': given.model, 'rounds': updates.shape[1]}
     return _judged(scores, self.listed, facts, given.stated)
 
-  def _uploads(self, label: str, placed: Placed, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
+  def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the uploads of all trials and rounds, float32 [T, R, P], and which entries are compared."""
-    random = any(member.traits.random for member in placed.defense.members)
+    random = any(stage.traits.random for stage in bound.defense.stages)
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
     group = Group(
-      self.streams, self.scenario, None, (), (Labelled(label, placed),), self.num_trials, audited, dict
+      self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
     )  # fmt: skip
     with told(computing(self.show, f'uploads under {label}')):
       sent = uploads(group, np.arange(self.num_trials), np.arange(0), self.size).sent[0]
     update = _rows(sent.update)
     if not given.masked:
       return update, None
-    declared = any(member.traits.withholds == 'mask' for member in placed.defense.members)
-    full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.sent, sent.update)
+    declared = any(stage.traits.sparsifies == 'mask' for stage in bound.defense.stages)
+    full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.mask, sent.update)
     return update, _rows(full) if declared else update != 0
 
-  def _means(self, placed: Placed, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
+  def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
     """Returns what some candidates would send, float32 [C, K, P]; K draws, or labels, or both.
 
     Args:
-      placed: the defense that is simulated.
+      bound: the defense that is simulated.
       draws: uploads of each candidate and label.
       samples: of all candidates.
       copies: what they are called.
       block: those that are simulated.
     """
-    about = placed.defense.structure, placed.defense.numbers, draws, copies, block.start
+    about = bound.defense.structure, bound.defense.numbers, draws, copies, block.start
     if about in self.held:
       return self.held[about]
     classes, chosen = self.scenario.client.num_classes, samples[block]
@@ -339,7 +339,7 @@ class _Run:
     lanes = {
       'trial': jnp.asarray(np.repeat(np.arange(labels.size), draws)),
       'key': jax.random.split(self.streams.named(f'candidates {copies} {block.start}'), count),
-      'numbers': tuple(jnp.full(count, number, jnp.float32) for number in placed.defense.numbers),
+      'numbers': tuple(jnp.full(count, number, jnp.float32) for number in bound.defense.numbers),
     }
     shared = {
       'variables': self.scenario.variables,
@@ -347,10 +347,10 @@ class _Run:
       'labels': jnp.asarray(labels.reshape(-1, 1)),
     }
     client = dataclasses.replace(self.scenario.client, cohort=1)
-    with told(computing(self.show, f'candidates under {placed.defense}')):
-      sent = driver.evaluate(Send.of(placed, client), shared, lanes, group_size=self.size, unit='candidates')
+    with told(computing(self.show, f'candidates under {bound.defense}')):
+      sent = driver.evaluate(Send.of(bound, client), shared, lanes, group_size=self.size, unit='candidates')
     means = likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
-    if not placed.defense.members and sum(one.size for one in self.held.values()) + means.size <= _LARGEST:
+    if not bound.defense.stages and sum(one.size for one in self.held.values()) + means.size <= _LARGEST:
       self.held[about] = means
     return means
 
@@ -362,14 +362,14 @@ class _Run:
     rows, kept = updates.reshape(-1, entries), None if masks is None else masks.reshape(-1, entries)
     pattern, counts = likelihood.patterns(rows, self.sizes)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in STATISTICS}
-    bare, classes = place(NO_DEFENSE, self.scenario.context), self.scenario.client.num_classes
+    bare, classes = bind(NO_DEFENSE, self.scenario.context), self.scenario.client.num_classes
     step = max(1, _BLOCK // (entries * given.draws * (1 if self.given.labels == 'known' else classes)))
     for start in range(0, len(samples), step):
       block = slice(start, start + step)
       own = self._means(bare, 1, samples, copies, block)
       means = own
-      if given.placed.defense.members:
-        means = self._means(given.placed, given.draws, samples, copies, block)
+      if given.bound.defense.stages:
+        means = self._means(given.bound, given.draws, samples, copies, block)
       each = [own[:, k] for k in range(own.shape[1])]
       parts['likelihood'].append(likelihood.log_likelihoods(given, rows, kept, means))
       parts['direction'].append(np.max([likelihood.cosines(rows, kept, one) for one in each], axis=0))
@@ -394,7 +394,7 @@ class _Run:
         f'the updates of {len(samples):,} candidates have {updates.shape[-1]:,} entries each, too many for a batch: '
         'list fewer candidates'
       )
-    means = self._means(place(NO_DEFENSE, self.scenario.context), 1, samples, copies, slice(0, len(samples)))[:, 0]
+    means = self._means(bind(NO_DEFENSE, self.scenario.context), 1, samples, copies, slice(0, len(samples)))[:, 0]
     found = []
     for trial, several in enumerate(updates):
       mean = several.mean(axis=0)
