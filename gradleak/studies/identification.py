@@ -17,6 +17,7 @@ innocent ones calibrate a presence test, for an attacker who does not know wheth
 """
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +35,18 @@ from gradleak.audit.streams import Streams
 from gradleak.audit.uploads import Send, uploads
 from gradleak.core import errors, settings
 from gradleak.core.settings import setting
-from gradleak.core.storage import Workdir, digest, plain
+from gradleak.core.storage import (
+  Workdir,
+  damaged,
+  description,
+  digest,
+  json_lines,
+  plain,
+  read_json_lines,
+  seal,
+  sealed,
+  write_atomically,
+)
 from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE
 from gradleak.defenses.defense import Bound, bind
@@ -47,6 +59,8 @@ STATISTICS = ('likelihood', 'direction', 'pattern')
 COMBINED, REGRESSION = 'combined', 'regression'
 RATE = 1e-3  # of false matches, at which a presence test is stated
 EXACT = 'exact'
+RESULT = 'identification.json'  # seals what stands beside it
+_FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl'}
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
 
@@ -227,7 +241,40 @@ def identify(
           (rows if kind == 'row' else pairs).append(row)
   finally:
     end(show)
-  return Identification({**config, 'defenses': [one.label for one in chosen]}, rows, pairs, time.monotonic() - started)
+  texts = {one.label: str(one.method) for one in chosen}
+  made = Identification({**config, 'defenses': texts}, rows, pairs, time.monotonic() - started)
+  if store is not None:
+    _write(store.path, made)
+  return made
+
+
+def load(workdir: Any) -> Identification:
+  """Returns the `Identification` of a finished run from its work directory.
+
+  Raises:
+    UsageError: if the folder holds none, or a damaged file.
+  """
+  folder = errors.check_path('workdir', workdir)
+  again = 'run launch/identify.py with this workdir again, or restore it'
+  try:
+    facts = sealed(folder / RESULT, again)
+    tables = {name: read_json_lines(folder / file, again) for name, file in _FILES.items()}
+    return Identification(facts['config'], **tables, seconds=facts['seconds'])
+  except FileNotFoundError:
+    raise errors.UsageError(
+      f'{folder} holds no finished identification: run launch/identify.py with this workdir'
+    ) from None
+  except KeyError as error:
+    raise damaged(folder / RESULT, error, again) from error
+
+
+def _write(folder: pathlib.Path, made: Identification) -> None:
+  """Writes rows, pairs and the file that seals them."""
+  contents = {file: json_lines(getattr(made, name)) for name, file in _FILES.items()}
+  for file, content in contents.items():
+    write_atomically(folder / file, content)
+  facts = {'config': made.config, 'seconds': made.seconds}
+  seal(folder / RESULT, plain(facts), {file: description(content) for file, content in contents.items()})
 
 
 def _settings(given: IdentificationSettings | None, changes: dict) -> IdentificationSettings:
