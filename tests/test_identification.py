@@ -1,5 +1,6 @@
 """Re-identification by likelihood: against closed forms, naive densities, and lists without the original."""
 
+import dataclasses
 import math
 
 import jax
@@ -267,6 +268,17 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
 def test_what_cannot_be_run_is_refused(scenario, arguments, message):
   with pytest.raises(gl.UsageError, match=message):
     identify(scenario, [None], **arguments)
+
+
+def test_the_first_sentence_follows_from_the_counts(scenario):
+  found = identify(scenario, [None, D.prune(rate=0.5)], 4)
+  among = found.config['listed'] - 1
+  assert (
+    gl.report.identification_table(found).replace('\n', ' ').count('Under each of 2 entries, 4 of 4 originals') == 1
+  )
+  rows = [{**row, 'identified': row['defense'] == 'none'} for row in found.rows]
+  told = gl.report.identification_table(dataclasses.replace(found, rows=rows)).replace('\n', ' ')
+  assert f'0 of 4 originals are at rank 1 among {among} others under prune(rate=0.5), which hides most' in told
 
 
 def test_the_program_writes_a_page_and_a_table(tmp_path):

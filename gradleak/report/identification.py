@@ -29,9 +29,11 @@ def opening(found: Identification) -> str:
   of_first = [one for one in decisive if one['copies'] == decisive[0]['copies']]
   most = max(of_first, key=lambda one: one['identified'])
   least = min(of_first, key=lambda one: one['identified'])
-  return (
-    said('identification.single', **most) if most is least else said('identification.opening', most=most, least=least)
-  )
+  if len(of_first) == 1:
+    return said('identification.single', **most)
+  if most['identified'] == least['identified']:
+    return said('identification.equal', entries=len(of_first), **most)
+  return said('identification.opening', most=most, least=least)
 
 
 def notes(found: Identification) -> list[str]:
