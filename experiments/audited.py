@@ -2,7 +2,7 @@
 
 from experiments.comparison import BEST
 from experiments.experiment import Cell, Experiment, Run
-from gradleak import AuditSettings
+from gradleak import AuditSettings, registry
 
 PAPER = 'Not a table of a paper; the defenses are cited in their docstrings.'
 METRICS = 'PSNR and Pearson correlation are means over all uploads, one image each.'
@@ -16,6 +16,12 @@ DEFENSES = (
 UNKNOWABLE = ('none', 'ats', 'instahide')  # no attacker who knows them is implemented
 
 
+def _shown(text: str) -> str:
+  """Returns how a defense is called: by the name of its source first, if another."""
+  published = registry.defense(text).published
+  return f'{published} (`{text}`)' if published else text
+
+
 def _faces():
   run = Run(
     'faces', 'lenet', 'csdlg_fast(tv=1e-6,steps=1000)', {text: text for text in DEFENSES}, trials=64, public=100,
@@ -24,7 +30,7 @@ def _faces():
   )  # fmt: skip
   attackers = {None: 'takes the upload for a gradient', BEST: 'knows the defense, the best for each upload'}
   cells = tuple(
-    Cell(column, text, metric, 'faces', text, adaptive=adaptive)
+    Cell(column, _shown(text), metric, 'faces', text, adaptive=adaptive)
     for adaptive, column in attackers.items()
     for text in DEFENSES
     if adaptive is None or text not in UNKNOWABLE

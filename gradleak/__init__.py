@@ -14,6 +14,7 @@ from gradleak.studies.autoleak import AutoLeak, autoleak
 from gradleak.studies.captured import Captured, CapturedSettings, attack, read_update, read_weights
 from gradleak.studies.epsilon import EpsilonAudit, EpsilonSettings, audit_epsilon
 from gradleak.studies.frontier import Frontier, FrontierSettings, frontier
+from gradleak.studies.identification import Identification, IdentificationSettings, identify
 from gradleak.studies.sensitivity import Sensitivity, SensitivitySettings, sensitivity
 from gradleak.threat import Knowledge, Observation
 
@@ -30,6 +31,8 @@ __all__ = [
   'EpsilonSettings',
   'Frontier',
   'FrontierSettings',
+  'Identification',
+  'IdentificationSettings',
   'Inspection',
   'Knowledge',
   'Observation',
@@ -51,6 +54,7 @@ __all__ = [
   'defenses',
   'federated',
   'frontier',
+  'identify',
   'inspect',
   'load',
   'metrics',

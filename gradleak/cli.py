@@ -13,6 +13,7 @@ PROGRAMS = {
   'audit': 'what one client update leaks, with and without defenses',
   'autoleak': 'the standard evaluation: a fixed ensemble of attacks, worst case per image',
   'epsilon': 'a lower bound on ε from uploads, beside the ε that a defense states',
+  'identify': 'whose sample is behind an upload, by likelihood',
   'leaderboard': 'entries of defenses, and the page that compares them',
   'attack': 'an update that you captured',
   'sensitivity': 'which assumption of published attacks protects you',

@@ -3,10 +3,12 @@ r"""Keeps a leaderboard of defenses: a folder with one file for each, of what Au
     python launch/leaderboard.py --add=results/autoleak
     python launch/leaderboard.py --page=results/leaderboard.html
     python launch/leaderboard.py --costs=results/train
+    python launch/leaderboard.py --identified=results/identify
     python launch/leaderboard.py --check=outpost-0a1b2c3d --workdir=results/check
 
 The first takes the defenses of a finished launch/autoleak.py; nothing is run. The third gives the files of a task the
-accuracy that their defenses cost in a finished launch/train.py. The last runs a file's defense again with its settings,
+accuracy that their defenses cost in a finished launch/train.py. The fourth gives them the originals that a finished
+launch/identify.py ranks first. The last runs a file's defense again with its settings,
 by launch/autoleak.py, and says what differs. Its status is 1 where counts, settings or data differ.
 """
 
@@ -32,6 +34,7 @@ with _program.group('where, and how'):
     'JSON file {"DEFENSE": [POINTS, "SOURCE"]}, in percentage points, or [POINTS, "SOURCE", [LOW, HIGH]]. What is not '
     'in it stays as it is.',
   )
+  _GIVEN.string('identified', None, 'Work directory of a finished launch/identify.py on the same task.')
   _GIVEN.boolean('replace', False, 'add: Whether files that differ are overwritten.')
   _GIVEN.string('workdir', None, 'check: Folder of the new run.')
   _GIVEN.shared(*PASSED, weights=(None, "check: File with the model's weights, where the task says so."))
@@ -43,11 +46,13 @@ def main(argv):
   from gradleak.core import errors
 
   given = [name for name in ('add', 'check', 'page') if getattr(_GIVEN, name)]
-  if not given and _GIVEN.costs:
-    _price()
+  if not given and (_GIVEN.costs or _GIVEN.identified):
+    _price() if _GIVEN.costs else _identify()
     return
   if len(given) != 1:
-    raise errors.UsageError('give one of --add=WORKDIR, --costs=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE')
+    raise errors.UsageError(
+      'give one of --add=WORKDIR, --costs=WORKDIR, --identified=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'
+    )
   {'add': _add, 'check': _check, 'page': _page}[given[0]]()
 
 
@@ -105,6 +110,21 @@ def _price():
     if entry['defense'] in found:
       priced = leaderboard.priced(entry, found[entry['defense']])
       print(leaderboard.add(_GIVEN.folder, priced, replace=True))
+
+
+def _identify():
+  """Writes how many originals --identified ranks first into the files of the same task."""
+  from gradleak.core import errors
+  from gradleak.studies import identification
+  from gradleak.studies.autoleak import leaderboard
+
+  found = identification.load(_GIVEN.identified)
+  entries = [leaderboard.identified(entry, found) for entry in leaderboard.read(_GIVEN.folder).values()]
+  entries = [entry for entry in entries if entry is not None]
+  if not entries:
+    raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task and a defense of {_GIVEN.identified}')
+  for entry in entries:
+    print(leaderboard.add(_GIVEN.folder, entry, replace=True))
 
 
 def _read(path, otherwise):

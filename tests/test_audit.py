@@ -515,7 +515,10 @@ def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
     ({'attacks': {}}, 'no attack is given'),
     ({'defenses': ['none', 'none']}, "the defense 'none' is listed twice"),
     ({'defenses': {'own': 0.5}}, 'the defense is 0.5, expected one of gradleak.defenses, or None'),
-    ({'defenses': [optax.scale(0.5)]}, 'where a plain optax transformation acts is not known: wrap it by .*own'),
+    (
+      {'defenses': [optax.scale(0.5)]},
+      'where a plain optax transformation acts is not known: wrap it by .*defenses.wrap',
+    ),
     ({'defenses': {'none': gl.defenses.clip(norm=1), 'bare': None}}, "'none' is the label of no defense"),
     ({'attacks': {'own': 7}}, 'the attack is 7, expected one of gradleak.attacks, such as'),
     ({'attacks': [lambda client: None]}, "the attack '<lambda>' returns None, expected a gradleak.attacks.Attack"),

@@ -47,6 +47,9 @@ ESTIMATES, BALANCES = 'exact|probes|probes_squared', 'sensitivity|size'
 
 RANGES = {
   'attacks.april.april': {'rcond': FRACTION},
+  'attacks.bayes.bayes': {
+    'steps': COUNT, 'learning_rate': 'float [1e-12, inf)', 'components': COUNT, 'gaussian': WEIGHT,
+  },
   'attacks.decoded.fidel_decoder': {'decoder': 'table_iii|table_iv|windows', 'steps': NATURAL},
   'attacks.decoder.table_iii': {'steps': COUNT, 'batch_size': COUNT},
   'attacks.decoder.table_iv': {'steps': COUNT, 'batch_size': COUNT},

@@ -13,6 +13,7 @@ from gradleak.attacks.base import (
   host_form,
   wrap,
 )
+from gradleak.attacks.bayes import bayes
 from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
@@ -39,6 +40,7 @@ REGISTRY = {
   'gias': gias,
   'gifd': gifd,
   'pnp': pnp,
+  'bayes': bayes,
   'fidel': fidel,
   'fidel_decoder': fidel_decoder,
   'lti': lti,
@@ -56,6 +58,7 @@ __all__ = [
   'april',
   'as_attack',
   'attack',
+  'bayes',
   'cinet',
   'closed_form',
   'csdlg',

@@ -133,7 +133,7 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
 
 def _rounds(group: Group, bound: Bound) -> int:
   """Returns how many uploads of a trial any attacker of a defense reads."""
-  if any('uploads' in attack.reads for _, attack in group.attacks):
+  if not group.attacks or any('uploads' in attack.reads for _, attack in group.attacks):
     return group.settings.rounds
   return max(adaptive.rounds for _, attack in group.attacks for adaptive in granted.attackers(group, attack, bound))
 

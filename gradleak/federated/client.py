@@ -438,8 +438,19 @@ class Client:
     if self.frozen:
       mask = self.trained_layers(params, images.shape[1:])
     for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
-      mask = jax.tree.map(jnp.logical_and, mask, found)
+      mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
     return Upload(trees.masked(update, mask), mask, count), state
+
+
+def _checked_mask(found: Tree, like: Tree) -> Tree:
+  """Returns a tree `mask` of a defense's state, checked: a user's own state may call something else so."""
+  leaves = jax.tree.leaves(found)
+  if jax.tree.structure(found) != jax.tree.structure(like) or any(jnp.asarray(x).dtype != bool for x in leaves):
+    raise errors.UsageError(
+      "a defense has a state with a field 'mask' that is no tree of booleans like the parameters: by this name, states "
+      'say which entries are sent; call another thing by another name'
+    )
+  return found
 
 
 def _scan(one_step: Callable, start: tuple, steps: int, remat: bool) -> tuple:

@@ -76,6 +76,7 @@ class Modality:
     further: what is folded away, as further figures.
     nearness: (reconstructions, truth), in pairs -> the score of each, float [N].
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
+    copies: name -> what alters samples into copies that a list of candidates may hold in their place.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
     noun: what one sample is called, singular and plural.
@@ -105,6 +106,7 @@ class Modality:
   terms: frozenset[str] = frozenset()
   flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
   describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}
+  copies: Mapping[str, Callable[[np.ndarray], np.ndarray]] = dataclasses.field(default_factory=dict)
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
 
   def __post_init__(self) -> None:

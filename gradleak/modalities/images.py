@@ -1,6 +1,7 @@
 """Images: float [N, H, W, C] with pixels in [0, 1]."""
 
 import functools
+import io
 import math
 from collections.abc import Callable, Sequence
 
@@ -47,6 +48,18 @@ def shaped(shape: Sequence[int]) -> str:
   height, width, channels = shape
   colours = {1: 'grey', 3: 'colour'}.get(channels, f'{channels} channels')
   return f'{height} × {width} pixels, {colours}'
+
+
+def jpeg(images: np.ndarray, quality: int = 75) -> np.ndarray:
+  """Returns grey or colour images [N, H, W, C] in [0, 1] after JPEG of a quality."""
+  from PIL import Image
+
+  def coded(image: np.ndarray) -> np.ndarray:
+    with io.BytesIO() as file:
+      Image.fromarray(np.uint8(np.rint(image * 255)).squeeze()).save(file, 'JPEG', quality=quality)
+      return np.asarray(Image.open(file), np.float32).reshape(image.shape) / 255
+
+  return np.stack([coded(image) for image in images])
 
 
 def by_networks(model: Model, variables: Tree, weights: metrics.LpipsWeights | None) -> Callable:
@@ -110,6 +123,11 @@ IMAGES = modality(
     ),
     nearness=metrics.psnr,
     picture=lambda image: image,
+    copies={
+      'darker': lambda images: images * 0.9,
+      'shifted': lambda images: np.concatenate([images[:, :, :1], images[:, :, :-1]], axis=2),
+      'jpeg': jpeg,
+    },
     by_networks=by_networks,
     noun=('image', 'images'),
     shaped=shaped,

@@ -12,6 +12,12 @@ from gradleak.report.captured import captured_grid, captured_table, render_captu
 from gradleak.report.descent import curves
 from gradleak.report.epsilon import epsilon_csv, epsilon_table, write_epsilon
 from gradleak.report.frontier import entries, frontier, frontier_csv, frontier_table
+from gradleak.report.identification import (
+  identification_picture,
+  identification_table,
+  render_identification,
+  write_identification,
+)
 from gradleak.report.leaderboard import render_leaderboard, write_leaderboard
 from gradleak.report.page import render, write_audit
 from gradleak.report.partition import partition_picture
@@ -31,6 +37,7 @@ from gradleak.studies.autoleak import AutoLeak
 from gradleak.studies.captured import Captured
 from gradleak.studies.epsilon import EpsilonAudit
 from gradleak.studies.frontier import Frontier
+from gradleak.studies.identification import Identification
 from gradleak.studies.sensitivity import Sensitivity
 from gradleak.summary.cases import summarise, summary_csv, worst_case, worst_case_of
 from gradleak.summary.shown import data_uri
@@ -50,11 +57,14 @@ __all__ = [
   'frontier_csv',
   'frontier_table',
   'grid',
+  'identification_picture',
+  'identification_table',
   'levels',
   'partition_picture',
   'render',
   'render_autoleak',
   'render_captured',
+  'render_identification',
   'render_leaderboard',
   'render_sensitivity',
   'sensitivity_csv',
@@ -73,20 +83,29 @@ __all__ = [
   'write_autoleak',
   'write_captured',
   'write_epsilon',
+  'write_identification',
   'write_leaderboard',
   'write_training',
 ]
 
 
 def write(
-  result: AuditResult | AutoLeak | Frontier | Captured | Sensitivity | EpsilonAudit | str | os.PathLike,
+  result: AuditResult
+  | AutoLeak
+  | Frontier
+  | Captured
+  | Identification
+  | Sensitivity
+  | EpsilonAudit
+  | str
+  | os.PathLike,
   folder: Any = None,
 ) -> None:
   """Writes the page, pictures and tables of a result, each file whole or not at all.
 
   Args:
-    result: an `AuditResult`, an `AutoLeak`, a `Frontier`, a `Captured`, a `Sensitivity` or an `EpsilonAudit`; or
-      the work directory of a finished audit, see `load`.
+    result: an `AuditResult`, an `AutoLeak`, a `Frontier`, a `Captured`, an `Identification`, a `Sensitivity` or an
+      `EpsilonAudit`; or the work directory of a finished audit, see `load`.
     folder: a path, made if it does not exist; by default the work directory.
 
   Raises:
@@ -98,5 +117,6 @@ def write(
   if folder is None:
     raise errors.UsageError('the result needs a folder to be written into: report.write(result, folder)')
   writers: dict[type, Any] = {Frontier: write_frontier, Captured: write_captured, Sensitivity: write_sensitivity}
-  writers |= {EpsilonAudit: write_epsilon, AutoLeak: write_autoleak, object: write_audit}
+  writers |= {AutoLeak: write_autoleak, Identification: write_identification, EpsilonAudit: write_epsilon}
+  writers |= {object: write_audit}
   next(write for kind, write in writers.items() if isinstance(result, kind))(result, folder)

@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, storage
 from gradleak.report import blocks, headline, html
 from gradleak.report.autoleak import ENOUGH
-from gradleak.report.formatting import minus, number, percent_range, together, upwards
+from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, mark, method, text
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
@@ -86,6 +87,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
     'bounded': bounded,
     'alarms': any('noise' in entry['honest'] for entry in entries),
+    'likelihood': any('likelihood' in entry for entry in entries),
     'flag': True,
   }
   facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION}
@@ -95,7 +97,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
   parts = [
     blocks.Text(found, 'meaning'),
     blocks.Text(f'The task: {about}. {gallery["made"]}', 'note'),
-    _board(ordered, bool(malicious), bounded),
+    _board(ordered, bool(malicious), bounded, known['likelihood']),
     blocks.Text(below, 'note'),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Details(
@@ -107,7 +109,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
   return not works, task['dataset'], task['model'], about, blocks.Section('', title, parts)
 
 
-def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool) -> blocks.Table:
+def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool, named: bool) -> blocks.Table:
   """Returns the table of a task: a line per entry, and below it what is known of its run."""
   columns = [('defense', '', 'text'), ('private, seen', 'left')]
   columns.append(('worst attacker\nsees', 'left verdict first', 'number'))
@@ -115,16 +117,21 @@ def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool)
     ('accuracy\ncost, points', '', 'number'),
     *((mark(level), '', 'number') for level in LEVELS),
   ]
+  if named:
+    among = {entry['likelihood']['candidates'] for entry in ordered if 'likelihood' in entry}
+    columns.append((f'by likelihood,\namong {listed(f"{each:,}" for each in sorted(among))}', '', 'number'))
   columns += [('malicious server’s\nown attacks alone', 'left', 'number')] * malicious
   columns += [('found at most,\nby DP', '', 'number')] * bounded
   bodies = []
   for place, entry in enumerate(ordered):
     about = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
-    bodies.append(blocks.Body([blocks.Row(_cells(entry, place, malicious, bounded)), blocks.Row([about], 'about')]))
+    bodies.append(
+      blocks.Body([blocks.Row(_cells(entry, place, malicious, bounded, named)), blocks.Row([about], 'about')])
+    )
   return blocks.Table(columns, bodies, 'verdicts board')
 
 
-def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool) -> list[blocks.Cell]:
+def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool, named: bool) -> list[blocks.Cell]:
   """Returns the line of an entry."""
   honest, example, changed, bound = entry['honest'], entry['example'], entry['malicious'], entry['bound']
   pictures = text(
@@ -144,6 +151,8 @@ def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool)
   ]
   for one in honest['levels']:
     cells.append(blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']))
+  if named:
+    cells.append(_named(entry))
   if malicious and changed is None:
     cells.append(blocks.Cell('not run', value=''))
   elif malicious:
@@ -152,6 +161,16 @@ def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool)
   if bounded:
     cells.append(blocks.Cell('–', value='') if bound is None else blocks.Cell(f'{upwards(100 * bound)} %', value=bound))
   return cells
+
+
+def _named(entry: Mapping[str, Any]) -> blocks.Cell:
+  """Returns how many originals are first in a list by the likelihood of the upload."""
+  found = entry.get('likelihood')
+  if found is None:
+    return blocks.Cell('not run', value='')
+  _, low, high = metrics.proportion_interval(found['identified'], found['n'])
+  interval = percent_range({'success_low': low, 'success_high': high})
+  return blocks.Cell(f'{found["identified"]} of {found["n"]}', [interval], value=high)
 
 
 def _cost(entry: Mapping[str, Any]) -> blocks.Cell:

@@ -98,10 +98,11 @@ CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
 TRANSFORMERS = {'april'}  # tests/attacks/test_april.py
 LEARNED = {'lti'}  # tests/attacks/test_learned.py
 GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
+BAYES = {'bayes'}  # tests/attacks/test_bayes.py
 
 
 def test_every_attack_has_a_row():
-  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS | LEARNED | GENERATIVE == ATTACKS.keys()
+  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS | LEARNED | GENERATIVE | BAYES == ATTACKS.keys()
 
 
 class Case(NamedTuple):

@@ -13,9 +13,11 @@ from scipy import stats
 from gradleak import UsageError
 from gradleak.audit.verdict import LEVELS
 from gradleak.core import storage
-from gradleak.report import write_leaderboard
+from gradleak.report import render_leaderboard, write_leaderboard
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.costs import Cost
+from gradleak.studies.autoleak.entry import checked
+from gradleak.studies.identification import Identification
 from tests.leaderboards import COMMAND, changed, found
 
 PRUNE = 'prune(rate=0.9)'
@@ -288,3 +290,47 @@ def test_other_versions_explain_other_bits(made, run):
   assert leaderboard.compare(older, run) == []
   said = leaderboard.compare({**older, 'rows_sha256': '0' * 64}, run)
   assert said == [f'{leaderboard.BITS}; jax was 0.9.0, now 0.10.2']
+
+
+def identification(made, identified=3, **config):
+  """Returns what `gradleak.identify` would find on the task of `made`, four originals under pruning."""
+  task = made[PRUNE]['task']
+  known = {
+    **{part: value for part, value in task.items() if part != 'more'},
+    **task['more'],
+    'public_fingerprint': 'public',
+  }
+  row = {'defense': 'p', 'copies': 'exact', 'model': 'exact', 'rounds': 1, 'candidates': 99, 'posterior': None}
+  rows = [
+    {**row, 'statistic': 'likelihood', 'trial': trial, 'identified': trial < identified, 'present': None}
+    for trial in range(4)
+  ]
+  return Identification({**known, 'defenses': {'p': 'prune(rate=0.9)'}, **config}, rows, [], 1.0)
+
+
+def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tmp_path):
+  entry = made[PRUNE]
+  found = leaderboard.identified(entry, identification(made))
+  assert found['likelihood'] == {'identified': 3, 'n': 4, 'candidates': 99, 'rounds': 1, 'model': 'exact'}
+  assert {part: value for part, value in found.items() if part != 'likelihood'} == entry
+  leaderboard.add(tmp_path, found)
+  page = render_leaderboard(leaderboard.read(tmp_path))
+  assert 'by likelihood,' in page
+  assert 'among 99' in page
+  assert '3 of 4' in page
+  leaderboard.add(tmp_path, made['none'])
+  assert 'not run' in render_leaderboard(leaderboard.read(tmp_path)), 'of the others it is not known'
+
+
+@pytest.mark.parametrize(
+  'change', [{'model': 'mlp'}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}}]
+)
+def test_a_likelihood_of_another_task_or_defense_is_none_of_an_entry(made, change):
+  entry = made[PRUNE]
+  assert leaderboard.identified(entry, identification(made, **change)) is None
+
+
+def test_more_originals_than_uploads_are_refused(made):
+  wrong = {**made[PRUNE], 'likelihood': {'identified': 5, 'n': 4, 'candidates': 99, 'rounds': 1, 'model': 'exact'}}
+  with pytest.raises(UsageError, match='5 of 4 are identified'):
+    checked(wrong, 'it')

@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from gradleak import Client, defenses, models
 from gradleak.core import errors, trees
-from gradleak.defenses.defense import bound
+from gradleak.defenses.defense import norm_bound
 from gradleak.defenses.graddefense import slice_gradients
 
 
@@ -632,9 +632,9 @@ def test_the_norm_is_clipped_or_bounded_as_declared(name, behaviour):
   assert (clips is not None or bounds is not None) == (defended.loud < 10)
   if clips is None and bounds is None:
     return
-  assert clips is None or bounds is None  # what clips is bounded, as `bound` knows
+  assert clips is None or bounds is None  # what clips is bounded, as `norm_bound` knows
   declared, norm = (clips or bounds)(defended.method.settings), float(trees.norm(defended.quiet))
-  assert declared == bound(defended.method)
+  assert declared == norm_bound(defended.method)
   parallel = float(trees.cosine(defended.quiet, defended.given.updates)) > 1 - 1e-5
   assert parallel == (clips is not None)
   assert (1 - 1e-5 if parallel else 0.6) * declared < norm < (1 + 1e-5) * declared
@@ -643,7 +643,7 @@ def test_the_norm_is_clipped_or_bounded_as_declared(name, behaviour):
 @every_defense
 def test_a_mechanism_is_gaussian_noise_on_what_is_bounded(name, behaviour):
   defended, noise, mechanism = behaviour(name), trait(name, 'noise'), trait(name, 'mechanism')
-  settings, own = defended.method.settings, bound(defended.method)
+  settings, own = defended.method.settings, norm_bound(defended.method)
   found = [mechanism and mechanism(settings, *before) for before in ((None, 0), (2.0, 1))]
   everywhere = noise is not None and noise.distribution == 'gaussian' and noise.fraction(settings) == 1
   if not everywhere:

@@ -499,3 +499,12 @@ def test_local_update_leaves_the_global_model_and_vmaps_over_clients(linear, sma
     upload = alone(keys[i], variables, images[i], labels[i])
     assert_trees_close(trees.take(together, i), upload, rtol=1e-4, atol=1e-5)
   jax.tree.map(np.testing.assert_array_equal, before, variables)
+
+
+def test_a_state_that_calls_something_else_a_mask_is_refused(linear, samples):
+  model, variables = linear
+  own = optax.GradientTransformation(
+    lambda params: CountState(jnp.zeros(()), jnp.ones(3)), lambda updates, state, params=None: (updates, state)
+  )
+  with pytest.raises(errors.UsageError, match="a field 'mask' that is no tree of booleans"):
+    Client(model, CLASSES, upload=own).local_update(KEY, variables, *samples)

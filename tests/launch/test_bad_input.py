@@ -50,7 +50,7 @@ CASES = [
   ('--share=delta --learning_rate=inf', 'learning_rate is inf', 'expected a finite number'),
   ('--share=delta --learning_rate=nan', 'learning_rate is nan', 'expected a finite number'),
   # knowledge
-  ('--knowledge=awar', "unknown knowledge 'awar'", "did you mean 'adaptive'", 'both'),
+  ('--knowledge=adaptiv', "unknown knowledge 'adaptiv'", "did you mean 'adaptive'", 'both'),
   ('--rounds=0', 'rounds is 0', 'in [1, 1000000]'),
   ('--public=5000', '5000 images are asked for', 'has 1297'),
   ('--public=0 --rounds_before=2', '2 rounds before the audit need public images'),

@@ -33,7 +33,10 @@ def test_every_flag_of_autoleak_is_repeated_or_of_the_machine():
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    ('', 'give one of --add=WORKDIR, --costs=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'),
+    (
+      '',
+      'give one of --add=WORKDIR, --costs=WORKDIR, --identified=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE',
+    ),
     ('--add={here} --page={here}/page.html', 'give one of'),
     ('--add={here}', '{here} holds no finished AutoLeak'),
     ('--add={here}/nowhere', 'holds no finished AutoLeak'),

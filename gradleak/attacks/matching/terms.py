@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from gradleak.core import errors, trees
 from gradleak.modalities import Modality
+from gradleak.priors.gaussian import squared_length
 from gradleak.threat import Observation
 
+_ROUNDING = 1e-6  # of the squared norm of an update without noise
 _FEATURES = 96  # of the random convolution, as published
 
 
@@ -77,6 +79,10 @@ class Term(NamedTuple):
 NEEDS: dict[str, tuple[Callable[[Observation], bool], str]] = {
   '': (lambda seen: True, ''),
   'batch_stats': (lambda seen: bool(jax.tree.leaves(seen.variables.get('batch_stats', {}))), 'a model with BatchNorm'),
+  'gaussian': (
+    lambda seen: isinstance(seen.prepared, dict) and seen.prepared.keys() == {'mean', 'basis'},
+    'a Gaussian prior, which the attack bayes learns from public images',
+  ),
   'class_means': (lambda seen: seen.class_means is not None, 'auxiliary data: public=(images, labels) of a scenario'),
 }
 
@@ -179,6 +185,20 @@ def disorder(images: jax.Array, given: Given) -> jax.Array:
   return jnp.sum(jnp.mean(pairs, axis=(2, 3, 4))) / max(1, count * (count - 1))
 
 
+def gaussian_prior(images: jax.Array, given: Given) -> jax.Array:
+  """Returns σ²·Σ ‖z‖² of images mean + z·basis, where σ² is the variance of the known noise in an entry of the update.
+
+  With the squared Euclidean distance, it is the posterior density of images under a Gaussian prior (`priors.gaussian`).
+  Where no noise is known, σ² is 1e-6 of the mean square of the update.
+  """
+  observation = given.observation
+  count = sum(leaf.size for leaf in jax.tree.leaves(observation.update))
+  if observation.weights is not None:
+    count = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(observation.weights))
+  energy = jnp.maximum(observation.noise, _ROUNDING * trees.squared_norm(observation.update))
+  return energy / count * squared_length(images, observation.prepared)
+
+
 class Denoising(NamedTuple):
   """Regularisation by a denoiser D that was learned (Romano, Elad, Milanfar 2017), its noise annealed.
 
@@ -212,6 +232,7 @@ TERMS: dict[str, Term] = {
   'batch_norm': Term(batch_statistics, needs='batch_stats'),
   'group': Term(disagreement, together=True, beside='seeds', special=True),
   'order': Term(disorder, beside='orders', special=True),
+  'gaussian': Term(gaussian_prior, needs='gaussian'),
   'denoising': Term(Denoising, together=True, special=True),
 }
 

@@ -100,6 +100,10 @@ FORM = {
   'flags': [str],
   'bound': _Maybe(_Within(float, 0, 1)),
   'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
+  # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): a run of its own.
+  'likelihood': _Optional(
+    {'identified': _COUNT, 'n': _Within(int, 1), 'candidates': _Within(int, 1), 'rounds': _Within(int, 1), 'model': str}
+  ),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
   'example': {'private': str, 'seen': str, 'by': str, 'trial': _COUNT},
@@ -227,6 +231,8 @@ def _contradiction(entry: dict[str, Any]) -> str:
   cost = entry['cost'] or {}
   if 'interval' in cost and not _around(cost['interval'], cost['points']):
     return f'the interval of the cost is {errors.shown(cost["interval"])}, expected [low, high] around {cost["points"]}'
+  if (named := entry.get('likelihood')) and named['identified'] > named['n']:
+    return f'{named["identified"]} of {named["n"]} are identified by likelihood'
   settings = entry['settings'] or {}
   for setting, value in settings.items():
     if setting not in SETTINGS or not isinstance(value, str | int | float):

@@ -25,6 +25,7 @@ from gradleak.core.storage import (
 from gradleak.studies.autoleak import RESULT, AutoLeak, folder_of, gathered
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
+from gradleak.studies.identification import EXACT, Identification
 from gradleak.summary import cases, worst
 
 BITS = 'the rows are not the same bits'
@@ -158,6 +159,27 @@ def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
   return checked({**given, 'cost': _cost(given['defense'], cost)}, f'the entry of {given["defense"]}')
 
 
+def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any] | None:
+  """Returns an entry with how many originals a run of `gradleak.identify` ranks first; None for one of another task.
+
+  The run is of the same model, data, kind of client and public data, and of the same defense; it may have more trials.
+  """
+  given = checked(errors.check_json('entry', entry), 'the entry')
+  task, config = {**given['task'], **given['task']['more']}, found.config
+  parts = {*_TASK, 'weights', 'loss', 'share', 'batch_norm'} & task.keys()
+  same = all(config.get(part, 0 if part == 'rounds_before' else None) == task[part] for part in parts)
+  same = same and config.get('public_fingerprint') == given['fingerprints']['public']
+  label = next((label for label, text in config['defenses'].items() if text == given['text']), None)
+  if not same or label is None:
+    return None
+  statistic = found.decisive()
+  one = next(
+    one for one in found.counts() if (one['defense'], one['copies'], one['statistic']) == (label, EXACT, statistic)
+  )
+  told = {name: one[name] for name in ('identified', 'n', 'candidates', 'rounds', 'model')}
+  return checked({**given, 'likelihood': told}, f'the entry of {given["defense"]}')
+
+
 def _cost(label: str, given: Any) -> dict[str, Any]:
   at_chance = ''
   if isinstance(given, Cost):
@@ -198,7 +220,7 @@ def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib
   path = made_folder(folder) / f'{name(given)}.json'
   if path.exists() and not replace:
     old = _read(path)
-    differing = [part for part in FORM if old[part] != given[part]]
+    differing = [part for part in FORM if old.get(part) != given.get(part)]
     if not differing:
       return path
     raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')

@@ -1,0 +1,296 @@
+r"""How likely an upload is, given each candidate of a list: the test of an attacker who needs no picture.
+
+    candidate ─► simulated client, without its noise ─► expected update ─► log-likelihood of the upload
+
+Between two candidates the likelihood ratio is the strongest test that there is, for any rate of false matches. Source:
+Neyman, Pearson, On the Problem of the Most Efficient Tests of Statistical Hypotheses, Phil. Trans. R. Soc. A 1933. What
+an attacker assumes of an upload follows from the traits of the defense, in `expected`:
+
+- What is not random is simulated: pruning, top-k, clipping, Soteria.
+- Declared noise leaves the simulation, and its density stands in its place. For noise on some of the entries, or of the
+  groups of entries, that is a mixture.
+- Entries that are not sent are not compared.
+- Any other random defense is simulated several times, and the nearest of these uploads counts.
+- A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
+
+The likelihood of an exact candidate is lost where the list holds an altered copy, such as a JPEG. Its pattern of
+largest entries is not. So both are computed (`support`).
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.adaptive.base import Known
+from gradleak.core.trees import Tree
+from gradleak.defenses.clipping import clip
+from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle, norm_bound
+from gradleak.federated.client import COSTLY
+from gradleak.threat import EVIDENCE
+
+DRAWS = 8  # simulated uploads of a defense whose randomness has no density
+ROUNDING = 1e-4  # of the root mean square of an upload: an entry that deviates by less has no noise
+TOP = 0.05  # of the entries of a tensor: its largest ones
+
+MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction')
+
+
+class Expected(NamedTuple):
+  """What an attacker expects of the upload of a candidate.
+
+  Attributes:
+    model: one of `MODELS`: 'exact' (no noise), 'noise' (on every entry), 'mixture' (on some), 'draws', 'direction'.
+    bound: the defense that is simulated on a candidate.
+    draws: how many uploads of a candidate are simulated.
+    variance: of the noise, shaped like the parameters.
+    fraction: of the entries, or groups, that have noise.
+    groups: the number of each entry's group; None where entries are chosen one by one.
+    laplace: whether the noise is Laplace's; else it is Gaussian.
+    masked: whether zeros are left out of the comparison.
+  """
+
+  model: str
+  bound: Bound
+  draws: int
+  variance: Tree
+  fraction: float
+  groups: Tree | None
+  laplace: bool
+  masked: bool
+
+  @property
+  def stated(self) -> bool:
+    """Whether the density of the upload is that of the defense, so that a posterior follows from it."""
+    return self.model in ('noise', 'mixture')
+
+
+def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
+  """Returns what an attacker who knows the defense expects of an upload.
+
+  Args:
+    bound: the defense, made for `context`.
+    context: the `Context`.
+    num_samples: samples behind the upload.
+  """
+  known = Known(bound, context, num_samples, 1, frozenset(EVIDENCE))
+  stages = [stage for stage in known.stages if not is_idle(stage)]
+  params = context.variables['params']
+  nothing = jax.tree.map(lambda p: np.zeros((), np.float32), params)
+  masked = any(stage.traits.sparsifies == 'mask' for stage in stages)
+
+  def simulating(stages: list[Stage], model: str, draws: int = 1, zeros: bool = False) -> Expected:
+    made = bind(Defense(tuple(stages)), context)
+    return Expected(model, made, draws, nothing, 0.0, None, False, masked or zeros)
+
+  if any(_gradients(stage, context) >= COSTLY for stage in stages):
+    cheap = [m for m in stages if _gradients(m, context) < COSTLY and not m.traits.random]
+    return simulating(cheap, 'direction', zeros=any(m.traits.sparsifies == 'zeros' for m in stages))
+  noisy = [stage for stage in stages if stage.traits.noise is not None]
+  chosen = [m for m in stages if m.traits.random and m.traits.noise is None and m.traits.sparsifies == 'mask']
+  rest = [stage for stage in stages if stage not in noisy and stage not in chosen]
+  variances = [known.noise_of(stage) for stage in noisy]
+  additive = len(noisy) <= 1 and not any(stages.index(m) > stages.index(noisy[0]) for m in rest if noisy)
+  if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
+    return simulating(stages, 'draws', DRAWS)
+  made = simulating([part for m in stages if m not in chosen for part in _noiseless(m)], 'exact')
+  if not noisy:
+    return made
+  noise, (variance,) = noisy[0].traits.noise, variances
+  assert noise is not None
+  fraction = min(1.0, float(noise.fraction(noisy[0].settings)))
+  tree = jax.tree.map(
+    lambda p, v: np.broadcast_to(np.asarray(v, np.float32), np.shape(p)),
+    params,
+    jax.tree.map(lambda p: variance, params) if isinstance(variance, float | int) else variance,
+  )
+  arguments = bound.arguments[bound.defense.stages.index(noisy[0])]
+  return made._replace(
+    model='noise' if fraction == 1 else 'mixture',
+    variance=tree,
+    fraction=fraction,
+    groups=None if noise.groups is None or fraction == 1 else noise.groups(arguments),
+    laplace=noise.distribution == 'laplace',
+  )
+
+
+def _gradients(stage: Stage, context: Context) -> int:
+  return int(stage.traits.gradients(context, stage.settings))
+
+
+def _noiseless(stage: Stage) -> tuple[Stage, ...]:
+  """Returns what is simulated of a stage: itself, or if it adds noise what it does before, on a single sample."""
+  if stage.traits.noise is None:
+    return (stage,)
+  if stage.traits.simulated is not None:
+    return stage.traits.simulated(stage.settings).stages
+  norm = norm_bound(stage)
+  if math.isinf(norm):
+    return ()
+  (made,) = clip(norm=norm).stages
+  return (dataclasses.replace(made, traits=dataclasses.replace(made.traits, place=stage.traits.place)),)
+
+
+def _vanishes(variance: float | Tree) -> bool:
+  """Returns whether the noise of a stage has no variance that anybody can tell."""
+  return not any(np.any(np.asarray(leaf) > 0) for leaf in jax.tree.leaves(variance))
+
+
+def flat(update: Tree) -> np.ndarray:
+  """Returns the entries of updates in a row, float32 [U, P], where every leaf is [U, …]."""
+  leaves = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(update)]
+  return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np.ndarray:
+  """Returns the log-likelihood of each upload, given each candidate, float32 [U, C].
+
+  What all candidates share is left out where the noise is Gaussian and on every entry.
+
+  Args:
+    given: what is assumed.
+    updates: the uploads, float32 [U, P].
+    masks: which of their entries are compared, [U, P]; None for all.
+    means: what the candidates would send, float32 [C, K, P]; of K simulated uploads the most likely one counts.
+  """
+  scale = np.sqrt(np.mean(np.square(updates, dtype=np.float64), axis=1, keepdims=True))
+  floor = np.maximum(np.float32(scale * ROUNDING) ** 2, np.float32(1e-30))
+  variance = flat(jax.tree.map(lambda leaf: leaf[np.newaxis], given.variance))
+  groups, count = None, 0
+  if given.groups is not None:
+    groups = flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], given.groups))[0].astype(np.int32)
+    count = int(groups.max()) + 1
+  best = _best_of_draws(
+    given.model, given.laplace, count, updates, masks, means, floor, variance, groups, np.float32(given.fraction)
+  )
+  return np.asarray(best)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _best_of_draws(
+  model: str, laplace: bool, count: int, updates: Any, masks: Any, means: Any, *rest: Any
+) -> jax.Array:
+  """Returns the log-likelihoods [U, C] of the most likely draw."""
+  number, draws, entries = means.shape
+  one = functools.partial(_of_means, model, laplace, count, updates, masks)
+  found = one(means.reshape(-1, entries), *rest)
+  return jnp.max(found.reshape(-1, number, draws), axis=-1)
+
+
+def _of_means(
+  model: str,
+  laplace: bool,
+  count: int,
+  updates: Any,
+  masks: Any,
+  means: Any,
+  floor: Any,
+  variance: Any,
+  groups: Any,
+  fraction: Any,
+) -> jax.Array:
+  """Returns the log-likelihoods [U, C] of uploads [U, P], given means [C, P]."""
+  kept = jnp.ones_like(updates) if masks is None else masks.astype(jnp.float32)
+  if model == 'direction':
+    cosine = jnp.clip(_cosines(updates, kept, means), 0, 1 - 1e-6)
+    return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log1p(-jnp.square(cosine))
+  if model == 'draws':
+    own = jnp.sum(jnp.square(updates * kept), -1, keepdims=True)
+    energy = own - 2 * (updates * kept) @ means.T + kept @ jnp.square(means).T
+    return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log(jnp.maximum(energy, 1e-6 * own + 1e-30))
+  if model == 'exact' or (model == 'noise' and not laplace):
+    weights = kept / (floor if model == 'exact' else variance + floor)
+    return (updates * weights) @ means.T - 0.5 * weights @ jnp.square(means).T
+  log_noisy, log_quiet = jnp.log(fraction), jnp.log1p(-fraction)
+
+  def one(mean: jax.Array) -> jax.Array:
+    residual = updates - mean[None]
+    terms = (_laplace if laplace else _normal)(residual, variance + floor)
+    if model == 'noise':
+      return jnp.sum(terms * kept, -1)
+    quiet = _normal(residual, floor)
+    if groups is None:
+      return jnp.sum(jnp.logaddexp(log_noisy + terms, log_quiet + quiet) * kept, -1)
+    terms, quiet = (
+      jax.vmap(lambda row: jax.ops.segment_sum(row, groups, count))(each * kept) for each in (terms, quiet)
+    )
+    return jnp.sum(jnp.logaddexp(log_noisy + terms, log_quiet + quiet), -1)
+
+  return jax.lax.map(one, means).T
+
+
+def _normal(residual: jax.Array, variance: jax.Array) -> jax.Array:
+  """Returns the logarithm of the density of N(0, variance)."""
+  return -0.5 * (jnp.square(residual) / variance + jnp.log(2 * jnp.pi * variance))
+
+
+def _laplace(residual: jax.Array, variance: jax.Array) -> jax.Array:
+  """Returns the logarithm of Laplace's density of this variance."""
+  return -jnp.abs(residual) / jnp.sqrt(variance / 2) - 0.5 * jnp.log(2 * variance)
+
+
+def cosines(updates: Any, masks: Any, means: Any) -> np.ndarray:
+  """Returns the cosine of each upload [U, P] and each candidate's update [C, P], float32 [U, C]."""
+  return np.asarray(_cosines(updates, jnp.ones_like(updates) if masks is None else masks, means))
+
+
+@jax.jit
+def _cosines(updates: jax.Array, masks: jax.Array, means: jax.Array) -> jax.Array:
+  kept = masks.astype(jnp.float32)
+  compared = updates * kept
+  lengths = jnp.sum(jnp.square(compared), -1, keepdims=True) * (kept @ jnp.square(means).T)
+  return compared @ means.T / jnp.maximum(jnp.sqrt(lengths), 1e-30)
+
+
+def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the pattern of each upload, bool [U, P], and how many entries of each tensor it has, int [U, tensors].
+
+  Where more than a tenth of a tensor are zeros, the pattern is its other entries. Else it is the largest entries of the
+  tensor, the fraction `TOP`.
+  """
+  found, counts = [], []
+  for part in np.split(updates, np.cumsum(sizes)[:-1], axis=1):
+    sent, size = np.count_nonzero(part, axis=1), part.shape[1]
+    count = np.where(sent < 0.9 * size, sent, max(1, round(TOP * size)))
+    found.append(_largest(np.abs(part), count) & (part != 0))
+    counts.append(count)
+  return np.concatenate(found, axis=1), np.stack(counts, axis=1)
+
+
+def support(pattern: np.ndarray, counts: np.ndarray, means: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+  """Returns which fraction of each upload's pattern the largest entries of each candidate's update are, [U, C].
+
+  Args:
+    pattern, counts: of `patterns`.
+    means: the bare updates of the candidates, [C, P].
+    sizes: the number of entries of each tensor.
+  """
+  shared = np.zeros((len(pattern), len(means)), np.float32)
+  parts = np.split(np.abs(means), np.cumsum(sizes)[:-1], axis=1)
+  for several in np.unique(counts, axis=0):
+    alike = np.all(counts == several, axis=1)
+    top = np.concatenate(
+      [_largest(part, np.full(len(part), c)) for part, c in zip(parts, several, strict=True)], axis=1
+    )
+    shared[alike] = np.asarray(_product(pattern[alike], top))
+  return shared / np.maximum(pattern.sum(axis=1, keepdims=True), 1)
+
+
+@jax.jit
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+  return a.astype(jnp.float32) @ b.astype(jnp.float32).T
+
+
+def _largest(sizes: np.ndarray, count: np.ndarray) -> np.ndarray:
+  """Returns which entries of each row are among its `count` largest ones, bool; of equal ones any."""
+  made, width = np.zeros(sizes.shape, bool), sizes.shape[1]
+  for row, (values, number) in enumerate(zip(sizes, count.tolist(), strict=True)):
+    if number >= width:
+      made[row] = True
+    elif number:
+      made[row, np.argpartition(values, width - number)[width - number :]] = True
+  return made

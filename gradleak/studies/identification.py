@@ -1,0 +1,599 @@
+"""Re-identification without a picture: whose sample is behind an upload, by the likelihood of each candidate.
+
+    uploads ─► statistics of every candidate ─► rank of the original ─► false matches among innocent candidates
+
+An attacker with a list of suspects simulates the client on each of them, and compares (`adaptive.likelihood`). One
+upload of one sample is ranked by three statistics, and by the one of them that separates its first candidate best:
+
+- likelihood: of the upload, given the candidate and the defense. For exact candidates it is the optimal test.
+- direction: the cosine of the upload and the candidate's bare update.
+- pattern: which fraction of the upload's largest entries are the largest ones of the candidate's bare update. It
+  survives altered copies of the original.
+- combined: the statistic whose first candidate is further ahead of the second one than is usual.
+
+The candidates of a batch are ranked by non-negative least squares of the upload on all candidates' updates (Lawson,
+Hanson, Solving Least Squares Problems, 1974). An innocent candidate is one that is not behind the upload. The scores of
+innocent ones calibrate a presence test, for an attacker who does not know whether the original is on the list.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import metrics
+from gradleak.adaptive import likelihood
+from gradleak.audit.group import Group
+from gradleak.audit.labelled import Labelled, named_defenses
+from gradleak.audit.settings import AuditSettings
+from gradleak.audit.streams import Streams
+from gradleak.audit.uploads import Send, uploads
+from gradleak.core import errors, settings
+from gradleak.core.settings import setting
+from gradleak.core.storage import (
+  Workdir,
+  damaged,
+  description,
+  digest,
+  json_lines,
+  plain,
+  read_json_lines,
+  seal,
+  sealed,
+  write_atomically,
+)
+from gradleak.core.trees import Tree
+from gradleak.defenses import NO_DEFENSE
+from gradleak.defenses.defense import Bound, bind
+from gradleak.engine import driver
+from gradleak.engine.parts import told
+from gradleak.engine.progress import computing, end, note, reporter
+from gradleak.federated.scenario import Scenario
+
+STATISTICS = ('likelihood', 'direction', 'pattern')
+COMBINED, REGRESSION = 'combined', 'regression'
+RATE = 1e-3  # of false matches, at which a presence test is stated
+EXACT = 'exact'
+RESULT = 'identification.json'  # seals what stands beside it
+_FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl'}
+_BLOCK = 2**27  # entries of candidates' updates that are held at once
+_LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentificationSettings:
+  """The settings of `identify` that are no objects."""
+
+  batch_size: int = setting(1, 'Samples behind one upload.', group='run', low=1, high=10**6, integer=True)
+  candidates: int = setting(
+    1000,
+    'Length of the list, originals included, where there are as many.',
+    group='run',
+    low=2,
+    high=10**6,
+    integer=True,
+  )
+  rounds: int = setting(
+    1, 'Uploads of the same samples on the same model, whose log-likelihoods are summed.', group='attacker', low=1,
+    high=10**6, integer=True,
+  )  # fmt: skip
+  labels: str = setting(
+    'known', 'known: those of the candidates; unknown: every label is tried.', group='attacker',
+    choices=('known', 'unknown'),
+  )  # fmt: skip
+  copies: str = setting(
+    EXACT, 'What the list holds: exact, or names of altered copies, joined by commas.', group='attacker'
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Identification:
+  """What `identify` found.
+
+  Attributes:
+    config: the settings, plain JSON.
+    rows: one dict per original and statistic: 'defense', 'copies', 'model' (of the likelihood, one of
+      `likelihood.MODELS`), 'statistic', 'trial', 'place' (in its batch), 'label', 'rank' (1 is the first), 'candidates'
+      (beside the original), 'identified', 'posterior' (of the original under equal priors; None where the density of
+      the upload is not that of the defense), 'p_value' (of the presence test), 'rounds',
+      and 'present' (whether that test finds it at `RATE`; None for too few pairs).
+    pairs: one dict per defense, copies and statistic: the 'false' matches of the presence test among 'n' pairs of an
+      upload and an innocent candidate. Its thresholds are from other uploads.
+    seconds: wall time.
+  """
+
+  config: dict[str, Any]
+  rows: list[dict[str, Any]]
+  pairs: list[dict[str, Any]]
+  seconds: float
+
+  def counts(self) -> list[dict[str, Any]]:
+    """Returns one dict per defense, copies and statistic: 'identified' and 'present' of 'n', with 95 % intervals."""
+    grouped: dict[tuple, list[dict]] = {}
+    for row in self.rows:
+      grouped.setdefault((row['defense'], row['copies'], row['statistic']), []).append(row)
+    false = {(one['defense'], one['copies'], one['statistic']): one for one in self.pairs}
+    return [_counted(key, rows, false.get(key)) for key, rows in grouped.items()]
+
+  def decisive(self, copies: str = EXACT) -> str:
+    """Returns the statistic that decides: of a list with the samples themselves the likelihood, else 'combined'."""
+    if any(row['statistic'] == REGRESSION for row in self.rows):
+      return REGRESSION
+    return STATISTICS[0] if copies == EXACT else COMBINED
+
+  def identified(self, defense: str, statistic: str = '', copies: str = EXACT) -> tuple[int, int]:
+    """Returns (originals at rank 1, originals); by default of the `decisive` statistic.
+
+    Raises:
+      UsageError: for an unknown defense, statistic or copy.
+    """
+    statistic = statistic or self.decisive(copies)
+    for kind, value in (('defense', defense), ('statistic', statistic), ('copies', copies)):
+      errors.check_choice(kind, value, list(dict.fromkeys(row[kind] for row in self.rows)))
+    wanted = {'defense': defense, 'statistic': statistic, 'copies': copies}
+    rows = [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
+    return sum(row['identified'] for row in rows), len(rows)
+
+  def __repr__(self) -> str:
+    lines = [
+      f'  {one["defense"]}, {one["copies"]}, {one["statistic"]}: {one["identified"]} of {one["n"]}'
+      for one in self.counts()
+    ]
+    return '\n'.join([f'{self.config["model"]} on {self.config["dataset"]}', *lines])
+
+
+def _counted(key: tuple, rows: Sequence[Mapping], false: Mapping | None) -> dict[str, Any]:
+  n = len(rows)
+  made: dict[str, Any] = dict(zip(('defense', 'copies', 'statistic'), key, strict=True))
+  made |= {'model': rows[0]['model'], 'rounds': rows[0]['rounds'], 'n': n, 'candidates': rows[0]['candidates']}
+  for name in ('identified', 'present'):
+    found = [row[name] for row in rows if row[name] is not None]
+    _, low, high = metrics.proportion_interval(sum(found), len(found)) if found else (None, None, None)
+    made |= {name: sum(found) if found else None, f'{name}_low': low, f'{name}_high': high}
+  known = [row['posterior'] for row in rows if row['posterior'] is not None]
+  made['posterior'] = float(np.mean(known)) if known else None
+  return made | ({} if false is None else {'false': false['false'], 'pairs': false['n']})
+
+
+class _List(NamedTuple):
+  """The candidates, N of them.
+
+  Attributes:
+    samples: [N, …], those of the private ones first.
+    labels: int [N].
+    private: the place of each private sample in it, [T, B].
+    kinds: whether only candidates of one label are compared.
+  """
+
+  samples: np.ndarray
+  labels: np.ndarray
+  private: np.ndarray
+  kinds: bool
+
+
+def identify(
+  key: Any,
+  scenario: Scenario,
+  defenses: Any,
+  num_trials: int,
+  *,
+  settings: IdentificationSettings | None = None,
+  workdir: Any = None,
+  group_size: int | None = None,
+  progress: str | Callable = 'auto',
+  **changes: Any,
+) -> Identification:
+  """Ranks a list of candidates by how likely each is behind an upload, under each defense.
+
+  Uploads are those of an audit with the same key. The list holds the private samples, and then the gallery's, whose
+  labels count as known. The attacker knows the defense, and draws its own randomness.
+
+  Args:
+    key: a typed JAX key.
+    scenario: what is attacked, see `gradleak.scenario`.
+    defenses: as `gradleak.audit` takes them; None is no defense.
+    num_trials: T.
+    settings: `IdentificationSettings`; each may also be given as a keyword argument.
+    workdir: a folder for results; a run that was killed goes on with the defense where it stopped.
+    group_size: candidates that are simulated in one pass; None takes a measured default.
+    progress: 'auto', 'bar', 'lines' or 'none'.
+    **changes: fields of `IdentificationSettings`.
+
+  Raises:
+    UsageError: for settings that cannot be run; for a gallery without labels where they are to be known; for a batch
+      whose candidates' updates do not fit.
+  """
+  given = _settings(settings, changes)
+  key = errors.check_key('key', key, traced=False)
+  errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
+  errors.check_number('trials', num_trials, low=1, high=10**6, integer=True)
+  chosen, copies = named_defenses(defenses), _copies(scenario, given.copies)
+  listed = _listed(scenario, num_trials, given)
+  config = {
+    **scenario.settings,
+    **dataclasses.asdict(given),
+    'trials': num_trials,
+    'listed': len(listed.samples),
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
+  }
+  show = progress if progress is None or callable(progress) else reporter(progress)
+  size = driver.default_group_size(scenario.variables, 1) if group_size is None else group_size
+  store = None if workdir is None else Workdir(workdir, config, {'group_size': size})
+  run = _Run(key, scenario, given, listed, num_trials, size, show)
+  started, rows, pairs = time.monotonic(), [], []
+  try:
+    for name, alter in copies.items():
+      for label, defense in chosen:
+        part = f'{name}-{digest({"defense": str(defense), "label": label})[:8]}'
+        known = None if store is None else store.load_part(part)
+        if known is None:
+          found = run.under(label, defense, name, alter)
+          known = [{**row, 'kind': kind} for kind, each in zip(('row', 'pair'), found, strict=True) for row in each], {}
+          if store is not None:
+            store.save_part(part, *known)
+        for row in known[0]:
+          kind = row.pop('kind')
+          (rows if kind == 'row' else pairs).append(row)
+  finally:
+    end(show)
+  texts = {one.label: str(one.method) for one in chosen}
+  made = Identification({**config, 'defenses': texts}, rows, pairs, time.monotonic() - started)
+  if store is not None:
+    _write(store.path, made)
+  return made
+
+
+def load(workdir: Any) -> Identification:
+  """Returns the `Identification` of a finished run from its work directory.
+
+  Raises:
+    UsageError: if the folder holds none, or a damaged file.
+  """
+  folder = errors.check_path('workdir', workdir)
+  again = 'run launch/identify.py with this workdir again, or restore it'
+  try:
+    facts = sealed(folder / RESULT, again)
+    tables = {name: read_json_lines(folder / file, again) for name, file in _FILES.items()}
+    return Identification(facts['config'], **tables, seconds=facts['seconds'])
+  except FileNotFoundError:
+    raise errors.UsageError(
+      f'{folder} holds no finished identification: run launch/identify.py with this workdir'
+    ) from None
+  except KeyError as error:
+    raise damaged(folder / RESULT, error, again) from error
+
+
+def _write(folder: pathlib.Path, made: Identification) -> None:
+  """Writes rows, pairs and the file that seals them."""
+  contents = {file: json_lines(getattr(made, name)) for name, file in _FILES.items()}
+  for file, content in contents.items():
+    write_atomically(folder / file, content)
+  facts = {'config': made.config, 'seconds': made.seconds}
+  seal(folder / RESULT, plain(facts), {file: description(content) for file, content in contents.items()})
+
+
+def _settings(given: IdentificationSettings | None, changes: dict) -> IdentificationSettings:
+  made = settings.replaced(IdentificationSettings() if given is None else given, 'gradleak.identify', **changes)
+  settings.check(errors.check_instance('settings', made, IdentificationSettings, 'IdentificationSettings'))
+  return made
+
+
+def _copies(scenario: Scenario, text: str) -> dict[str, Callable]:
+  """Returns {name: what alters the candidates}."""
+  known: dict[str, Callable] = {EXACT: lambda samples: samples, **scenario.client.modality.copies}
+  names = [name.strip() for name in errors.check_text('copies', text).split(',')]
+  for name in names:
+    errors.check_choice('copies', name, known)
+  return {name: known[name] for name in dict.fromkeys(names)}
+
+
+def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) -> _List:
+  """Returns the `_List`: private samples, then those of the gallery, each once."""
+  count = num_trials * given.batch_size
+  if count > len(scenario.images):
+    raise errors.UsageError(
+      f'{num_trials} trials of {given.batch_size} need {count}, and there are {len(scenario.images)}'
+    )
+  gallery, dtype = scenario.gallery, scenario.images.dtype
+  samples = np.concatenate([scenario.images[:count], gallery.images.astype(dtype)])
+  labels = np.concatenate([scenario.labels[:count], gallery.labels])
+  first: dict[bytes, int] = {}
+  for i, sample in enumerate(samples):
+    first.setdefault(sample.tobytes(), i)
+  own = [first[sample.tobytes()] for sample in samples[:count]]
+  kept = list(first.values())[: max(given.candidates, len(set(own)))]
+  if given.labels == 'known' and np.any(labels[kept] < 0):
+    raise errors.UsageError(
+      "the labels of the gallery are not known: give gallery=(images, labels), or labels='unknown'"
+    )
+  private = np.asarray([kept.index(i) for i in own]).reshape(num_trials, given.batch_size)
+  found = _List(samples[kept], labels[kept], private, bool(gallery.by_class))
+  if len(found.samples) < 2:
+    raise errors.UsageError('there is no candidate beside the original: give gallery=… to gradleak.scenario')
+  return found
+
+
+class _Run:
+  """The statistics of all candidates under one defense after the other; bare updates are simulated once."""
+
+  def __init__(
+    self,
+    key: jax.Array,
+    scenario: Scenario,
+    given: IdentificationSettings,
+    listed: _List,
+    num_trials: int,
+    size: int,
+    show: Callable | None,
+  ):
+    self.scenario, self.given, self.listed, self.size, self.show = scenario, given, listed, size, show
+    self.streams, self.num_trials = Streams(key), num_trials
+    self.sizes = tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(scenario.variables['params']))
+    self.held: dict[tuple, np.ndarray] = {}
+
+  def under(self, label: str, defense: Any, copies: str, alter: Callable) -> tuple[list[dict], list[dict]]:
+    """Returns the rows and pairs of one defense and one kind of copies."""
+    bound = bind(defense, self.scenario.context)
+    given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
+    note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')
+    updates, masks = self._uploads(label, bound, given)
+    samples = np.asarray(alter(self.listed.samples), self.listed.samples.dtype)
+    if self.given.batch_size > 1 or self.scenario.client.cohort > 1:
+      scores = {REGRESSION: self._regression(given, updates, masks, samples, copies)}
+    else:
+      scores = self._statistics(given, updates, masks, samples, copies)
+    facts = {'defense': label, 'copies': copies, 'model': given.model, 'rounds': updates.shape[1]}
+    return _judged(scores, self.listed, facts, given.stated)
+
+  def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the uploads of all trials and rounds, float32 [T, R, P], and which entries are compared."""
+    random = any(stage.traits.random for stage in bound.defense.stages)
+    audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
+    group = Group(
+      self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
+    )  # fmt: skip
+    with told(computing(self.show, f'uploads under {label}')):
+      sent = uploads(group, np.arange(self.num_trials), np.arange(0), self.size).sent[0]
+    update = _rows(sent.update)
+    if not given.masked:
+      return update, None
+    declared = any(stage.traits.sparsifies == 'mask' for stage in bound.defense.stages)
+    full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.mask, sent.update)
+    return update, _rows(full) if declared else update != 0
+
+  def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
+    """Returns what some candidates would send, float32 [C, K, P]; K draws, or labels, or both.
+
+    Args:
+      bound: the defense that is simulated.
+      draws: uploads of each candidate and label.
+      samples: of all candidates.
+      copies: what they are called.
+      block: those that are simulated.
+    """
+    about = bound.defense.structure, bound.defense.numbers, draws, copies, block.start
+    if about in self.held:
+      return self.held[about]
+    classes, chosen = self.scenario.client.num_classes, samples[block]
+    known = self.given.labels == 'known'
+    labels = self.listed.labels[block][:, np.newaxis] if known else np.tile(np.arange(classes), (len(chosen), 1))
+    count = labels.size * draws
+    lanes = {
+      'trial': jnp.asarray(np.repeat(np.arange(labels.size), draws)),
+      'key': jax.random.split(self.streams.named(f'candidates {copies} {block.start}'), count),
+      'numbers': tuple(jnp.full(count, number, jnp.float32) for number in bound.defense.numbers),
+    }
+    shared = {
+      'variables': self.scenario.variables,
+      'images': jnp.asarray(np.repeat(chosen, labels.shape[1], axis=0)[:, np.newaxis]),
+      'labels': jnp.asarray(labels.reshape(-1, 1)),
+    }
+    client = dataclasses.replace(self.scenario.client, cohort=1)
+    with told(computing(self.show, f'candidates under {bound.defense}')):
+      sent = driver.evaluate(Send.of(bound, client), shared, lanes, group_size=self.size, unit='candidates')
+    means = likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
+    if not bound.defense.stages and sum(one.size for one in self.held.values()) + means.size <= _LARGEST:
+      self.held[about] = means
+    return means
+
+  def _statistics(
+    self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
+  ) -> dict[str, np.ndarray]:
+    """Returns {statistic: of each upload and candidate, [T, N]}, sums over the rounds."""
+    trials, rounds, entries = updates.shape
+    rows, kept = updates.reshape(-1, entries), None if masks is None else masks.reshape(-1, entries)
+    pattern, counts = likelihood.patterns(rows, self.sizes)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in STATISTICS}
+    bare, classes = bind(NO_DEFENSE, self.scenario.context), self.scenario.client.num_classes
+    step = max(1, _BLOCK // (entries * given.draws * (1 if self.given.labels == 'known' else classes)))
+    for start in range(0, len(samples), step):
+      block = slice(start, start + step)
+      own = self._means(bare, 1, samples, copies, block)
+      means = own
+      if given.bound.defense.stages:
+        means = self._means(given.bound, given.draws, samples, copies, block)
+      each = [own[:, k] for k in range(own.shape[1])]
+      parts['likelihood'].append(likelihood.log_likelihoods(given, rows, kept, means))
+      parts['direction'].append(np.max([likelihood.cosines(rows, kept, one) for one in each], axis=0))
+      parts['pattern'].append(np.max([likelihood.support(pattern, counts, one, self.sizes) for one in each], axis=0))
+    return {
+      name: np.concatenate(found, axis=1).reshape(trials, rounds, -1).sum(axis=1, dtype=np.float64)
+      for name, found in parts.items()
+    }
+
+  def _regression(
+    self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
+  ) -> np.ndarray:
+    """Returns the weight of each candidate in each upload, [T, N], by non-negative least squares on bare updates."""
+    from scipy import optimize
+
+    if self.given.labels == 'unknown':
+      raise errors.UsageError(
+        "the candidates of a batch are compared with their labels: labels='unknown' is for one sample"
+      )
+    if len(samples) * updates.shape[-1] > _LARGEST:
+      raise errors.UsageError(
+        f'the updates of {len(samples):,} candidates have {updates.shape[-1]:,} entries each, too many for a batch: '
+        'list fewer candidates'
+      )
+    means = self._means(bind(NO_DEFENSE, self.scenario.context), 1, samples, copies, slice(0, len(samples)))[:, 0]
+    found = []
+    for trial, several in enumerate(updates):
+      mean = several.mean(axis=0)
+      kept = np.ones(mean.shape, bool) if masks is None else masks[trial].all(axis=0)
+      variance = _variances(given.variance)
+      weights = (
+        1 / np.sqrt(variance[kept]) if given.stated and np.all(variance > 0) else np.ones(kept.sum(), np.float32)
+      )
+      rows, target = means[:, kept] * weights, mean[kept] * weights
+      gram = np.asarray(rows @ rows.T, np.float64)
+      gram[np.diag_indices(len(gram))] *= 1 + 1e-6
+      root = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram)))
+      found.append(optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0])
+    return np.asarray(found)
+
+
+def _variances(variance: Tree) -> np.ndarray:
+  return likelihood.flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], variance))[0]
+
+
+def _rows(tree: Tree) -> np.ndarray:
+  """Returns a tree of leaves [R, T, …] as an array [T, R, P]."""
+  leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+  return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=2).swapaxes(0, 1)
+
+
+def _widened(mask: Any, axes: int) -> np.ndarray:
+  mask = np.asarray(mask)
+  return mask.reshape(*mask.shape, *[1] * (axes - mask.ndim))
+
+
+def _judged(
+  scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, Any], stated: bool
+) -> tuple[list[dict], list[dict]]:
+  """Returns the rows and pairs of one defense: ranks, posteriors, and the presence test of each statistic."""
+  allowed = _allowed(listed)
+  standard = {name: _standardised(score, allowed) for name, score in scores.items()}
+  if len(scores) > 1:
+    scores = {**scores, COMBINED: _clearest(standard, listed, allowed)}
+    standard = {**standard, COMBINED: scores[COMBINED]}
+  rows, pairs = [], []
+  for name, score in scores.items():
+    tests = _presence(standard[name], listed, allowed)
+    pairs.append(plain({**facts, 'statistic': name, 'false': tests.false, 'n': tests.pairs}))
+    for trial, several in enumerate(listed.private):
+      for position, own in enumerate(several):
+        beside = allowed[trial, position].copy()
+        beside[several] = False  # the others of its batch are no wrong answers
+        rank = 1 + int(np.sum(score[trial, beside] >= score[trial, own]))
+        posterior = None
+        if stated and name == 'likelihood':
+          logs = score[trial, beside] - score[trial, own]
+          posterior = float(1 / (1 + np.sum(np.exp(np.minimum(logs, 700)))))
+        row = {
+          **facts,
+          'statistic': name,
+          'trial': trial,
+          'place': position,
+          'label': listed.labels[own],
+          'rank': rank,
+          'candidates': int(beside.sum()),
+          'identified': rank == 1,
+          'posterior': posterior,
+          'p_value': tests.p_values[trial, position],
+          'present': bool(tests.p_values[trial, position] <= RATE) if tests.decides else None,
+        }
+        rows.append(plain(row))
+  return rows, pairs
+
+
+def _allowed(listed: _List) -> np.ndarray:
+  """Returns which candidates each private sample is compared with, bool [T, B, N]."""
+  if not listed.kinds:
+    return np.ones((*listed.private.shape, len(listed.labels)), bool)
+  return listed.labels[listed.private][..., np.newaxis] == listed.labels
+
+
+def _standardised(score: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+  """Returns scores less the median of an upload's candidates, over the 95th percentile less the median, [T, N]."""
+  made, compared = [], np.asarray(np.any(allowed, axis=1))
+  for row, of in zip(score, compared, strict=True):
+    middle, high = np.quantile(row[of], [0.5, 0.95])
+    made.append((row - middle) / max(float(high - middle), 1e-12 * max(1.0, float(np.max(np.abs(row))))))
+  return np.asarray(made)
+
+
+def _clearest(standard: Mapping[str, np.ndarray], listed: _List, allowed: np.ndarray) -> np.ndarray:
+  """Returns for each upload the scores of the statistic whose first candidate is ahead by most, [T, N].
+
+  Being ahead is the distance of the first candidate and the second, over that of the second and the median. It is
+  compared with that of the other uploads, the originals of which are taken off the list: an attacker simulates those.
+  """
+  ahead, usual = {}, {}
+  for name, score in standard.items():
+    clear, null = [], []
+    for trial, several in enumerate(listed.private):
+      of: np.ndarray = np.any(allowed[trial], axis=0)
+      clear.append(_ahead(score[trial][of]))
+      of[several] = False
+      null.append(_ahead(score[trial][of]))
+    ahead[name], usual[name] = np.asarray(clear), np.asarray(null)
+  made = []
+  for trial in range(len(listed.private)):
+    ratios = {name: ahead[name][trial] / max([*np.delete(usual[name], trial), 1e-12], default=1.0) for name in standard}
+    best = max(ratios, key=lambda name: ratios[name]) if len(listed.private) > 1 else next(iter(standard))
+    made.append(standard[best][trial])
+  return np.asarray(made)
+
+
+def _ahead(scores: np.ndarray) -> float:
+  """Returns how far the first of some scores is ahead of the second, over how far that is above the median."""
+  if len(scores) < 3:
+    return 0.0
+  second, first = np.sort(scores)[-2:]
+  return float((first - second) / max(second - np.median(scores), 1e-12))
+
+
+class _Tests(NamedTuple):
+  """A presence test.
+
+  Attributes:
+    p_values: of the originals, [T, B].
+    false: its false matches among pairs that did not calibrate it.
+    pairs: how many these are.
+    decides: whether there are enough pairs for `RATE`.
+  """
+
+  p_values: np.ndarray
+  false: int
+  pairs: int
+  decides: bool
+
+
+def _presence(standard: np.ndarray, listed: _List, allowed: np.ndarray) -> _Tests:
+  """Returns the presence test of a statistic: is this candidate behind this upload?
+
+  The p-value of a candidate is the fraction of the pairs of another upload and an innocent candidate that score as
+  high. False matches at `RATE` are counted on odd trials, by thresholds of even ones.
+  """
+  innocent: np.ndarray = np.any(allowed, axis=1)
+  for trial, several in enumerate(listed.private):
+    innocent[trial, several] = False
+  p_values = np.ones(listed.private.shape)
+  for trial, several in enumerate(listed.private):
+    others = innocent.copy()
+    others[trial] = False
+    pool = np.sort(standard[others])
+    above = len(pool) - np.searchsorted(pool, standard[trial, several], side='left')
+    p_values[trial] = (1 + above) / (1 + len(pool))
+  calibrating, held = standard[::2][innocent[::2]], standard[1::2][innocent[1::2]]
+  if not len(calibrating) or not len(held):
+    return _Tests(p_values, 0, 0, False)
+  allowed_above = int(RATE * (1 + len(calibrating)))
+  threshold = np.inf if allowed_above < 1 else np.sort(calibrating)[-allowed_above]
+  return _Tests(p_values, int(np.sum(held >= threshold)), len(held), allowed_above >= 1)

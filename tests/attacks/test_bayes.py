@@ -1,0 +1,84 @@
+"""The most likely image: the prior against NumPy, the objective by hand, and what is seen under known noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.attacks.matching import terms
+from gradleak.priors import gaussian
+
+
+def test_the_prior_has_the_covariance_of_the_images():
+  rng = np.random.default_rng(0)
+  images = np.float32(rng.normal(size=(200, 2, 3, 1)) @ rng.normal(size=(1, 1)) + rng.normal(size=(1, 2, 3, 1)))
+  learned = gaussian.fitted(images, 6)
+  rows = images.reshape(200, -1)
+  np.testing.assert_allclose(learned['mean'], rows.mean(0), rtol=1e-5)
+  np.testing.assert_allclose(learned['basis'].T @ learned['basis'], np.cov(rows.T), atol=1e-5)
+  whitened = np.linalg.solve(np.cov(rows.T), (rows[:3] - rows.mean(0)).T)
+  by_hand = np.sum((rows[:3] - rows.mean(0)).T * whitened)  # the squared Mahalanobis distance
+  np.testing.assert_allclose(gaussian.squared_length(images[:3], learned), by_hand, rtol=1e-4)
+
+
+def test_latents_and_images_are_one_to_one():
+  images = np.float32(np.random.default_rng(1).uniform(size=(30, 4, 4, 1)))
+  learned = gaussian.fitted(images, 5)
+  assert learned['basis'].shape == (5, 16)
+  latents = jax.random.normal(jax.random.key(0), (2, 5))
+  made = gaussian.LINEAR.apply({'latents': latents}, (), (2, 4, 4, 1), learned)
+  np.testing.assert_allclose(gaussian.squared_length(made, learned), np.sum(np.square(latents)), rtol=1e-4)
+
+
+@pytest.mark.parametrize('images', [np.zeros((1, 2, 2, 1)), np.ones((5, 2, 2, 1))], ids=['one', 'equal'])
+def test_a_prior_of_nothing_is_refused(images):
+  with pytest.raises(gl.UsageError, match='Gaussian prior takes'):
+    gaussian.fitted(images, 3)
+
+
+@pytest.mark.parametrize('noise', [0.0, 3.0])
+def test_the_term_is_in_units_of_the_noise_of_an_entry(noise):
+  images = np.float32(np.random.default_rng(2).uniform(size=(30, 4, 4, 1)))
+  learned = gaussian.fitted(images, 40)
+  update = {'a': jnp.asarray([3.0, 4.0]), 'b': jnp.zeros(3)}
+  weights = {'a': jnp.ones(2, jnp.float16), 'b': jnp.zeros(3, jnp.float16)}
+  for counted, given in ((5, None), (2, weights)):
+    seen = gl.Observation(
+      {}, update, jnp.zeros((1, 2)), gl.Knowledge(), (1, 4, 4, 1), 2, given, jnp.float32(noise), prepared=learned
+    )
+    variance = max(noise, 1e-6 * 25) / counted
+    expected = variance * float(gaussian.squared_length(images[:1], learned))
+    np.testing.assert_allclose(terms.gaussian_prior(images[:1], terms.Given(None, seen)), expected, rtol=1e-5)
+
+
+def test_other_attacks_have_no_such_term():
+  assert 'gaussian' not in gl.attacks.csdlg().settings
+  with pytest.raises(gl.UsageError, match='gaussian needs a Gaussian prior'):
+    seen = gl.Observation({}, {}, jnp.zeros((1, 2)), gl.Knowledge(), (1, 4, 4, 1), 2)
+    terms.addends(dict(terms.summed({'gaussian': 1.0})), jnp.zeros((1, 4, 4, 1)), terms.Given(None, seen), 1.0)
+
+
+def test_under_known_noise_it_sees_digits_that_matching_does_not():
+  private, public = gl.data.load('digits', 'test', limit=4), gl.data.load('digits', 'train')
+  scenario = gl.scenario(
+    gl.models.create('mlp(widths=16)', 10), private.images, private.labels, key=jax.random.key(0), dataset='digits',
+    public=(public.images, public.labels), gallery=gl.data.gallery('digits', 'test', most=150),
+  )  # fmt: skip
+  attacks = [gl.attacks.bayes(steps=200), gl.attacks.csdlg_fast(steps=200, tv=1e-3)]
+  found = gl.audit(
+    jax.random.key(1), scenario, [gl.defenses.gaussian(stddev=2.0)], attacks, 4, controls=8, labels='known',
+    knowledge='adaptive', rounds=8, progress='none',
+  )  # fmt: skip
+  correlation = {
+    name: max(
+      np.mean([row['pearson'] for row in found.rows if (row['attack'], row['adaptive']) == (str(attack), by)])
+      for by in {row['adaptive'] for row in found.rows if row['attack'] == str(attack)}
+    )
+    for name, attack in zip(('bayes', 'csdlg'), attacks, strict=True)
+  }
+  assert correlation['bayes'] > correlation['csdlg'] + 0.1, correlation
+  null = [row['pearson'] for row in found.controls if row['attack'] == str(attacks[0])]
+  assert correlation['bayes'] > np.mean(null) + 0.3
+  (threat,) = {row['tier'] for row in found.rows if row['attack'] == str(attacks[0])}
+  assert threat == 'D', 'it holds public images'

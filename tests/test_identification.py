@@ -1,0 +1,294 @@
+"""Re-identification by likelihood: against closed forms, naive densities, and lists without the original."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import gradleak as gl
+from gradleak.adaptive import likelihood
+from gradleak.defenses.defense import bind
+from gradleak.studies import identification
+from tests import programs
+
+D = gl.defenses
+
+
+def dense(weights):
+  """A network of one dense layer with given weights, [pixels, classes]."""
+  params = {'kernel': jnp.asarray(weights, jnp.float32), 'bias': jnp.zeros(weights.shape[1])}
+
+  def apply(variables, images):
+    flat = images.reshape(len(images), -1)
+    return flat @ variables['kernel'] + variables['bias'][None]
+
+  return gl.models.from_functions(lambda key, shape: params, apply, name='dense'), {'params': params}
+
+
+@pytest.fixture(scope='module')
+def digits():
+  private, public = gl.data.load('digits', 'test', limit=8), gl.data.load('digits', 'train', limit=40)
+  gallery = gl.data.gallery('digits', 'test', most=150)
+  return private, (public.images, public.labels), gallery
+
+
+@pytest.fixture(scope='module')
+def scenario(digits):
+  private, public, gallery = digits
+  model = gl.models.create('mlp(widths=16)', 10)
+  return gl.scenario(
+    model, private.images, private.labels, key=jax.random.key(0), dataset='digits', public=public, gallery=gallery
+  )
+
+
+def identify(scenario, defenses, trials=8, **changes):
+  return gl.identify(jax.random.key(1), scenario, defenses, trials, progress='none', **changes)
+
+
+def test_under_gaussian_noise_it_is_right_as_often_as_the_optimal_test():
+  """Between two candidates the optimal test is right with probability Φ(d / 2σ), for updates a distance d apart."""
+  rng, trials = np.random.default_rng(0), 600
+  images = np.float32(rng.uniform(size=(2, 3, 3, 1)))
+  model, variables = dense(rng.normal(size=(9, 3)) * 0.3)
+  labels = np.zeros(trials, np.int32)
+  one = gl.scenario(
+    model, np.repeat(images[:1], trials, 0), labels, variables=variables, gallery=(images, np.zeros(2, np.int32))
+  )
+  client = one.client
+  updates = [client.local_update(None, variables, images[i : i + 1], labels[:1]).update for i in range(2)]
+  apart = math.sqrt(sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(*map(jax.tree.leaves, updates), strict=True)))
+  stddev = apart / 1.8
+  expected = stats.norm.cdf(apart / (2 * stddev))
+  found = identify(one, {'noise': D.gaussian(stddev=stddev)}, trials)
+  right, n = found.identified('noise', 'likelihood')
+  assert n == trials
+  assert stats.binomtest(right, n, expected).pvalue > 1e-3
+  assert stats.binomtest(right, n, stats.norm.cdf(apart / (3 * stddev))).pvalue < 1e-4  # the test can fail
+  posteriors = [row['posterior'] for row in found.rows if row['statistic'] == 'likelihood']
+  assert abs(np.mean(posteriors) - _mean_posterior(apart / stddev)) < 0.03
+
+
+def _mean_posterior(distance):
+  """Returns the mean posterior of the truth: its log-odds are N(d²/2, d²)."""
+  odds = np.random.default_rng(1).normal(distance**2 / 2, distance, 200_000)
+  return np.mean(1 / (1 + np.exp(-odds)))
+
+
+def test_without_a_defense_one_upload_is_enough(scenario):
+  found = identify(scenario, [None], labels='known')
+  for statistic in (*identification.STATISTICS, identification.COMBINED):
+    assert found.identified('none', statistic) == (8, 8)
+  assert {row['candidates'] for row in found.rows} == {found.config['listed'] - 1}
+  assert found.config['listed'] > 100
+
+
+def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
+  private, public, _ = digits
+  unlabelled = gl.data.gallery('digits', 'test', most=60).images
+  one = gl.scenario(
+    scenario.client.model, private.images, private.labels, key=jax.random.key(0), public=public, gallery=unlabelled
+  )
+  with pytest.raises(gl.UsageError, match='labels of the gallery are not known'):
+    identify(one, [None], 2)
+  assert identify(one, [None], 2, labels='unknown').identified('none') == (2, 2)
+
+
+@pytest.mark.parametrize(
+  ('defense', 'model', 'least'),
+  [
+    (D.laplace(scale=0.01), 'noise', 7),
+    (D.prune(rate=0.9), 'exact', 8),
+    (D.topk(ratio=0.1), 'exact', 8),
+    (D.fragmentation(ratio=0.5), 'exact', 8),
+    (D.graddefense(stddev=0.1), 'mixture', 8),
+    (D.outpost(), 'mixture', 8),
+    (D.soteria(rate=0.6), 'direction', 6),
+    (D.chain(D.clip(norm=0.5), D.gaussian(stddev=0.001)), 'noise', 8),
+    (D.client_dp(norm=0.5, noise=0.01), 'noise', 7),
+    (D.dpsgd(norm=0.5, noise=0.01), 'noise', 7),
+    (D.chain(D.gaussian(stddev=0.01), D.prune(rate=0.5)), 'draws', 6),
+    (D.chain(D.laplace(scale=0.01), D.gaussian(stddev=0.01)), 'draws', 6),
+  ],
+  ids=str,
+)
+def test_what_is_assumed_follows_from_the_traits(scenario, defense, model, least):
+  bound = bind(defense, scenario.context)
+  given = likelihood.expected(bound, scenario.context, 1)
+  assert given.model == model
+  assert given.stated == (model in ('noise', 'mixture'))
+  found = identify(scenario, [defense])
+  assert {row['model'] for row in found.rows} == {model}
+  assert found.identified(str(defense))[0] >= least
+  assert all((row['posterior'] is None) != (given.stated and row['statistic'] == 'likelihood') for row in found.rows)
+
+
+def test_a_bound_of_the_noisy_stage_is_simulated(scenario):
+  """The clip of `client_dp` and `dpsgd` is part of what a candidate would send."""
+  for defense in (D.client_dp(norm=0.5, noise=0.01), D.dpsgd(norm=0.5, noise=0.01)):
+    given = likelihood.expected(bind(defense, scenario.context), scenario.context, 1)
+    assert [str(stage) for stage in given.bound.defense.stages] == ['clip(norm=0.5)']
+    assert given.bound.defense.stages[0].traits.place == defense.stages[0].traits.place
+
+
+def test_pure_noise_finds_nobody(scenario):
+  found = identify(scenario, [D.gaussian(stddev=1000.0)], candidates=150)
+  for statistic in (*identification.STATISTICS, identification.COMBINED):
+    assert found.identified('gaussian(stddev=1000.0)', statistic)[0] <= 1
+  assert np.mean([row['posterior'] for row in found.rows if row['statistic'] == 'likelihood']) < 0.05
+
+
+def test_more_uploads_of_random_noise_tell_more(scenario):
+  defense = D.gaussian(stddev=0.3)
+  one, several = (identify(scenario, [defense], rounds=rounds) for rounds in (1, 32))
+  assert several.identified(str(defense))[0] > one.identified(str(defense))[0]
+  assert {row['rounds'] for row in several.rows} == {32}
+  assert {row['rounds'] for row in identify(scenario, [D.prune(rate=0.5)], rounds=4).rows} == {1}, 'all are equal'
+
+
+def test_altered_copies_are_found_by_the_pattern(scenario):
+  found = identify(scenario, [D.prune(rate=0.8)], copies='exact,darker,shifted,jpeg')
+  assert found.identified('prune(rate=0.8)') == (8, 8)
+  assert found.identified('prune(rate=0.8)', 'pattern', 'jpeg')[0] >= 6
+  assert {row['copies'] for row in found.rows} == {'exact', 'darker', 'shifted', 'jpeg'}
+  with pytest.raises(gl.UsageError, match="unknown copies 'blurred'"):
+    identify(scenario, [None], copies='blurred')
+
+
+def test_a_batch_is_told_by_regression(scenario):
+  found = identify(scenario, [None, D.gaussian(stddev=1e-4)], 2, batch_size=4)
+  assert found.identified('none') == (8, 8)
+  assert found.identified('gaussian(stddev=0.0001)') == (8, 8)
+  assert {row['statistic'] for row in found.rows} == {identification.REGRESSION}
+  others = {row['candidates'] for row in found.rows}
+  assert others == {found.config['listed'] - 4}, 'the others of a batch are no wrong answers'
+
+
+@pytest.mark.parametrize('grouped', [False, True], ids=['entries', 'groups'])
+@pytest.mark.parametrize('laplace', [False, True], ids=['gaussian', 'laplace'])
+def test_a_mixture_is_what_its_density_says(scenario, grouped, laplace):
+  """Entry by entry, or group by group: (1 − φ)·N(0, s²) + φ·noise."""
+  rng, entries, fraction = np.random.default_rng(3), 12, 0.3
+  update, mean = rng.normal(size=(2, 1, entries)).astype(np.float32)
+  variance = np.float32(rng.uniform(0.5, 2, entries))
+  groups = np.arange(entries) % 4
+  given = likelihood.expected(bind(None, scenario.context), scenario.context, 1)._replace(
+    model='mixture', variance={'w': variance}, fraction=fraction, groups={'w': groups} if grouped else None,
+    laplace=laplace,
+  )  # fmt: skip
+  mask = np.arange(entries)[None] != 5
+  mean[0, 3] = update[0, 3]  # without noise
+  found = likelihood.log_likelihoods(given, update, mask, mean[:, None])
+  floor = np.mean(np.square(update)) * likelihood.ROUNDING**2
+  noisy = (
+    stats.laplace(scale=np.sqrt((variance + floor) / 2)) if laplace else stats.norm(scale=np.sqrt(variance + floor))
+  )
+  logs = noisy.logpdf((update - mean)[0])
+  quiet = stats.norm(scale=np.sqrt(floor)).logpdf((update - mean)[0])
+  parts = [np.flatnonzero((groups == g) & mask[0]) for g in range(4)] if grouped else np.flatnonzero(mask[0])[:, None]
+  expected = sum(
+    np.logaddexp(math.log(fraction) + logs[part].sum(), math.log(1 - fraction) + quiet[part].sum()) for part in parts
+  )
+  np.testing.assert_allclose(found[0, 0], expected, rtol=1e-4)
+
+
+def test_the_pattern_is_what_was_sent_or_the_largest():
+  update = np.zeros((1, 140), np.float32)
+  update[0, [3, 7]] = 1, -2  # of 40 entries two were sent
+  update[0, 40:] = np.arange(1, 101)
+  pattern, counts = likelihood.patterns(update, (40, 100))
+  assert set(np.flatnonzero(pattern[0])) == {3, 7, *range(135, 140)}
+  assert counts.tolist() == [[2, 5]]
+  other = np.float32(np.random.default_rng(0).normal(size=140)) * 0.1
+  other[[3, 9]] = 5
+  other[40:] = np.arange(100)
+  assert likelihood.support(pattern, counts, other[None], (40, 100))[0, 0] == pytest.approx(6 / 7)
+
+
+def test_a_presence_test_accuses_as_often_as_it_says():
+  """Scores without any information: p-values are uniform, and one pair in a thousand is a false match."""
+  rng, trials, number = np.random.default_rng(0), 40, 500
+  listed = identification._List(
+    np.zeros((number, 1)), np.zeros(number, int), np.arange(trials)[:, None], kinds=False
+  )  # fmt: skip
+  scores = {'likelihood': rng.normal(size=(trials, number))}
+  facts = {'defense': 'none', 'copies': 'exact', 'model': 'exact', 'rounds': 1}
+  rows, (pairs,) = identification._judged(scores, listed, facts, False)
+  assert stats.kstest([row['p_value'] for row in rows], 'uniform').pvalue > 1e-3
+  assert pairs['n'] == 20 * 499
+  assert stats.binomtest(pairs['false'], pairs['n'], identification.RATE).pvalue > 1e-3
+  scores['likelihood'][np.arange(trials), np.arange(trials)] += 10
+  assert all(row['present'] for row in identification._judged(scores, listed, facts, False)[0])
+  few = {'likelihood': scores['likelihood'][:2, :50]}
+  short = listed._replace(samples=np.zeros((50, 1)), labels=np.zeros(50, int), private=np.arange(2)[:, None])
+  assert {row['present'] for row in identification._judged(few, short, facts, False)[0]} == {None}, 'too few pairs'
+
+
+def test_candidates_of_another_kind_do_not_count():
+  listed = identification._List(np.zeros((4, 1)), np.asarray([0, 0, 1, 1]), np.asarray([[0]]), kinds=True)
+  (row,), _ = identification._judged(
+    {'likelihood': np.asarray([[1.0, 0.0, 5.0, 6.0]])}, listed, {'copies': 'exact'}, False
+  )  # fmt: skip
+  assert (row['rank'], row['candidates']) == (1, 1)
+
+
+def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
+  whole = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'whole')
+  known, under = [], identification._Run.under
+
+  def once(self, *arguments):
+    if known:
+      raise KeyboardInterrupt
+    known.append(1)
+    return under(self, *arguments)
+
+  monkeypatch.setattr(identification._Run, 'under', once)
+  with pytest.raises(KeyboardInterrupt):
+    identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
+  monkeypatch.setattr(identification._Run, 'under', under)
+  resumed = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
+  assert (resumed.rows, resumed.pairs) == (whole.rows, whole.pairs)
+  with pytest.raises(gl.UsageError, match='candidates'):
+    identify(scenario, [None], 2, candidates=30, workdir=tmp_path / 'part')
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'trials': 9}, 'need 9'),
+    ({'candidates': 1}, 'candidates'),
+    ({'labels': 'guessed'}, 'labels'),
+    ({'trials': 2, 'batch_size': 2, 'labels': 'unknown'}, 'batch'),
+    ({'steps': 3}, 'steps'),
+  ],
+)
+def test_what_cannot_be_run_is_refused(scenario, arguments, message):
+  with pytest.raises(gl.UsageError, match=message):
+    identify(scenario, [None], **arguments)
+
+
+def test_the_first_sentence_follows_from_the_counts(scenario):
+  found = identify(scenario, [None, D.prune(rate=0.5)], 4)
+  among = found.config['listed'] - 1
+  assert (
+    gl.report.identification_table(found).replace('\n', ' ').count('Under each of 2 entries, 4 of 4 originals') == 1
+  )
+  rows = [{**row, 'identified': row['defense'] == 'none'} for row in found.rows]
+  told = gl.report.identification_table(dataclasses.replace(found, rows=rows)).replace('\n', ' ')
+  assert f'0 of 4 originals are at rank 1 among {among} others under prune(rate=0.5), which hides most' in told
+
+
+def test_the_program_writes_a_page_and_a_table(tmp_path):
+  what = '--dataset=digits', '--model=mlp(widths=16)', '--trials=4', '--candidates=60', '--progress=none'
+  done = programs.start(
+    'identify', *what, '--compilation_cache=', '--defenses=none;gaussian(stddev=100)', f'--workdir={tmp_path}/run'
+  )
+  assert done.status == 0, done.err
+  assert '4 of 4 (40 to 100 %)' in done.out
+  written = (tmp_path / 'run' / 'identification.html').read_text('utf-8')
+  assert 'at rank 1 among 59 others under' in written.replace('\n', ' ')
+  assert (tmp_path / 'run' / 'summary.csv').read_text().count('\n') == 9
+  assert (tmp_path / 'run' / 'identification.png').read_bytes().startswith(b'\x89PNG')
