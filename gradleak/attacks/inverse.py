@@ -1,0 +1,200 @@
+"""The map before some stages of a network, from the map behind them and the gradients of their parameters.
+
+Each stage computes h_{k+1} = relu(s_k(h_k)), and its parameters have the gradient of s_k at h_k, applied to what comes
+back: δ_k = s_k'(h_k)ᵀ (slope(s_k) · δ_{k+1}). Everything behind is known. So h_{k+1} and the gradients are nonlinear
+equations for h_k, solved by least squares (Levenberg–Marquardt; its linear systems by conjugate gradients). Two
+measures make them solvable from a poor start:
+
+  * Gradients jump where a pre-activation changes its sign. In the backward pass alone, the slope of ReLU is
+    sigmoid(z / τ). From step to step τ falls, which moves doubtful signs one after another.
+  * Several stages are solved together, with the maps between them as further unknowns that may deviate from what the
+    stage before makes (multiple shooting). The penalty for deviations grows.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.models.stages import Path, Stage, Stages
+
+_OUTPUT = 2.0  # the weight of the known map
+_DOUBTFUL = 0.01  # the softness from which on zeros of the known map may be small positive numbers
+_EDGE = 1e-2  # differences of pixels from which on the total variation grows linearly
+_DAMPING = 1.0  # of the first step, relative to the curvature of a map's own scale
+_LEAST, _MOST = 1e-9, 1e4  # damping
+_TOLERANCE = 1e-5  # of the linear systems
+
+
+class Behind(NamedTuple):
+  """What is known behind some stages.
+
+  Attributes:
+    output: the map behind their last ReLU, [1, H, W, C].
+    incoming: the loss's gradient at it.
+    gradients: of the parameters of the stages, by path.
+  """
+
+  output: Any
+  incoming: Any
+  gradients: dict[Path, Any]
+
+
+class Weights(NamedTuple):
+  """What decides the equations of one solution.
+
+  Attributes:
+    softness: τ of the slope; 0 for that of ReLU.
+    joined: the weight of the deviations between stages.
+    tv: the weight of the total variation of the pixels, where the first unknown is the image.
+  """
+
+  softness: float
+  joined: float = 1.0
+  tv: float = 0.0
+
+
+@jax.custom_jvp
+def _bent(z: jax.Array, softness: jax.Array) -> jax.Array:
+  """Returns relu(z), whose derivative is sigmoid(z / softness)."""
+  del softness
+  return jnp.maximum(z, 0)
+
+
+@_bent.defjvp
+def _bent_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+  z, softness = primals
+  return jnp.maximum(z, 0), _slope(z, softness) * tangents[0]
+
+
+def _slope(z: jax.Array, softness: jax.Array) -> jax.Array:
+  return jax.nn.sigmoid(z / jnp.maximum(softness, 1e-9))
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  return jax.lax.stop_gradient(jnp.linalg.norm(jnp.ravel(x)) + 1e-9)
+
+
+def _scale(x: jax.Array, pixels: bool) -> Any:
+  """Returns what changes of an unknown are measured by: its norm, or that of a white image."""
+  return float(np.sqrt(x.size)) if pixels else _norm(x)
+
+
+def _residuals(
+  net: Stages, stages: Sequence[Stage], maps: Sequence[jax.Array], params: Any, behind: Behind, weights: Weights
+) -> Any:
+  """Returns the residuals of all equations, a tree of arrays.
+
+  Args:
+    net: the network.
+    stages: some that follow each other.
+    maps: the unknown inputs of each.
+    params: values by path.
+    behind: what is known behind the last.
+    weights: see `Weights`.
+  """
+  relu = functools.partial(_bent, softness=weights.softness)
+  outputs, pullbacks = [], []
+  for stage, x in zip(stages, maps, strict=True):
+    own = {path: params[path] for path in stage.paths}
+    made, pullback = jax.vjp(lambda own, x, stage=stage: net.apply(stage, own, x, relu=relu), own, x)
+    outputs.append(made)
+    pullbacks.append(pullback)
+  active, last = behind.output > 0, outputs[-1]
+  found = [_OUTPUT * jnp.where(active, last - behind.output, jnp.maximum(last, 0)) / _norm(behind.output)]
+  found += [
+    weights.joined * (jnp.maximum(made, 0) - following) / _norm(following)
+    for made, following in zip(outputs[:-1], maps[1:], strict=True)
+  ]
+  doubtful = jnp.where(weights.softness <= _DOUBTFUL, _slope(last, weights.softness), 0)
+  incoming = behind.incoming * jnp.where(active, 1, doubtful)
+  for stage, pullback, before in zip(reversed(stages), reversed(pullbacks), [*outputs[-2::-1], None], strict=True):
+    gradients, at_map = pullback(incoming)
+    for path in stage.paths:
+      found.append((gradients[path] - behind.gradients[path]) / _norm(behind.gradients[path]))
+    if before is not None:
+      incoming = at_map * _slope(before, weights.softness)
+  pixels = stages[0] is net.stages[0]
+  for index, x in enumerate(maps):
+    found.append(jnp.minimum(x, 0) / _scale(x, pixels and index == 0))
+  if pixels:
+    x, whole = maps[0], float(np.sqrt(maps[0].size))
+    changes = (x[:, 1:] - x[:, :-1], x[:, :, 1:] - x[:, :, :-1])
+    found += [jnp.maximum(x - 1, 0) / whole]
+    found += [weights.tv / 3 * change / (change**2 + _EDGE**2) ** 0.25 / whole for change in changes]
+  return found
+
+
+@functools.lru_cache(maxsize=32)
+def _stepper(net_of: Callable[[], Stages], first: int, last: int) -> Callable:
+  """Returns one step of Levenberg–Marquardt for the stages from `first` up to `last`, compiled."""
+  net = net_of()
+  stages = net.stages[first:last]
+
+  def squared(tree: Any) -> jax.Array:
+    return sum(jnp.vdot(x, x) for x in jax.tree.leaves(tree))  # type: ignore[return-value]
+
+  @functools.partial(jax.jit, static_argnames='iterations')
+  def step(maps: Any, damping: Any, params: Any, behind: Behind, weights: Weights, iterations: int) -> tuple:
+    residuals = functools.partial(_residuals, net, stages, params=params, behind=behind, weights=weights)
+    now, forward = jax.linearize(residuals, maps)
+    backward = jax.linear_transpose(forward, maps)
+    scales = [1 / _scale(x, first == 0 and index == 0) ** 2 for index, x in enumerate(maps)]
+
+    def normal(change: Any) -> Any:
+      (curved,) = backward(forward(change))
+      return [a + damping * scale * b for a, scale, b in zip(curved, scales, change, strict=True)]
+
+    def scaled(change: Any) -> Any:
+      return [x / scale for x, scale in zip(change, scales, strict=True)]
+
+    downhill = [-x for x in backward(now)[0]]
+    change, _ = jax.scipy.sparse.linalg.cg(normal, downhill, maxiter=iterations, tol=_TOLERANCE, M=scaled)
+    moved = [x + y for x, y in zip(maps, change, strict=True)]
+    return moved, squared(now), squared(residuals(moved))
+
+  return step
+
+
+def solve(
+  net_of: Callable[[], Stages],
+  first: int,
+  last: int,
+  maps: Sequence[Any],
+  params: dict[Path, Any],
+  behind: Behind,
+  weights: Weights,
+  *,
+  steps: int,
+  iterations: int,
+) -> tuple[list[Any], float]:
+  """Returns (the inputs of stages, the sum of squares that is left) after some steps of Levenberg–Marquardt.
+
+  Args:
+    net_of: () -> the network; a function, so that what is compiled for it is found again.
+    first, last: the stages are those from `first` up to `last`, which is not one of them.
+    maps: where it starts, the input of each stage.
+    params: values by path.
+    behind: what is known behind the last stage.
+    weights: see `Weights`.
+    steps: of Levenberg–Marquardt.
+    iterations: of conjugate gradients in each.
+  """
+  step = _stepper(net_of, first, last)
+  stages = net_of().stages[first:last]
+  own = {path: params[path] for stage in stages for path in stage.paths}
+  given = behind._replace(gradients={path: behind.gradients[path] for path in own})
+  maps, damping, left = list(maps), _DAMPING, np.inf
+  for _ in range(steps):
+    moved, before, after = step(maps, damping, own, given, weights, iterations=iterations)
+    left = float(before)
+    if float(after) < left:
+      maps, damping, left = moved, max(damping / 3, _LEAST), float(after)
+    else:
+      damping *= 4
+    if damping > _MOST:
+      break
+  return maps, left
