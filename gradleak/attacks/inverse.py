@@ -1,9 +1,11 @@
 """The map before some stages of a network, from the map behind them and the gradients of their parameters.
 
-Each stage computes h_{k+1} = relu(s_k(h_k)), and its parameters have the gradient of s_k at h_k, applied to what comes
-back: δ_k = s_k'(h_k)ᵀ (slope(s_k) · δ_{k+1}). Everything behind is known. So h_{k+1} and the gradients are nonlinear
-equations for h_k, solved by least squares (Levenberg–Marquardt; its linear systems by conjugate gradients). Two
-measures make them solvable from a poor start:
+Stage k computes the map h_{k+1} = relu(s_k(h_k)). What comes back to it is
+
+  δ_k = ∂s_k/∂h_kᵀ (slope(s_k) · δ_{k+1}), and the gradient of its parameters is ∂s_k/∂θ_kᵀ (slope(s_k) · δ_{k+1}).
+
+With h_{k+1} and δ_{k+1} known, both are nonlinear equations for h_k. They are solved by least squares with
+Levenberg–Marquardt, whose linear systems are solved by conjugate gradients. Two measures allow a poor start:
 
   * Gradients jump where a pre-activation changes its sign. In the backward pass alone, the slope of ReLU is
     sigmoid(z / τ). From step to step τ falls, which moves doubtful signs one after another.
@@ -50,11 +52,13 @@ class Weights(NamedTuple):
     softness: τ of the slope; 0 for that of ReLU.
     joined: the weight of the deviations between stages.
     tv: the weight of the total variation of the pixels, where the first unknown is the image.
+    gradients: the weight of those of each parameter.
   """
 
   softness: float
   joined: float = 1.0
   tv: float = 0.0
+  gradients: float = 1.0
 
 
 @jax.custom_jvp
@@ -91,14 +95,15 @@ def _residuals(
   Args:
     net: the network.
     stages: some that follow each other.
-    maps: the unknown inputs of each.
+    maps: the unknown inputs of the first ones; those of the others are what the stage before makes.
     params: values by path.
     behind: what is known behind the last.
     weights: see `Weights`.
   """
   relu = functools.partial(_bent, softness=weights.softness)
   outputs, pullbacks = [], []
-  for stage, x in zip(stages, maps, strict=True):
+  for index, stage in enumerate(stages):
+    x = maps[index] if index < len(maps) else relu(outputs[-1])
     own = {path: params[path] for path in stage.paths}
     made, pullback = jax.vjp(lambda own, x, stage=stage: net.apply(stage, own, x, relu=relu), own, x)
     outputs.append(made)
@@ -107,14 +112,15 @@ def _residuals(
   found = [_OUTPUT * jnp.where(active, last - behind.output, jnp.maximum(last, 0)) / _norm(behind.output)]
   found += [
     weights.joined * (jnp.maximum(made, 0) - following) / _norm(following)
-    for made, following in zip(outputs[:-1], maps[1:], strict=True)
+    for made, following in zip(outputs, maps[1:], strict=False)
   ]
   doubtful = jnp.where(weights.softness <= _DOUBTFUL, _slope(last, weights.softness), 0)
   incoming = behind.incoming * jnp.where(active, 1, doubtful)
   for stage, pullback, before in zip(reversed(stages), reversed(pullbacks), [*outputs[-2::-1], None], strict=True):
     gradients, at_map = pullback(incoming)
     for path in stage.paths:
-      found.append((gradients[path] - behind.gradients[path]) / _norm(behind.gradients[path]))
+      apart = gradients[path] - behind.gradients[path]
+      found.append(weights.gradients * apart / _norm(behind.gradients[path]))
     if before is not None:
       incoming = at_map * _slope(before, weights.softness)
   pixels = stages[0] is net.stages[0]
@@ -176,7 +182,7 @@ def solve(
   Args:
     net_of: () -> the network; a function, so that what is compiled for it is found again.
     first, last: the stages are those from `first` up to `last`, which is not one of them.
-    maps: where it starts, the input of each stage.
+    maps: where it starts, the inputs of the first stages; the others follow from them.
     params: values by path.
     behind: what is known behind the last stage.
     weights: see `Weights`.
@@ -187,14 +193,14 @@ def solve(
   stages = net_of().stages[first:last]
   own = {path: params[path] for stage in stages for path in stage.paths}
   given = behind._replace(gradients={path: behind.gradients[path] for path in own})
-  maps, damping, left = list(maps), _DAMPING, np.inf
+  found, damping, left = list(maps), _DAMPING, np.inf
   for _ in range(steps):
-    moved, before, after = step(maps, damping, own, given, weights, iterations=iterations)
+    moved, before, after = step(found, damping, own, given, weights, iterations=iterations)
     left = float(before)
     if float(after) < left:
-      maps, damping, left = moved, max(damping / 3, _LEAST), float(after)
+      found, damping, left = moved, max(damping / 3, _LEAST), float(after)
     else:
       damping *= 4
     if damping > _MOST:
       break
-  return maps, left
+  return found, left

@@ -28,7 +28,7 @@ from gradleak.attacks import base
 from gradleak.attacks.inverse import Behind, Weights, solve
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
-from gradleak.core.settings import Count, NonNegative, ranged
+from gradleak.core.settings import Count, NonNegative
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.models.model import Model
@@ -43,14 +43,30 @@ _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
 _SWEEPS = 12  # over the directions that are missing
 _NOTHING = 1e-4  # of a map's root mean square; what is smaller is an error
 _EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
-_ITERATIONS = 60  # of conjugate gradients
+_ITERATIONS = 60, 150  # of conjugate gradients, for one stage and for several
 _SOFTNESS = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # of the slopes, of one stage
-# Together: (weight of deviations between the stages, weight of the total variation, softness) of each round.
+
+
+class _Round(NamedTuple):
+  """Some solutions of the first stages together, each with a weight of `Weights`, the softness last.
+
+  Attributes:
+    apart: whether the maps between are unknown, too.
+    weights: of deviations between the stages, of the total variation and of the gradients.
+    softness: of each solution.
+  """
+
+  apart: bool
+  weights: tuple[float, float, float]
+  softness: tuple[float, ...]
+
+
 _ROUNDS = (
-  (1.0, 0.03, (0.5, 0.2, 0.1, 0.05)),
-  (3.0, 0.03, (0.2, 0.1, 0.05)),
-  (10.0, 0.01, (0.1, 0.05, 0.02)),
-  (10.0, 0.003, (0.05, 0.02, 0.01)),
+  _Round(False, (0.0, 0.3, 0.0), (0.01, 0.01)),
+  _Round(True, (1.0, 0.03, 1.0), (0.5, 0.2)),
+  _Round(True, (3.0, 0.03, 1.0), (0.2, 0.07)),
+  _Round(True, (10.0, 0.01, 1.0), (0.1, 0.03, 0.1, 0.03)),
+  _Round(True, (30.0, 0.003, 1.0), (0.05, 0.02)),
 )
 
 
@@ -60,7 +76,7 @@ class Peeled(NamedTuple):
   Attributes:
     image: float32 [H, W, C].
     label: its class, or −1 where a further dense layer hides it.
-    maps: what was found of the input of each stage, the image first; None behind the last one that was found.
+    maps: the inputs of all stages, the image first.
     eigenvalue: the least eigenvalue of the closed form over the mean one, about 1e-12 where it is exact.
   """
 
@@ -87,30 +103,31 @@ def patches(net: Stages, stage: Stage, params: dict[Path, Any]) -> np.ndarray:
   An entry of the map counts from 1; 0 is the padding. They are read from the convolution's own gradient, which is the
   patch where what comes back is one at a position and zero elsewhere.
   """
-  size = int(np.prod(stage.shape))
-  assert stage.kernel is not None
-  kernel = jnp.asarray(params[stage.kernel], jnp.float32)
+  size, path = int(np.prod(stage.shape)), stage.first
+  kernel = jnp.asarray(params[path], jnp.float32)
   numbered = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(stage.shape)
 
   def convolved(kernel: jax.Array) -> jax.Array:
-    return net.apply(stage, {**params, stage.kernel: kernel}, numbered, until=stage.product)
+    return net.apply(stage, {**params, path: kernel}, numbered, until=stage.product)
 
   made, pullback = jax.vjp(convolved, kernel)
   positions = made.shape[1] * made.shape[2]
   unit = jnp.zeros((positions, *made.shape)).reshape(positions, positions, -1)
   unit = unit.at[jnp.arange(positions), jnp.arange(positions), 0].set(1).reshape(positions, *made.shape)
-  seen = np.asarray(jax.jit(jax.vmap(lambda one: pullback(one)[0]))(unit))
-  return np.rint(rows(seen, made.shape[-1])[:, 0]).astype(int)
+  seen = jax.jit(jax.vmap(lambda one: rows(pullback(one)[0], made.shape[-1])[0]))(unit)
+  return np.rint(np.asarray(seen)).astype(int)
 
 
-def rows(kernels: np.ndarray, channels: int) -> np.ndarray:
-  """Returns weights of a convolution, […, its shape], as […, channels, entries of a filter].
+def rows(kernel: Any, channels: int) -> Any:
+  """Returns the weights of a convolution as [channels, entries]; its channels are the first of two axes, or the last.
 
-  The last axis of four is that of the channels, and of two, the first.
+  Args:
+    kernel: [channels, entries], as `gradleak.models.layers.Conv` has it, or […, channels] as Flax's.
+    channels: that it makes.
   """
-  if kernels.shape[-1] == channels and kernels.shape[-2] != channels:
-    kernels = np.moveaxis(kernels, -1, -(kernels.ndim - (kernels.ndim % 2)))
-  return kernels.reshape(*kernels.shape[: kernels.ndim % 2], channels, -1)
+  if kernel.ndim == 2 and len(kernel) == channels:
+    return kernel
+  return kernel.reshape(-1, channels).T
 
 
 def centred_map(seen: np.ndarray, gradient: np.ndarray, size: int) -> tuple[np.ndarray, float]:
@@ -163,7 +180,7 @@ def _least(form: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
 def _scaled(after: Callable[[Any], Any], x: np.ndarray, wanted: np.ndarray) -> np.ndarray:
   """Returns `x` times the factor with which `after` of it comes closest to what is wanted."""
   x = x / np.sqrt(np.mean(x**2))
-  apart = jax.jit(jax.vmap(lambda factor: jnp.sum((after(factor * x) - wanted) ** 2)))
+  apart = jax.jit(jax.vmap(lambda factor: jnp.sum((jnp.ravel(after(factor * x)) - wanted) ** 2)))
   centre, width = 0.0, np.log(1e3)
   for _ in range(6):
     factors = np.exp(np.linspace(centre - width, centre + width, 33))
@@ -179,6 +196,7 @@ class _Run(NamedTuple):
     params, observed: parameters and their gradient, float32 by path.
     steps: of Levenberg–Marquardt at each softness.
     tv: by which the weights of the total variation are multiplied.
+    classes: their number.
   """
 
   net_of: Callable[[], Stages]
@@ -186,6 +204,7 @@ class _Run(NamedTuple):
   observed: dict[Path, Any]
   steps: int
   tv: float
+  classes: int
 
   def after(self, stage: Stage, x: Any) -> jax.Array:
     """Returns the map behind a stage."""
@@ -197,7 +216,7 @@ class _Run(NamedTuple):
 
   def solved(self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights) -> list[Any]:
     """Returns what `inverse.solve` finds."""
-    given = {'steps': self.steps, 'iterations': _ITERATIONS}
+    given = {'steps': self.steps, 'iterations': _ITERATIONS[last - first > 1]}
     return solve(self.net_of, first, last, maps, self.params, behind, weights, **given)[0]
 
 
@@ -214,7 +233,7 @@ def peel(run: _Run) -> Peeled:
   last = net.stages[-1]
 
   seen = patches(net, last, {path: run.params[path] for path in last.paths})
-  gradient = rows(np.asarray(run.observed[last.kernel]), run.params[last.kernel].size // seen.shape[1])
+  gradient = rows(np.asarray(run.observed[last.first]), run.params[last.first].size // seen.shape[1])
   direction, eigenvalue = centred_map(seen, gradient, int(np.prod(last.shape)))
   direction = active(direction.reshape(last.shape).astype(np.float32))
   x = _scaled(lambda x: pooled(run.after(last, x)), direction, taken)
@@ -227,7 +246,7 @@ def peel(run: _Run) -> Peeled:
     x = stage_input(run, place, Behind(maps[0], back, run.observed))
     back, maps = run.back(net.stages[place], x, back), [np.asarray(x), *maps]
   image = first_input(run, place, Behind(maps[0], back, run.observed))
-  label = int(np.argmin(bias)) if bias.size == len(bias) else -1
+  label = int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share alone is negative
   return Peeled(np.clip(image[0][0], 0, 1), label, [*map(np.asarray, image), *maps], eigenvalue)
 
 
@@ -257,11 +276,19 @@ def first_input(run: _Run, place: int, behind: Behind) -> list[Any]:
   """Returns the inputs of the first `place` stages, the image first, from the map behind them."""
   net = run.net_of()
   maps = [0.5 + 0.2 * jax.random.normal(jax.random.key(0), net.stages[0].shape)]
-  for stage in net.stages[: place - 1]:
+  for round_ in _ROUNDS:
+    maps = maps[:1] if not round_.apart else maps if len(maps) > 1 else through(run, place, maps[0])
+    joined, tv, gradients = round_.weights
+    for softness in round_.softness:
+      maps = run.solved(0, place, maps, behind, Weights(softness, joined, tv * run.tv, gradients))
+  return through(run, place, maps[0])
+
+
+def through(run: _Run, place: int, image: Any) -> list[Any]:
+  """Returns the inputs of the first `place` stages for an image."""
+  maps = [image]
+  for stage in run.net_of().stages[: place - 1]:
     maps.append(run.after(stage, maps[-1]))
-  for joined, tv, levels in _ROUNDS:
-    for softness in levels:
-      maps = run.solved(0, place, maps, behind, Weights(softness, joined, tv * run.tv))
   return maps
 
 
@@ -270,8 +297,8 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
   r"""Peeling of networks of convolutions, BatchNorm, ReLU and residual sums, from one gradient of one image.
 
   It runs on the host, and takes minutes for an image of CIFAR-10 in ResNet-20. The client runs BatchNorm on the
-  statistics of the batch. The map before the last block is exact up to rounding, and so are those of all blocks with
-  many more weights than their map has entries. The image is found by search.
+  statistics of the batch. The map before the last block is exact up to rounding. So are those before the blocks that
+  have many more weights than their map has entries. The image is found by search.
 
   Formula:
     f = \frac{\partial W \, \partial b}{\lVert \partial b \rVert^2}, \quad
@@ -294,16 +321,15 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
     base.require_gradient('residual_peeling', observation)
     number, *shape = observation.image_shape
     if number != 1:
-      raise errors.UsageError(f'the attack residual_peeling reads the gradient of one sample, and the batch has {number}')
-    net = _network(client.model, tuple(shape), client.batch_norm == 'train')
-    return net
+      raise errors.UsageError(f'the attack residual_peeling reads the gradient of one sample: the batch has {number}')
+    return _network(client.model, tuple(shape), client.batch_norm == 'train')
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
     both = (observation.variables['params'], observation.update)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
-    found = peel(_Run(net_of(observation), params, observed, steps, float(tv)))
-    return found.image, np.asarray([found.label])
+    found = peel(_Run(net_of(observation), params, observed, steps, float(tv), observation.num_classes))
+    return found.image[np.newaxis], np.asarray([found.label])
 
   return base.host_form(net_of, read)
 
@@ -344,7 +370,8 @@ def _check_last(model: Model, net: Stages, shapes: dict[Path, Any]) -> None:
     raise errors.UsageError(f'{about} has no BatchNorm on the statistics of the batch behind its first convolution')
   if channels < height * width - 1:
     raise errors.UsageError(
-      f'{about} has {height}×{width} positions, and its first convolution {channels} channels: it needs as many, less one'
+      f'{about} has {height}×{width} positions, and its first convolution {channels} channels; it needs '
+      f'{height * width - 1}'
     )
-  if shapes[stage.kernel].size / channels * height * width < _OVERLAP * np.prod(stage.shape):
+  if shapes[stage.first].size / channels * height * width < _OVERLAP * np.prod(stage.shape):
     raise errors.UsageError(f'{about} has filters that hardly overlap')

@@ -1,8 +1,8 @@
 """The stages of a convolutional network, between maps that everything behind them is computed from, read from a trace.
 
-A stage ends where a ReLU makes a map, and nothing else that was computed from the image is used any more: after the
-sum of a residual block, or after each norm of a network without shortcuts. What a stage computes is a part of the
-traced program, so it does not matter which library the network is written in.
+A stage ends where a ReLU makes a map, and nothing else that was computed from the image is used any more. That is so
+after the sum of a residual block, and after each ReLU of a network without shortcuts. What a stage computes is a part
+of the traced program, so it does not matter which library the network is written in.
 """
 
 from collections.abc import Sequence
@@ -64,6 +64,12 @@ class Stage(NamedTuple):
   paths: tuple[Path, ...]
   kernel: Path | None
   product: int | None
+
+  @property
+  def first(self) -> Path:
+    """The path of the first convolution's weight, where there is one."""
+    assert self.kernel is not None
+    return self.kernel
 
 
 class Stages(NamedTuple):
@@ -133,7 +139,11 @@ def stages(model: Model, variables: Tree, image_shape: Sequence[int], train: boo
   given = [flat.place() for _ in closed.jaxpr.invars]
   (logits,) = flat.run(closed.jaxpr, closed.consts, given)
   places = {path[1:]: place for path, place in zip(leaves, given, strict=False) if path[0] == 'params'}
-  return _split(flat, places, given[-1], logits, (1, *image_shape))
+  others = set(given[:-1]) - set(places.values())
+  found = _split(flat, places, given[-1], logits, (1, *image_shape))
+  if others & {one for part in (*found.stages, found.head) for operation in part.operations for one in operation.uses}:
+    raise flat.refuse('it uses variables that are no parameters, such as running statistics')
+  return found
 
 
 class _Flat:
@@ -157,9 +167,9 @@ class _Flat:
   def run(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Adds the operations of a program; returns the places of its outputs."""
     known: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
-    for variable, value in zip(jaxpr.constvars, constants, strict=True):
+    for variable, constant in zip(jaxpr.constvars, constants, strict=True):
       known[variable] = self.place()
-      self.constants[known[variable]] = value
+      self.constants[known[variable]] = constant
 
     def value(variable: Any) -> Any:
       return np.asarray(variable.val) if isinstance(variable, Literal) else known[variable]

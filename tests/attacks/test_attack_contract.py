@@ -96,12 +96,13 @@ ROWS = {
 # They read networks with convolutions: tests/attacks/test_convolutional.py.
 CONVOLUTIONAL = {'fidel_decoder', 'prefix'}
 TRANSFORMERS = {'april'}  # tests/attacks/test_april.py
+RESIDUAL = {'residual_peeling'}  # tests/attacks/test_residual_peeling.py
 LEARNED = {'lti'}  # tests/attacks/test_learned.py
 GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
 
 
 def test_every_attack_has_a_row():
-  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS | LEARNED | GENERATIVE == ATTACKS.keys()
+  assert ROWS.keys() | CONVOLUTIONAL | TRANSFORMERS | RESIDUAL | LEARNED | GENERATIVE == ATTACKS.keys()
 
 
 class Case(NamedTuple):
