@@ -150,3 +150,20 @@ def test_networks_without_such_stages_are_refused(digits, spec):
   seen = Observation(variables, update, jnp.zeros((1, 10)), Knowledge(labels='unused'), (1, 8, 8, 1), 10)
   with pytest.raises(UsageError, match='does not come apart into stages of maps'):
     gl.attacks.residual_peeling()(Client(model, num_classes=10)).init(jax.random.key(0), seen)
+
+
+@pytest.mark.slow
+def test_a_deep_network_comes_apart_block_by_block(digits, monkeypatch):
+  """ResNet-20 of width 4: the maps before the last blocks are exact, one of them across a change of size."""
+  model = gl.models.create('resnet20(width=4)', 10, init='default')
+  client, image = Client(model, num_classes=10), np.kron(digits[0][:1], np.ones((1, 2, 2, 3), np.float32))
+  variables = model.init(jax.random.key(0), (16, 16, 3))
+  update = jax.jit(client.local_update)(None, variables, image, digits[1][:1]).update
+  monkeypatch.setattr(peeling, 'first_input', lambda run, place, behind: [np.zeros((1, 16, 16, 3))] * place)
+  params = by_path(variables['params'])
+  net_of = peeling._network(model, (16, 16, 3), True)
+  found = peeling.peel(peeling._Run(net_of, params, by_path(update), 6, 1.0, 10))
+  truth = maps_of(net_of(), params, image)
+  assert found.eigenvalue < 1e-8 and found.label == digits[1][0]
+  for place in (9, 8, 7):
+    assert np.linalg.norm(found.maps[place] - truth[place]) < 1e-4 * np.linalg.norm(truth[place])
