@@ -26,8 +26,9 @@ from gradleak.models.stages import Path, Stage, Stages
 _OUTPUT = 2.0  # the weight of the known map
 _DOUBTFUL = 0.01  # the softness from which on zeros of the known map may be small positive numbers
 _EDGE = 1e-2  # differences of pixels from which on the total variation grows linearly
-_DAMPING = 1.0  # of the first step, relative to the curvature of a map's own scale
+_PROBES = 8  # of the curvature's diagonal
 _LEAST, _MOST = 1e-9, 1e4  # damping
+_FLAT = 1e-2  # of the largest curvature of a map's channels, the least that is assumed
 _TOLERANCE = 1e-5  # of the linear systems
 
 
@@ -38,11 +39,13 @@ class Behind(NamedTuple):
     output: the map behind their last ReLU, [1, H, W, C].
     incoming: the loss's gradient at it.
     gradients: of the parameters of the stages, by path.
+    slack: an output up to this may be zero or not.
   """
 
   output: Any
   incoming: Any
   gradients: dict[Path, Any]
+  slack: float = 0.0
 
 
 class Weights(NamedTuple):
@@ -108,8 +111,9 @@ def _residuals(
     made, pullback = jax.vjp(lambda own, x, stage=stage: net.apply(stage, own, x, relu=relu), own, x)
     outputs.append(made)
     pullbacks.append(pullback)
-  active, last = behind.output > 0, outputs[-1]
-  found = [_OUTPUT * jnp.where(active, last - behind.output, jnp.maximum(last, 0)) / _norm(behind.output)]
+  active, last = behind.output > behind.slack, outputs[-1]
+  free = jnp.maximum(last - behind.slack, 0)
+  found = [_OUTPUT * jnp.where(active, last - behind.output, free) / _norm(behind.output)]
   found += [
     weights.joined * (jnp.maximum(made, 0) - following) / _norm(following)
     for made, following in zip(outputs, maps[1:], strict=False)
@@ -134,6 +138,19 @@ def _residuals(
   return found
 
 
+def _curvatures(curved: Callable[[Any], Any], maps: Sequence[jax.Array]) -> list[jax.Array]:
+  """Returns the mean diagonal of a positive matrix over each channel, estimated from products with random signs."""
+
+  def one(key: jax.Array) -> list[jax.Array]:
+    keys = jax.random.split(key, len(maps))
+    signs = [jax.random.rademacher(key, x.shape, x.dtype) for key, x in zip(keys, maps, strict=True)]
+    means = [jnp.mean(a * b, axis=(0, 1, 2), keepdims=True) for a, b in zip(signs, curved(signs), strict=True)]
+    return [jnp.maximum(mean, 0) + _FLAT * jnp.max(mean) for mean in means]
+
+  found = jax.lax.map(one, jax.random.split(jax.random.key(0), _PROBES))
+  return [jnp.mean(x, axis=0) for x in found]
+
+
 @functools.lru_cache(maxsize=32)
 def _stepper(net_of: Callable[[], Stages], first: int, last: int) -> Callable:
   """Returns one step of Levenberg–Marquardt for the stages from `first` up to `last`, compiled."""
@@ -150,12 +167,16 @@ def _stepper(net_of: Callable[[], Stages], first: int, last: int) -> Callable:
     backward = jax.linear_transpose(forward, maps)
     scales = [1 / _scale(x, first == 0 and index == 0) ** 2 for index, x in enumerate(maps)]
 
+    def curved(change: Any) -> Any:
+      return backward(forward(change))[0]
+
     def normal(change: Any) -> Any:
-      (curved,) = backward(forward(change))
-      return [a + damping * scale * b for a, scale, b in zip(curved, scales, change, strict=True)]
+      return [a + damping * scale * b for a, scale, b in zip(curved(change), scales, change, strict=True)]
+
+    curvatures = [mean + damping * scale for mean, scale in zip(_curvatures(curved, maps), scales, strict=True)]
 
     def scaled(change: Any) -> Any:
-      return [x / scale for x, scale in zip(change, scales, strict=True)]
+      return [x / curvature for x, curvature in zip(change, curvatures, strict=True)]
 
     downhill = [-x for x in backward(now)[0]]
     change, _ = jax.scipy.sparse.linalg.cg(normal, downhill, maxiter=iterations, tol=_TOLERANCE, M=scaled)
@@ -176,6 +197,7 @@ def solve(
   *,
   steps: int,
   iterations: int,
+  damping: float,
 ) -> tuple[list[Any], float]:
   """Returns (the inputs of stages, the sum of squares that is left) after some steps of Levenberg–Marquardt.
 
@@ -188,12 +210,13 @@ def solve(
     weights: see `Weights`.
     steps: of Levenberg–Marquardt.
     iterations: of conjugate gradients in each.
+    damping: of the first step, relative to the curvature of a map's own scale.
   """
   step = _stepper(net_of, first, last)
   stages = net_of().stages[first:last]
   own = {path: params[path] for stage in stages for path in stage.paths}
   given = behind._replace(gradients={path: behind.gradients[path] for path in own})
-  found, damping, left = list(maps), _DAMPING, np.inf
+  found, left = list(maps), np.inf
   for _ in range(steps):
     moved, before, after = step(found, damping, own, given, weights, iterations=iterations)
     left = float(before)

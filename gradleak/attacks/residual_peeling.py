@@ -41,9 +41,13 @@ _REDUNDANT = 1.5  # equations for each unknown from which on a stage is solved b
 _RANK = 1e-5  # of the largest singular value; what is smaller is rounding
 _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
 _SWEEPS = 12  # over the directions that are missing
+# The largest softness of each attempt, which starts from the best solution so far, and a factor of `_NOTHING`.
+_ATTEMPTS = (1.0, 1.0), (0.06, 1.0), (0.12, 0.1), (0.06, 10.0), (0.25, 1.0)
+_SOLVED = 1e-8  # the sum of squares up to which a solution is exact; rounding leaves about 1e-10
 _NOTHING = 1e-4  # of a map's root mean square; what is smaller is an error
 _EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
-_ITERATIONS = 60, 150  # of conjugate gradients, for one stage and for several
+_DAMPING = 1.0, 0.01
+_ITERATIONS = 60, 120  # of conjugate gradients, for one stage and for several
 _SOFTNESS = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # of the slopes, of one stage
 
 
@@ -214,10 +218,11 @@ class _Run(NamedTuple):
     """Returns the loss's gradient at a stage's input."""
     return jax.vjp(functools.partial(self.after, stage), jnp.asarray(x))[1](incoming)[0]
 
-  def solved(self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights) -> list[Any]:
+  def solved(self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights) -> tuple[list[Any], float]:
     """Returns what `inverse.solve` finds."""
-    given = {'steps': self.steps, 'iterations': _ITERATIONS[last - first > 1]}
-    return solve(self.net_of, first, last, maps, self.params, behind, weights, **given)[0]
+    together = last - first > 1
+    given = {'steps': self.steps, 'iterations': _ITERATIONS[together], 'damping': _DAMPING[together]}
+    return solve(self.net_of, first, last, maps, self.params, behind, weights, **given)
 
 
 def peel(run: _Run) -> Peeled:
@@ -235,24 +240,22 @@ def peel(run: _Run) -> Peeled:
   seen = patches(net, last, {path: run.params[path] for path in last.paths})
   gradient = rows(np.asarray(run.observed[last.first]), run.params[last.first].size // seen.shape[1])
   direction, eigenvalue = centred_map(seen, gradient, int(np.prod(last.shape)))
-  direction = active(direction.reshape(last.shape).astype(np.float32))
+  direction = np.maximum(direction, 0).reshape(last.shape).astype(np.float32)
   x = _scaled(lambda x: pooled(run.after(last, x)), direction, taken)
   output = run.after(last, x)
   back = jax.vjp(pooled, output)[1](jnp.asarray(incoming, jnp.float32).reshape(1, -1))[0]
   back, maps, place = run.back(last, x, back), [np.asarray(x)], len(net.stages) - 1
 
+  def behind() -> Behind:
+    return Behind(maps[0], back, run.observed, _NOTHING * float(np.sqrt(np.mean(maps[0] ** 2))))
+
   while place > 1 and equations(net.stages[place - 1], run.params, maps[0]) > _REDUNDANT:
     place -= 1
-    x = stage_input(run, place, Behind(maps[0], back, run.observed))
-    back, maps = run.back(net.stages[place], x, back), [np.asarray(x), *maps]
-  image = first_input(run, place, Behind(maps[0], back, run.observed))
+    x = stage_input(run, place, behind())
+    back, maps = run.back(net.stages[place], x, back), [x, *maps]
+  image = first_input(run, place, behind())
   label = int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share alone is negative
   return Peeled(np.clip(image[0][0], 0, 1), label, [*map(np.asarray, image), *maps], eigenvalue)
-
-
-def active(x: np.ndarray) -> np.ndarray:
-  """Returns a map found, with zeros where ReLU made it zero up to errors: its sign there decides what comes back."""
-  return np.where(x > _NOTHING * np.sqrt(np.mean(x**2)), x, 0)
 
 
 def equations(stage: Stage, params: dict[Path, Any], output: np.ndarray) -> float:
@@ -266,10 +269,16 @@ def stage_input(run: _Run, place: int, behind: Behind) -> np.ndarray:
   start = jax.image.resize(jnp.asarray(behind.output), (1, *shape[1:3], behind.output.shape[-1]), 'linear')
   more = start.shape[-1] - shape[-1]
   start = start[..., more // 2 :][..., : shape[-1]] if more >= 0 else jnp.pad(start, [(0, 0)] * 3 + [(0, -more)])
-  maps = [start]
-  for softness in _SOFTNESS:
-    maps = run.solved(place, place + 1, maps, behind, Weights(softness))
-  return active(np.asarray(maps[0]))
+  best, least = [start], np.inf
+  for warmest, slack in _ATTEMPTS:
+    maps, given = best, behind._replace(slack=slack * behind.slack)
+    for softness in (one for one in _SOFTNESS if one <= warmest):
+      maps, left = run.solved(place, place + 1, maps, given, Weights(softness))
+    if left < least:
+      best, least = maps, left
+    if least < _SOLVED:
+      break
+  return np.maximum(np.asarray(best[0]), 0)
 
 
 def first_input(run: _Run, place: int, behind: Behind) -> list[Any]:
@@ -280,7 +289,7 @@ def first_input(run: _Run, place: int, behind: Behind) -> list[Any]:
     maps = maps[:1] if not round_.apart else maps if len(maps) > 1 else through(run, place, maps[0])
     joined, tv, gradients = round_.weights
     for softness in round_.softness:
-      maps = run.solved(0, place, maps, behind, Weights(softness, joined, tv * run.tv, gradients))
+      maps, _ = run.solved(0, place, maps, behind, Weights(softness, joined, tv * run.tv, gradients))
   return through(run, place, maps[0])
 
 
