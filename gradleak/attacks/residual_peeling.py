@@ -218,11 +218,13 @@ class _Run(NamedTuple):
     """Returns the loss's gradient at a stage's input."""
     return jax.vjp(functools.partial(self.after, stage), jnp.asarray(x))[1](incoming)[0]
 
-  def solved(self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights) -> tuple[list[Any], float]:
+  def solved(
+    self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights
+  ) -> tuple[list[Any], float]:
     """Returns what `inverse.solve` finds."""
-    together = last - first > 1
-    given = {'steps': self.steps, 'iterations': _ITERATIONS[together], 'damping': _DAMPING[together]}
-    return solve(self.net_of, first, last, maps, self.params, behind, weights, **given)
+    search = functools.partial(solve, self.net_of, first, last, maps, self.params, behind, weights, steps=self.steps)
+    several = last - first > 1
+    return search(iterations=_ITERATIONS[several], damping=_DAMPING[several])
 
 
 def peel(run: _Run) -> Peeled:
@@ -247,7 +249,7 @@ def peel(run: _Run) -> Peeled:
   back, maps, place = run.back(last, x, back), [np.asarray(x)], len(net.stages) - 1
 
   def behind() -> Behind:
-    return Behind(maps[0], back, run.observed, _NOTHING * float(np.sqrt(np.mean(maps[0] ** 2))))
+    return Behind(maps[0], back, run.observed, negligible(maps[0]))
 
   while place > 1 and equations(net.stages[place - 1], run.params, maps[0]) > _REDUNDANT:
     place -= 1
@@ -258,9 +260,16 @@ def peel(run: _Run) -> Peeled:
   return Peeled(np.clip(image[0][0], 0, 1), label, [*map(np.asarray, image), *maps], eigenvalue)
 
 
+def negligible(x: np.ndarray) -> float:
+  """Returns what entries of a map found may be where ReLU made them zero."""
+  return _NOTHING * float(np.sqrt(np.mean(x**2)))
+
+
 def equations(stage: Stage, params: dict[Path, Any], output: np.ndarray) -> float:
   """Returns how many equations there are for each entry of a stage's input: gradients, and active entries behind."""
-  return (sum(params[path].size for path in stage.paths) + int((output > 0).sum())) / np.prod(stage.shape)
+  return (sum(params[path].size for path in stage.paths) + int((output > negligible(output)).sum())) / np.prod(
+    stage.shape
+  )
 
 
 def stage_input(run: _Run, place: int, behind: Behind) -> np.ndarray:
@@ -336,6 +345,9 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
     both = (observation.variables['params'], observation.update)
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(observation.update))
+    if not finite:
+      return np.zeros((0, 1)), np.zeros(0)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
     found = peel(_Run(net_of(observation), params, observed, steps, float(tv), observation.num_classes))
     return found.image[np.newaxis], np.asarray([found.label])

@@ -124,6 +124,12 @@ def test_noise_of_the_same_norm_gives_nothing(digits):
   assert np.isfinite(found.images).all() and abs(correlation(found.images, digits[0][0])) < 0.5
 
 
+def test_an_upload_that_is_not_finite_gives_nothing(digits):
+  client, seen = observed(digits, Small())
+  found = attacked(client, Observation(**{**vars(seen), 'update': jax.tree.map(lambda x: x * np.nan, seen.update)}))
+  assert not found.images.any() and found.labels.tolist() == [-1]
+
+
 @pytest.mark.parametrize(
   ('module', 'number', 'local', 'message'),
   [
