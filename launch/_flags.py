@@ -42,8 +42,8 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'attacks': (
     'string', 'csdlg(tv=1e-6)',
     "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, dga, gia, gs, magia, cinet, ggl, gias, gifd, "
-    'pnp, bayes, lti, with settings; closed forms: fidel, peeling, spear, april; of malicious servers: imprint, trap, '
-    'class_fishing, feature_fishing.',
+    'pnp, bayes, lti, with settings; closed forms: fidel, peeling, residual_peeling, spear, april; of malicious '
+    'servers: imprint, trap, class_fishing, feature_fishing.',
   ),
   'defenses': (
     'string', 'none',

@@ -21,6 +21,7 @@ from gradleak.attacks.learned import lti
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, magia, prefix
+from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
@@ -45,6 +46,7 @@ REGISTRY = {
   'fidel_decoder': fidel_decoder,
   'lti': lti,
   'peeling': peeling,
+  'residual_peeling': residual_peeling,
   'spear': spear,
   'april': april,
 }
@@ -82,6 +84,7 @@ __all__ = [
   'peeling',
   'pnp',
   'prefix',
+  'residual_peeling',
   'spear',
   'wrap',
 ]

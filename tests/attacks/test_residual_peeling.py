@@ -1,0 +1,175 @@
+"""Peeling of residual networks against JAX's own gradients of digits, in networks small enough to know every map."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import gradleak as gl
+from gradleak import Client, Knowledge, Observation, UsageError
+from gradleak.core import trees
+from gradleak.models import layers, stages
+from gradleak.models.resnet import BasicBlock
+
+peeling = importlib.import_module('gradleak.attacks.residual_peeling')  # attacks.residual_peeling is the attack
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+
+class Small(nn.Module):
+  """A stem that halves an 8×8 image, residual blocks of 4×4 positions and as many channels, the mean, a dense layer."""
+
+  blocks: int = 1
+  width: int = 16
+  norm: str = 'batch'
+  stride: int = 1
+
+  @nn.compact
+  def __call__(self, images, train: bool = False):
+    x = layers.Conv(self.width, 3, 'default', 2, 1, bias=False, name='stem')(images)
+    x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x))
+    for block in range(self.blocks):
+      x = BasicBlock(self.width, self.stride, 'default', 'patches', self.norm, True, name=f'block{block}')(x, train)
+    return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
+
+
+@pytest.fixture(scope='module')
+def digits():
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  return (data.images / 16).astype(np.float32)[..., None], data.target.astype(np.int32)
+
+
+def observed(digits, module, number=1, **local):
+  """Returns (the client, the observation) of the first digits."""
+  images, labels = (jnp.asarray(part[:number]) for part in digits)
+  model = gl.models.from_flax(module)
+  client = Client(model, num_classes=10, **local)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  keys = iter(jax.random.split(jax.random.key(1), 100))  # norms of untrained networks have no shift
+
+  def shifted(path, leaf):
+    return leaf + 0.2 * jax.random.normal(next(keys), leaf.shape) if leaf.ndim == 1 else leaf
+
+  variables = {**variables, 'params': jax.tree_util.tree_map_with_path(shifted, variables['params'])}
+  update = jax.jit(client.local_update)(None, variables, images, labels).update
+  knowledge = Knowledge(labels='unused', batch_norm=client.batch_norm, share=client.share)
+  return client, Observation(variables, update, jnp.zeros((number, 10)), knowledge, images.shape, 10)
+
+
+def by_path(tree):
+  return {trees.path_names(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def maps_of(net, params, image):
+  """Returns the inputs of all stages, and the last output."""
+  found = [jnp.asarray(image)]
+  for stage in net.stages:
+    found.append(jax.nn.relu(net.apply(stage, params, found[-1])))
+  return found
+
+
+def attacked(client, observation, **settings):
+  attack = gl.attacks.residual_peeling(**settings)(client)
+  return attack.reconstruct(attack.init(jax.random.key(0), observation), observation)
+
+
+def correlation(a, b):
+  return np.corrcoef(np.ravel(a), np.ravel(b))[0, 1]
+
+
+def test_stages_compute_what_the_network_does(digits):
+  client, seen = observed(digits, Small(2))
+  net, params = stages.stages(client.model, seen.variables, (8, 8, 1)), by_path(seen.variables['params'])
+  assert [stage.shape for stage in net.stages] == [(1, 8, 8, 1), (1, 4, 4, 16), (1, 4, 4, 16)]
+  assert [stage.kernel for stage in net.stages[1:]] == [(f'block{i}', 'conv1', 'kernel') for i in range(2)]
+  *_, last = maps_of(net, params, digits[0][:1])
+  kernel, bias = (params[path] for path in net.dense)
+  logits = client.model.apply(seen.variables, digits[0][:1], True, None)[0]
+  np.testing.assert_allclose(np.asarray(net.apply(net.head, {}, last)) @ kernel + bias, logits, atol=1e-5)
+
+
+def test_the_closed_form_gives_the_map_before_the_last_block(digits):
+  client, seen = observed(digits, Small())
+  net = stages.stages(client.model, seen.variables, (8, 8, 1))
+  params, update = by_path(seen.variables['params']), by_path(seen.update)
+  stage, truth = net.stages[-1], maps_of(net, params, digits[0][:1])[1]
+  numbers = peeling.patches(net, stage, params)
+  assert numbers.shape == (16, 144) and set(np.unique(numbers)) == set(range(257))
+  gradient = update[stage.kernel]
+  assert np.linalg.matrix_rank(gradient, tol=1e-5 * np.linalg.norm(gradient)) == 15
+  found, eigenvalue = peeling.centred_map(numbers, gradient, 256)
+  np.testing.assert_allclose(found * np.linalg.norm(truth), np.ravel(truth), atol=1e-5 * np.linalg.norm(truth))
+  assert eigenvalue < 1e-9
+
+
+def test_an_image_comes_back_through_two_blocks(digits):
+  client, seen = observed(digits, Small(2))
+  found = attacked(client, seen)
+  assert found.images.shape == (1, 8, 8, 1) and found.labels.tolist() == digits[1][:1].tolist()
+  ranking = [correlation(found.images, one) for one in digits[0][:1000]]
+  assert np.argmax(ranking) == 0 and ranking[0] > 0.9
+
+
+def test_noise_of_the_same_norm_gives_nothing(digits):
+  client, seen = observed(digits, Small())
+  keys = iter(jax.random.split(jax.random.key(2), 100))
+  noise = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), seen.update)
+  noise = jax.tree.map(lambda x: x * trees.norm(seen.update) / trees.norm(noise), noise)
+  found = attacked(client, Observation(**{**vars(seen), 'update': noise}), steps=2)
+  assert np.isfinite(found.images).all() and abs(correlation(found.images, digits[0][0])) < 0.5
+
+
+def test_an_upload_that_is_not_finite_gives_nothing(digits):
+  client, seen = observed(digits, Small())
+  found = attacked(client, Observation(**{**vars(seen), 'update': jax.tree.map(lambda x: x * np.nan, seen.update)}))
+  assert not found.images.any() and found.labels.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+  ('module', 'number', 'local', 'message'),
+  [
+    (Small(norm='group'), 1, {}, 'no BatchNorm on the statistics of the batch'),
+    (Small(), 1, {'batch_norm': 'eval'}, 'variables that are no parameters'),
+    (Small(width=8), 1, {}, 'first convolution 8 channels'),
+    (Small(stride=2), 1, {}, 'filters that hardly overlap'),
+    (Small(), 2, {}, 'the batch has 2'),
+    (Small(), 1, {'share': 'delta'}, "share='delta'"),
+  ],
+)
+def test_what_it_does_not_read_is_refused(digits, module, number, local, message):
+  client, seen = observed(digits, module, number, **local)
+  with pytest.raises(UsageError, match=message):
+    gl.attacks.residual_peeling()(client).init(jax.random.key(0), seen)
+
+
+@pytest.mark.parametrize('spec', ['mlp(widths=8)', 'lenet'])
+def test_networks_without_such_stages_are_refused(digits, spec):
+  model = gl.models.create(spec, 10)
+  shapes = jax.eval_shape(lambda key: model.init(key, (8, 8, 1)), jax.random.key(0))
+  variables = jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)
+  update = variables['params']
+  seen = Observation(variables, update, jnp.zeros((1, 10)), Knowledge(labels='unused'), (1, 8, 8, 1), 10)
+  with pytest.raises(UsageError, match='does not come apart into stages of maps'):
+    gl.attacks.residual_peeling()(Client(model, num_classes=10)).init(jax.random.key(0), seen)
+
+
+@pytest.mark.slow
+def test_a_deep_network_comes_apart_block_by_block(digits, monkeypatch):
+  """ResNet-20 of width 4: the maps before the last blocks are exact, one of them across a change of size."""
+  model = gl.models.create('resnet20(width=4)', 10, init='default')
+  client, image = Client(model, num_classes=10), np.kron(digits[0][:1], np.ones((1, 2, 2, 3), np.float32))
+  variables = model.init(jax.random.key(0), (16, 16, 3))
+  update = jax.jit(client.local_update)(None, variables, image, digits[1][:1]).update
+  monkeypatch.setattr(peeling, 'first_input', lambda run, place, behind: [np.zeros((1, 16, 16, 3))] * place)
+  params = by_path(variables['params'])
+  net_of = peeling._network(model, (16, 16, 3), True)
+  found = peeling.peel(peeling._Run(net_of, params, by_path(update), 6, 1.0, 10))
+  truth = maps_of(net_of(), params, image)
+  assert found.eigenvalue < 1e-8 and found.label == digits[1][0]
+  for place in (9, 8, 7):
+    assert np.linalg.norm(found.maps[place] - truth[place]) < 1e-4 * np.linalg.norm(truth[place])
