@@ -44,6 +44,7 @@ _SWEEPS = 12  # over the directions that are missing
 # The largest softness of each attempt, which starts from the best solution so far, and a factor of `_NOTHING`.
 _ATTEMPTS = (1.0, 1.0), (0.06, 1.0), (0.12, 0.1), (0.06, 10.0), (0.25, 1.0)
 _SOLVED = 1e-8  # the sum of squares up to which a solution is exact; rounding leaves about 1e-10
+_HOPELESS = 0.1  # that of what is behind, not of some signs
 _NOTHING = 1e-4  # of a map's root mean square; what is smaller is an error
 _EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
 _DAMPING = 1.0, 0.01
@@ -285,7 +286,7 @@ def stage_input(run: _Run, place: int, behind: Behind) -> np.ndarray:
       maps, left = run.solved(place, place + 1, maps, given, Weights(softness))
     if left < least:
       best, least = maps, left
-    if least < _SOLVED:
+    if not _SOLVED < least < _HOPELESS:
       break
   return np.maximum(np.asarray(best[0]), 0)
 

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 import gradleak as gl
 from gradleak import Client, Knowledge, Observation, UsageError
+from gradleak.attacks import inverse
 from gradleak.core import trees
 from gradleak.models import layers, stages
 from gradleak.models.resnet import BasicBlock
@@ -105,6 +106,30 @@ def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   found, eigenvalue = peeling.centred_map(numbers, gradient, 256)
   np.testing.assert_allclose(found * np.linalg.norm(truth), np.ravel(truth), atol=1e-5 * np.linalg.norm(truth))
   assert eigenvalue < 1e-9
+
+
+def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
+  client, seen = observed(digits, Small(2))
+  net = stages.stages(client.model, seen.variables, (8, 8, 1))
+  params, update = by_path(seen.variables['params']), by_path(seen.update)
+  *maps, last = maps_of(net, params, digits[0][:1])
+  at_features = (params[net.dense[0]] @ update[net.dense[1]]).reshape(1, -1)
+  incoming = jax.vjp(lambda x: net.apply(net.head, {}, x), last)[1](jnp.asarray(at_features))[0]
+  behind = inverse.Behind(last, incoming, update)
+
+  def left(maps):
+    return max(
+      float(jnp.abs(one).max())
+      for one in inverse._residuals(net, net.stages, maps, params, behind, inverse.Weights(1e-6))
+    )
+
+  assert left(maps) < 1e-4 and left(maps[:1]) < 1e-4  # the maps between are unknown, or follow from the image
+  for place in range(3):
+    moved = list(maps)
+    moved[place] = maps[place] * (
+      1 + 0.1 * (np.arange(maps[place].size, dtype=np.float32) % 2).reshape(maps[place].shape)
+    )
+    assert left(moved) > 1e-3
 
 
 def test_an_image_comes_back_through_two_blocks(digits):
