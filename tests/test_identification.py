@@ -158,6 +158,17 @@ def test_altered_copies_are_found_by_the_pattern(scenario):
     identify(scenario, [None], copies='blurred')
 
 
+def test_defenses_of_one_call_do_not_change_each_other(scenario, monkeypatch):
+  """Candidates are simulated in blocks, whose size depends on the draws of a defense."""
+  drawn = D.chain(D.laplace(scale=0.01), D.gaussian(stddev=0.01))
+  monkeypatch.setattr(identification, '_BLOCK', 40 * 8 * 1210)  # 40 candidates of eight draws, all of one
+  both = identify(scenario, [None, drawn])
+  for defense in (None, drawn):
+    alone = identify(scenario, [defense])
+    label = alone.rows[0]['defense']
+    assert [row for row in both.rows if row['defense'] == label] == alone.rows
+
+
 def test_a_batch_is_told_by_regression(scenario):
   found = identify(scenario, [None, D.gaussian(stddev=1e-4)], 2, batch_size=4)
   assert found.identified('none') == (8, 8)

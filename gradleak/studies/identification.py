@@ -376,7 +376,7 @@ class _Run:
       copies: what they are called.
       block: those that are simulated.
     """
-    about = bound.defense.structure, bound.defense.numbers, draws, copies, block.start
+    about = bound.defense.structure, bound.defense.numbers, draws, copies, block.start, block.stop
     if about in self.held:
       return self.held[about]
     classes, chosen = self.scenario.client.num_classes, samples[block]
