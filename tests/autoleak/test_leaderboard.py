@@ -323,11 +323,17 @@ def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tm
 
 
 @pytest.mark.parametrize(
-  'change', [{'model': 'mlp'}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}}]
+  'change', [{'model': 'mlp'}, {'local_epochs': 3}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}}]
 )
 def test_a_likelihood_of_another_task_or_defense_is_none_of_an_entry(made, change):
   entry = made[PRUNE]
   assert leaderboard.identified(entry, identification(made, **change)) is None
+
+
+def test_altered_copies_alone_say_nothing_of_an_entry(made):
+  found = identification(made)
+  copies = dataclasses.replace(found, rows=[{**row, 'copies': 'jpeg'} for row in found.rows])
+  assert leaderboard.identified(made[PRUNE], copies) is None
 
 
 def test_more_originals_than_uploads_are_refused(made):

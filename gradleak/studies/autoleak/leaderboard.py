@@ -3,10 +3,11 @@
 A folder of entries is a leaderboard; `gradleak.report.leaderboard` makes a page of it.
 """
 
+import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit import load as load_audit
@@ -25,7 +26,7 @@ from gradleak.core.storage import (
 from gradleak.studies.autoleak import RESULT, AutoLeak, folder_of, gathered
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
-from gradleak.studies.identification import EXACT, Identification
+from gradleak.studies.identification import EXACT, Identification, IdentificationSettings
 from gradleak.summary import cases, worst
 
 BITS = 'the rows are not the same bits'
@@ -109,17 +110,21 @@ def entries(
 def _common(found: AutoLeak) -> dict[str, Any]:
   """Returns what all entries of a run have in common."""
   config, versions = found.config, next(iter(found.audits.values())).versions
-  known = {*_TASK, *_OF_THE_RUN}
-  more = {part: value for part, value in config.items() if part not in known and not part.endswith('_fingerprint')}
-  task = {part: config.get(part) for part in _TASK} | {'rounds_before': config.get('rounds_before', 0), 'more': more}
   return {
     'format': FORMAT,
-    'task': task,
+    'task': _task(config),
     'seed': config.get('seed'),
     'trials': config['trials'],
     'versions': {'autoleak': config['version'], **{part: versions[part] for part in ('gradleak', 'jax', 'device')}},
     'fingerprints': {part: config.get(f'{part}_fingerprint') for part in FINGERPRINTS},
   }
+
+
+def _task(config: Mapping[str, Any], settings: Collection[str] = ()) -> dict[str, Any]:
+  """Returns the task of a run: what is attacked, without the seed and without `settings` of the run."""
+  known = {*_TASK, *_OF_THE_RUN, *settings}
+  more = {part: value for part, value in config.items() if part not in known and not part.endswith('_fingerprint')}
+  return {part: config.get(part) for part in _TASK} | {'rounds_before': config.get('rounds_before', 0), 'more': more}
 
 
 def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
@@ -162,20 +167,18 @@ def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
 def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any] | None:
   """Returns an entry with how many originals a run of `gradleak.identify` ranks first; None for one of another task.
 
-  The run is of the same model, data, kind of client and public data, and of the same defense; it may have more trials.
+  The run is of the same task, public data and defense; it may have more trials. Entries of earlier versions do not say
+  what their gallery holds, which is then not compared.
   """
-  given = checked(errors.check_json('entry', entry), 'the entry')
-  task, config = {**given['task'], **given['task']['more']}, found.config
-  parts = {*_TASK, 'weights', 'loss', 'share', 'batch_norm'} & task.keys()
-  same = all(config.get(part, 0 if part == 'rounds_before' else None) == task[part] for part in parts)
-  same = same and config.get('public_fingerprint') == given['fingerprints']['public']
+  given, config = checked(errors.check_json('entry', entry), 'the entry'), found.config
+  task = _task(config, (*(field.name for field in dataclasses.fields(IdentificationSettings)), 'listed'))
+  if 'gallery' not in given['task']['more']:
+    task['more'].pop('gallery', None)
   label = next((label for label, text in config['defenses'].items() if text == given['text']), None)
-  if not same or label is None:
+  wanted = label, EXACT, found.decisive()
+  one = next((one for one in found.counts() if (one['defense'], one['copies'], one['statistic']) == wanted), None)
+  if one is None or task != given['task'] or config.get('public_fingerprint') != given['fingerprints']['public']:
     return None
-  statistic = found.decisive()
-  one = next(
-    one for one in found.counts() if (one['defense'], one['copies'], one['statistic']) == (label, EXACT, statistic)
-  )
   told = {name: one[name] for name in ('identified', 'n', 'candidates', 'rounds', 'model')}
   return checked({**given, 'likelihood': told}, f'the entry of {given["defense"]}')
 
