@@ -6,12 +6,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
 import gradleak as gl
 from gradleak.adaptive import likelihood
 from gradleak.defenses.defense import bind
+from gradleak.modalities import images as images_of
 from gradleak.studies import identification
 from tests import programs
 
@@ -169,6 +171,36 @@ def test_defenses_of_one_call_do_not_change_each_other(scenario, monkeypatch):
     assert [row for row in both.rows if row['defense'] == label] == alone.rows
 
 
+@pytest.mark.parametrize('shape', [(1, 9, 1), (4, 4, 1), (4, 4, 3)])
+def test_a_jpeg_is_near_its_image(shape):
+  images = np.linspace(0, 1, 2 * math.prod(shape), dtype=np.float32).reshape(2, *shape)
+  coded = images_of.jpeg(images, quality=95)
+  assert coded.shape == images.shape and np.abs(coded - images).max() < 0.2
+  assert np.array_equal(np.rint(coded * 255) / np.float32(255), coded), 'levels of 8 bits'
+  with pytest.raises(gl.UsageError, match='a JPEG has 1 or 3 channels, and these images have 2'):
+    images_of.jpeg(np.zeros((1, 4, 4, 2), np.float32))
+
+
+def test_a_version_of_ones_own_defense_is_another_part(scenario, tmp_path):
+  def own(version, factor):
+    return {'own': D.wrap(optax.scale(factor), 'upload', label='own', version=version)}
+
+  arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
+  first = identify(scenario, own('1', 2.0), **arguments)
+  assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 1
+  assert identify(scenario, own('1', 2.0), **arguments).rows == first.rows
+  assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 1
+  identify(scenario, own('2', 3.0), **arguments)
+  assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 2
+
+
+def test_uploads_are_made_once_for_all_lists(scenario, monkeypatch):
+  made, uploads = [], identification._Run._uploads
+  monkeypatch.setattr(identification._Run, '_uploads', lambda *given: made.append(1) or uploads(*given))
+  identify(scenario, [None, D.prune(rate=0.5)], 2, candidates=20, copies='exact,darker,shifted')
+  assert len(made) == 2
+
+
 def test_a_batch_is_told_by_regression(scenario):
   found = identify(scenario, [None, D.gaussian(stddev=1e-4)], 2, batch_size=4)
   assert found.identified('none') == (8, 8)
@@ -272,6 +304,7 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
     ({'trials': 9}, 'need 9'),
     ({'candidates': 1}, 'candidates'),
     ({'labels': 'guessed'}, 'labels'),
+    ({'group_size': 0}, 'group_size'),
     ({'trials': 2, 'batch_size': 2, 'labels': 'unknown'}, 'batch'),
     ({'steps': 3}, 'steps'),
   ],

@@ -68,6 +68,11 @@ class Expected(NamedTuple):
     """Whether the density of the upload is that of the defense, so that a posterior follows from it."""
     return self.model in ('noise', 'mixture')
 
+  @property
+  def variances(self) -> np.ndarray:
+    """The variance of each entry in a row, float32 [P]."""
+    return _row(self.variance)
+
 
 def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   """Returns what an attacker who knows the defense expects of an upload.
@@ -146,6 +151,11 @@ def flat(update: Tree) -> np.ndarray:
   return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
+def _row(tree: Tree) -> np.ndarray:
+  """Returns the entries of one tree, shaped like the parameters, in a row."""
+  return flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], tree))[0]
+
+
 def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np.ndarray:
   """Returns the log-likelihood of each upload, given each candidate, float32 [U, C].
 
@@ -159,13 +169,21 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
   """
   scale = np.sqrt(np.mean(np.square(updates, dtype=np.float64), axis=1, keepdims=True))
   floor = np.maximum(np.float32(scale * ROUNDING) ** 2, np.float32(1e-30))
-  variance = flat(jax.tree.map(lambda leaf: leaf[np.newaxis], given.variance))
   groups, count = None, 0
   if given.groups is not None:
-    groups = flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], given.groups))[0].astype(np.int32)
+    groups = _row(given.groups).astype(np.int32)
     count = int(groups.max()) + 1
   best = _best_of_draws(
-    given.model, given.laplace, count, updates, masks, means, floor, variance, groups, np.float32(given.fraction)
+    given.model,
+    given.laplace,
+    count,
+    updates,
+    masks,
+    means,
+    floor,
+    given.variances[np.newaxis],
+    groups,
+    np.float32(given.fraction),
   )
   return np.asarray(best)
 

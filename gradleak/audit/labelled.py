@@ -14,6 +14,11 @@ class Labelled(NamedTuple):
   method: Any
 
 
+def text(one: Labelled) -> str:
+  """Returns what a label stands for, with the version of a user's own method: another version is another method."""
+  return f'{one.method}, version {one.method.version}' if one.method.version else str(one.method)
+
+
 def listed(entries: Any) -> list | Mapping:
   """Returns what a user gives as a list of methods: a mapping as it is, and a single method, or None, as a list."""
   if isinstance(entries, Mapping):

@@ -13,7 +13,7 @@ from gradleak import metrics
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import granted
 from gradleak.audit.group import Group
-from gradleak.audit.labelled import Labelled, labelled, named_defenses
+from gradleak.audit.labelled import Labelled, labelled, named_defenses, text
 from gradleak.audit.lanes import Build
 from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
@@ -157,11 +157,7 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
 
 
 def _texts(**kinds: list[Labelled]) -> dict:
-  """Returns what labels of a user's own stand for, with the version: a changed method is a changed setting."""
-
-  def text(one: Labelled) -> str:
-    return f'{one.method}, version {one.method.version}' if one.method.version else str(one.method)
-
+  """Returns what labels of a user's own stand for: a changed method is a changed setting."""
   texts = {f'{kind}_texts': {one.label: text(one) for one in methods} for kind, methods in kinds.items()}
   told = {kind: {label: of for label, of in each.items() if of != label} for kind, each in texts.items()}
   return {kind: each for kind, each in told.items() if each}

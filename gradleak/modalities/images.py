@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak import data, metrics
+from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
 from gradleak.data.images import span
@@ -51,15 +52,23 @@ def shaped(shape: Sequence[int]) -> str:
 
 
 def jpeg(images: np.ndarray, quality: int = 75) -> np.ndarray:
-  """Returns grey or colour images [N, H, W, C] in [0, 1] after JPEG of a quality."""
+  """Returns grey or colour images [N, H, W, C] in [0, 1] after JPEG of a quality; raises `UsageError` for others."""
   from PIL import Image
+
+  if images.shape[-1] not in (1, 3):
+    raise errors.UsageError(f'a JPEG has 1 or 3 channels, and these images have {images.shape[-1]}')
 
   def coded(image: np.ndarray) -> np.ndarray:
     with io.BytesIO() as file:
-      Image.fromarray(np.uint8(np.rint(image * 255)).squeeze()).save(file, 'JPEG', quality=quality)
+      Image.fromarray(_eight_bits(image)).save(file, 'JPEG', quality=quality)
       return np.asarray(Image.open(file), np.float32).reshape(image.shape) / 255
 
   return np.stack([coded(image) for image in images])
+
+
+def _eight_bits(image: np.ndarray) -> np.ndarray:
+  levels = np.rint(image * 255).astype(np.uint8)
+  return levels[..., 0] if image.shape[-1] == 1 else levels
 
 
 def by_networks(model: Model, variables: Tree, weights: metrics.LpipsWeights | None) -> Callable:

@@ -43,9 +43,8 @@ def notes(found: Identification) -> list[str]:
   told = [said(f'identification.{name}') for name in (*_COLOURS, REGRESSION) if name in names]
   models = {one['model'] for one in counts}
   told += [said(f'identification.model_{name}') for name in sorted(models) if REGRESSION not in names]
-  pairs = max(one.get('pairs') or 0 for one in counts)
-  told.append(said('identification.present', one_in=round(1 / RATE), pairs=pairs))
-  return told
+  pairs = [one['pairs'] for one in counts if one['present'] is not None]
+  return told + ([said('identification.present', one_in=round(1 / RATE), pairs=max(pairs))] if pairs else [])
 
 
 def render_identification(found: Identification) -> str:

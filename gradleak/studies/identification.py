@@ -5,7 +5,8 @@
 An attacker with a list of suspects simulates the client on each of them, and compares (`adaptive.likelihood`). One
 upload of one sample is ranked by three statistics, and by the one of them that separates its first candidate best:
 
-- likelihood: of the upload, given the candidate and the defense. For exact candidates it is the optimal test.
+- likelihood: of the upload, given the candidate and the defense. For exact candidates no test is stronger, where its
+  density is that of the defense.
 - direction: the cosine of the upload and the candidate's bare update.
 - pattern: which fraction of the upload's largest entries are the largest ones of the candidate's bare update. It
   survives altered copies of the original.
@@ -29,11 +30,13 @@ import numpy as np
 from gradleak import metrics
 from gradleak.adaptive import likelihood
 from gradleak.audit.group import Group
-from gradleak.audit.labelled import Labelled, named_defenses
+from gradleak.audit.labelled import Labelled, named_defenses, text
+from gradleak.audit.run import check_group_size
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.audit.uploads import Send, uploads
 from gradleak.core import errors, settings
+from gradleak.core.locks import alone
 from gradleak.core.settings import setting
 from gradleak.core.storage import (
   Workdir,
@@ -221,30 +224,32 @@ def identify(
     'listed': len(listed.samples),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
+  check_group_size(group_size)
   show = progress if progress is None or callable(progress) else reporter(progress)
   size = driver.default_group_size(scenario.variables, 1) if group_size is None else group_size
-  store = None if workdir is None else Workdir(workdir, config, {'group_size': size})
-  run = _Run(key, scenario, given, listed, num_trials, size, show)
   started, rows, pairs = time.monotonic(), [], []
-  try:
-    for name, alter in copies.items():
-      for label, defense in chosen:
-        part = f'{name}-{digest({"defense": str(defense), "label": label})[:8]}'
-        known = None if store is None else store.load_part(part)
-        if known is None:
-          found = run.under(label, defense, name, alter)
-          known = [{**row, 'kind': kind} for kind, each in zip(('row', 'pair'), found, strict=True) for row in each], {}
-          if store is not None:
-            store.save_part(part, *known)
-        for row in known[0]:
-          kind = row.pop('kind')
-          (rows if kind == 'row' else pairs).append(row)
-  finally:
-    end(show)
-  texts = {one.label: str(one.method) for one in chosen}
-  made = Identification({**config, 'defenses': texts}, rows, pairs, time.monotonic() - started)
-  if store is not None:
-    _write(store.path, made)
+  with alone(workdir):
+    store = None if workdir is None else Workdir(workdir, config, {'group_size': size})
+    run = _Run(key, scenario, given, listed, num_trials, size, show)
+    try:
+      for name, alter in copies.items():
+        for one in chosen:
+          part = f'{name}-{digest({"defense": text(one), "label": one.label})[:8]}'
+          known = None if store is None else store.load_part(part)
+          if known is None:
+            found = run.under(one, name, alter)
+            known = [{**row, 'kind': kind} for kind, each in zip(_FILES, found, strict=True) for row in each], {}
+            if store is not None:
+              store.save_part(part, *known)
+          for row in known[0]:
+            (rows if row.pop('kind') == 'rows' else pairs).append(row)
+    finally:
+      end(show)
+    made = Identification(
+      {**config, 'defenses': {one.label: str(one.method) for one in chosen}}, rows, pairs, time.monotonic() - started
+    )
+    if store is not None:
+      _write(store.path, made)
   return made
 
 
@@ -319,7 +324,7 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
 
 
 class _Run:
-  """The statistics of all candidates under one defense after the other; bare updates are simulated once."""
+  """The statistics of all candidates under one defense after the other."""
 
   def __init__(
     self,
@@ -334,14 +339,15 @@ class _Run:
     self.scenario, self.given, self.listed, self.size, self.show = scenario, given, listed, size, show
     self.streams, self.num_trials = Streams(key), num_trials
     self.sizes = tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(scenario.variables['params']))
-    self.held: dict[tuple, np.ndarray] = {}
+    self.held: dict[tuple, Any] = {}
 
-  def under(self, label: str, defense: Any, copies: str, alter: Callable) -> tuple[list[dict], list[dict]]:
+  def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict]]:
     """Returns the rows and pairs of one defense and one kind of copies."""
-    bound = bind(defense, self.scenario.context)
+    label = defense.label
+    bound = bind(defense.method, self.scenario.context)
     given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
     note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')
-    updates, masks = self._uploads(label, bound, given)
+    updates, masks = self._once(('uploads', label), lambda: self._uploads(label, bound, given))
     samples = np.asarray(alter(self.listed.samples), self.listed.samples.dtype)
     if self.given.batch_size > 1 or self.scenario.client.cohort > 1:
       scores = {REGRESSION: self._regression(given, updates, masks, samples, copies)}
@@ -349,6 +355,15 @@ class _Run:
       scores = self._statistics(given, updates, masks, samples, copies)
     facts = {'defense': label, 'copies': copies, 'model': given.model, 'rounds': updates.shape[1]}
     return _judged(scores, self.listed, facts, given.stated)
+
+  def _once(self, about: tuple, compute: Callable[[], Any]) -> Any:
+    """Returns what is computed once for all defenses and copies, as long as all of it fits."""
+    if about in self.held:
+      return self.held[about]
+    made = compute()
+    if sum(leaf.size for leaf in jax.tree.leaves((self.held, made))) <= _LARGEST:
+      self.held[about] = made
+    return made
 
   def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the uploads of all trials and rounds, float32 [T, R, P], and which entries are compared."""
@@ -376,9 +391,6 @@ class _Run:
       copies: what they are called.
       block: those that are simulated.
     """
-    about = bound.defense.structure, bound.defense.numbers, draws, copies, block.start, block.stop
-    if about in self.held:
-      return self.held[about]
     classes, chosen = self.scenario.client.num_classes, samples[block]
     known = self.given.labels == 'known'
     labels = self.listed.labels[block][:, np.newaxis] if known else np.tile(np.arange(classes), (len(chosen), 1))
@@ -396,10 +408,13 @@ class _Run:
     client = dataclasses.replace(self.scenario.client, cohort=1)
     with told(computing(self.show, f'candidates under {bound.defense}')):
       sent = driver.evaluate(Send.of(bound, client), shared, lanes, group_size=self.size, unit='candidates')
-    means = likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
-    if not bound.defense.stages and sum(one.size for one in self.held.values()) + means.size <= _LARGEST:
-      self.held[about] = means
-    return means
+    return likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
+
+  def _bare(self, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
+    """Returns the undefended updates of some candidates, see `_means`."""
+    bound = bind(NO_DEFENSE, self.scenario.context)
+    about = 'bare', copies, block.start, block.stop
+    return self._once(about, lambda: self._means(bound, 1, samples, copies, block))
 
   def _statistics(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
@@ -409,11 +424,11 @@ class _Run:
     rows, kept = updates.reshape(-1, entries), None if masks is None else masks.reshape(-1, entries)
     pattern, counts = likelihood.patterns(rows, self.sizes)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in STATISTICS}
-    bare, classes = bind(NO_DEFENSE, self.scenario.context), self.scenario.client.num_classes
+    classes = self.scenario.client.num_classes
     step = max(1, _BLOCK // (entries * given.draws * (1 if self.given.labels == 'known' else classes)))
     for start in range(0, len(samples), step):
       block = slice(start, start + step)
-      own = self._means(bare, 1, samples, copies, block)
+      own = self._bare(samples, copies, block)
       means = own
       if given.bound.defense.stages:
         means = self._means(given.bound, given.draws, samples, copies, block)
@@ -441,12 +456,12 @@ class _Run:
         f'the updates of {len(samples):,} candidates have {updates.shape[-1]:,} entries each, too many for a batch: '
         'list fewer candidates'
       )
-    means = self._means(bind(NO_DEFENSE, self.scenario.context), 1, samples, copies, slice(0, len(samples)))[:, 0]
+    means = self._bare(samples, copies, slice(0, len(samples)))[:, 0]
     found = []
     for trial, several in enumerate(updates):
       mean = several.mean(axis=0)
       kept = np.ones(mean.shape, bool) if masks is None else masks[trial].all(axis=0)
-      variance = _variances(given.variance)
+      variance = given.variances
       weights = (
         1 / np.sqrt(variance[kept]) if given.stated and np.all(variance > 0) else np.ones(kept.sum(), np.float32)
       )
@@ -456,10 +471,6 @@ class _Run:
       root = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram)))
       found.append(optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0])
     return np.asarray(found)
-
-
-def _variances(variance: Tree) -> np.ndarray:
-  return likelihood.flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], variance))[0]
 
 
 def _rows(tree: Tree) -> np.ndarray:

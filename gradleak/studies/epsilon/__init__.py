@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from gradleak.audit.labelled import named_defenses
+from gradleak.audit.labelled import named_defenses, text
 from gradleak.core import errors, settings, trees
 from gradleak.core.locks import alone
 from gradleak.core.settings import setting
@@ -211,7 +211,7 @@ def audit_epsilon(
     **scenario.settings,
     **dataclasses.asdict(chosen),
     'defenses': [one.label for one in named],
-    'defense_texts': {one.label: f'{one.method}; {claims.get(one.label, "")}' for one in named},
+    'defense_texts': {one.label: f'{text(one)}; {claims.get(one.label, "")}' for one in named},
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   show, rows = reporter(progress), []
