@@ -240,15 +240,15 @@ def test_a_mixture_is_what_its_density_says(scenario, grouped, laplace):
 
 def test_the_pattern_is_what_was_sent_or_the_largest():
   update = np.zeros((1, 140), np.float32)
-  update[0, [3, 7]] = 1, -2  # of 40 entries two were sent
+  update[0, [3, 7, 8, 20]] = 1, -2, 3, 4  # of 40 entries four were sent, where the largest ones would be two
   update[0, 40:] = np.arange(1, 101)
   pattern, counts = likelihood.patterns(update, (40, 100))
-  assert set(np.flatnonzero(pattern[0])) == {3, 7, *range(135, 140)}
-  assert counts.tolist() == [[2, 5]]
+  assert set(np.flatnonzero(pattern[0])) == {3, 7, 8, 20, *range(135, 140)}
+  assert counts.tolist() == [[4, 5]]
   other = np.float32(np.random.default_rng(0).normal(size=140)) * 0.1
-  other[[3, 9]] = 5
+  other[[3, 9, 8, 10]] = 5
   other[40:] = np.arange(100)
-  assert likelihood.support(pattern, counts, other[None], (40, 100))[0, 0] == pytest.approx(6 / 7)
+  assert likelihood.support(pattern, counts, other[None], (40, 100))[0, 0] == pytest.approx(7 / 9)
 
 
 def test_a_presence_test_accuses_as_often_as_it_says():
@@ -268,6 +268,40 @@ def test_a_presence_test_accuses_as_often_as_it_says():
   few = {'likelihood': scores['likelihood'][:2, :50]}
   short = listed._replace(samples=np.zeros((50, 1)), labels=np.zeros(50, int), private=np.arange(2)[:, None])
   assert {row['present'] for row in identification._judged(few, short, facts, False)[0]} == {None}, 'too few pairs'
+
+
+def test_the_innocents_of_an_upload_do_not_calibrate_its_own_test():
+  """All innocents of the first upload score above its original, and none of the others does."""
+  listed = identification._List(np.zeros((30, 1)), np.zeros(30, int), np.arange(3)[:, None], kinds=False)
+  standard = np.zeros((3, 30))
+  standard[0, 1:], standard[0, 0] = 9.0, 5.0
+  tests = identification._presence(standard, listed, identification._allowed(listed))
+  assert tests.p_values[0, 0] == pytest.approx(1 / 59)
+  assert tests.p_values[1, 0] == 1.0
+
+
+def test_the_clearest_statistic_is_the_one_that_is_further_ahead_than_usual():
+  """The first statistic points at a wrong candidate, and is no further ahead than without the original."""
+  rng, trials, number = np.random.default_rng(1), 6, 40
+  listed = identification._List(np.zeros((number, 1)), np.zeros(number, int), np.arange(trials)[:, None], kinds=False)
+  blind, clear = rng.normal(size=(2, trials, number))
+  clear[np.arange(trials), np.arange(trials)] = 50.0
+  facts = {'defense': 'none', 'copies': 'exact', 'model': 'exact', 'rounds': 1}
+  for scores in ({'likelihood': blind, 'pattern': clear}, {'likelihood': clear, 'pattern': blind}):
+    rows, _ = identification._judged(scores, listed, facts, False)
+    assert all(row['identified'] for row in rows if row['statistic'] == identification.COMBINED)
+
+
+def test_a_result_is_read_as_it_was_written_or_refused(scenario, tmp_path):
+  found = identify(scenario, [None], 2, candidates=20, workdir=tmp_path)
+  again = identification.load(tmp_path)
+  assert (again.rows, again.pairs, again.counts()) == (found.rows, found.pairs, found.counts())
+  lines = (tmp_path / 'rows.jsonl').read_text().splitlines(keepends=True)
+  (tmp_path / 'rows.jsonl').write_text(''.join(lines[1:]))
+  with pytest.raises(gl.UsageError, match=f'it has {len(lines) - 1} lines, and {len(lines)} were written'):
+    identification.load(tmp_path)
+  with pytest.raises(gl.UsageError, match='holds no finished identification'):
+    identification.load(tmp_path / 'parts')
 
 
 def test_candidates_of_another_kind_do_not_count():

@@ -83,12 +83,14 @@ def test_where_nothing_can_be_locked_nothing_is(tmp_path, monkeypatch):
     pass
 
 
-@pytest.mark.parametrize('program', ['audit', 'train_prior', 'train'])
+@pytest.mark.parametrize('program', ['audit', 'train_prior', 'train', 'identify', 'epsilon'])
 def test_programs_say_who_has_their_folder(held, tmp_path, program):
   first = held()
   flags = {
     'audit': '--model=mlp(widths=2) --public=0 --trials=1 --steps=1 --controls=1 '
     '--knowledge=non-adaptive --defenses=none',
+    'identify': '--model=mlp(widths=2) --public=0 --trials=1 --candidates=2',
+    'epsilon': '--model=mlp(widths=2) --limit=4 --uploads=8',
     'train_prior': '--steps=20 --limit=4 --width=1 --batch_size=2',
     'train': '--model=mlp(widths=2) --limit=40 --public=0 --clients=2 --per_round=2 --rounds=1',
   }[program]

@@ -503,8 +503,9 @@ def test_local_update_leaves_the_global_model_and_vmaps_over_clients(linear, sma
 
 def test_a_state_that_calls_something_else_a_mask_is_refused(linear, samples):
   model, variables = linear
-  own = optax.GradientTransformation(
-    lambda params: CountState(jnp.zeros(()), jnp.ones(3)), lambda updates, state, params=None: (updates, state)
-  )
-  with pytest.raises(errors.UsageError, match="a field 'mask' that is no tree of booleans"):
-    Client(model, CLASSES, upload=own).local_update(KEY, variables, *samples)
+  for mask in (jnp.ones(3), jnp.ones(3, bool), {'w': jnp.ones(()), 'b': jnp.ones(())}):
+    own = optax.GradientTransformation(
+      lambda params, mask=mask: CountState(jnp.zeros(()), mask), lambda updates, state, params=None: (updates, state)
+    )
+    with pytest.raises(errors.UsageError, match="a field 'mask' that is no tree of booleans"):
+      Client(model, CLASSES, upload=own).local_update(KEY, variables, *samples)
