@@ -5,7 +5,7 @@ from gradleak.audit import AuditResult, AuditSettings, audit, load
 from gradleak.core.errors import UsageError
 from gradleak.core.version import VERSION as __version__
 from gradleak.engine.startup import configure
-from gradleak.federated import Client, ClientSettings, Upload
+from gradleak.federated import Client, ClientSettings, Upload, losses
 from gradleak.federated.inspection import Inspection, inspect
 from gradleak.federated.scenario import Scenario, scenario
 from gradleak.registry import parse
@@ -57,6 +57,7 @@ __all__ = [
   'identify',
   'inspect',
   'load',
+  'losses',
   'metrics',
   'modalities',
   'models',

@@ -49,7 +49,7 @@ def checkpoints(model, optimizer, images, labels, seed, epochs):
 
     def mean_loss(params):
       logits, batch_stats = model.apply({**variables, 'params': params}, batch[0], True, None)
-      return cross_entropy(logits, jax.nn.one_hot(batch[1], classes, dtype=jnp.float32)).mean(), batch_stats
+      return cross_entropy()(logits, jax.nn.one_hot(batch[1], classes, dtype=jnp.float32)).mean(), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(variables['params'])
     updates, state = chain.update(gradient, state, variables['params'])

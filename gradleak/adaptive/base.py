@@ -599,5 +599,6 @@ def typical_zeros(client: Any, image_shape: tuple, num_samples: int, variables: 
 def _typical(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
   pixels, classes = jax.random.split(jax.random.key(0))
   images = jax.random.uniform(pixels, (num_samples, *image_shape))
-  labels = jax.random.randint(classes, (num_samples,), 0, client.num_classes)
+  outputs = jax.eval_shape(lambda v, x: client.model.apply(v, x, False, None)[0], variables, images).shape
+  labels = client.loss.targets.draw(classes, outputs)
   return client.undefended().local_update(None, variables, images, labels).update

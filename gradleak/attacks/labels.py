@@ -17,6 +17,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
+from gradleak.federated.losses import Loss, cross_entropy, squared_error
 from gradleak.models import Model
 from gradleak.threat import Observation
 
@@ -297,7 +298,28 @@ BIASED = (
   'geng',
   'rlu',
 )  # these read the gradient of the bias, the others only that of the weights
+SIGNED = ('idlg', 'yin')  # these read the signs of the gradient alone
 SIZED = ('ilrg', 'geng', 'rlu')  # these read the size of the gradient, the others only the proportions of its entries
+
+
+def check_loss(rule: str, loss: Loss) -> None:
+  """Checks that a rule applies to a loss.
+
+  All rules are derived for mean cross-entropy. Those that read signs alone, 'idlg' and 'yin', hold for each loss behind
+  a softmax, as its gradient is negative at the label. Those that read proportions also hold for a sum, and for the
+  squared error of probabilities that are nearly uniform.
+
+  Raises:
+    UsageError: for another loss.
+  """
+  like = loss.changed(reduction='mean') if loss.summed else loss
+  proportional = rule not in SIZED and like in (cross_entropy(), squared_error())
+  signed = rule in SIGNED and loss.activation == 'softmax' and not loss.settings.get('smoothing')
+  if loss != cross_entropy() and not proportional and not signed:
+    raise errors.UsageError(
+      f'the label rule {rule!r} does not apply to the loss {loss}: give the labels, or optimise them by '
+      "labels='optimised'"
+    )
 
 
 @ranged

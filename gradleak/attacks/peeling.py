@@ -375,6 +375,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
 
   def check(observation: Observation) -> None:
     base.require_gradient('peeling', observation)
+    client.loss.require_cross_entropy('peeling')
     layers = require(client.model, 'layers')(observation.image_shape[1:])
     image_layer(layers, observation)
     check_dense(layers, observation.update)

@@ -338,6 +338,7 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
 
   def net_of(observation: Observation) -> Callable[[], Stages]:
     base.require_gradient('residual_peeling', observation)
+    client.loss.require_cross_entropy('residual_peeling')
     number, *shape = observation.image_shape
     if number != 1:
       raise errors.UsageError(f'the attack residual_peeling reads the gradient of one sample: the batch has {number}')

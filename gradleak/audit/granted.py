@@ -9,6 +9,8 @@ from gradleak.attacks.base import AttackMethod
 from gradleak.audit.group import Group
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Bound, Defense, bind
+from gradleak.federated.scenario import classes_of
+from gradleak.federated.targets import CLASSES
 from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.threat import Knowledge
 
@@ -36,6 +38,8 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
     mode = made.labels
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
+  if mode == 'inferred':
+    label_rules.check_loss(rule, group.client.loss)
   defense = {'non-adaptive': 'unknown', 'adaptive': 'known', 'both': 'either'}[group.settings.knowledge]
   if not any(one.method.defense.stages for one in group.defenses):
     defense = 'none'
@@ -80,9 +84,9 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
 def class_means(group: Group, attack: AttackMethod) -> jax.Array | None:
   """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
   public = group.scenario.public
-  if public is None or not knowledge(group, attack).auxiliary_data:
+  if public is None or not knowledge(group, attack).auxiliary_data or group.client.loss.targets is not CLASSES:
     return None
-  images, labels = public
+  images, labels = public[0], classes_of(public[1], group.client)
   classes = range(group.client.num_classes)
   return jnp.stack([images[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
 
@@ -92,5 +96,5 @@ def class_images(group: Group, attack: AttackMethod) -> jax.Array | None:
   known, public = knowledge(group, attack), group.scenario.public
   if public is None or known.labels != 'inferred' or known.label_inference not in label_rules.AUXILIARY:
     return None
-  images, labels = public
+  images, labels = public[0], classes_of(public[1], group.client)
   return label_rules.class_images(images, labels, group.client.num_classes)

@@ -61,9 +61,7 @@ class Group:
   @property
   def truth(self) -> np.ndarray:
     """The private images, [T, B, H, W, C]."""
-    size = self.settings.batch_size
-    images = self.scenario.images[: self.num_trials * size]
-    return images.reshape(self.num_trials, size, *images.shape[1:])
+    return self._batches(self.scenario.images)
 
   @property
   def gallery(self) -> dict[int, Any]:
@@ -71,7 +69,15 @@ class Group:
     return self.candidates()
 
   @property
-  def labels(self) -> np.ndarray:
-    """Their labels, int32 [T, B]."""
+  def targets(self) -> np.ndarray:
+    """Their targets, as the client's loss takes them, [T, B, …]."""
+    return self._batches(self.scenario.labels)
+
+  @property
+  def classes(self) -> np.ndarray:
+    """Their classes, int32 [T, B]; 0 where targets are no classes."""
+    return self._batches(self.scenario.classes)
+
+  def _batches(self, samples: np.ndarray) -> np.ndarray:
     size = self.settings.batch_size
-    return self.scenario.labels[: self.num_trials * size].reshape(self.num_trials, size)
+    return samples[: self.num_trials * size].reshape(self.num_trials, size, *samples.shape[1:])

@@ -235,13 +235,19 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
   return keys
 
 
+def _encoded(group: Group) -> jax.Array:
+  """Returns the targets of each trial as floats in the shape of the outputs."""
+  client = group.client
+  return client.loss.targets.encode(jnp.asarray(group.targets), client.num_classes, jnp.float32)
+
+
 def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] | None = None) -> Table:
   """Returns the `Table` of one structure's attacks on the views of a group; of all of them or of those wanted."""
   first, simulates = variants[0].method, variants[0].change[1]
   shared = {
     'variables': group.scenario.variables,
     'views': seen.stacked,
-    'labels': jax.nn.one_hot(jnp.asarray(group.labels), group.client.num_classes, dtype=jnp.float32),
+    'labels': _encoded(group),
     'class_means': granted.class_means(group, first),
     'class_images': granted.class_images(group, first),
     'prepared': granted.prepared(group, first, simulates),

@@ -115,7 +115,7 @@ def _only(
 
 def _gallery(scenario: Scenario, private: int) -> dict[int, Any]:
   """Returns label -> the gallery of the private images of that label: one for all of one kind."""
-  given, images, labels = scenario.gallery, scenario.images[:private], scenario.labels[:private]
+  given, images, labels = scenario.gallery, scenario.images[:private], scenario.classes[:private]
   make = scenario.client.modality.gallery
   if not given.by_class:
     return dict.fromkeys(np.unique(labels).tolist(), make(given.images, images))
@@ -174,13 +174,13 @@ def _trace(group: Group, attack: Labelled) -> None:
     )
   if method.prepare is not None and method(client).num_steps:
     return  # what it is made of has to be learned first
-  key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.labels[0])
+  key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])
   upload = jax.eval_shape(client.local_update, key, variables, images, labels)
   for defense in group.defenses:
     jax.eval_shape(defense.method.client(client).local_update, key, variables, images, labels)
   shared = {
     'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
-    'labels': jax.ShapeDtypeStruct((group.settings.batch_size, client.num_classes), jnp.float32),
+    'labels': jax.eval_shape(lambda x: client.loss.targets.encode(x, client.num_classes, jnp.float32), labels),
   }
   rest = {
     'variables': variables,

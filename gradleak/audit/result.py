@@ -193,7 +193,7 @@ def _inspected(group: Group) -> list[str] | None:
   The model of a malicious server is also run on images of the client, which takes a compilation.
   """
   client, variables = group.client, group.scenario.variables
-  images, labels = group.truth[0][:_INSPECTED], group.labels[0][:_INSPECTED]
+  images, labels = group.truth[0][:_INSPECTED], group.targets[0][:_INSPECTED]
   with_images = len(images) > 1 and group.server is not None
   given: dict[str, Any] = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if with_images else {}
   try:

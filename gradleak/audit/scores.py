@@ -17,6 +17,7 @@ from gradleak.audit.views import Target
 from gradleak.core import trees
 from gradleak.core.storage import plain
 from gradleak.defenses.defense import remarks
+from gradleak.federated.targets import CLASSES
 from gradleak.modalities import Modality
 
 Part = tuple[list[dict], dict[str, np.ndarray]]
@@ -82,12 +83,13 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   reconstructions, scenario, kind = found.reconstructions, group.scenario, group.modality
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
-  truth, labels = group.truth[target.trial], group.labels[target.trial]
+  truth, labels = group.truth[target.trial], group.classes[target.trial]
+  classified = group.targets.ndim == 2 and group.client.loss.targets is CLASSES
   measured = [
     kind.evaluate(
       reconstructions.images[i],
       truth,
-      reconstructions.labels[i],
+      reconstructions.labels[i] if classified else np.zeros(0, np.int32),
       labels,
       signed=found.table.signed,
       blank=found.table.num_steps > 0,

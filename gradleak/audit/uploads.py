@@ -207,7 +207,7 @@ def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **
 
 
 def _shared(group: Group, **shared: Any) -> dict:
-  return {**shared, 'images': jnp.asarray(group.truth), 'labels': jnp.asarray(group.labels)}
+  return {**shared, 'images': jnp.asarray(group.truth), 'labels': jnp.asarray(group.targets)}
 
 
 def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:

@@ -209,6 +209,7 @@ def pair(
   num_classes: int | None = None,
   image_shape: tuple[int, ...] | None = None,
   check: Callable[[Any], None] | None = None,
+  check_targets: Callable[[Any, int], Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a user's (images, labels) as NumPy arrays.
 
@@ -218,6 +219,7 @@ def pair(
     num_classes: as `validate` takes it.
     image_shape: (H, W, C) that the images must have, or None.
     check: of samples that are no images; by default `check_images`.
+    check_targets: (labels, number of samples), of targets that are no classes; by default `check_labels`.
 
   Raises:
     UsageError: for anything else.
@@ -225,7 +227,10 @@ def pair(
   images, labels = two(name, given)
   try:
     (check or check_images)(images)
-    check_labels(labels, len(images), num_classes)
+    if check_targets is not None:
+      check_targets(labels, len(images))
+    else:
+      check_labels(labels, len(images), num_classes)
   except errors.UsageError as error:
     raise errors.UsageError(f'{name}: {error}') from error
   images, labels = np.asarray(images), np.asarray(labels)

@@ -358,7 +358,7 @@ def _transformation(
     **extra: Any,
   ) -> tuple[Tree, ConcealmentState]:
     del extra
-    base.require_argument('concealment', 'client', client)
+    base.require_argument('concealment', 'client', client).loss.require_classes('concealment')
     images, labels = base.require_batch('concealment', batch, params)
     key = jax.random.fold_in(base.require_key('concealment', key), zlib.crc32(b'concealment'))
     if count == 0:

@@ -407,7 +407,7 @@ def _tensor_risks(
         raise errors.UsageError(
           'the defense graddefense_step needs the running statistics of BatchNorm: call update(…, variables={…})'
         )
-      return jnp.sum(weights * losses) / jnp.sum(weights)
+      return client.loss.reduced(losses, labels, weights)
 
     return jnp.stack([jnp.sum(g) for g in jax.tree.leaves(jax.grad(mean_loss)(params))])
 

@@ -21,7 +21,7 @@ def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
   """
   return {
     'tested': len(labels),
-    'majority_share': float(np.bincount(labels).max() / len(labels)),
+    'majority_share': float(np.unique(labels, return_counts=True)[1].max() / len(labels)),
     'predicted_classes': len(np.unique(predicted)),
   }
 

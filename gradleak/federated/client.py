@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak import data
 from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
 from gradleak.federated import heads
-from gradleak.federated.losses import cross_entropy
+from gradleak.federated.losses import Loss, as_loss, cross_entropy
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.masked import masked, takes_mask
@@ -58,8 +57,9 @@ class Client:
 
   Attributes:
     model: the network.
-    num_classes: number of classes.
-    loss: (logits, label probabilities) -> loss per example, to which the model may add its own (`Model.penalised`).
+    num_classes: number of outputs: of classes, or what else the loss compares.
+    loss: a `losses.Loss`, to which the model may add its own (`Model.penalised`); or a function (logits, label
+      probabilities) -> loss per example, see `losses.wrap`.
     share: 'gradient' (FedSGD: the gradient of one step on all samples) or 'delta' (FedAvg: θ_T − θ_0).
     optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
     step: the defense on the gradient of each local step, before the local optimizer.
@@ -82,7 +82,7 @@ class Client:
 
   model: Model
   num_classes: Count
-  loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+  loss: Loss = dataclasses.field(default_factory=cross_entropy)
   share: Annotated[str, Choice(('gradient', 'delta'))] = 'gradient'
   optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
   step: optax.GradientTransformation = NO_DEFENSE
@@ -105,8 +105,8 @@ class Client:
     check_fields(self)
     for name in ('optimizer', 'step', 'upload'):
       errors.check_instance(name, getattr(self, name), optax.GradientTransformation, 'an optax transformation')
-    errors.check_function('loss', self.loss, 2)
-    if self.num_classes == 1 and heads.takes_logits(self.loss):
+    object.__setattr__(self, 'loss', as_loss(self.loss))
+    if self.num_classes == 1 and self.loss.activation == 'softmax':
       raise heads.one_logit(self.model.name)
     if self.transform is not None:
       errors.check_function('transform', self.transform, 3)
@@ -114,6 +114,27 @@ class Client:
       raise errors.UsageError(
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
       )
+
+  def targets(self, labels: Any, count: int, outputs: tuple[int, ...] | None = None) -> jax.Array:
+    """Returns labels as the floats that the loss compares outputs with.
+
+    Args:
+      labels: as the loss takes them.
+      count: number of samples.
+      outputs: shape of what the model returns for one sample; None where it is not known.
+
+    Raises:
+      UsageError: for labels that the loss does not take, or of another shape than the outputs.
+    """
+    kind = self.loss.targets
+    labels = kind.checked(labels, count, self.num_classes)
+    found = kind.encode(labels, self.num_classes, jnp.result_type(float))
+    if outputs is not None and found.shape != (count, *outputs):
+      raise errors.UsageError(
+        f'labels are {labels.dtype} of shape {labels.shape}, and the model returns outputs of shape '
+        f'{(count, *outputs)}: expected {kind.expected(count, self.num_classes)}'
+      )
+    return found
 
   def num_steps(self, num_samples: int) -> int:
     """Returns the number of local steps on `num_samples` samples; raises `UsageError` for none of them."""
@@ -151,7 +172,7 @@ class Client:
       key: drives dropout and the defenses' noise; None switches dropout off (and random defenses raise).
       variables: the global model's.
       images: float32 [N, H, W, C] in [0, 1]; float64, as the variables, under `jax.enable_x64`.
-      labels: class indices, integer [N], or probabilities, float32 [N, classes].
+      labels: what the loss takes: class indices, integer [N], or probabilities, float32 [N, classes], by default.
 
     Raises:
       UsageError: for anything else, variables of another model, and what `participate` refuses.
@@ -253,22 +274,8 @@ class Client:
     """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
     images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
     self.modality.check_batch(images)
-    count, classes = images.shape[0], self.num_classes
-    if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (count, classes):
-      return images, labels
-    if labels.shape != (count,) or not jnp.issubdtype(labels.dtype, jnp.integer):
-      raise errors.UsageError(
-        f'labels are {labels.dtype} of shape {labels.shape}, expected {count} integers, or probabilities: floats of '
-        f'shape {(count, classes)}'
-      )
-    if classes == 1:
-      raise errors.UsageError(
-        'labels are integers, and the client has one class, for which all are 0: give probabilities, floats of shape '
-        f'{(count, 1)}'
-      )
-    if not isinstance(labels, jax.core.Tracer):
-      data.check_classes(labels, classes)
-    return images, jax.nn.one_hot(labels, classes, dtype=images.dtype)
+    labels = self.loss.targets.checked(labels, images.shape[0], self.num_classes)
+    return images, self.loss.targets.encode(labels, self.num_classes, images.dtype)
 
   def _init_step(self, variables: Mapping) -> Any:
     return optax.with_extra_args_support(self.step).init(variables['params'])
@@ -308,7 +315,7 @@ class Client:
           self.batch_norm == 'train',
           dropout,
         )
-      return jnp.sum(weights * losses) / jnp.sum(weights), batch_stats
+      return self.loss.reduced(losses, labels, weights), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     if self.frozen:

@@ -6,24 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from gradleak.core import errors
-from gradleak.federated.losses import LOSSES
 from gradleak.models import Model
 from gradleak.models.model import check_mode
 
-_ON_LOGITS = (*LOSSES.values(), optax.softmax_cross_entropy)
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
 _CURVES = frozenset(('exp', 'exp2', 'logistic', 'tanh'))  # of which softmax and sigmoid are made
 _IMAGES, _DRAWS = 4, 8
 _WIDE = 10.0  # standard deviation of weights whose logits would leave [0, 1]
 _CLOSE = 1e-3  # to a sum of 1
-
-
-def takes_logits(loss: Any) -> bool:
-  """Returns whether a loss is known to apply a softmax to what the network returns."""
-  return loss in _ON_LOGITS
 
 
 def one_logit(name: str) -> errors.UsageError:
@@ -34,7 +26,8 @@ def one_logit(name: str) -> errors.UsageError:
   """
   return errors.UsageError(
     f'the model {name!r} has one logit, and a softmax of one logit is 1: every gradient would be 0. For two classes '
-    'return two logits, jnp.concatenate([jnp.zeros_like(z), z], axis=1): their cross-entropy is the binary one of z'
+    "take loss='binary_cross_entropy' without num_classes, or return two logits, "
+    'jnp.concatenate([jnp.zeros_like(z), z], axis=1): their cross-entropy is the binary one of z'
   )
 
 
@@ -50,12 +43,12 @@ def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) ->
     UsageError: as `check_mode` of models and `check_head` do.
   """
   check_mode(client.model, variables, image_shape, client.batch_norm)
-  if takes_logits(client.loss):
+  if client.loss.activation:
     check_head(client.model, variables, image_shape)
 
 
 def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> None:
-  """Checks that a model returns logits and not probabilities, for a loss that applies a softmax itself.
+  """Checks that a model returns logits and not probabilities, for a loss that applies a softmax or a sigmoid.
 
   The network is run only where an exponential function or the like follows its last product. Probabilities of classes
   are at least 0 and sum to 1 for every image; values behind a sigmoid stay in [0, 1] for weights of any size.
@@ -80,7 +73,7 @@ def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> 
     return
   run, images = jax.jit(logits), jax.random.uniform(jax.random.key(0), shape, dtype)
   found = np.asarray(run(variables, images), np.float64)
-  advice = 'return the logits, or give gradleak.Client a loss on probabilities, which does not apply a softmax'
+  advice = 'return the logits, or give gradleak.Client a loss of your own on probabilities, gradleak.losses.wrap'
   if (found >= 0).all() and (np.abs(found.sum(axis=1) - 1) < _CLOSE).all():
     raise errors.UsageError(
       f'the model {model.name!r} returns probabilities, which are at least 0 and sum to 1 for every image, and the '

@@ -19,7 +19,7 @@ which has none either. Their positive weights are 1 % smaller than the negative 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +30,9 @@ import scipy.special
 from gradleak import data
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
-from gradleak.federated.losses import cross_entropy
+from gradleak.federated.losses import Loss, as_loss
 from gradleak.models import model as models
 from gradleak.models.model import Model
-
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 # The largest values that are not suspicious; the score of a finding is its value over its limit.
 LIMITS = {
@@ -104,7 +102,7 @@ def inspect(
   image_shape: Sequence[int],
   *,
   batch: tuple[Any, Any] | None = None,
-  loss: Loss = cross_entropy,
+  loss: Any = 'cross_entropy',
   train: bool = False,
 ) -> Inspection:
   """Returns the `Inspection` of a received model.
@@ -113,9 +111,9 @@ def inspect(
     model: the `Model`; it must list its layers.
     variables: as received.
     image_shape: (H, W, C).
-    batch: (images [N, H, W, C] in [0, 1], labels int [N]) of the client's own, N ≥ 2: the batch that it is about to
-      train on, or a part of it. With None only the weights are checked.
-    loss: (logits, label probabilities) -> loss per example, as a `Client`'s.
+    batch: (images [N, H, W, C] in [0, 1], labels as the loss takes them) of the client's own, N ≥ 2: the batch that it
+      is about to train on, or a part of it. With None only the weights are checked.
+    loss: as a `Client`'s.
     train: whether BatchNorm uses the batch's statistics; a sample's gradient is then its part of the batch's gradient.
 
   Raises:
@@ -126,7 +124,7 @@ def inspect(
   models.check_variables(model, variables, image_shape)
   models.check_finite(f'the weights of {model.name!r}', variables)
   errors.refuse_traced('the variables', variables)
-  errors.check_function('loss', loss, 2)
+  loss = as_loss(loss)
   errors.check_instance('train', train, bool, 'True or False')
   params = variables['params']
   found = [*_last_layer(layers[-1], params), *_front(layers, params, image_shape), *_untouched(layers[:-1], params)]
@@ -303,12 +301,13 @@ def _on_batch(
 ) -> list[Finding]:
   """Checks whether single samples dominate the gradient of the client's own batch."""
   images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
-  if images.ndim != 4 or images.shape[1:] != tuple(image_shape) or len(images) < 2 or labels.shape != images.shape[:1]:
+  fits = images.ndim == 4 and images.shape[1:] == tuple(image_shape) and labels.shape[:1] == images.shape[:1]
+  if not fits or len(images) < 2:
     raise errors.UsageError(
       f'the batch has images {images.shape} and labels {labels.shape}, expected N ≥ 2 images of {tuple(image_shape)} '
       'and as many labels'
     )
-  data.validate(images, labels)
+  data.check_images(images)
   images = images.astype(np.float32)
   lengths, shares = _gains(model, variables, layers, images, labels, loss, train)
   found = []
@@ -352,10 +351,9 @@ def _gains(
     for path in layer.paths[1:]
     if path[-1] == 'bias' and _weights(layer, variables['params'])[1] is not None
   )
-  classes = jax.eval_shape(lambda v: model.apply(v, images[:1], False, None)[0], variables).shape[1]
-  errors.check_number('the largest label', int(labels.max()), low=0, high=classes - 1)
-  onehot = jax.nn.one_hot(jnp.asarray(labels), classes, dtype=jnp.float32)
-  measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(images), onehot)
+  outputs = jax.eval_shape(lambda v: model.apply(v, images[:1], False, None)[0], variables).shape[-1]
+  targets = loss.targets.encode(loss.targets.checked(labels, len(images), outputs), outputs, jnp.float32)
+  measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(images), targets)
   error, lengths, shares = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(measured))
   some = error > 1e-6 * error.max()
   lengths = {name: each[some] / error[some] for name, each in lengths.items()}

@@ -1,8 +1,9 @@
 """What is audited: a client with its model, weights and private samples."""
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
+from gradleak.federated.targets import CLASSES, kept
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import (
@@ -23,6 +25,7 @@ from gradleak.models.model import (
   check_parameters,
   check_variables,
   initial,
+  outputs_shape,
 )
 
 _LOOKED_AT = 4000  # of the images that are given, for a gallery of at most 1,001 of a kind
@@ -35,7 +38,7 @@ class Scenario(NamedTuple):
     client: how it trains and what it shares; its defenses are replaced by those audited.
     variables: the global model's.
     images: float32 [N, H, W, C] in [0, 1]; trial t audits the t-th batch of them.
-    labels: int32 [N].
+    labels: what the client's loss takes: class indices, int32 [N], by default; else floats, see `losses.Loss.targets`.
     settings: what identifies all this in a result: plain JSON values.
     gallery: different images among which an original is to be found, private and public ones among them or not.
     public: (images, labels) that everyone holds, the attacker too, or None.
@@ -50,6 +53,11 @@ class Scenario(NamedTuple):
   gallery: data.Candidates
   public: tuple | None = None
   previous: dict | None = None
+
+  @property
+  def classes(self) -> np.ndarray:
+    """The class of each sample, int32 [N]; 0 where its target is no class."""
+    return classes_of(self.labels, self.client)
 
   @property
   def context(self) -> Context:
@@ -98,10 +106,11 @@ def scenario(
   Args:
     model: a `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     images: floats [N, H, W, C] in [0, 1].
-    labels: integers [N].
+    labels: integers [N], or what else the loss takes: probabilities of classes [N, classes], flags [N, outputs] of 0
+      and 1, values [N, outputs], or a class for each pixel [N, H, W].
     key: initialises the model, where no `variables` are given.
     variables: the model's weights, e.g. trained ones, {'params': …} and with BatchNorm {'batch_stats': …}.
-    num_classes: the number of logits; by default as many as the model returns.
+    num_classes: the number of outputs; by default as many as the model returns.
     dataset: how results call the data.
     client: `ClientSettings`, or a `Client` of this model; settings may also be given one by one, as keyword arguments:
       loss, share, local_epochs, local_batch_size, learning_rate, momentum, weight_decay, batch_norm.
@@ -121,17 +130,20 @@ def scenario(
   """
   check_model(model)
   kind = client.modality if isinstance(client, Client) else modality
-  images, labels = data.pair('the samples', (images, labels), num_classes, check=kind.check)
-  image_shape, double = images.shape[1:], jax.config.jax_enable_x64
+  images, double = _checked_samples(kind, images), jax.config.jax_enable_x64
+  image_shape = images.shape[1:]
   variables = _checked_variables(model, variables, key, image_shape)
   num_classes = _checked_classes(model, variables, image_shape, num_classes)
-  data.check_classes(labels, num_classes)
-  public = _checked_public(kind, public, image_shape, num_classes)
-  previous = _checked_previous(model, previous, image_shape)
-  given = _checked_gallery(kind, (images, labels) if gallery is None else gallery, image_shape, num_classes)
-  found, composition = _candidates(kind, given, labels, public)
   client, recorded = _client(client, changes, model, num_classes, kind)
+  check = functools.partial(client.targets, outputs=outputs_shape(model, variables, image_shape))
+  images, labels = data.pair('the samples', (images, labels), check=kind.check, check_targets=check)
   heads.check_client(client, variables, image_shape)
+  public = _checked_public(kind, public, image_shape, check)
+  previous = _checked_previous(model, previous, image_shape)
+  classes = classes_of(labels, client)
+  given = _checked_gallery(kind, (images, classes) if gallery is None else gallery, image_shape, num_classes)
+  known = None if public is None else (public[0], classes_of(public[1], client))
+  found, composition = _candidates(kind, given, classes, known)
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),
@@ -146,14 +158,33 @@ def scenario(
     **({'precision': 'float64'} if double else {}),
     'gallery': composition,
   }
-  images, labels = images.astype(np.float64 if double else np.float32), labels.astype(np.int32)
+  floating = np.float64 if double else np.float32
+  images, labels = images.astype(floating), kept(labels, floating)
   return Scenario(client, dict(variables), images, labels, described, found, public, previous)
 
 
-def num_logits(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> int:
-  """Returns how many logits a model has."""
-  image = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
-  return jax.eval_shape(lambda v, x: model.apply(v, x, False, None)[0], variables, image).shape[1]
+def classes_of(labels: np.ndarray, client: Client) -> np.ndarray:
+  """Returns the class of each sample, int32 [N]: the most probable one; 0 where its target is no class.
+
+  Args:
+    labels: as the loss takes them.
+    client: the client.
+  """
+  labels = np.asarray(labels)
+  if client.loss.targets is not CLASSES:
+    return np.zeros(len(labels), np.int32)
+  if np.issubdtype(labels.dtype, np.floating):
+    labels = labels.argmax(axis=-1)
+  return labels.astype(np.int32) if labels.ndim == 1 else np.zeros(len(labels), np.int32)
+
+
+def _checked_samples(kind: Modality, images: Any) -> np.ndarray:
+  """Returns samples as an array; raises `UsageError` for what are none."""
+  try:
+    kind.check(images)
+  except errors.UsageError as error:
+    raise errors.UsageError(f'the samples: {error}') from error
+  return np.asarray(images)
 
 
 def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_shape: tuple[int, ...]) -> Mapping:
@@ -174,10 +205,10 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, image_
 
 def _checked_classes(model: Model, variables: Mapping, image_shape: tuple[int, ...], num_classes: int | None) -> int:
   """Returns the number of classes, which is that of the model's logits."""
-  returned = num_logits(model, variables, image_shape)
-  if returned == 1:
-    raise heads.one_logit(model.name)
+  returned = outputs_shape(model, variables, image_shape)[-1]
   if num_classes and num_classes != returned:
+    if returned == 1:
+      raise heads.one_logit(model.name)
     raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
   return returned
 
@@ -211,18 +242,18 @@ def _client(
         f'with {num_classes}'
       )
     local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size}
-    recorded = {'loss': client.loss.__name__, 'share': client.share, **(local if client.share == 'delta' else {})}
+    recorded = {'loss': str(client.loss), 'share': client.share, **(local if client.share == 'delta' else {})}
     return client.undefended(), recorded
   given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
   return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded()
 
 
-def _checked_public(kind: Modality, public: tuple | None, image_shape: tuple, num_classes: int) -> tuple | None:
-  """Returns public images and labels as float32 and int32."""
+def _checked_public(kind: Modality, public: tuple | None, image_shape: tuple, check: Callable) -> tuple | None:
+  """Returns public images and labels as they are kept."""
   if public is None:
     return None
-  images, labels = data.pair('public', public, num_classes, image_shape, kind.check)
-  return images.astype(np.float32), labels.astype(np.int32)
+  images, labels = data.pair('public', public, None, image_shape, kind.check, check)
+  return images.astype(np.float32), kept(labels)
 
 
 def _candidates(
@@ -245,17 +276,17 @@ def _candidates(
     seen = {image.tobytes() for image in public[0]}
   wanted = np.unique(private)
   kinds = [np.flatnonzero(labels == label) for label in wanted] if given.by_class else [np.arange(len(labels))]
-  kept = np.concatenate([places[kind.distinct(images[places])] for places in kinds])
+  chosen = np.concatenate([places[kind.distinct(images[places])] for places in kinds])
   flat = {one.tobytes() for places in kinds for one in images[places][kind.flat(images[places])]}
   other = {one.tobytes(): label for one, label in zip(images, labels, strict=True) if label not in wanted}
   composition = {
     'by_class': given.by_class,
-    'images': _counted(given, labels[kept]),
+    'images': _counted(given, labels[chosen]),
     'left_out': _counted(given, np.asarray(list(other.values()) if given.by_class else [], int)),
     'flat': len(flat),
-    'public': sum(image.tobytes() in seen for image in images[kept]),
+    'public': sum(image.tobytes() in seen for image in images[chosen]),
   }
-  return given._replace(images=images[kept], labels=labels[kept]), composition
+  return given._replace(images=images[chosen], labels=labels[chosen]), composition
 
 
 def _counted(given: data.Candidates, labels: np.ndarray) -> dict[str, int]:

@@ -12,7 +12,7 @@ from gradleak.core import errors, settings, trees
 from gradleak.core.settings import setting
 from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.federated.client import PRECISIONS, Client
-from gradleak.federated.losses import LOSSES
+from gradleak.federated.losses import Loss, as_loss
 from gradleak.models import Model
 
 S = TypeVar('S')
@@ -26,7 +26,9 @@ _OF_ANY = ('augment', 'precision', 'frozen', 'cohort')
 class ClientSettings:
   """How a client trains and what it shares; equal settings make the same `Client`, which compiles once."""
 
-  loss: str = setting('cross_entropy', 'cross_entropy or squared_error.', **_CLIENT, choices=tuple(LOSSES))
+  loss: str | Loss = setting(  # noqa: RUF009
+    'cross_entropy', "One of gradleak.losses, as cross_entropy or 'focal(gamma=2)'.", **_CLIENT
+  )
   share: str = setting(
     'gradient',
     'gradient: one step (FedSGD); delta: weights after local training (FedAvg).',
@@ -86,6 +88,7 @@ class ClientSettings:
       UsageError: for a value out of range, or a setting of local training that a shared gradient does not use.
     """
     settings.check(self)
+    as_loss(self.loss)
     errors.check_instance('frozen', self.frozen, str, 'names of layers, as Conv_0-Conv_1')
     if self.share == 'gradient':
       defaults = ClientSettings()
@@ -113,7 +116,7 @@ class ClientSettings:
 
   def plain(self) -> dict[str, Any]:
     """Returns all settings as plain JSON, with the learning rate that is trained with."""
-    return {**dataclasses.asdict(self), 'learning_rate': self.rate}
+    return {**dataclasses.asdict(self), 'loss': str(as_loss(self.loss)), 'learning_rate': self.rate}
 
   def recorded(self) -> dict[str, Any]:
     """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
@@ -137,7 +140,7 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
   return Client(
     model,
     num_classes,
-    LOSSES[given.loss],
+    as_loss(given.loss),
     given.share,
     parts[0] if len(parts) == 1 else optax.chain(*parts),
     epochs=given.local_epochs,

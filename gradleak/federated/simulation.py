@@ -24,10 +24,11 @@ from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
-from gradleak.federated.losses import cross_entropy
+from gradleak.federated.losses import Loss, cross_entropy
 from gradleak.federated.server import layer_average
+from gradleak.federated.targets import CLASSES, kept
 from gradleak.models import Model, check_variables
-from gradleak.models.model import check_logits, check_model
+from gradleak.models.model import check_logits, check_model, outputs_shape
 
 WEIGHTINGS = ('samples', 'equal')
 
@@ -39,7 +40,7 @@ class Federation:
   Attributes:
     client: how each client trains, its defenses included.
     images: float32 [N, H, W, C] of all clients together.
-    labels: int32 [N].
+    labels: what the client's loss takes: classes, int32 [N], by default.
     partition: an array of indices into them for each client.
     per_round: clients that are drawn for a round.
     server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
@@ -69,7 +70,8 @@ class Federation:
 
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
-    data.validate(self.images, self.labels, self.client.num_classes)
+    data.check_images(self.images)
+    self.client.targets(self.labels, len(self.images))
     check_partition(self.partition, len(self.images))
     check_fields(self)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
@@ -283,7 +285,7 @@ def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -
   chosen = np.stack([np.resize(part, longest) for part in parts])
   return {
     'images': federation.images[chosen],
-    'labels': federation.labels[chosen].astype(np.int32),
+    'labels': kept(federation.labels)[chosen],
     'weights': np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32),
   }
 
@@ -412,6 +414,27 @@ def accuracy(
   return int(np.sum(predicted == labels)) / len(predicted), loss
 
 
+def decided(loss: Loss, labels: Any) -> np.ndarray:
+  """Returns what a model has to decide for each sample: its class, or the number of its combination of flags, int [N].
+
+  Args:
+    loss: of a client.
+    labels: as it takes them.
+
+  Raises:
+    UsageError: for targets that leave nothing to decide, such as values, of which there is no accuracy.
+  """
+  labels = np.asarray(labels)
+  if loss.targets.decide is None or labels.ndim > 2:
+    raise errors.UsageError(
+      f'accuracy is of one class or some flags for each sample, and the loss {loss} is not: train without test samples'
+    )
+  if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and loss.targets is CLASSES:
+    return labels
+  labels = labels if loss.targets is CLASSES else labels.reshape(len(labels), -1) - 0.5
+  return np.asarray(loss.targets.decide(labels))
+
+
 @ranged
 def classified(
   model: Model,
@@ -419,38 +442,47 @@ def classified(
   images: np.ndarray,
   labels: np.ndarray,
   batch_size: Annotated[int, Range(1, 10**6)] = 100,
+  loss: Loss | None = None,
 ) -> tuple[np.ndarray, float]:
-  """Returns (the class that a model predicts for each sample, int [N]; the mean cross-entropy with their labels).
+  """Returns (what a model decides for each sample, as `decided` has it, int [N]; the mean loss).
 
   BatchNorm uses its running statistics.
 
   Args:
     model, variables: the `Model` and its variables.
     images: float32 [N, H, W, C] in [0, 1].
-    labels: integers [N].
+    labels: as the loss takes them.
     batch_size: samples per compiled pass; changes speed, and the last bits.
+    loss: of a client; None for cross-entropy.
 
   Raises:
-    UsageError: for samples that `gradleak.data.validate` refuses, or variables of another model.
+    UsageError: for samples that the loss does not take, or variables of another model; and as `decided` does.
   """
-  images, labels = data.pair('the samples', (images, labels))
-  check_variables(check_model(model), variables, images.shape[1:])
-  predicted, loss, score = [], 0.0, _score(model)
+  loss = cross_entropy() if loss is None else loss
+  data.check_images(images)
+  check_variables(check_model(model), variables, np.shape(images)[1:])
+  outputs = outputs_shape(model, variables, np.shape(images)[1:])[-1]
+  check = functools.partial(loss.targets.checked, outputs=outputs)
+  images, labels = data.pair('the samples', (images, labels), check_targets=check)
+  decided(loss, labels[:1])  # raises for what cannot be
+  predicted, total, score = [], 0.0, _score(model, loss)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)
-    found = score(variables, images[some], np.asarray(labels[some], np.int32))
+    found = score(variables, images[some], kept(labels[some]))
     predicted.append(np.asarray(found[0]))
-    loss += float(found[1])
-  return np.concatenate(predicted), loss / len(images)
+    total += float(found[1])
+  return np.concatenate(predicted), total / len(images)
 
 
 @reusable(32)
-def _score(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _score(model: Model, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
+  decide = loss.targets.decide
+  assert decide is not None
+
   @jax.jit
   def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits, _ = model.apply(variables, images, False, None)
-    check_logits(model, logits, (len(images), *getattr(logits, 'shape', ())[1:2]))
-    predicted = jnp.argmax(logits, axis=-1)
-    return predicted, jnp.sum(cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)))
+    outputs, _ = model.apply(variables, images, False, None)
+    check_logits(model, outputs, (len(images), *getattr(outputs, 'shape', ())[1:2]))
+    return decide(outputs), jnp.sum(loss(outputs, loss.targets.encode(labels, outputs.shape[1], outputs.dtype)))
 
   return score

@@ -80,7 +80,7 @@ def train(
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
   errors.check_json('config', {} if config is None else config)
-  test = None if test is None else data.pair('test', test, federation.client.num_classes)
+  test = None if test is None else data.pair('test', test, check_targets=federation.client.targets)
 
   def finished(state: State) -> bool:
     return state.number == rounds or _overdrawn(federation, state, key, privacy, budget)
@@ -142,8 +142,10 @@ def _overdrawn(
 
 def _measured(federation: Federation, state: State, images: np.ndarray, labels: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
-  predicted, loss = simulation.classified(federation.client.model, state.variables, images, labels)
-  return {'accuracy': int(np.sum(predicted == labels)) / len(labels), 'loss': loss, **chance.facts(labels, predicted)}
+  kind = federation.client.loss
+  predicted, loss = simulation.classified(federation.client.model, state.variables, images, labels, loss=kind)
+  truth = simulation.decided(kind, labels)
+  return {'accuracy': int(np.sum(predicted == truth)) / len(truth), 'loss': loss, **chance.facts(truth, predicted)}
 
 
 def _row(federation: Federation, state: State, done: Round, privacy: Ledger | None) -> dict:

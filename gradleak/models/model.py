@@ -142,6 +142,12 @@ def _losses(loss: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array
   return found
 
 
+def outputs_shape(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the shape of what a model returns for one sample, (…, outputs)."""
+  image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  return jax.eval_shape(lambda v, x: model.apply(v, x, False, None)[0], variables, image).shape[1:]
+
+
 def check_logits(model: Model, logits: Any, shape: tuple[int, ...]) -> jax.Array:
   """Returns what a model returned as logits; raises `UsageError` for anything but floats of this shape."""
   if getattr(logits, 'shape', None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):

@@ -91,7 +91,8 @@ def write_frontier(found: Frontier, folder: Any) -> None:
     {'defense': leak.defense, 'round': leak.round, **cases.worst_case_of(leak.rows)[leak.defense]}
     for leak in found.leakage
   ]
-  names = found.config.get('class_names') or [str(label) for label in range(found.config['num_classes'])]
+  most = max(found.config['num_classes'], int(found.labels.max()) + 1)
+  names = found.config.get('class_names') or [str(label) for label in range(most)]
   write_training(
     folder,
     found.trained,

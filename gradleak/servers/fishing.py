@@ -25,7 +25,6 @@ from gradleak.core import errors, trees
 from gradleak.core.settings import Choice
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
-from gradleak.federated.losses import cross_entropy
 from gradleak.federated.scenario import Scenario
 from gradleak.models import Model
 from gradleak.servers.base import Observed, Server, one_round, server
@@ -128,11 +127,7 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
     del key, batch_size
     client, public = scenario.client, scenario.public
     check_target(target, client.num_classes)
-    if client.loss is not cross_entropy:
-      raise errors.UsageError(
-        f'fishing needs the loss cross_entropy, and this client has {getattr(client.loss, "__name__", client.loss)}: '
-        "give loss='cross_entropy' to gradleak.scenario"
-      )
+    client.loss.require_cross_entropy('fishing')
     if client.share != 'gradient':
       raise errors.UsageError(
         f'fishing needs the gradient of one step, and this client has share={client.share!r}, epochs={client.epochs}: '

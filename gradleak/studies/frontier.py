@@ -1,6 +1,7 @@
 """What a defense costs beside what it hides: federated training under each defense, and attacks on its uploads."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -34,10 +35,11 @@ from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import Client, ClientSettings, accounting, heads, simulation, training
-from gradleak.federated.scenario import Scenario, fingerprint, num_logits, scenario
+from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
+from gradleak.federated.targets import CLASSES
 from gradleak.models import Model, check_apply, check_variables
-from gradleak.models.model import check_finite, check_model, check_parameters
+from gradleak.models.model import check_finite, check_model, check_parameters, outputs_shape
 
 Samples = tuple[np.ndarray, np.ndarray]
 SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
@@ -133,7 +135,7 @@ class Frontier(NamedTuple):
     audits: text -> the folder of an audit, relative to the work directory.
     methods: what is known of the methods, see `AuditResult.methods`.
     partition: an array of sample numbers for each client.
-    labels: of the training samples, int [N].
+    labels: the class of each training sample, or the number of its combination of flags, int [N].
   """
 
   config: dict
@@ -262,7 +264,7 @@ def frontier(
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
     model: a `Model`.
-    train, test: (images float32 [N, H, W, C] in [0, 1], labels int [N]).
+    train, test: (images float32 [N, H, W, C] in [0, 1], labels as the loss takes them, int [N] by default).
     defenses: as `gradleak.audit` takes them; None is no defense. Stages of the place 'round' act at the server.
     attacks: as `gradleak.audit` takes them; without any, nothing is attacked.
     clients: how many share the training samples evenly, or an array of sample numbers for each client.
@@ -283,15 +285,17 @@ def frontier(
   """
   given, local = paired('gradleak.frontier', FrontierSettings, settings, client, LOCAL, changes)
   key = errors.check_key('key', key, traced=False)
-  train = data.pair('train', train)
-  shape = train[0].shape[1:]
+  data.check_images(data.two('train', train)[0])
+  shape = np.shape(train[0])[1:]
   variables = _checked_variables(key, model, variables, shape)
-  made = local.client(model, num_logits(model, variables, shape))
+  made = local.client(model, outputs_shape(model, variables, shape)[-1])
   heads.check_client(made, variables, shape)
-  data.check_classes(train[1], made.num_classes)
-  test = data.pair('test', test, made.num_classes, shape)
-  public = None if public is None else data.pair('public', public, made.num_classes, shape)
-  parts = _parts(key, train[1], clients)
+  check = functools.partial(made.targets, outputs=outputs_shape(model, variables, shape))
+  train = data.pair('train', train, check_targets=check)
+  test = data.pair('test', test, image_shape=shape, check_targets=check)
+  public = None if public is None else data.pair('public', public, image_shape=shape, check_targets=check)
+  classes = simulation.decided(made.loss, train[1])
+  parts = _parts(key, classes, clients)
   identity = {
     **dataclasses.asdict(given),
     **local.plain(),
@@ -313,6 +317,12 @@ def frontier(
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
   return _run(task, bound, attacks, before, errors.check_path('workdir', workdir), on_audit)
+
+
+def _kinds(task: Task) -> np.ndarray:
+  """Returns the class of each training sample, or the number of its combination of flags, from 0 on."""
+  found = simulation.decided(task.client.loss, task.train[1])
+  return found if task.client.loss.targets is CLASSES else np.unique(found, return_inverse=True)[1]
 
 
 def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
@@ -368,7 +378,7 @@ def _run(
     leakage = [*first, *leakage] if task.settings.attack_every else []
     audits = {'before the first round, all defenses': 'audit', **audits}
   leakage = sorted(leakage, key=lambda leak: leak.round)
-  return Frontier(task.config, trained, rows, leakage, audits, methods, task.partition, task.train[1])
+  return Frontier(task.config, trained, rows, leakage, audits, methods, task.partition, _kinds(task))
 
 
 def _defenses(bound: list[Labelled]) -> dict:
@@ -422,7 +432,8 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  return np.flatnonzero(simulation.classified(task.client.model, variables, *task.test)[0] != task.test[1]).tolist()
+  found, _ = simulation.classified(task.client.model, variables, *task.test, loss=task.client.loss)
+  return np.flatnonzero(found != simulation.decided(task.client.loss, task.test[1])).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

@@ -14,7 +14,8 @@ from flax import linen as nn
 import gradleak as gl
 from gradleak import ClientSettings, UsageError
 from gradleak.core import trees
-from gradleak.federated import augmentation, cross_entropy
+from gradleak.federated import augmentation
+from gradleak.federated.losses import cross_entropy
 
 concealment = importlib.import_module('gradleak.defenses.concealment')  # the name in the package is the factory
 LOCAL = {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 4, 'learning_rate': 0.05}
@@ -32,7 +33,7 @@ def trained(linear, optimizer, clip=np.inf):
 
   def loss(params, images, labels):
     logits, _ = linear.client.model.apply({'params': params}, images, True, None)
-    return jnp.mean(cross_entropy(logits, jax.nn.one_hot(labels, 10)))
+    return jnp.mean(cross_entropy()(logits, jax.nn.one_hot(labels, 10)))
 
   @jax.jit
   def step(params, state, images, labels):

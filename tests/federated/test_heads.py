@@ -67,7 +67,7 @@ def test_a_loss_on_probabilities_takes_them(small_images):
   module = Headed('softmax')
   client = gl.Client(gl.models.from_flax(module), 10, likelihood)
   built = gl.scenario(client.model, *small_images, key=jax.random.key(0), client=client)
-  logits = gl.Client(gl.models.from_flax(Headed('logits')), 10, cross_entropy)
+  logits = gl.Client(gl.models.from_flax(Headed('logits')), 10, cross_entropy())
   found, expected = (one.local_update(None, built.variables, *small_images).update for one in (client, logits))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, expected)
   with pytest.raises(gl.UsageError, match='returns probabilities'):
@@ -106,5 +106,5 @@ def test_the_two_logits_of_the_message_have_the_binary_loss(small_images):
   expected = one.local_update(None, variables, images, labels.reshape(-1, 1).astype(np.float32)).update
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
   assert np.abs(np.asarray(jax.tree.leaves(found)[0])).max() > 1e-3
-  with pytest.raises(gl.UsageError, match=r'the client has one class, for which all are 0: give probabilities'):
+  with pytest.raises(gl.UsageError, match=r'of one class, all integers are 0'):
     one.local_update(None, variables, images, np.zeros(len(images), np.int32))

@@ -30,7 +30,7 @@ def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array
   """
   if class_means is None:
     raise errors.UsageError(
-      "the start 'class_average' needs auxiliary data: give public=(images, labels) to gradleak.scenario"
+      "the start 'class_average' needs auxiliary data of each class: give public=(images, labels) to gradleak.scenario"
     )
   total = jnp.maximum(jnp.sum(labels, axis=1, keepdims=True), 1e-12)
   return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
@@ -70,11 +70,13 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
   """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes].
 
   Raises:
-    UsageError: if the client sends nothing of the layer that labels are inferred from.
+    UsageError: if the client sends nothing of the layer that labels are inferred from, or for a loss that the rule does
+      not apply to.
   """
   knowledge, given = observation.knowledge, observation.labels
   if knowledge.labels != 'inferred':
     return given
+  label_rules.check_loss(knowledge.label_inference, client.loss)
   layers = client.model.layers(observation.image_shape[1:]) if client.frozen and client.model.layers else ()
   if layers and layers[-1].name in client.frozen:
     raise errors.UsageError(
@@ -190,15 +192,15 @@ class Samples:
 
   def hidden(self, key: jax.Array, label_key: jax.Array, observation: Observation, copies: int) -> dict[str, jax.Array]:
     """Returns the first logits of labels that are optimised, and the first decoys; streams apart from the images'."""
-    count, classes = observation.labels.shape
+    count, *outputs = observation.labels.shape
     found = {}
     if observation.knowledge.labels == 'optimised':
-      found['logits'] = jax.random.normal(label_key, (count, classes))
+      found['logits'] = jax.random.normal(label_key, (count, *outputs))
     if self.decoys:
       keys = [jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)]
       number, *image = self.shape(observation, copies)
       found['decoys'] = jax.random.normal(keys[0], (self.decoys * number, *image))
-      found['decoy_logits'] = jax.random.normal(keys[1], (self.decoys * count, classes))
+      found['decoy_logits'] = jax.random.normal(keys[1], (self.decoys * count, *outputs))
     return found
 
   def paced(self, dummy: dict, towards: int = 1) -> dict:
@@ -218,6 +220,12 @@ class Samples:
     return (copies * count, *image)
 
 
-def labels_of(dummy: dict, given: jax.Array) -> jax.Array:
-  """Returns the labels of dummy samples at their pace, probabilities [N, classes]: those given, unless optimised."""
-  return jax.nn.softmax(dummy['logits']) if 'logits' in dummy else given
+def labels_of(dummy: dict, given: jax.Array, relax: Callable[[jax.Array], jax.Array]) -> jax.Array:
+  """Returns the labels of dummy samples at their pace: those given, unless optimised.
+
+  Args:
+    dummy: the samples.
+    given: labels, floats in the shape of the outputs.
+    relax: what makes labels of free variables, see `federated.targets.Targets`.
+  """
+  return relax(dummy['logits']) if 'logits' in dummy else given

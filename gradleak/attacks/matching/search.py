@@ -101,7 +101,7 @@ class Matching:
       check_modality(self.terms, self.client.modality)
       self.simulation.check(self.client)
       gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
-      if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
+      if self.subsets is not None and not (gradient and self.client.loss == cross_entropy()):
         raise errors.UsageError(
           'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
         )
@@ -236,10 +236,10 @@ class Matching:
   def shown(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[dict, jax.Array, jax.Array]:
     """Returns (the dummy samples at their pace, their images, the labels, those of decoys behind them)."""
     dummy = self.samples.paced(dummy)
-    labels = labels_of(dummy, state.labels)
+    labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
     images = self.samples.images(dummy, state.latents, observation, self.copies)
     if 'decoy_logits' in dummy:
-      labels = jnp.concatenate([labels, jax.nn.softmax(dummy['decoy_logits'])])
+      labels = jnp.concatenate([labels, self.client.loss.targets.relax(dummy['decoy_logits'])])
     return dummy, images, labels
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
@@ -331,7 +331,7 @@ class Matching:
     images = self.samples.images(dummy, state.latents, observation, self.copies)
     if self.samples.seeds == 1:
       return images
-    labels = labels_of(dummy, state.labels)
+    labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
     apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place'))[1])(images)
     return images[jnp.argmin(apart)]
 

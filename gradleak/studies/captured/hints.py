@@ -8,7 +8,8 @@ import numpy as np
 from gradleak.attacks.labels import last_layer
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
-from gradleak.federated import Client, cross_entropy
+from gradleak.federated import Client
+from gradleak.federated.losses import cross_entropy
 from gradleak.studies.captured.update import norm
 
 ROUND = 2e-5  # relative distance within which a norm equals a number of at most two digits
@@ -69,7 +70,7 @@ def hints(
     *_clipped(named, protected, factor),
     *_weights(update, variables['params']),
   ]
-  if client.loss is cross_entropy:
+  if client.loss == cross_entropy():
     found += _labels(update, client, tuple(image_shape), num_samples, labels)
   return found
 

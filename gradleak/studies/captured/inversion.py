@@ -231,7 +231,7 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
   if labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
-    labels = np.repeat(group.labels, len(images), axis=0)
+    labels = np.repeat(group.targets, len(images), axis=0)
     if group.settings.labels != 'known':
       rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
   if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label

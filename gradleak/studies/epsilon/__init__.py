@@ -25,6 +25,7 @@ from gradleak.defenses import Context, Defense, bind, differential_privacy, guar
 from gradleak.defenses.defense import norm_bound
 from gradleak.defenses.differential_privacy import ACCOUNTANTS, Epsilon
 from gradleak.engine.progress import end, note, reporter
+from gradleak.federated import losses
 from gradleak.federated.client import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.modalities import IMAGES
@@ -330,7 +331,7 @@ def _probed(scenario: Scenario, defense: Defense, size: int) -> tuple[Client, di
   bare = dataclasses.replace(
     scenario.client.undefended(),
     model=PROBE,
-    loss=_probe_loss,
+    loss=losses.wrap(_probe_loss),
     num_classes=2,
     augment=None,
     precision='float32',

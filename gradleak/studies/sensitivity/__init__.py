@@ -27,10 +27,10 @@ from gradleak.core import errors
 from gradleak.defenses.defense import as_defense
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import ClientSettings, simulation, training
-from gradleak.federated.scenario import Scenario, num_logits, scenario
+from gradleak.federated.scenario import Scenario, scenario
 from gradleak.federated.settings import paired
 from gradleak.models import Model, check_variables
-from gradleak.models.model import check_finite, check_model
+from gradleak.models.model import check_finite, check_model, outputs_shape
 from gradleak.studies.sensitivity.assumptions import (
   LABORATORY,
   LOCAL,
@@ -193,7 +193,7 @@ def _task(
     check_variables(model, variables, shape)
     check_finite(f'the weights of {model.name!r}', variables)
   weights = own if variables is None else variables
-  classes = num_classes or num_logits(model, weights, shape)
+  classes = num_classes or outputs_shape(model, weights, shape)[-1]
   reporter(progress, 1)  # an unknown mode says so now
   if public is not None:
     public = data.pair('public', public, classes, shape)

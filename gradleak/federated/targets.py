@@ -1,0 +1,177 @@
+"""Targets: what a loss compares the outputs of a network with, as floats in the shape of the outputs.
+
+An attacker can so optimise them together with the samples.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak import data
+from gradleak.core import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+  """One kind of targets.
+
+  Attributes:
+    name: what texts call it.
+    expected: (number of samples, number of outputs) -> what may be given, for messages.
+    given: (targets as an array, number of samples, number of outputs) -> whether they are of this kind.
+    check: (concrete targets, number of outputs) -> None; raises `UsageError` for values out of range.
+    encode: (targets, number of outputs, dtype) -> floats in the shape of the outputs.
+    relax: free variables in the shape of the outputs -> targets that a search may take.
+    draw: (key, shape of the outputs) -> random targets, as they may be given.
+    decide: outputs or targets [N, outputs] -> a whole number for each sample, which is equal where all that is decided
+      is, int [N]; None where nothing is.
+  """
+
+  name: str
+  expected: Callable[[int, int], str]
+  given: Callable[[Any, int, int], bool]
+  check: Callable[[Any, int], None]
+  encode: Callable[[jax.Array, int, Any], jax.Array]
+  relax: Callable[[jax.Array], jax.Array]
+  draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+  decide: Callable[[jax.Array], jax.Array] | None = None
+
+  def __repr__(self) -> str:
+    return self.name
+
+  def checked(self, targets: Any, count: int, outputs: int) -> Any:
+    """Returns targets as an array; the values of traced ones are not read.
+
+    Args:
+      targets: of the samples.
+      count: number of samples.
+      outputs: size of the last axis of what the network returns: its number of classes, flags or values.
+
+    Raises:
+      UsageError: for targets of another kind, or out of range.
+    """
+    targets = errors.as_array('labels', targets)
+    if not self.given(targets, count, outputs):
+      raise errors.UsageError(
+        f'labels are {targets.dtype} of shape {targets.shape}, expected {self.expected(count, outputs)}'
+      )
+    if not isinstance(targets, jax.core.Tracer):
+      self.check(targets, outputs)
+    return targets
+
+
+def _floating(targets: Any) -> bool:
+  return bool(jnp.issubdtype(targets.dtype, jnp.floating))
+
+
+def _integral(targets: Any) -> bool:
+  return bool(jnp.issubdtype(targets.dtype, jnp.integer))
+
+
+def _like_outputs(targets: Any, count: int, outputs: int) -> bool:
+  """Returns whether targets have the shape of the outputs; of one output, its axis may be missing."""
+  shape = targets.shape
+  return (len(shape) > 1 and shape[0] == count and shape[-1] == outputs) or (outputs == 1 and shape == (count,))
+
+
+def _with_axis(targets: jax.Array, outputs: int, dtype: Any) -> jax.Array:
+  targets = jnp.asarray(targets, dtype)
+  return targets[:, jnp.newaxis] if targets.ndim == 1 and outputs == 1 else targets
+
+
+def _classes(targets: Any, count: int, outputs: int) -> bool:
+  if _floating(targets):
+    return targets.ndim > 1 and targets.shape[0] == count and targets.shape[-1] == outputs
+  return _integral(targets) and targets.ndim > 0 and targets.shape[0] == count and outputs > 1
+
+
+def _check_classes(targets: Any, outputs: int) -> None:
+  if _integral(targets):
+    data.check_classes(targets, outputs)
+
+
+def _encoded_classes(targets: jax.Array, outputs: int, dtype: Any) -> jax.Array:
+  return targets if _floating(targets) else jax.nn.one_hot(targets, outputs, dtype=dtype)
+
+
+def _expected_classes(count: int, outputs: int) -> str:
+  floats = f'floats of shape {(count, outputs)}'
+  if outputs == 1:
+    return f'probabilities, {floats}: of one class, all integers are 0'
+  return f'{count} integers, or probabilities: {floats}'
+
+
+CLASSES = Targets(
+  'classes',
+  _expected_classes,
+  _classes,
+  _check_classes,
+  _encoded_classes,
+  jax.nn.softmax,
+  lambda key, shape: jax.random.randint(key, shape[:-1], 0, shape[-1]),
+  functools.partial(jnp.argmax, axis=-1),
+)
+
+
+def kept(targets: np.ndarray, floating: Any = np.float32) -> np.ndarray:
+  """Returns targets as they are kept: whole numbers as int32, others as floats."""
+  targets = np.asarray(targets)
+  return targets.astype(np.int32 if np.issubdtype(targets.dtype, np.integer) else floating)
+
+
+_MOST_FLAGS = 30  # of which a combination is one number
+
+
+def _combination(flags: jax.Array) -> jax.Array:
+  """Returns the number of the combination of flags that are above 0, int32 [N]."""
+  if flags.shape[-1] > _MOST_FLAGS:
+    raise errors.UsageError(f'accuracy is counted for at most {_MOST_FLAGS} flags, and there are {flags.shape[-1]}')
+  places = jnp.asarray([[2**place for place in range(flags.shape[-1])]], jnp.int32)
+  return jnp.sum(jnp.where(flags > 0, places, 0), axis=-1)
+
+
+def _check_flags(targets: Any, outputs: int) -> None:
+  del outputs
+  values = np.asarray(targets)
+  wrong = np.argwhere(~((values >= 0) & (values <= 1)))  # true for NaN as well
+  if len(wrong):
+    raise errors.UsageError(
+      f'sample {wrong[0][0]} has the label {values[tuple(wrong[0])]}, expected 0, 1 or a probability'
+    )
+
+
+FLAGS = Targets(
+  'flags',
+  lambda count, outputs: f'0 and 1 for each output, of shape {(count, outputs)}',
+  _like_outputs,
+  _check_flags,
+  _with_axis,
+  jax.nn.sigmoid,
+  lambda key, shape: jax.random.bernoulli(key, shape=shape).astype(jnp.float32),
+  _combination,
+)
+
+
+def _check_values(targets: Any, outputs: int) -> None:
+  del outputs
+  finite = np.isfinite(np.asarray(targets)).reshape(len(targets), -1).all(axis=1)
+  if not finite.all():
+    raise errors.UsageError(f'the target of sample {int(np.argmin(finite))} is not finite')
+
+
+VALUES = Targets(
+  'values',
+  lambda count, outputs: f'floats for each output, of shape {(count, outputs)}',
+  lambda targets, count, outputs: _floating(targets) and _like_outputs(targets, count, outputs),
+  _check_values,
+  _with_axis,
+  lambda free: free,
+  lambda key, shape: jax.random.normal(key, shape),
+)
+
+KINDS = {one.name: one for one in (CLASSES, FLAGS, VALUES)}
