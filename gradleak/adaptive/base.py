@@ -164,9 +164,9 @@ class Known:
     else:
       variance = noise.variance(stage.settings, self.context, self.num_samples // client.cohort)
     params = self.context.variables['params']
-    if client.frozen:
-      trained = jax.device_get(client.trained_layers(params, self.context.image_shape))
-      variance = jax.tree.map(np.multiply, trained, _as_tree(variance, params))
+    if client.frozen or client.private:
+      shared = jax.device_get(client.shared_layers(params, self.context.image_shape))
+      variance = jax.tree.map(np.multiply, shared, _as_tree(variance, params))
     return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
 
   def _trains(self, stage: Stage) -> bool:
@@ -181,7 +181,7 @@ class Known:
       return 0.0
     count //= client.cohort
     size = min(client.batch_size or count, count)
-    sizes = [size] * (count // size) + [count % size] * (count % size > 0)
+    sizes = [size] * (count // size) + [count % size] * (count % size > 0 and not client.drop_last)
     found = [_as_tree(noise.variance(stage.settings, self.context, each), params) for each in sizes]
     mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
     return jax.tree.map(np.multiply, gains, mean)

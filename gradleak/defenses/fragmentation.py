@@ -39,10 +39,11 @@ class FragmentationState(NamedTuple):
 
 def _layers(context: Context) -> tuple[Layer, ...] | None:
   """Returns the model's layers; raises `UsageError` where some are frozen."""
-  if context.client.frozen:
+  kept = (*context.client.frozen, *context.client.private)
+  if kept:
     raise errors.UsageError(
-      f'fragmentation sends a part of all layers, and {", ".join(context.client.frozen)} of this client are frozen: '
-      'train all layers, or leave the defense out'
+      f'fragmentation sends a part of all layers, and {", ".join(kept)} of this client are frozen or private: '
+      'share all layers, or leave the defense out'
     )
   return context.layers
 

@@ -68,13 +68,17 @@ class Client:
       none.
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
+    drop_last: whether a smaller last batch is left out of each epoch instead.
     batch_norm: 'train' (batch statistics, as real clients do) or 'eval' (running ones, as older attacks assumed).
     remat: recompute local steps in the attacker's backward pass, in blocks of about √T of T steps, so that memory grows
       with √T; None for from 16 steps on.
     augment: (key, images) -> images, applied to each local batch of a client that has a key; None for none.
     shuffled: whether each epoch takes the samples in a new order; in their own where there is no key.
+    order: the order of the samples in each epoch, a permutation for each; None where `shuffled` tells it.
     precision: dtype of the forward and backward pass, 'float32' or 'bfloat16'; parameters and updates keep their own.
     frozen: names of layers, or of modules in the parameters, that are neither trained nor shared.
+    private: likewise, of those that are trained and not shared (FedBN, FedPer). Whoever simulates the client takes
+      their weights from `variables`, too: an attacker is granted them.
     cohort: clients whose mean update the server sees (secure aggregation); each has an equal part of the samples.
     extra_gradients: how many gradients its defenses compute of each sample, beside its own.
     modality: what a sample is.
@@ -90,12 +94,15 @@ class Client:
   transform: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   epochs: Count = 1
   batch_size: Annotated[int | None, Range(1)] = None
+  drop_last: bool = False
   batch_norm: Annotated[str, Choice(('train', 'eval'))] = 'train'
   remat: bool | None = None
   augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
   shuffled: bool = False
+  order: tuple[tuple[int, ...], ...] | None = None
   precision: Annotated[str, Choice(PRECISIONS)] = 'float32'
   frozen: tuple[str, ...] = ()
+  private: tuple[str, ...] = ()
   cohort: Count = 1
   extra_gradients: Annotated[int, Range(0)] = 0
   modality: Modality = IMAGES
@@ -110,6 +117,11 @@ class Client:
       raise heads.one_logit(self.model.name)
     if self.transform is not None:
       errors.check_function('transform', self.transform, 3)
+    if self.order is not None:
+      object.__setattr__(self, 'order', _checked_order(self.order, self.shuffled, self.epochs))
+    both = set(self.frozen) & set(self.private)
+    if both:
+      raise errors.UsageError(f'the layer {min(both)} is frozen and private: what is not trained is not private')
     if self.share == 'gradient' and self.epochs != 1:
       raise errors.UsageError(
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
@@ -142,7 +154,10 @@ class Client:
     if num_samples % self.cohort:
       raise errors.UsageError(f'{num_samples} samples cannot be divided evenly among {self.cohort} clients')
     num_samples //= self.cohort
-    return self.epochs * -(-num_samples // (self.batch_size or num_samples))
+    size = self.batch_size or num_samples
+    if self.drop_last and num_samples < size:
+      raise errors.UsageError(f'{num_samples} samples do not fill one batch of {size}, and the last batch is dropped')
+    return self.epochs * (num_samples // size if self.drop_last else -(-num_samples // size))
 
   def undefended(self) -> 'Client':
     """Returns the same client without its defenses: what a non-adaptive attacker simulates."""
@@ -341,26 +356,36 @@ class Client:
     return jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
 
   def trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
-    """Returns a tree of booleans: whether a parameter is trained and shared.
+    """Returns a tree of booleans: whether a parameter is trained.
 
     Raises:
       UsageError: for a frozen layer that the model does not have, or if none is left.
     """
+    return self._without('frozen', params, image_shape)
+
+  def shared_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+    """Returns a tree of booleans: whether a parameter is trained and shared; raises as `trained_layers` does."""
+    trained = self.trained_layers(params, image_shape)
+    return jax.tree.map(jnp.logical_and, trained, self._without('private', params, image_shape))
+
+  def _without(self, which: str, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+    """Returns a tree of booleans: whether a parameter is in none of the layers that a field names."""
+    names_of = getattr(self, which)
     layers = self.model.layers(image_shape) if self.model.layers is not None else ()
-    frozen = {path for layer in layers if layer.name in self.frozen for path in layer.paths}
+    paths = {path for layer in layers if layer.name in names_of for path in layer.paths}
     known = {layer.name for layer in layers}
 
-    def trained(path: tuple, leaf: jax.Array) -> jax.Array:
+    def other(path: tuple, leaf: jax.Array) -> jax.Array:
       names = trees.path_names(path)
       known.update(names[:-1])
-      return jnp.asarray(names not in frozen and not any(name in self.frozen for name in names[:-1]))
+      return jnp.asarray(names not in paths and not any(name in names_of for name in names[:-1]))
 
-    found = jax.tree_util.tree_map_with_path(trained, params)
-    for name in self.frozen:
+    found = jax.tree_util.tree_map_with_path(other, params)
+    for name in names_of:
       if name not in known:
-        raise errors.unknown('frozen layer', name, known)
-    if layers and all(layer.name in self.frozen for layer in layers):
-      raise errors.UsageError('all layers are frozen: there is nothing to train and to share')
+        raise errors.unknown(f'{which} layer', name, known)
+    if layers and all(layer.name in names_of for layer in layers):
+      raise errors.UsageError(f'all layers are {which}: there is nothing to share')
     return found
 
   def _train(
@@ -376,7 +401,8 @@ class Client:
     """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
     size = self.batch_size or images.shape[0]
     per_epoch = steps // self.epochs
-    padding = per_epoch * size - images.shape[0]
+    used = per_epoch * size
+    padding = max(0, used - images.shape[0])
     mixed = self.batch_norm == 'train' and bool(variables.get('batch_stats'))
     if not padded and padding and mixed and not takes_mask(self.model.apply, variables, images):
       raise errors.UsageError(
@@ -385,12 +411,13 @@ class Client:
       )
 
     def batched(x: jax.Array) -> jax.Array:
-      x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
+      x = jnp.pad(x[:used], [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
     ordered = tuple(map(jnp.asarray, (images, labels, weights)))
     data = tuple(map(batched, ordered))
     optimizer = promoting(self.optimizer)
+    orders = None if self.order is None else self._orders(images.shape[0], padded)
 
     def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
       params, batch_stats, state, optimizer_state = carry
@@ -398,7 +425,10 @@ class Client:
       current = {**variables, 'params': params}
       if variables.get('batch_stats'):
         current['batch_stats'] = batch_stats
-      if self.shuffled and key is not None:
+      if self.order is not None:
+        order = trees.take(orders, index // per_epoch)
+        batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
+      elif self.shuffled and key is not None:
         order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(images))
         if padded:  # it stays behind the samples, which fill no more batches than they need
           order = order[jnp.argsort(weights[order] == 0, stable=True)]
@@ -414,7 +444,8 @@ class Client:
         updates = trees.masked(updates, self.trained_layers(params, images.shape[1:]))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
-        stepped = jax.tree.map(functools.partial(jnp.where, jnp.any(batch[2] > 0)), stepped, carry)
+        filled = (jnp.all if self.drop_last else jnp.any)(batch[2] > 0)
+        stepped = jax.tree.map(functools.partial(jnp.where, filled), stepped, carry)
       return stepped, None
 
     params = variables['params']
@@ -424,6 +455,15 @@ class Client:
     remat = steps >= _MANY_STEPS if self.remat is None else self.remat
     trained, batch_stats, state, _ = _scan(one_step, start, steps, remat)
     return trees.subtract(trained, params), batch_stats, state
+
+  def _orders(self, count: int, padded: bool) -> jax.Array:
+    """Returns the order of the samples in each epoch, int32 [epochs, N]."""
+    assert self.order is not None
+    if padded or any(len(one) != count for one in self.order):
+      raise errors.UsageError(
+        f'the order is of {len(self.order[0])} samples, and the client has {count}{", some of them padding" * padded}'
+      )
+    return jnp.asarray(self.order, jnp.int32)
 
   def _send(
     self,
@@ -442,11 +482,27 @@ class Client:
     state = chain.init(params) if state is None else state
     update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
     mask = jax.tree.map(lambda x: jnp.ones((), bool), update)
-    if self.frozen:
-      mask = self.trained_layers(params, images.shape[1:])
+    if self.frozen or self.private:
+      mask = self.shared_layers(params, images.shape[1:])
     for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
       mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
     return Upload(trees.masked(update, mask), mask, count), state
+
+
+def _checked_order(given: Any, shuffled: bool, epochs: int) -> tuple[tuple[int, ...], ...]:
+  """Returns an order of samples as tuples; raises `UsageError` for anything but a permutation for each epoch."""
+  try:
+    found = tuple(tuple(int(place) for place in one) for one in given)
+  except (TypeError, ValueError):
+    found = ()
+  if len(found) != epochs or any(sorted(one) != list(range(len(found[0]))) for one in found):
+    raise errors.UsageError(
+      f'the order of the samples is {errors.shown(given)}, expected a permutation of their numbers from 0 on for each '
+      f'of {epochs} epochs'
+    )
+  if shuffled:
+    raise errors.UsageError('the order of the samples is given, and they are to be shuffled: leave one of the two out')
+  return found
 
 
 def _checked_mask(found: Tree, like: Tree) -> Tree:

@@ -1,6 +1,6 @@
 """What a client minimises: a loss of each sample, its mean or sum over a batch, and the targets that it takes.
 
-Outputs and targets are floats of one shape, [N, …, outputs]: their axes between the first and the last are positions,
+Outputs and targets are floats of one shape, [N, …, outputs]. The axes between the first and the last are positions,
 such as the pixels of a segmentation. Names, reductions and defaults are those of PyTorch.
 """
 

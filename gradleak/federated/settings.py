@@ -13,13 +13,17 @@ from gradleak.core.settings import setting
 from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.federated.client import PRECISIONS, Client
 from gradleak.federated.losses import Loss, as_loss
+from gradleak.federated.optimizers import OPTIMIZERS, accumulated, adamw, proximal
 from gradleak.models import Model
 
 S = TypeVar('S')
 _CLIENT: dict[str, Any] = {'group': 'client'}
 # Recorded where they are used: of local training, and of any client.
-_OPTIONAL = ('optimizer', 'momentum', 'weight_decay', 'max_norm', 'rate_decay', 'sample_order')
-_OF_ANY = ('augment', 'precision', 'frozen', 'cohort')
+_OPTIONAL = (
+  'optimizer', 'momentum', 'weight_decay', 'accumulate', 'proximal', 'max_norm', 'rate_decay', 'sample_order', 'order',
+  'last_batch',
+)  # fmt: skip
+_OF_ANY = ('augment', 'precision', 'frozen', 'private', 'cohort')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,21 @@ class ClientSettings:
   learning_rate: float | None = setting(
     None, 'Learning rate of local training; 0.1 · (1 − momentum) by default.', **_CLIENT, low=1e-12, finite=True
   )
-  optimizer: str = setting('sgd', 'Optimizer of local training: sgd or adam.', **_CLIENT, choices=('sgd', 'adam'))
-  momentum: float = setting(
-    0.0, "Momentum of local training by sgd; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
+  optimizer: str = setting(
+    'sgd', 'Optimizer of local training: sgd, adam, adamw or rmsprop.', **_CLIENT, choices=tuple(OPTIMIZERS)
   )
-  weight_decay: float = setting(0.0, 'Weight decay of local training.', **_CLIENT, low=0, high=1)
+  momentum: float = setting(
+    0.0, "Momentum of local training by sgd or rmsprop; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
+  )
+  weight_decay: float = setting(
+    0.0, 'Weight decay of local training, added to the gradient; of adamw beside its step.', **_CLIENT, low=0, high=1
+  )
+  accumulate: int = setting(
+    1, 'Batches whose mean gradient makes one step of the optimizer.', **_CLIENT, low=1, integer=True
+  )
+  proximal: float = setting(
+    0.0, "FedProx's μ, the weight of the distance to the global model.", **_CLIENT, low=0, finite=True
+  )
   max_norm: float | None = setting(
     None, 'L2 norm that the gradient of each local step is clipped to; not clipped by default.', **_CLIENT, low=1e-12
   )
@@ -58,6 +72,12 @@ class ClientSettings:
     'Order of the samples in local epochs: fixed, or shuffled anew in each.',
     **_CLIENT,
     choices=('fixed', 'shuffled'),
+  )
+  order: str = setting(
+    '', "The order of the samples in each epoch, as '2,0,1;1,2,0'; sample_order tells it by default.", **_CLIENT
+  )
+  last_batch: str = setting(
+    'kept', 'A smaller last batch of an epoch: kept or dropped.', **_CLIENT, choices=('kept', 'dropped')
   )
   augment: str = setting(
     'none',
@@ -71,6 +91,7 @@ class ClientSettings:
   frozen: str = setting(
     '', "Layers that are neither trained nor shared, as 'Conv_0-Conv_1'; none by default.", **_CLIENT
   )
+  private: str = setting('', 'Layers that are trained and not shared, likewise; none by default.', **_CLIENT)
   cohort: int = setting(
     1, 'Clients whose mean update alone the server sees (secure aggregation).', **_CLIENT, low=1, integer=True
   )
@@ -89,7 +110,9 @@ class ClientSettings:
     """
     settings.check(self)
     as_loss(self.loss)
-    errors.check_instance('frozen', self.frozen, str, 'names of layers, as Conv_0-Conv_1')
+    for name in ('frozen', 'private'):
+      errors.check_instance(name, getattr(self, name), str, 'names of layers, as Conv_0-Conv_1')
+    errors.check_instance('order', self.order, str, "numbers of samples, as '2,0,1;1,2,0'")
     if self.share == 'gradient':
       defaults = ClientSettings()
       for name in ('local_epochs', 'local_batch_size', *_OPTIONAL):
@@ -100,8 +123,8 @@ class ClientSettings:
           )
     if self.learning_rate is None and self.momentum == 1:
       raise errors.UsageError('momentum is 1, for which the learning rate has no default: give learning_rate')
-    if self.optimizer == 'adam' and self.momentum:
-      raise errors.UsageError(f'momentum is {self.momentum!r}, and adam has its own: leave it at 0')
+    if self.optimizer in ('adam', 'adamw') and self.momentum:
+      raise errors.UsageError(f'momentum is {self.momentum!r}, and {self.optimizer} has its own: leave it at 0')
     return _client(self, model, num_classes)
 
   @property
@@ -131,36 +154,49 @@ class ClientSettings:
 
 @functools.lru_cache(maxsize=256)
 def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
-  parts = [_sgd(given) if given.optimizer == 'sgd' else _adam(given)]
-  if given.weight_decay:
+  parts = [_optimizer(given)]
+  if given.weight_decay and given.optimizer != 'adamw':
     parts.insert(0, optax.add_decayed_weights(given.weight_decay))
   if given.max_norm is not None:
     bound = given.max_norm
     parts.insert(0, optax.stateless(lambda updates, params: trees.clip(updates, bound)))
+  if given.proximal:
+    parts.insert(0, proximal(given.proximal))
+  optimizer = parts[0] if len(parts) == 1 else optax.chain(*parts)
   return Client(
     model,
     num_classes,
     as_loss(given.loss),
     given.share,
-    parts[0] if len(parts) == 1 else optax.chain(*parts),
+    accumulated(optimizer, given.accumulate),
     epochs=given.local_epochs,
     batch_size=given.local_batch_size,
+    drop_last=given.last_batch == 'dropped',
     batch_norm=given.batch_norm,
     augment=AUGMENTATIONS[given.augment],
     shuffled=given.sample_order == 'shuffled',
+    order=_order(given.order),
     precision=given.precision,
-    frozen=tuple(name for name in given.frozen.split('-') if name),
+    frozen=_names(given.frozen),
+    private=_names(given.private),
     cohort=given.cohort,
   )
 
 
-def _sgd(given: ClientSettings) -> optax.GradientTransformation:
-  return optax.sgd(_rate(given), given.momentum or None)
+def _names(text: str) -> tuple[str, ...]:
+  return tuple(name for name in text.split('-') if name)
 
 
-def _adam(given: ClientSettings) -> optax.GradientTransformation:
-  """Returns Adam; an attacker differentiates through its root, which is therefore not of zero."""
-  return optax.adam(_rate(given), eps_root=1e-16)
+def _order(text: str) -> tuple | None:
+  """Returns the numbers of a text such as '2,0,1;1,2,0'; what are none is refused by the `Client`."""
+  return tuple(tuple(one.split(',')) for one in text.split(';')) if text else None
+
+
+def _optimizer(given: ClientSettings) -> optax.GradientTransformation:
+  rate = _rate(given)
+  if given.optimizer in ('sgd', 'rmsprop'):
+    return OPTIMIZERS[given.optimizer](rate, given.momentum)
+  return adamw(rate, given.weight_decay) if given.optimizer == 'adamw' else OPTIMIZERS[given.optimizer](rate)
 
 
 def _rate(given: ClientSettings) -> float | optax.Schedule:

@@ -72,6 +72,8 @@ class Federation:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
     data.check_images(self.images)
     self.client.targets(self.labels, len(self.images))
+    if self.client.private:
+      raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
     check_partition(self.partition, len(self.images))
     check_fields(self)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)

@@ -313,7 +313,7 @@ def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
     with pytest.raises(UsageError, match='Dense_0 of this client are frozen'):
       gl.defenses.bind(defense, gl.defenses.Context(scenario.client, scenario.variables, (8, 8, 1)))
   last = gl.scenario(model, images, labels, key=jax.random.key(0), frozen='Dense_1')
-  with pytest.raises(UsageError, match='Dense_1 is frozen: no gradient of it is sent'):
+  with pytest.raises(UsageError, match='Dense_1 is not shared: no gradient of it is sent'):
     attack, settings = gl.attacks.csdlg(steps=1), {'controls': 1, 'labels': 'inferred', 'progress': 'none'}
     gl.audit(jax.random.key(1), last, [None], [attack], 1, **settings)
 

@@ -168,7 +168,7 @@ def test_a_client_trains_on_each_loss(loss, given, small_images):
     ('binary_cross_entropy', CLASSES, r'expected 0 and 1 for each output, of shape \(6, 3\)'),
     ('binary_cross_entropy', 2 * FLAGS, r'sample 0 has the label 2.0, expected 0, 1 or a probability'),
     ('mean_squared_error', CLASSES, r'expected floats for each output, of shape \(6, 3\)'),
-    ('mean_squared_error', np.where(VALUES == VALUES.max(), np.inf, VALUES), r'the target of sample \d is not finite'),
+    ('mean_squared_error', np.where(VALUES.max() == VALUES, np.inf, VALUES), r'the target of sample \d is not finite'),
     ('hinge', CLASSES, r"unknown loss 'hinge'"),
     ('cross_entropy(weight=(1,2))', CLASSES, r'a loss has 2 weights, \(1.0, 2.0\), and the model 3 outputs'),
     ('cross_entropy(smoothing=2)', CLASSES, r'smoothing'),

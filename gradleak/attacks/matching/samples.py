@@ -77,11 +77,12 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
   if knowledge.labels != 'inferred':
     return given
   label_rules.check_loss(knowledge.label_inference, client.loss)
-  layers = client.model.layers(observation.image_shape[1:]) if client.frozen and client.model.layers else ()
-  if layers and layers[-1].name in client.frozen:
+  kept = (*client.frozen, *client.private)
+  layers = client.model.layers(observation.image_shape[1:]) if kept and client.model.layers else ()
+  if layers and layers[-1].name in kept:
     raise errors.UsageError(
-      f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is frozen: no gradient of it is '
-      "sent. Choose labels='optimised' or labels='known'"
+      f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is not shared: no gradient of '
+      "it is sent. Choose labels='optimised' or labels='known'"
     )
   return jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
 

@@ -19,7 +19,7 @@ WIDTH = 0.5  # of DLG's initialisation, U(−0.5, 0.5)
 PROBE = Model('probe', lambda key, shape: {'params': {}}, lambda variables, images, train, key: (images, {}))
 _PLAIN = ClientSettings()
 # What of `ClientSettings` is of any client, and what is local training.
-_OTHER_NAMES = ('augment', 'precision', 'frozen')
+_OTHER_NAMES = ('augment', 'precision', 'frozen', 'private')
 _LOCAL_NAMES = tuple(
   field.name
   for field in dataclasses.fields(ClientSettings)
