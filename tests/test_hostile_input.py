@@ -407,7 +407,7 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: gl.defenses.wrap(optax.identity(), 'step', noise=3), 'the trait noise is 3'),
     (lambda: gl.defenses.wrap(optax.identity(), 'step', label=''), 'label is'),
     (lambda: gl.Client(MODEL, 10, optimizer=3), 'optimizer is 3'),
-    (lambda: gl.Client(MODEL, 10, loss='squared'), "loss is 'squared'"),
+    (lambda: gl.Client(MODEL, 10, loss='squared'), "unknown loss 'squared'"),
     (lambda: gl.compare(3), 'results is 3'),
     (lambda: gl.report.write(3, 'folder'), 'the result is 3'),
     (lambda: gl.report.captured_table(3), 'the result is 3'),

@@ -38,7 +38,7 @@ CASES = [
   ('--model=convnet(width=2)', 'convnet pools 9×9 pixels', 'images of 8×8 are too small'),
   ('--model=cnn --image_size=3', 'at least 4×4 pixels, got 3×3'),
   ('--init=xavier', "unknown init 'xavier'", 'default, explicit'),
-  ('--loss=hinge', "unknown loss 'hinge'", 'cross_entropy, squared_error'),
+  ('--loss=hinge', "unknown loss 'hinge'", 'cross_entropy, dice, focal'),
   ('--batch_norm=evl', "unknown batch_norm 'evl'", "did you mean 'eval'"),
   # client
   ('--share=gradients', "unknown share 'gradients'", "did you mean 'gradient'", 'delta'),
