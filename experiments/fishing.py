@@ -25,8 +25,8 @@ from gradleak.core.trees import Tree
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.federated import Client
-from gradleak.federated.scenario import num_logits
 from gradleak.models import Model, torch_weights
+from gradleak.models.model import outputs_shape
 from gradleak.report.formatting import number
 from gradleak.servers import fishing
 from gradleak.servers.fishing_search import Fished, class_query, fish
@@ -222,7 +222,7 @@ def fitted(
   """Returns the variables after so many steps on batches of 128, at a rate that falls to 0; SGD has momentum 0.9."""
   schedule = optax.cosine_decay_schedule(rate, max(1, steps))
   chain = promoting(optax.sgd(schedule, momentum=0.9) if optimizer == 'sgd' else optax.adam(schedule))
-  client = gl.ClientSettings().client(model, num_logits(model, variables, images.shape[1:]))
+  client = gl.ClientSettings().client(model, outputs_shape(model, variables, images.shape[1:])[-1])
   drawing = np.random.default_rng(seed)
 
   @jax.jit

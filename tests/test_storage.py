@@ -281,6 +281,9 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_not_gone_on_from(tmp_path
     assert store.load_checkpoint('00-csdlg') is None
 
 
+# Orbax may leave a callback behind on the loop that it has closed.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
 @pytest.mark.parametrize('part', ['state/_METADATA', 'state/manifest.ocdbt'])
 def test_a_checkpoint_without_a_file_is_named(tmp_path, part):
   store = open_workdir(tmp_path / 'new')
