@@ -25,7 +25,7 @@ extensions = [
   'methods',
   'plain',
 ]
-exclude_patterns = ['_build', '_ext']
+exclude_patterns = ['_build', '_ext', 'methods/_deploy.md']
 nb_execution_mode = 'off'  # a test executes the notebook
 myst_enable_extensions = ['colon_fence', 'dollarmath']
 myst_heading_anchors = 3

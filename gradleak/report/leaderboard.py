@@ -8,7 +8,7 @@ from typing import Any
 from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, storage
-from gradleak.report import blocks, headline, html
+from gradleak.report import blocks, deploy, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, mark, method, text
@@ -98,6 +98,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     blocks.Text(found, 'meaning'),
     blocks.Text(f'The task: {about}. {gallery["made"]}', 'note'),
     _board(ordered, bool(malicious), bounded, known['likelihood']),
+    blocks.Text(' '.join([said('deploy.title'), *map(str, deploy.advice(ordered))]), 'meaning'),
     blocks.Text(below, 'note'),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Details(

@@ -1,0 +1,80 @@
+"""What to deploy on a task: what its entries of the leaderboard say, and what they leave open."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak.audit.verdict import RECOVERED
+from gradleak.report.words import Finding, found
+
+AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
+HIDDEN = 0.1  # of the images that an attacker may show, at the upper end of the interval
+SHOWN = RECOVERED[-1]
+
+
+def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
+  """Returns what the entries of one task say of its defenses, a `Finding` for each kind of attacker.
+
+  Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
+  Shares of images are compared by the upper ends of their intervals.
+
+  Args:
+    entries: of the leaderboard, of one task.
+  """
+  undefended = [entry for entry in entries if entry['defense'] == 'none']
+  defended = [entry for entry in entries if entry['defense'] != 'none']
+  affordable = [entry for entry in defended if _affordable(entry)]
+  told = [
+    one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in affordable if e[side]])
+  ]
+  told += _likelihood(undefended, affordable)
+  unknown = [entry['defense'] for entry in defended if entry['cost'] is None]
+  costly = [entry['defense'] for entry in defended if entry['cost'] is not None and not _affordable(entry)]
+  told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
+  return told + ([found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else [])
+
+
+def _affordable(entry: Mapping[str, Any]) -> bool:
+  cost = entry['cost']
+  if cost is None or 'at_chance' in cost:
+    return False
+  return max(cost.get('interval', [cost['points']])) <= AFFORDABLE
+
+
+def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
+  """Returns how many images are shown to an attacker: {'count', 'n', 'success_low', 'success_high'}."""
+  level = next(one for one in entry[side]['levels'] if one['level'] == SHOWN)
+  return {
+    'count': level['count'],
+    'n': entry[side]['n'],
+    'range': {'success_low': level['low'], 'success_high': level['high']},
+  }
+
+
+def _side(side: str, undefended: Sequence[Mapping[str, Any]], affordable: Sequence[Mapping[str, Any]]) -> list[Finding]:
+  """Returns what is to be said of one kind of server."""
+  open_ = [_level(entry, side) for entry in undefended if entry[side]]
+  if open_ and not any(one['count'] for one in open_):
+    return [found(f'deploy.blind_{side}', n=open_[0]['n'])]
+  if not open_ or not affordable:
+    return []
+
+  def shown(entry: Mapping[str, Any]) -> tuple:
+    return _level(entry, side)['range']['success_high'], _level(entry, 'honest')['range']['success_high']
+
+  best = min(affordable, key=lambda entry: (*shown(entry), entry['defense']))
+  level = _level(best, side)
+  high = level['range']['success_high']
+  name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
+  return [found(f'deploy.{name}_{side}', best=best['defense'], most=high, **level)]
+
+
+def _likelihood(undefended: Sequence[Mapping[str, Any]], affordable: Sequence[Mapping[str, Any]]) -> list[Finding]:
+  """Returns what is to be said of an attacker with a list of candidates."""
+  known = [entry for entry in affordable if 'likelihood' in entry]
+  if not known or not any('likelihood' in entry for entry in undefended):
+    return []
+  best = min(known, key=lambda entry: entry['likelihood']['identified'] / entry['likelihood']['n'])
+  seen = best['likelihood']
+  facts = {'best': best['defense'], **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
+  everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
+  return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]

@@ -1,0 +1,95 @@
+"""What to deploy, by entries of a leaderboard."""
+
+import pytest
+
+from gradleak.core.statistics import proportion_interval
+from gradleak.report import deploy
+
+LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
+
+
+def side(shown, n):
+  low, high = proportion_interval(shown, n)[-2:]
+  return {'n': n, 'levels': [{'level': level, 'count': shown, 'low': low, 'high': high} for level in LEVELS]}
+
+
+def entry(defense, honest, n=40, malicious=None, cost=(0.0, [-1.0, 1.0]), likelihood=None, **more):
+  """Returns the parts of an entry that advice reads."""
+  made = {
+    'defense': defense,
+    'honest': side(honest, n),
+    'malicious': None if malicious is None else side(malicious, n),
+    'cost': None if cost is None else {'points': cost[0], 'interval': cost[1], **more},
+  }
+  seen = {'identified': likelihood, 'n': n, 'candidates': 99}
+  return made if likelihood is None else {**made, 'likelihood': seen}
+
+
+def names(*entries):
+  return [one.name.removeprefix('deploy.') for one in deploy.advice(entries)]
+
+
+NONE = entry('none', 40, malicious=40, cost=None, likelihood=40)
+
+
+def test_the_defense_that_shows_least_is_named_with_its_count():
+  (told,) = deploy.advice([NONE, entry('a', 1), entry('b', 0)])
+  assert told.name == 'deploy.hidden_honest' and told.facts['best'] == 'b' and told.facts['count'] == 0
+  assert 'deploy `b`: 0 of 40 images are recognisable (0–9 %)' in str(told)
+
+
+@pytest.mark.parametrize(
+  ('shown', 'n', 'name'), [(0, 40, 'hidden_honest'), (0, 8, 'undecided_honest'), (20, 40, 'shown_honest')]
+)
+def test_a_count_decides_by_the_upper_end_of_its_interval(shown, n, name):
+  assert names(NONE, entry('a', shown, n)) == [name]
+
+
+def test_few_uploads_say_what_they_allow():
+  (told,) = deploy.advice([NONE, entry('a', 0, 8)])
+  assert 'none of 8 images, which allows up to 36.9 %' in str(told)
+
+
+def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
+  told = deploy.advice(
+    [
+      NONE,
+      entry('unknown', 0, cost=None),
+      entry('dear', 0, cost=(3.0, [1.0, 5.1])),
+      entry('chance', 0, cost=(0.0, [0.0, 0.0]), at_chance='it predicts one class'),
+      entry('cheap', 30),
+    ]
+  )
+  assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.unknown', 'deploy.costly']
+  assert told[0].facts['best'] == 'cheap' and told[1].facts['names'] == ['unknown']
+  assert told[2].facts['names'] == ['dear', 'chance']
+  assert names(NONE, entry('unknown', 0, cost=None)) == ['unknown']
+
+
+def test_a_task_on_which_no_attack_works_says_so():
+  blind = entry('none', 0, n=4, malicious=0, cost=None)
+  assert names(blind, entry('a', 0, 4, malicious=0)) == ['blind_honest', 'blind_malicious']
+
+
+def test_a_tie_under_a_malicious_server_goes_to_who_hides_more_from_a_curious_one():
+  told = deploy.advice([NONE, entry('a', 20, malicious=0), entry('b', 3, malicious=0)])
+  assert [one.facts['best'] for one in told] == ['b', 'b']
+
+
+def test_a_list_of_candidates_needs_no_picture():
+  assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
+  told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
+  assert told.name == 'deploy.listed' and told.facts['best'] == 'b' and 'finds 12 of 40 originals' in str(told)
+
+
+def test_the_stored_tasks_each_have_an_answer(monkeypatch):
+  import pathlib
+
+  monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / 'docs' / '_ext'))
+  import leaderboard as extension
+
+  from gradleak.studies.autoleak import leaderboard
+
+  text = extension.tasks(leaderboard.read(extension.ENTRIES))
+  sections = text.split('### ')[1:]
+  assert len(sections) >= 3 and all('curious' in one and one.count('\n- ') >= 2 for one in sections)
