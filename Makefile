@@ -66,5 +66,5 @@ benchmark: $(VENV)/.benchmark
 	$(BIN)/python launch/benchmark.py --measure=$(MEASURE)
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/api docs/methods *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/_deploy docs/api docs/methods *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ extensions = [
   'methods',
   'plain',
 ]
-exclude_patterns = ['_build', '_ext', 'methods/_deploy.md']
+exclude_patterns = ['_build', '_ext', '_deploy']
 nb_execution_mode = 'off'  # a test executes the notebook
 myst_enable_extensions = ['colon_fence', 'dollarmath']
 myst_heading_anchors = 3
@@ -48,7 +48,7 @@ napoleon_use_ivar = True
 INTERNAL = '|'.join(
   [
     *(r'attacks\.matching(?:\.\w+)?', r'core\.\w+', 'defenses.defense', 'federated.inspection', 'metrics.revealed'),
-    *('defenses.differential_privacy', 'studies.captured.inversion', 'studies.frontier'),
+    *('federated.targets', 'defenses.differential_privacy', 'studies.captured.inversion', 'studies.frontier'),
     'studies.sensitivity.assumptions',
   ]
 )

@@ -32,8 +32,8 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
 
 
 def _tasks() -> None:
-  folder = made_folder(DOCS / 'methods')
-  (folder / '_deploy.md').write_text(tasks(leaderboard.read(ENTRIES)), 'utf-8')
+  folder = made_folder(DOCS / '_deploy')
+  (folder / 'tasks.md').write_text(tasks(leaderboard.read(ENTRIES)), 'utf-8')
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -298,7 +298,7 @@ BIASED = (
   'geng',
   'rlu',
 )  # these read the gradient of the bias, the others only that of the weights
-SIGNED = ('idlg', 'yin')  # these read the signs of the gradient alone
+SIGNED = ('idlg', 'yin')  # these read nothing but the signs of the gradient
 SIZED = ('ilrg', 'geng', 'rlu')  # these read the size of the gradient, the others only the proportions of its entries
 
 

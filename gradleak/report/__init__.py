@@ -30,6 +30,7 @@ from gradleak.report.sensitivity import (
   waterfall,
   write_sensitivity,
 )
+from gradleak.report.slide import slide
 from gradleak.report.strengths import strengths, sweep_csv, sweep_summaries
 from gradleak.report.terminal import terminal_table
 from gradleak.report.training import write_frontier, write_training
@@ -70,6 +71,7 @@ __all__ = [
   'sensitivity_csv',
   'sensitivity_findings',
   'sensitivity_table',
+  'slide',
   'strengths',
   'summarise',
   'summary_csv',

@@ -16,6 +16,7 @@ from gradleak.report import blocks, descent, findings, formatting, headline, htm
 from gradleak.report.formatting import count, interval, number, percent, percent_range, scored, significant, together
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.pictures import Picture
+from gradleak.report.slide import slide
 from gradleak.report.words import said, texts
 from gradleak.summary import cases, shown
 from gradleak.summary.worst import pair
@@ -48,6 +49,7 @@ def render(result: AuditResult) -> str:
     f'{model or "A model"} on {data or "private data"}',
     [
       blocks.Text(headline.sentence(worst, config), 'meaning'),
+      blocks.Picture(slide(result), said('audit.slide')),
       headline.verdict_table(lines),
       blocks.Text(text(said('audit.verdicts', size=size), READING, said('audit.others')), 'note'),
     ],
@@ -85,15 +87,15 @@ def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
 
 
 def write_audit(result: AuditResult, folder: Any) -> None:
-  """Writes report.html, grid.png and summary.csv, each whole or not at all.
+  """Writes report.html, slide.png, grid.png and summary.csv, each whole or not at all.
 
   Args:
     result: an `AuditResult`.
     folder: a path, made if it does not exist.
   """
   check_result(result)
-  grid, summary = pictures.grid(result), cases.summary_csv(result.rows)
-  write_files(folder, {'grid.png': grid, 'summary.csv': summary, 'report.html': render(result)})
+  made = {'slide.png': slide(result), 'grid.png': pictures.grid(result), 'summary.csv': cases.summary_csv(result.rows)}
+  write_files(folder, {**made, 'report.html': render(result)})
 
 
 def write_files(folder: Any, files: Mapping[str, str | bytes | None]) -> None:

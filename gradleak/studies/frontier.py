@@ -294,8 +294,7 @@ def frontier(
   train = data.pair('train', train, check_targets=check)
   test = data.pair('test', test, image_shape=shape, check_targets=check)
   public = None if public is None else data.pair('public', public, image_shape=shape, check_targets=check)
-  classes = simulation.decided(made.loss, train[1])
-  parts = _parts(key, classes, clients)
+  parts = _parts(key, simulation.decided(made.loss, train[1]), clients)
   identity = {
     **dataclasses.asdict(given),
     **local.plain(),

@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 from dataclasses import replace
@@ -366,7 +367,7 @@ def test_other_shapes_of_results(build, settings):
   shown = min(8, settings['trials'] * batch)
   pairs = len(result.reconstructions)
   first = 2 * len(result.config['defenses'])
-  assert len(page.attributes('img')) == shown * (1 + pairs) + first
+  assert len(page.attributes('img')) == shown * (1 + pairs) + first + 1  # the slide
   text = ''.join(page.text)
   assert ('a verdict is of the whole trial' in text) == (shown < settings['trials'] * batch)
   assert 'None' not in text
@@ -401,12 +402,15 @@ def test_same_result_same_bytes(result, source):
   assert report.render(result) == source
 
 
-def test_write_leaves_three_whole_files(result, source, tmp_path):
+def test_write_leaves_whole_files(result, source, tmp_path):
   folder = tmp_path / 'new' / 'place'
   report.write(result, folder)
-  assert sorted(path.name for path in folder.iterdir()) == ['grid.png', 'report.html', 'summary.csv']
+  assert sorted(path.name for path in folder.iterdir()) == ['grid.png', 'report.html', 'slide.png', 'summary.csv']
   assert (folder / 'report.html').read_text('utf-8') == source
   assert (folder / 'grid.png').read_bytes() == report.grid(result)
+  slide = (folder / 'slide.png').read_bytes()
+  assert slide == report.slide(result)
+  assert base64.b64encode(slide).decode() in source  # the page's first picture is the one to be saved
   (folder / 'summary.csv').write_text('old')
   report.write(result, folder)
   assert (folder / 'summary.csv').read_bytes().decode() == report.summary_csv(result.rows)

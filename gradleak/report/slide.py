@@ -1,0 +1,89 @@
+"""One picture of an audit for a slide, 16:9: a column for each defense, what is private above what attackers see."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak.audit.result import AuditResult, Case
+from gradleak.core import errors
+from gradleak.report import figures, pictures
+from gradleak.report.figures import SOFT
+from gradleak.report.formatting import minus, number, wrap
+from gradleak.summary import cases
+from gradleak.summary.shown import pixels_of
+
+WIDTH, HEIGHT = 12.8, 7.2  # inches
+MOST = 8  # defenses in one picture
+_TILES = 4  # images of a cell, two by two
+_ROWS = ('private', 'server ignores\nthe defense', 'server knows\nthe defense')
+
+
+def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> bytes:
+  """Returns a PNG: the first private images, and what each defense leaves of them to the strongest attackers.
+
+  Below the columns stands of how many trials images are recovered, by any attacker. The attack of a column is the one
+  that recovers most under its defense.
+
+  Args:
+    result: an `AuditResult`.
+    costs: the accuracy that defenses cost, in points, by their labels; without any, no line of costs is drawn.
+
+  Raises:
+    UsageError: for a cost of a defense that was not audited.
+  """
+  worst = {entry['defense']: entry for entry in cases.worst_case(result.rows)}
+  for label in costs or {}:
+    errors.check_choice('defense with a cost', label, worst)
+  truth, shown = pictures.select(result, _TILES)
+  columns = list(worst)[:MOST]
+  left, top, gap, foot = 1.5, 0.95, 0.16, 1.25 if costs else 0.95
+  side = min((WIDTH - left - gap * len(columns)) / len(columns), (HEIGHT - top - foot - 2 * gap) / len(_ROWS))
+  left += (WIDTH - left - (side + gap) * len(columns)) / 2
+  with figures.figure(WIDTH, HEIGHT) as (figure, png):
+    axes = figure.add_axes((0, 0, 1, 1))
+    for r, name in enumerate(_ROWS):
+      axes.text(left - 0.15, top + (r + 0.5) * (side + gap) - gap / 2, name, ha='right', va='center', fontsize=11)
+    for c, defense in enumerate(columns):
+      across = left + c * (side + gap)
+      middle = across + side / 2
+      for i, line in enumerate(reversed(wrap(defense, max(8, int(side / 0.098)))[:3])):
+        axes.text(middle, top - 0.14 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold')
+      for r, found in enumerate([truth, *_strongest(result, defense, shown)]):
+        _draw_cell(axes, found, across, top + r * (side + gap), side)
+      below, entry = top + len(_ROWS) * (side + gap), worst[defense]
+      axes.text(middle, below + 0.12, f'{entry["recovered"]} of {entry["n"]}', ha='center', va='center', fontsize=14)
+      if costs:
+        cost = f'{minus(number(costs[defense]))} points' if defense in costs else '–'
+        axes.text(middle, below + 0.42, cost, ha='center', va='center', fontsize=10, color=SOFT)
+    for down, name in ((0.12, 'recovered'), *([(0.42, 'accuracy cost')] if costs else [])):
+      axes.text(left - 0.15, top + len(_ROWS) * (side + gap) + down, name, ha='right', va='center', fontsize=11)
+    axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+    axes.set_axis_off()
+    return png()
+
+
+def _strongest(
+  result: AuditResult, defense: str, shown: Mapping[Case, Sequence[pictures.Picture]]
+) -> list[Sequence[pictures.Picture] | None]:
+  """Returns the pictures by the non-adaptive and by the adaptive attacker that recover most under a defense.
+
+  None stands for an attacker that was not run.
+  """
+  summaries = [one for one in cases.summarise(result.rows) if one['defense'] == defense]
+  found: list[Sequence[pictures.Picture] | None] = []
+  for adaptive in (False, True):
+    known = [one for one in summaries if (one['adaptive'] is not None) is adaptive and cases.case(one) in shown]
+    found.append(shown[cases.case(cases.strongest(known))] if known else None)
+  return found
+
+
+def _draw_cell(axes: Any, found: Sequence[pictures.Picture] | None, left: float, top: float, side: float) -> None:
+  """Draws up to four images, two by two; a dash where there are none."""
+  if found is None:
+    axes.text(left + side / 2, top + side / 2, '–', ha='center', va='center', fontsize=14, color=SOFT)
+    return
+  across = 1 if len(found) == 1 else 2
+  each = (side - 0.04 * (across - 1)) / across
+  for i, picture in enumerate(found[: across**2]):
+    x, y = left + (i % across) * (each + 0.04), top + (i // across) * (each + 0.04)
+    pixels = pixels_of(picture.pixels)
+    axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', extent=(x, x + each, y + each, y))
