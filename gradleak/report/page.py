@@ -94,8 +94,8 @@ def write_audit(result: AuditResult, folder: Any) -> None:
     folder: a path, made if it does not exist.
   """
   check_result(result)
-  made = {'slide.png': slide(result), 'grid.png': pictures.grid(result), 'summary.csv': cases.summary_csv(result.rows)}
-  write_files(folder, {**made, 'report.html': render(result)})
+  made = {'slide.png': slide(result), 'grid.png': pictures.grid(result), 'report.html': render(result)}
+  write_files(folder, {**made, 'summary.csv': cases.summary_csv(result.rows)})
 
 
 def write_files(folder: Any, files: Mapping[str, str | bytes | None]) -> None:

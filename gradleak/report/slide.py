@@ -1,4 +1,4 @@
-"""One picture of an audit for a slide, 16:9: a column for each defense, what is private above what attackers see."""
+"""One picture of an audit for a slide: a column for each defense, private images above what attackers see."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
