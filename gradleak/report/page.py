@@ -94,8 +94,9 @@ def write_audit(result: AuditResult, folder: Any) -> None:
     folder: a path, made if it does not exist.
   """
   check_result(result)
-  made = {'slide.png': slide(result), 'grid.png': pictures.grid(result), 'report.html': render(result)}
-  write_files(folder, {**made, 'summary.csv': cases.summary_csv(result.rows)})
+  drawn = {'slide.png': slide(result), 'grid.png': pictures.grid(result)}
+  written = {'summary.csv': cases.summary_csv(result.rows), 'report.html': render(result)}
+  write_files(folder, {**drawn, **written})
 
 
 def write_files(folder: Any, files: Mapping[str, str | bytes | None]) -> None:
