@@ -231,19 +231,21 @@ def csdlg_fast(
 @preset(CSDLG, make=climbed)
 def ladder(
   *,
-  steps: int = 1000,
+  steps: int = 600,
   learning_rate: float = 0.1,
   lowest: float = 1e-4,
   highest: float = 1e-1,
-  rungs: int = 3,
+  rungs: int = 4,
   slack: float = 2.0,
+  descent: float = 30.0,
   start: str = 'normal',
 ) -> Climb:
   r"""csDLG at several weights of total variation at once, of which it keeps the smoothest that still matches.
 
   Weights rise from `lowest` to `highest` by equal factors. Of the rungs whose distance is at most `slack` times the
   least, the one with the largest weight is kept. So no weight has to be known: which one helps differs by network and
-  image. The objective that results state is that of the first rung. Adam on the sign, with cosine decay.
+  image. A rung starts at `descent` times its weight, which falls over the first seven tenths of the steps. The objective
+  that results state is that of the first rung. Adam on the sign, with cosine decay.
 
   Formula:
     x_k = \arg\min_{x \in [0, 1]^n} \; d(x) + \text{tv}_k \cdot \text{TV}(x), \quad
@@ -253,7 +255,7 @@ def ladder(
   """
   solver = first_order('adam', learning_rate, steps, gradient='sign', decay='cosine')
   base = Preset(solver, steps, {'distance': 'cosine', 'box': True, 'start': start})
-  return Climb(base, {'lowest': lowest, 'highest': highest, 'rungs': rungs, 'slack': slack})
+  return Climb(base, {'lowest': lowest, 'highest': highest, 'rungs': rungs, 'slack': slack, 'descent': descent})
 
 
 @preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())

@@ -2,7 +2,8 @@
 
 How much smoothness helps differs by network and image, and no weight is neutral. The distance alone does not tell it: a
 search without a prior fits the update by noise. So a rung is kept if its distance is near the least of all, and of
-these the one with the largest weight. No truth is used.
+these the one with the largest weight. No truth is used. Each rung starts smoother than it ends: a search that begins
+with coarse shapes stays out of the minima that noise makes.
 """
 
 import dataclasses
@@ -10,12 +11,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching.search import Matching, MatchState
 from gradleak.core import errors
 from gradleak.threat import Observation
+
+FALL = 0.7
 
 
 def weights(lowest: float | jax.Array, highest: float | jax.Array, rungs: int) -> jax.Array:
@@ -45,6 +47,7 @@ class Ladder:
     lowest, highest: weights of the first rung and of the last; may be traced.
     rungs: their number.
     slack: how many times the least distance a rung may have, to be kept; may be traced.
+    descent: how many times its weight a rung starts with; it falls geometrically over the first `FALL` of the steps.
   """
 
   rung: Callable[[float | jax.Array], Matching]
@@ -52,10 +55,12 @@ class Ladder:
   highest: float | jax.Array
   rungs: int
   slack: float | jax.Array
+  descent: float | jax.Array = 1.0
 
   def __post_init__(self) -> None:
     errors.check_number('rungs', self.rungs, low=2, high=16, integer=True)
     errors.check_number('slack', self.slack, low=1, finite=True)
+    errors.check_number('descent', self.descent, low=1, finite=True)
     for name, weight in (('lowest', self.lowest), ('highest', self.highest)):
       errors.check_number(name, weight, low=1e-12, finite=True)
     if all(isinstance(weight, float | int) for weight in (self.lowest, self.highest)) and self.lowest >= self.highest:
@@ -74,7 +79,13 @@ class Ladder:
 
   def step(self, states: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the states after one step of each rung, and what is reported: of the rung that would be kept."""
-    states, info = jax.vmap(lambda weight, state: self.rung(weight).step(state, observation))(self.weights, states)
+
+    def step(weight: jax.Array, state: MatchState) -> tuple[MatchState, dict[str, jax.Array]]:
+      one = self.rung(weight)
+      left = jnp.maximum(0.0, 1 - state.count / (FALL * one.steps))
+      return self.rung(weight * self.descent**left).step(state, observation)
+
+    states, info = jax.vmap(step)(self.weights, states)
     kept = self.kept(states)
     return states, {'objective': info['objective'][kept], 'finished': jnp.all(info['finished'])}
 

@@ -4,8 +4,9 @@ OUTPOST (Wang et al. 2024, section III-B) names two ways to match the delta of s
 gradient, `Δ = −η∇` (eq. 2), the other simulates the steps. SME (Zhu, Yao and Blaschko, Surrogate Model Extension, ICML
 2023) stands between them. It takes the delta for the gradient at one model on the line from the weights before to those
 after. One step of Adam, or of signSGD, sends nearly the sign of the gradient times the rate. The derivative of a sign
-is zero, so there the gradient behind a smooth function stands for it. An attacker may not know in which order an epoch takes the samples. Such an attacker gives each epoch dummy
-samples of its own (Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022).
+is zero, so there the gradient behind a smooth function stands for it. An attacker may not know in which order an epoch
+takes the samples. Such an attacker gives each epoch dummy samples of its own (Dimitrov et al.: Data Leakage in
+Federated Averaging, TMLR 2022).
 """
 
 import dataclasses

@@ -38,7 +38,7 @@ from gradleak.models import Model
 from gradleak.models.model import check_image_shape
 from gradleak.studies.captured.hints import OF_SIGNS, hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
-from gradleak.studies.captured.truth import Truth
+from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
 from gradleak.studies.captured.update import checked, derived_image_shape, norm, read_update, read_weights
 
@@ -49,6 +49,7 @@ __all__ = [
   'Inversion',
   'attack',
   'derived_image_shape',
+  'read_truth',
   'read_update',
   'read_weights',
 ]
@@ -152,6 +153,8 @@ def attack(
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
   show = progress if progress is None or callable(progress) else reporter(progress)
+  if truth is not None and given is None:
+    fields = {'num_samples': number_of(truth), **fields}
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)

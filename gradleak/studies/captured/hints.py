@@ -20,8 +20,8 @@ ONE_SIZE = 0.9  # of the largest magnitude, within which the values of an update
 MOST = 0.8  # fraction of the values that are not zero, that has to lie there
 
 OF_SIGNS = (
-  'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam or '
-  "signSGD leaves them. Without attacks=… the signs alone are attacked, by ladder(match='sign')."
+  'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam '
+  "or signSGD leaves them. Without attacks=… the signs alone are attacked, by ladder(match='sign')."
 )
 
 

@@ -86,7 +86,7 @@ class Inversion:
 
   @property
   def inconclusive(self) -> str:
-    """Why the attack shows nothing, neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
+    """Why the attack shows neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
     if self.diverged or (not self.steps and not np.any(self.images)):
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):

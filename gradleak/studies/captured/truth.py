@@ -16,8 +16,44 @@ from gradleak.core.trees import Tree
 from gradleak.engine import driver
 from gradleak.federated import Upload
 from gradleak.modalities import IMAGES
+from gradleak.studies.captured import sources
 
 Truth = tuple[np.ndarray, np.ndarray]
+
+
+# Names of the two arrays in a file of the truth; those of `numpy.savez` without names come last.
+_SAMPLES, _TARGETS = ('samples', 'images', 'x', 'arr_0'), ('targets', 'labels', 'y', 'arr_1')
+
+
+def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
+  """Returns (samples, targets) of an `.npz` file that holds them under these names, or as 'images' and 'labels'.
+
+  Samples are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch.
+
+  Args:
+    path: of the file.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: for a file that cannot be read, and for other arrays.
+  """
+  arrays = sources.read(path, 'truth')
+  found = []
+  for what, names in (('samples', _SAMPLES), ('targets', _TARGETS)):
+    named = [name for name in names if name in arrays]
+    if len(named) != 1:
+      raise errors.UsageError(
+        f'the truth in {str(path)!r} holds {", ".join(arrays)}, expected one array of {what}, called '
+        f'{" or ".join(names[:2])}'
+      )
+    found.append(arrays[named[0]])
+  samples, targets = found
+  height, width, channels = image_shape
+  if samples.shape[1:] == (channels, height, width) and samples.shape[1:] != tuple(image_shape):
+    samples = samples.transpose(0, 2, 3, 1)
+  if samples.dtype == np.uint8:
+    samples = samples.astype(np.float32) / 255
+  return checked((samples, targets), image_shape, len(samples))  # type: ignore[return-value]
 
 
 def checked(truth: Any, image_shape: Sequence[int], number: int) -> Truth | None:
@@ -34,6 +70,14 @@ def checked(truth: Any, image_shape: Sequence[int], number: int) -> Truth | None
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
   return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
+
+
+def number_of(truth: Any) -> int:
+  """Returns how many samples a truth has that is not checked yet; 1 where that cannot be told."""
+  try:
+    return len(truth[0]) or 1
+  except (TypeError, IndexError, KeyError):
+    return 1
 
 
 def scored(group: Group, update: Tree, made: lanes.Table, found: Any, size: int) -> scores.Part:
