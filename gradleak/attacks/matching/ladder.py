@@ -82,7 +82,7 @@ class Ladder:
 
     def step(weight: jax.Array, state: MatchState) -> tuple[MatchState, dict[str, jax.Array]]:
       one = self.rung(weight)
-      left = jnp.maximum(0.0, 1 - state.count / (FALL * one.steps))
+      left = jnp.maximum(0.0, 1 - state.count.astype(jnp.float32) / (FALL * one.steps))
       return self.rung(weight * self.descent**left).step(state, observation)
 
     states, info = jax.vmap(step)(self.weights, states)

@@ -156,8 +156,9 @@ def inverted(
     word = re.sub(r'\W', '_', named.method.name)
     name = f'{number:02}-{word}-{zlib.crc32(str(named.method).encode()):08x}-{i}'
     names = [name, *([f'{name}-judged'] if judges else [])]
-    parts = [store.load_part(one) if store is not None else None for one in names]
-    if None in parts:
+    held = [store.load_part(one) for one in names] if store is not None else []
+    parts: list[Part] = [part for part in held if part is not None]
+    if len(parts) < len(names):
       parts = _attacked(group, update, name, variants, store, show, judges)
       if store is not None:
         for one, part in zip(names, parts, strict=True):
