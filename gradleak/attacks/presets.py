@@ -242,10 +242,10 @@ def ladder(
 ) -> Climb:
   r"""csDLG at several weights of total variation at once, of which it keeps the smoothest that still matches.
 
-  Weights rise from `lowest` to `highest` by equal factors. Of the rungs whose distance is at most `slack` times the
-  least, the one with the largest weight is kept. So no weight has to be known: which one helps differs by network and
-  image. A rung starts at `descent` times its weight, which falls over the first seven tenths of the steps. The
-  objective that results state is that of the first rung. Adam on the sign, with cosine decay.
+  Weights rise from `lowest` to `highest` by equal factors. It keeps the rung with the largest weight whose distance is
+  at most `slack` times the least. So no weight has to be known: which one helps differs by network and image. A rung
+  starts at `descent` times its weight, which falls over the first seven tenths of the steps. The objective that results
+  state is that of the first rung. Adam on the sign, with cosine decay.
 
   Formula:
     x_k = \arg\min_{x \in [0, 1]^n} \; d(x) + \text{tv}_k \cdot \text{TV}(x), \quad

@@ -1,8 +1,9 @@
 """A captured upload: attacks on an update that a user brings, without the truth or with it.
 
 Without the private images nothing can be called recovered. One can measure how closely the update of the pictures
-matches the captured update. Two controls stand beside it: the same attack on noise in place of the captured update, on
-the same entries with the same weights, and a grey picture. An auditor who owns the images gets an audit's verdicts.
+matches the captured update. Two controls stand beside it: a grey picture, and the same attack on noise. That takes the
+place of the captured update on the same entries with the same weights. An auditor who owns the images gets an audit's
+verdicts.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ class CapturedSettings:
   steps: int | None = setting(
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
-  controls: int = setting(8, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+  controls: int = setting(4, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +159,7 @@ def attack(
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
-  owned = checked_truth(truth, shape, chosen.num_samples)
-  if owned is not None and known is not None and sorted(known) != sorted(owned[1].tolist()):
-    raise errors.UsageError(f'the labels given are {sorted(known)}, and those of the truth {sorted(owned[1].tolist())}')
+  owned = checked_truth(truth, shape, chosen.num_samples, known)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
   update, factor, lost = checked(update, stand_in.variables['params'])
   signs = of_signs(update)
@@ -168,11 +167,7 @@ def attack(
   named = _attacks(
     attacks, key, stand_in, chosen, signs or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
   )
-  if factor != 1 and mode in label_rules.SIZED:
-    raise errors.UsageError(
-      f'the label rule {mode!r} reads the size of the update, and its norm of '
-      f'{norm(jax.tree.leaves(update)) / factor:.3g} is beyond what float32 can compare: choose another rule'
-    )
+  _check_size(mode, update, factor)
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
   modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
   groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
@@ -187,19 +182,38 @@ def attack(
   citations = [one.method.citation for one in named if one.method.citation] + protected.citations
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
-    try:
-      judges = owned is not None
-      found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show, judges)]
-    finally:
-      end(show)
-    rows, controls = ([row for _, pair in found for row in pair[i]] for i in (0, 1))
-    outcome = Captured(
-      [one for of_structure, _ in found for one in of_structure], warned, config, versions(),
-      list(dict.fromkeys([*citations, *model.citations])), rows, controls, None if owned is None else owned[0],
-    )  # fmt: skip
+    found, rows, controls = _inverted(groups, update, store, show, owned is not None)
+    cited = list(dict.fromkeys([*citations, *model.citations]))
+    samples = None if owned is None else owned[0]
+    outcome = Captured(found, warned, config, versions(), cited, rows, controls, samples)
     if store is not None:
       _write(store, outcome)
   return outcome
+
+
+def _inverted(
+  groups: list[Group], update: Tree, store: Workdir | None, show: Callable | None, judges: bool
+) -> tuple[list[Inversion], list[dict], list[dict]]:
+  """Returns what all attacks made of an update, and the rows and control rows of an auditor who `judges`."""
+  inversions, rows, controls = [], [], []
+  try:
+    for i, group in enumerate(groups):
+      for found, (own, of_noise) in inverted(group, update, i, store, show, judges):
+        inversions += found
+        rows += own
+        controls += of_noise
+  finally:
+    end(show)
+  return inversions, rows, controls
+
+
+def _check_size(mode: str, update: Tree, factor: float) -> None:
+  """Raises `UsageError` for a label rule that reads the size of an update which was scaled."""
+  if factor != 1 and mode in label_rules.SIZED:
+    raise errors.UsageError(
+      f'the label rule {mode!r} reads the size of the update, and its norm of '
+      f'{norm(jax.tree.leaves(update)) / factor:.3g} is beyond what float32 can compare: choose another rule'
+    )
 
 
 def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:

@@ -56,8 +56,14 @@ def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
   return checked((samples, targets), image_shape, len(samples))  # type: ignore[return-value]
 
 
-def checked(truth: Any, image_shape: Sequence[int], number: int) -> Truth | None:
+def checked(truth: Any, image_shape: Sequence[int], number: int, labels: Sequence[int] | None = None) -> Truth | None:
   """Returns (samples [N, H, W, C], targets [N]) of the private samples; None for none.
+
+  Args:
+    truth: as `attack` takes it.
+    image_shape: (H, W, C).
+    number: N.
+    labels: those that the attacker is given, or None.
 
   Raises:
     UsageError: for anything but a pair of arrays of N samples in range and their labels.
@@ -69,11 +75,13 @@ def checked(truth: Any, image_shape: Sequence[int], number: int) -> Truth | None
   samples, targets = data.pair('the truth', tuple(truth), None, tuple(image_shape), IMAGES.check)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
+  if labels is not None and sorted(labels) != sorted(targets.tolist()):
+    raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
   return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
 
 
 def number_of(truth: Any) -> int:
-  """Returns how many samples a truth has that is not checked yet; 1 where that cannot be told."""
+  """Returns how many samples a truth has that is not checked yet; 1 where it has no length."""
   try:
     return len(truth[0]) or 1
   except (TypeError, IndexError, KeyError):

@@ -43,9 +43,9 @@ def read_update(
 
   Files are `.npz`, `.safetensors` (read without their package), and of `torch.save`: a dictionary or a list of tensors.
   The content decides, not the suffix, and no code in a file is run. In place of a file there may be a dictionary of
-  arrays or of PyTorch's tensors, or a list of them, as Flower's `fit` returns it and `np.savez(path, *arrays)` keeps
-  it. A list is taken in the order of PyTorch's state dict, where layers stand as they are called, and checked by its
-  shapes.
+  arrays or of PyTorch's tensors. Or there is a list of them, as Flower's `fit` returns it and `np.savez(path, *arrays)`
+  keeps it. A list is taken in the order of PyTorch's state dict, where layers stand as they are called, and checked by
+  its shapes.
 
   Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
   Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
