@@ -1,9 +1,11 @@
 r"""Attacks an update that you captured: pictures, how well they match it, and the same attack on noise beside them.
 
     python launch/attack.py --update=update.npz --weights=weights.npz --model=lenet --image_shape=32,32,3
+    python launch/attack.py --sent=sent.npz --returned=returned.npz --truth=truth.npz --model=lenet …
 
-The update and the weights that the client was sent are files of numpy.savez, safetensors or torch.save with named
-tensors. The private images are not needed, and nothing is called recovered without them. A run that was stopped goes on
+Files are of numpy.savez, safetensors or torch.save, with named tensors or a list of them. An update is given as it is,
+or as the weights that the client was sent and those that it returned. The private images are not needed, and nothing is
+called recovered without them. With --truth, which no attack sees, there are verdicts. A run that was stopped goes on
 from its last checkpoint when the same command is given again.
 """
 
@@ -19,7 +21,10 @@ from launch._flags import Flags
 _GIVEN = Flags()
 with _program.group('what was captured'):
   _GIVEN.string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
+  _GIVEN.string('returned', None, 'In place of --update: file with the weights that the client returned.')
   _GIVEN.shared('weights', 'model', weights=(None, 'File with the weights that the client was sent, likewise.'))
+  _GIVEN.string('sent', None, 'The same as --weights.')
+  _GIVEN.string('truth', None, "File of numpy.savez with the private 'samples' and 'targets', for verdicts.")
   _GIVEN.string('image_shape', None, 'Of the private images: height,width,channels.')
   _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
   _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
@@ -33,7 +38,7 @@ with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings)
   _GIVEN.string('defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'.")
 with _program.group('attacker'):
-  published = 'As in launch/audit.py; by default csdlg_fast, and those of fidel and peeling that read the network.'
+  published = 'As in launch/audit.py; by default ladder, and those of fidel and peeling that read the network.'
   _GIVEN.shared('attacks', attacks=('', published))
   _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
@@ -50,20 +55,23 @@ def main(argv):
 
   from gradleak import registry, report
   from gradleak.core import errors
+  from gradleak.studies import captured
 
   defense = registry.defense(_GIVEN.defense)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
   labels = _labels(_GIVEN.labels)
-  for name in ('update', 'weights', 'image_shape'):
-    if not getattr(_GIVEN, name):
-      raise errors.UsageError(f'--{name} is missing. {flags.FLAGS[name].help}')
+  returned, weights = _one_of('update', 'returned'), _one_of('weights', 'sent')
+  if not _GIVEN.image_shape:
+    raise errors.UsageError(f'--image_shape is missing. {flags.FLAGS["image_shape"].help}')
   shape = _shape(_GIVEN.image_shape)
-  _program.say(f'reading {_GIVEN.update} …')
-  model, variables = _model(shape)
+  _program.say(f'reading {returned} …')
+  model, variables = _model(weights, shape)
+  truth = captured.read_truth(_GIVEN.truth, shape) if _GIVEN.truth else None
   update = gl.read_update(
-    _GIVEN.update,
+    returned,
     model,
     variables,
+    sent=variables if _GIVEN.returned else None,
     image_shape=shape,
     names=_names(_GIVEN.names),
     partial=_GIVEN.partial,
@@ -77,15 +85,42 @@ def main(argv):
     attacks=attacks,
     image_shape=shape,
     labels=labels,
-    client=_GIVEN.client(),
+    client=_client(),
     defense=defense,
-    given=_GIVEN.made(gl.CapturedSettings),
+    truth=truth,
+    given=_GIVEN.made(
+      gl.CapturedSettings, **({} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])})
+    ),
     workdir=_GIVEN.workdir,
     progress=_GIVEN.progress,
   )
   report.write(found, _GIVEN.workdir)
   print(report.captured_table(found))
   print(f'\nreport: {os.path.join(_GIVEN.workdir, "report.html")}')
+
+
+def _one_of(usual, other):
+  """Returns the file that one of two flags names."""
+  from gradleak.core import errors
+
+  given = [name for name in (usual, other) if getattr(_GIVEN, name)]
+  if len(given) == 2:
+    raise errors.UsageError(f'--{usual} and --{other} are both given: one of them says it')
+  if not given:
+    raise errors.UsageError(f'--{usual} is missing. {flags.FLAGS[usual].help} Or give --{other}.')
+  return getattr(_GIVEN, given[0])
+
+
+def _client():
+  """Returns the `ClientSettings`; weights that were returned are those of a client that shares its delta."""
+  from gradleak.core import errors
+
+  made = _GIVEN.client()
+  if not _GIVEN.returned or made.share == 'delta':
+    return made
+  if _GIVEN.present('share'):
+    raise errors.UsageError('--returned are weights, and less those sent they are a delta: leave out --share=gradient')
+  return _GIVEN.made(gl.ClientSettings, share='delta')
 
 
 def _shape(text):
@@ -116,8 +151,8 @@ def _labels(text):
   return text or None
 
 
-def _model(shape):
-  """Returns (model, variables); the number of classes is the only one that fits the weights, unless it is given."""
+def _model(weights, shape):
+  """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is given."""
   from gradleak.core import errors
   from gradleak.models import torch_weights
 
@@ -125,11 +160,11 @@ def _model(shape):
 
   def made(number):
     model = gl.models.create(_GIVEN.model, number)
-    return model, gl.read_weights(_GIVEN.weights, model, shape, names=names, flattened=_GIVEN.flattened)
+    return model, gl.read_weights(weights, model, shape, names=names, flattened=_GIVEN.flattened)
 
   if _GIVEN.num_classes is not None:
     return made(_GIVEN.num_classes)
-  entries = torch_weights.read(_GIVEN.weights)
+  entries = torch_weights.read(weights)
   counts = sorted({values.shape[0] for values in entries.values() if values.ndim == 1})
   fitting, reason = [], None
   for number in counts:

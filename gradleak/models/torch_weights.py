@@ -14,7 +14,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
@@ -42,6 +42,8 @@ _SAFETENSORS = {
   'F32': np.float32,
   'F16': np.float16,
   'BF16': jnp.bfloat16,
+  'F8_E4M3': jnp.float8_e4m3fn,
+  'F8_E5M2': jnp.float8_e5m2,
   'I64': np.int64,
   'I32': np.int32,
   'I16': np.int16,
@@ -49,6 +51,13 @@ _SAFETENSORS = {
   'U8': np.uint8,
   'BOOL': np.bool_,
 }
+PREFIXES = (
+  'params.',
+  'module.',
+  '_module.',
+  '_orig_mod.',
+  'model.',
+)  # of Flax, DataParallel, Opacus, compile, wrappers
 # What torch.save writes, and pickles of plain values.
 _OPCODES = """
   PROTO STOP MARK GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET EMPTY_DICT SETITEM SETITEMS
@@ -65,7 +74,7 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
   The entries are named as in published code. Residual networks: `conv1`, `bn1`, `layer1.0.conv1`, …,
   `layer2.0.shortcut.0` or torchvision's `layer2.0.downsample.0`. VGG: torchvision's `features.0`, …. Vision
   transformers: timm's `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.0.attn.qkv`, …. The last layer is `linear`,
-  `fc`, `classifier` or `head`. A common prefix `module.` and entries `num_batches_tracked` are ignored. Convolutions
+  `fc`, `classifier` or `head`. Common `PREFIXES` and entries `num_batches_tracked` are ignored. Convolutions
   [out, in, row, column] become [out, column·row·in], that of the patches [row·column·in, out], and dense weights are
   transposed.
 
@@ -118,8 +127,9 @@ def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays in a weight file by name, in PyTorch's layout.
 
   Args:
-    path: a file of `torch.save` (either format) with a `state_dict`, alone or as the only one in a dictionary; a
-      `.safetensors` file; or an `.npz`. The format is recognised by the content, not by the suffix.
+    path: a file of `torch.save` (either format) with a `state_dict`, alone or as the only one in a dictionary, or with
+      a list of tensors, which are called 'arr_0', 'arr_1', …; a `.safetensors` file; or an `.npz`. The format is
+      recognised by the content, not by the suffix.
 
   Raises:
     UsageError: for a file that cannot be read, has another format, or holds anything but tensors and plain values.
@@ -223,6 +233,8 @@ class _Unpickler(pickle.Unpickler):
     self.storages = {}
 
   def find_class(self, module: str, name: str) -> Any:
+    if name == '_rebuild_qtensor':
+      raise errors.UsageError('it holds quantised tensors: save their dequantize()')
     if (module, name) not in _KNOWN:
       raise errors.UsageError(
         f'it holds an object {module}.{name}, and only tensors are read: save the state_dict() of the network'
@@ -313,6 +325,8 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
       and all(isinstance(name, str) and isinstance(each, (_Tensor, np.ndarray)) for name, each in value.items())
     )
 
+  if isinstance(content, list | tuple) and content:
+    content = {f'arr_{i}': each for i, each in enumerate(content)}
   if not is_one(content):
     found = {name: value for name, value in content.items() if is_one(value)} if isinstance(content, dict) else {}
     if len(found) != 1:
@@ -334,7 +348,7 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
   """
   if values.dtype == np.dtype('V2'):
     return values.view(jnp.bfloat16)
-  if values.dtype.kind not in 'fiub' and values.dtype != jnp.bfloat16:
+  if values.dtype.kind not in 'fiub' and not jnp.issubdtype(values.dtype, jnp.floating):
     raise errors.UsageError(f'the array {name} is {values.dtype}, expected numbers')
   return values
 
@@ -344,16 +358,33 @@ def has_published_names(params: Tree) -> bool:
   return isinstance(params, Mapping) and not {'layer1_0', 'features_0', 'patch_embed'}.isdisjoint(params)
 
 
+def without_prefixes(entries: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+  """Returns the entries without `PREFIXES` that all have, until one is known by its name or its module.
+
+  Args:
+    entries: by names joined by dots; those of 'batch_stats' may stand beside those of a prefix.
+    known: names of tensors, and of modules, that are taken as they are.
+  """
+  found = dict(entries)
+  while not any(name in known or name.rpartition('.')[0] in known for name in found):
+    for prefix in PREFIXES:
+      if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
+        found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): each for name, each in found.items()}
+        break
+    else:
+      break
+  return found
+
+
 def common_names(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the entries of a file, one for each of our tensors, under the names of `torch_name`, in PyTorch's layout.
 
   Weights of the patches [out, in, row, column] become [out, in·row·column]. `attn.qkv` is split into its three parts,
   and class token and positions lose their axes of size one.
   """
-  prefix = 'module.' if all(name.startswith('module.') for name in entries) else ''
   found = {}
-  for name, values in entries.items():
-    name = name.removeprefix(prefix).replace('.downsample.', '.shortcut.')
+  for name, values in without_prefixes(entries).items():
+    name = name.replace('.downsample.', '.shortcut.')
     name = re.sub(r'^(fc|head|classifier)\.(weight|bias)$', r'linear.\2', name)
     if name.endswith('.num_batches_tracked'):
       continue

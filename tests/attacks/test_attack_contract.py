@@ -81,6 +81,12 @@ ROWS = {
   'dga': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'gia': Row(SHORT, RATE, DIRECTION, like='csdlg'),
   'gs': Row(SHORT, RATE, DIRECTION, like='csdlg'),
+  'ladder': Row(
+    {**SHORT, 'rungs': 2},
+    {name: value for name, value in RATE.items() if name != 'tv'}
+    | {'lowest': 0.0, 'highest': -1.0, 'rungs': 1, 'slack': 0.5, 'descent': 0.5},
+    DIRECTION,
+  ),
   'cinet': Row(SMALL, {**MADE, 'distance': 'cosin', 'gradient': 'signed'}, DIRECTION, like='csdlg'),
   'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'fidel': Row({}, {'bias': 'no', 'combine': 'no'}),

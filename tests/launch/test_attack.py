@@ -21,7 +21,9 @@ def folder(small_images, tmp_path_factory):
   variables = model.init(jax.random.key(0), (8, 8, 1))
   images, labels = small_images
   update = gl.ClientSettings().client(model, 10).local_update(None, variables, images[:1], labels[:1]).update
-  for name, tree in (('weights', variables['params']), ('update', update)):
+  returned = jax.tree.map(lambda w, g: w - 0.1 * g, variables['params'], update)
+  np.savez(path / 'truth.npz', images=images[:1], labels=labels[:1])
+  for name, tree in (('weights', variables['params']), ('update', update), ('returned', returned)):
     np.savez(path / f'{name}.npz', **{'/'.join(trees.path_names(p)): x for p, x in jax.tree.leaves_with_path(tree)})
   return path
 
@@ -52,10 +54,24 @@ def test_it_prints_a_table_and_writes_a_page(folder, small_images):
   assert (config['num_classes'], config['attacks'], config['controls']) == (10, ['fidel', 'peeling'], 2)
 
 
+def test_what_was_sent_and_what_came_back_with_the_truth(folder, tmp_path):
+  files = [f'--sent={folder}/weights.npz', f'--returned={folder}/returned.npz', f'--truth={folder}/truth.npz']
+  done = start(folder, '--update=', '--weights=', *files, '--attacks=fidel', f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  head, _, line, *_ = done.out.splitlines()
+  assert head.split()[-2:] == ['verdict', 'score'] and line.split()[-3] == 'exact' and float(line.split()[-2]) > 40
+  config = json.loads((tmp_path / 'new' / 'config.json').read_text('utf-8'))
+  assert (config['share'], config['truth'], config['num_samples']) == ('delta', True, 1)
+
+
 @pytest.mark.parametrize(
   ('flags', 'parts'),
   [
-    (['--update='], ['--update is missing. File with the update']),
+    (['--update='], ['--update is missing. File with the update', 'Or give --returned.']),
+    (['--weights='], ['--weights is missing. File with the weights', 'Or give --sent.']),
+    (['--returned=weights.npz'], ['--update and --returned are both given']),
+    (['--update=', '--returned={folder}/returned.npz', '--share=gradient'], ['leave out --share=gradient']),
+    (['--truth={folder}/weights.npz'], ['expected one array of samples, called samples or images']),
     (['--image_shape=8'], ['--image_shape=8, expected height,width,channels as in 32,32,3']),
     (['--names=fc1'], ['--names=fc1, expected module=module']),
     (['--labels=guess'], ["unknown way to obtain labels 'guess'", 'bias_corrected']),
@@ -67,7 +83,7 @@ def test_it_prints_a_table_and_writes_a_page(folder, small_images):
   ],
 )
 def test_bad_input_ends_on_one_line_and_leaves_nothing(folder, flags, parts, tmp_path):
-  done = start(folder, f'--workdir={tmp_path}/new', *flags)
+  done = start(folder, f'--workdir={tmp_path}/new', *(flag.format(folder=folder) for flag in flags))
   assert (done.status, done.out) == (2, '')
   *_, last = done.err.splitlines()
   assert last.startswith('error: ') and all(part in last for part in parts)

@@ -1,10 +1,9 @@
-"""An update that a user brings: read from a file, and checked against the parameters that it should fit."""
+"""An update that a user brings: read in any form, and checked against the parameters that it should fit."""
 
 import itertools
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import Model, flattening, torch_weights
 from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
+from gradleak.studies.captured import sources
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
 FLATTENED = ('channels_first', 'channels_last')
@@ -25,29 +25,39 @@ _STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
 
 
 def read_update(
-  path: Any,
+  what: Any,
   model: Model,
   variables: Mapping,
   *,
+  sent: Any = None,
   image_shape: Sequence[int] | None = None,
   names: Mapping[str, str] | None = None,
   partial: bool = False,
   flattened: str = 'channels_first',
 ) -> Tree:
-  """Returns the update in a file: a tree of NumPy arrays shaped like the model's parameters. They are in single
-  precision, or in double precision where the file is.
+  """Returns an update as a framework has it: a tree of NumPy arrays shaped like the model's parameters. They are in
+  single precision, or in double precision where it is.
 
-  The file is an `.npz`, a `.safetensors`, or a dictionary of tensors written by `torch.save`. The content decides, not
-  the suffix, and no code in the file is run. Names may be those of the parameters, joined by '/' or '.', such as
-  'Dense_0/kernel', in the layout of the parameters. Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's
-  layout. There, convolutions are [out, in, row, column], dense weights are [out, in], and channels come before rows
-  where an image is flattened. Which tensors meet a flattened image is read from the traced model. A common prefix
-  'params' or 'module', and statistics of BatchNorm, are left out.
+  It is a gradient, or a delta: the weights after training less those before, so that it points against the gradient.
+  With `sent=`, it is the weights that came back, and what was sent is subtracted in double precision.
+
+  Files are `.npz`, `.safetensors` (read without their package), and of `torch.save`: a dictionary or a list of tensors.
+  The content decides, not the suffix, and no code in a file is run. In place of a file there may be a dictionary of
+  arrays or of PyTorch's tensors. Or there is a list of them, as Flower's `fit` returns it and `np.savez(path, *arrays)`
+  keeps it. A list is taken in the order of PyTorch's state dict, where layers stand as they are called, and checked by
+  its shapes.
+
+  Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
+  Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
+  dense weights are [out, in], and channels come before rows where an image is flattened. Which tensors meet a flattened
+  image is read from the traced model. Common prefixes 'params', 'module', '_module', '_orig_mod' and 'model', and
+  statistics of BatchNorm, are left out.
 
   Args:
-    path: of the file.
+    what: the path of a file, a dictionary, or a list; a tree like the parameters is such a dictionary.
     model: the `Model`.
     variables: its variables; only their names and shapes are read.
+    sent: the weights that the client was sent, in any of these forms; `variables` is one of them.
     image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
     partial: whether tensors may be missing, which are then zeros, as of a client that drops whole layers.
@@ -55,14 +65,34 @@ def read_update(
       PyTorch has it, or 'channels_last' in the order of the model.
 
   Raises:
-    UsageError: for a file that cannot be read; for tensors that are missing, not in the model or of another shape; and
-      where the order of a tensor in PyTorch is not settled.
+    UsageError: for a file that cannot be read; for tensors that are missing, not in the model, of another shape or
+      quantised; where the order of a tensor in PyTorch is not settled; and where one of two has a tensor that the other
+      lacks.
   """
   check_model(model)
   errors.check_instance('partial', partial, bool, 'True or False')
   if not isinstance(variables, Mapping) or 'params' not in variables:
     raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
-  return _fitted(path, 'update', model, dict(variables), image_shape, names, partial, flattened)['params']
+  given: Any = (model, dict(variables), image_shape, names, partial, flattened)
+  found = _fitted(what, 'update', *given)
+  if sent is not None:
+    found = _difference(found, _fitted(sent, 'sent weights', *given))
+  wanted = variables['params']
+  leaves = [
+    found.get(trees.path_names(place), np.zeros(leaf.shape, np.float32))
+    for place, leaf in jax.tree.leaves_with_path(wanted)
+  ]
+  return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
+
+
+def _difference(returned: Mapping[sources.Path, np.ndarray], sent: Mapping[sources.Path, np.ndarray]) -> dict:
+  """Returns what came back less what was sent, in the type of the first."""
+  if alone := set(returned).symmetric_difference(sent):
+    name = '.'.join(min(alone))
+    both = ('the update', 'what was sent')
+    holds, lacks = both if min(alone) in returned else reversed(both)
+    raise errors.UsageError(f'{holds} has {name}, and {lacks} does not: nothing tells their difference')
+  return {path: (x.astype(np.float64) - sent[path].astype(np.float64)).astype(x.dtype) for path, x in returned.items()}
 
 
 def read_weights(
@@ -76,7 +106,8 @@ def read_weights(
   """Returns the variables of a model with the weights in a file, of the formats and names of `read_update`.
 
   Args:
-    path: of the file. The statistics of BatchNorm stand in it like parameters.
+    path: of the file, or another form that `read_update` takes. The statistics of BatchNorm stand in it like
+      parameters.
     model: the `Model`.
     image_shape: (H, W, C).
     names, flattened: as in `read_update`.
@@ -86,13 +117,22 @@ def read_weights(
   """
   image_shape = check_image_shape(image_shape)
   shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
-  if torch_weights.has_published_names(shapes['params']) and not names:
+  published = torch_weights.has_published_names(shapes['params']) and isinstance(path, str | os.PathLike)
+  if published and not names:
     try:
-      return torch_weights.load(path, model, image_shape)
+      return torch_weights.load(path, model, image_shape)  # type: ignore[arg-type]
     except errors.UsageError as error:
       if 'do not fit' not in str(error):
         raise
-  return _fitted(path, 'weights', model, dict(shapes), image_shape, names, False, flattened)
+  found = _fitted(path, 'weights', model, dict(shapes), image_shape, names, False, flattened)
+  with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
+    leaves = [
+      jnp.asarray(found[trees.path_names(place)[1:]], np.float64 if jax.config.jax_enable_x64 else leaf.dtype)
+      for place, leaf in jax.tree.leaves_with_path(shapes)
+    ]
+  variables = jax.tree.unflatten(jax.tree.structure(dict(shapes)), leaves)
+  check_finite(f'the weights in {errors.shown(path)}', variables)
+  return variables
 
 
 def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
@@ -200,51 +240,54 @@ def _name(path: Sequence) -> str:
 
 
 def _fitted(
-  path: Any,
-  what: str,
+  what: Any,
+  kind: str,
   model: Model,
   variables: dict[str, Tree],
   image_shape: Sequence[int] | None,
   names: Mapping[str, str] | None,
   partial: bool,
   flattened: str,
-) -> dict[str, Tree]:
-  """Returns the variables with the values in a file, or of an update the parameters alone; `what` is 'update' or so."""
+) -> dict[sources.Path, np.ndarray]:
+  """Returns the arrays that there are, in the layout of the model, by their paths in it.
+
+  Args:
+    what: as `read_update` takes it.
+    kind: 'update', 'sent weights' or 'weights'; the last have statistics, and of them all must be there.
+    model, variables, image_shape, names, partial, flattened: as `read_update` takes them.
+  """
   names = _checked_names(names)
   errors.check_choice('order: flattened', flattened, FLATTENED)
-  wanted = {'params': variables['params']} if what == 'update' else variables
-  try:
-    entries = torch_weights.read(path)
-  except errors.UsageError as error:
-    raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
+  wanted = variables if kind == 'weights' else {'params': variables['params']}
+  entries = sources.read(what, kind)
+  source = f'in {str(what)!r} ' if isinstance(what, str | os.PathLike) else ''
+  about = f'the {kind} {source}{"does" if kind == "update" else "do"} not fit {model.name!r}'
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
-  entries = _renamed(entries, names, statistics=len(wanted) > 1)
-  if torch_weights.has_published_names(wanted['params']):
-    entries = torch_weights.common_names(entries)
   ours = {'.'.join(place): place for place in paths}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
-  is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+  shape = check_image_shape(image_shape) if image_shape else None
+  if sources.is_list(entries):
+    shape = shape or derived_image_shape(model, variables)
+    statistics = {name: tree for name, tree in variables.items() if name != 'params'}
+    listed = sources.in_order(about, entries, model, wanted, statistics, shape)
+    straight = all(x.shape == paths[path].shape for path, x in listed.items())
+    known = ours if straight else theirs
+    placed = {place: name for name, place in known.items()}
+    entries = {placed[path]: x for path, x in listed.items()}
+  else:
+    entries = _renamed(entries, names, {*ours, *theirs}, statistics=len(wanted) > 1)
+    if torch_weights.has_published_names(wanted['params']):
+      entries = torch_weights.common_names(entries)
+    known = theirs if sum(name in theirs for name in entries) > sum(name in ours for name in entries) else ours
+  sources.refuse_integers(about, {name: x for name, x in entries.items() if name in known})
   in_file = {name: values.shape for name, values in entries.items()}
-  if is_torch:
-    shape = check_image_shape(image_shape) if image_shape else derived_image_shape(model, variables)
+  if known is theirs and theirs != ours:
+    shape = shape or derived_image_shape(model, variables)
     entries = _from_torch(entries, theirs, model, variables, shape, flattened)
-  known = theirs if is_torch else ours
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
-  verb = 'do' if what == 'weights' else 'does'
-  _refuse_misfits(
-    f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial, in_file, what == 'update'
-  )
-  leaves = [entries.get(name, np.zeros(shapes[name], np.float32)) for name in known]
-  if what == 'update':  # not rounded before its scale is known
-    return jax.tree.unflatten(
-      jax.tree.structure(wanted), [np.asarray(x, np.promote_types(x.dtype, np.float32)) for x in leaves]
-    )
-  dtypes = [np.float64 if jax.config.jax_enable_x64 else paths[place].dtype for place in known.values()]
-  with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
-    rounded = [jnp.asarray(np.asarray(leaf, dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-  variables = jax.tree.unflatten(jax.tree.structure(wanted), rounded)
-  check_finite(f'the weights in {str(path)!r}', variables)
-  return variables
+  _refuse_misfits(about, entries, shapes, partial, in_file, kind != 'weights')
+  # not rounded before their scale is known
+  return {known[name]: np.asarray(x, np.promote_types(x.dtype, np.float32)) for name, x in entries.items()}
 
 
 def _checked_names(names: Any) -> Mapping[str, str]:
@@ -257,12 +300,12 @@ def _checked_names(names: Any) -> Mapping[str, str]:
   return names
 
 
-def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistics: bool) -> dict[str, np.ndarray]:
+def _renamed(
+  entries: dict[str, np.ndarray], names: Mapping[str, str], known: Collection[str], statistics: bool
+) -> dict[str, np.ndarray]:
   """Returns the entries by names joined by dots, without common prefixes and without what is no tensor of the model."""
   found = {name.replace('/', '.'): values for name, values in entries.items()}
-  for prefix in ('params.', 'module.'):
-    if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
-      found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): values for name, values in found.items()}
+  found = torch_weights.without_prefixes(found, {*known, *names})
   dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
   found = {name: values for name, values in found.items() if name.rpartition('.')[2] not in dropped}
   renamed = {}

@@ -1,0 +1,141 @@
+"""The tensors that a user hands over, by name, in whichever form a framework has them."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors, trees
+from gradleak.core.trees import Tree
+from gradleak.models import Model, torch_weights
+
+_STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
+_IN_ORDER = re.compile(r'arr_\d+')  # how numpy.savez names arrays that it is given without a name
+_NAMED = 'give a dictionary, as dict(zip(network.state_dict(), arrays))'
+
+Path = tuple[str, ...]
+
+
+def read(what: Any, kind: str) -> dict[str, np.ndarray]:
+  """Returns the arrays by name; those of a list are called 'arr_0', 'arr_1', …, as `numpy.savez` has it.
+
+  Args:
+    what: the path of a file; a mapping of names to arrays, or to further such mappings; or a list of arrays. Arrays may
+      be tensors of PyTorch.
+    kind: 'update' or so, for errors.
+
+  Raises:
+    UsageError: for anything else, and for a file that cannot be read.
+  """
+  if isinstance(what, str | os.PathLike):
+    try:
+      return torch_weights.read(what)  # type: ignore[arg-type]
+    except errors.UsageError as error:
+      raise errors.UsageError(str(error).replace('the weights in', f'the {kind} in', 1)) from error
+  if isinstance(what, Mapping):
+    found = dict(_flat(what))
+  elif isinstance(what, list | tuple):
+    found = {f'arr_{i}': value for i, value in enumerate(what)}
+  else:
+    raise errors.UsageError(
+      f'the {kind} is {errors.shown(what)}, expected the path of a file, a dictionary of arrays or a list of them'
+    )
+  if not found:
+    raise errors.UsageError(f'the {kind} holds no tensor')
+  return {name: _array(name, value) for name, value in found.items()}
+
+
+def _flat(mapping: Mapping, before: str = '') -> Iterator[tuple[str, Any]]:
+  for name, value in mapping.items():
+    if not isinstance(name, str):
+      raise errors.UsageError(f'a name of a tensor is {errors.shown(name)}, expected a text')
+    if isinstance(value, Mapping):
+      yield from _flat(value, f'{before}{name}.')
+    else:
+      yield f'{before}{name}', value
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+  """Returns a tensor as an array of NumPy; one of PyTorch is known by its methods, so that PyTorch is not imported."""
+  if getattr(value, 'is_quantized', False) is True:
+    raise errors.UsageError(f'the tensor {name} is quantised: give its dequantize()')
+  if callable(getattr(value, 'detach', None)):
+    value = value.detach().cpu()
+    value = value.float() if 'bfloat16' in str(value.dtype) else value
+  found = errors.host_array(f'the tensor {name}', value)
+  if found.dtype.kind not in 'fiub' and not jnp.issubdtype(found.dtype, jnp.floating):
+    raise errors.UsageError(f'the tensor {name} is {found.dtype}, expected numbers')
+  return found
+
+
+def refuse_integers(what: str, entries: Mapping[str, np.ndarray]) -> None:
+  """Raises `UsageError` for a tensor of integers: quantised values mean nothing without their scale."""
+  for name, values in entries.items():
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+      raise errors.UsageError(
+        f'{what}: the tensor {name} is {values.dtype}, expected floats. Quantised values mean nothing without their '
+        'scale: save them dequantised'
+      )
+
+
+def is_list(entries: Mapping[str, Any]) -> bool:
+  """Returns whether the entries have an order in place of names."""
+  return all(_IN_ORDER.fullmatch(name) for name in entries)
+
+
+def in_order(
+  what: str, entries: Mapping[str, np.ndarray], model: Model, wanted: Tree, statistics: Tree, image_shape: Sequence[int]
+) -> dict[Path, np.ndarray]:
+  """Returns the arrays of a list by the paths of the model's variables, in the order of PyTorch's state dict.
+
+  The order is that of the layers, and in each weight, bias, running mean and variance. Counts of batches are dropped.
+  A list of the leaves of the parameters, in their own layout, is taken as that.
+
+  Args:
+    what: the beginning of an error.
+    entries: the list, see `is_list`.
+    model: the `Model`.
+    wanted: the variables that are read, paths with their collection left out.
+    statistics: {'batch_stats': …} or {}, which a list may hold, too.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: for another number of arrays, and for a model that does not tell its layers.
+  """
+  arrays = [entries[f'arr_{i}'] for i in range(len(entries))]
+  arrays = [x for x in arrays if x.ndim or jnp.issubdtype(x.dtype, jnp.floating)]
+  paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
+  if len(arrays) == len(paths) and all(x.shape == leaf.shape for x, leaf in zip(arrays, paths.values(), strict=True)):
+    return dict(zip(paths, arrays, strict=True))
+  if model.layers is None:
+    raise errors.UsageError(f'{what}: it is a list, and {model.name!r} does not tell the order of its layers: {_NAMED}')
+  every = [*paths, *(trees.path_names(place)[1:] for place, _ in jax.tree.leaves_with_path(statistics))]
+  ordered = _by_layer(model, list(dict.fromkeys(every)), image_shape)
+  alone = [path for path in ordered if path in paths]
+  for order in (alone, ordered):
+    if len(order) == len(arrays):
+      return {path: x for path, x in zip(order, arrays, strict=True) if path in paths}
+  raise errors.UsageError(
+    f'{what}: it is a list of {len(arrays)} arrays, and {model.name!r} has {len(alone)} parameters and '
+    f'{len(ordered) - len(alone)} statistics in its layers: {_NAMED}'
+  )
+
+
+def _by_layer(model: Model, paths: Sequence[Path], image_shape: Sequence[int]) -> list[Path]:
+  """Returns the paths of all layers in forward order, weights before biases before statistics."""
+  assert model.layers is not None
+  found: list[Path] = []
+  for layer in model.layers(tuple(image_shape)):
+    modules = dict.fromkeys(path[:-1] for path in layer.paths)
+    for module in modules:
+      found += sorted((path for path in paths if path[:-1] == module), key=_rank)
+  return list(dict.fromkeys(found))
+
+
+def _rank(path: Path) -> int:
+  leaf = path[-1]
+  return 2 + (leaf.endswith('var')) if leaf in _STATISTICS else int(leaf.startswith('bias'))

@@ -1,0 +1,121 @@
+"""An auditor who owns the private samples: what the attacks found, judged as an audit judges it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradleak import data
+from gradleak.audit import lanes, scores
+from gradleak.audit.group import Group
+from gradleak.audit.uploads import Uploads
+from gradleak.audit.verdict import require_undefended_recovery
+from gradleak.core import errors
+from gradleak.core.trees import Tree
+from gradleak.engine import driver
+from gradleak.federated import Upload
+from gradleak.modalities import IMAGES
+from gradleak.studies.captured import sources
+
+Truth = tuple[np.ndarray, np.ndarray]
+
+
+# Names of the two arrays in a file of the truth; those of `numpy.savez` without names come last.
+_SAMPLES, _TARGETS = ('samples', 'images', 'x', 'arr_0'), ('targets', 'labels', 'y', 'arr_1')
+
+
+def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
+  """Returns (samples, targets) of an `.npz` file that holds them under these names, or as 'images' and 'labels'.
+
+  Samples are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch.
+
+  Args:
+    path: of the file.
+    image_shape: (H, W, C).
+
+  Raises:
+    UsageError: for a file that cannot be read, and for other arrays.
+  """
+  arrays = sources.read(path, 'truth')
+  found = []
+  for what, names in (('samples', _SAMPLES), ('targets', _TARGETS)):
+    named = [name for name in names if name in arrays]
+    if len(named) != 1:
+      raise errors.UsageError(
+        f'the truth in {str(path)!r} holds {", ".join(arrays)}, expected one array of {what}, called '
+        f'{" or ".join(names[:2])}'
+      )
+    found.append(arrays[named[0]])
+  samples, targets = found
+  height, width, channels = image_shape
+  if samples.shape[1:] == (channels, height, width) and samples.shape[1:] != tuple(image_shape):
+    samples = samples.transpose(0, 2, 3, 1)
+  if samples.dtype == np.uint8:
+    samples = samples.astype(np.float32) / 255
+  return checked((samples, targets), image_shape, len(samples))  # type: ignore[return-value]
+
+
+def checked(truth: Any, image_shape: Sequence[int], number: int, labels: Sequence[int] | None = None) -> Truth | None:
+  """Returns (samples [N, H, W, C], targets [N]) of the private samples; None for none.
+
+  Args:
+    truth: as `attack` takes it.
+    image_shape: (H, W, C).
+    number: N.
+    labels: those that the attacker is given, or None.
+
+  Raises:
+    UsageError: for anything but a pair of arrays of N samples in range and their labels.
+  """
+  if truth is None:
+    return None
+  if not isinstance(truth, tuple | list) or len(truth) != 2:
+    raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets)')
+  samples, targets = data.pair('the truth', tuple(truth), None, tuple(image_shape), IMAGES.check)
+  if len(samples) != number:
+    raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
+  if labels is not None and sorted(labels) != sorted(targets.tolist()):
+    raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
+  return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
+
+
+def number_of(truth: Any) -> int:
+  """Returns how many samples a truth has that is not checked yet; 1 where it has no length."""
+  try:
+    return len(truth[0]) or 1
+  except (TypeError, IndexError, KeyError):
+    return 1
+
+
+def scored(group: Group, update: Tree, made: lanes.Table, found: Any, size: int) -> scores.Part:
+  """Returns the rows of one structure, not yet judged, and their arrays, see `audit.scores.scored`.
+
+  Args:
+    group: whose scenario has the private samples.
+    update: what the client sent.
+    made: the lanes that were run.
+    found: their `Reconstruction`.
+    size: lanes that share one pass.
+  """
+  alone = jax.tree.map(lambda x: np.asarray(x)[np.newaxis, np.newaxis], update)
+  mask = jax.tree.map(lambda x: np.full((1, 1), bool(np.any(x))), update)
+  upload = Upload(alone, mask, np.full((1, 1), group.settings.batch_size, np.int32))  # type: ignore[arg-type]
+  unknown = np.full(1, np.nan)  # the undefended upload, which a change is measured from, is not there
+  sent = Uploads(np.zeros(1, int), np.arange(group.settings.controls), [upload] * 2, [unknown] * 2, [None] * 2, [None])
+  at_truth = driver.evaluate(*lanes.judged_at_truth(group, made), group_size=size)
+  last = np.asarray([made.num_steps])
+  curves = np.asarray(found.objective)[:, np.newaxis]
+  return scores.scored(group, sent, lanes.Found(made, found, np.asarray(at_truth), last, curves))
+
+
+def judged(part: scores.Part, undefended: set[str]) -> tuple[list[dict], list[dict]]:
+  """Returns (rows, control rows) of one structure, judged by its control runs.
+
+  Args:
+    part: what `scored` returns.
+    undefended: the labels of entries that are no defense: where nothing is seen there, no defense is the reason.
+  """
+  rows = scores.judged([part])
+  own = [row for row in rows if not row['control']]
+  return require_undefended_recovery(own, undefended), [row for row in rows if row['control']]
