@@ -17,7 +17,6 @@ from gradleak.audit.views import Target
 from gradleak.core import trees
 from gradleak.core.storage import plain
 from gradleak.defenses.defense import remarks
-from gradleak.federated.targets import CLASSES
 from gradleak.modalities import Modality
 
 Part = tuple[list[dict], dict[str, np.ndarray]]
@@ -84,12 +83,11 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.classes[target.trial]
-  classified = group.targets.ndim == 2 and group.client.loss.targets is CLASSES
   measured = [
     kind.evaluate(
       reconstructions.images[i],
       truth,
-      reconstructions.labels[i] if classified else np.zeros(0, np.int32),
+      reconstructions.labels[i],
       labels,
       signed=found.table.signed,
       blank=found.table.num_steps > 0,

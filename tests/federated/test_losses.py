@@ -209,6 +209,28 @@ def test_an_audit_of_other_targets(loss, given, labels, small_images):
     assert matched['objective_at_truth'] < 1e-6
 
 
+@pytest.mark.parametrize('given', [True, False])
+def test_a_captured_update_of_flags(given, small_images):
+  """Flags are given, or optimised by default; the auditor's truth is judged with them."""
+  model = gl.models.create('mlp(widths=8)', 3)
+  variables = model.init(jax.random.key(1), SHAPE)
+  images = small_images[0][:2, ::2, ::2]
+  client = gl.ClientSettings(loss='binary_cross_entropy')
+  update = client.client(model, 3).local_update(None, variables, images, FLAGS[:2]).update
+  found = gl.attack(
+    jax.random.key(0), model, variables, update, attacks=[gl.attacks.csdlg(tv=0.0, steps=20)], image_shape=SHAPE,
+    client=client, truth=(images, FLAGS[:2]), controls=2, progress=None, **({'labels': FLAGS[:2]} if given else {}),
+  )  # fmt: skip
+  (own,) = found.inversions
+  assert own.objective < own.objective_start and not own.labels.size
+  assert np.isfinite(own.mismatch) == given  # optimised flags are not returned: no update follows from pictures alone
+  assert found.rows[0]['label_correct'] is None and found.rows[0]['labels'] == ('known' if given else 'optimised')
+  with pytest.raises(gl.UsageError, match='expected 0 and 1 for each output'):
+    gl.attack(
+      jax.random.key(0), model, variables, update, image_shape=SHAPE, client=client, labels=[0, 1], num_samples=2
+    )
+
+
 def test_rules_say_which_losses_they_apply_to(small_images):
   for rule in label_rules.RULES:
     label_rules.check_loss(rule, losses.cross_entropy())

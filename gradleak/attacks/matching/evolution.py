@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks.base import Attack, Reconstruction
-from gradleak.attacks.matching.samples import starting_labels
+from gradleak.attacks.matching.samples import classes_of, starting_labels
 from gradleak.attacks.matching.search import Matching
 from gradleak.core import errors
 from gradleak.core.promotion import relaxed, standard
@@ -119,7 +119,7 @@ class Evolution:
     """Returns the images of the best candidate."""
     made, objective, apart = state.best
     images = self.images(made, state.kept, observation)
-    labels = jnp.argmax(state.labels, axis=-1).astype(jnp.int32)
+    labels = classes_of(self.matching.client, state.labels)
     return Reconstruction(images, labels, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
 
   def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:

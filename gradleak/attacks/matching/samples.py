@@ -12,6 +12,7 @@ from gradleak.attacks import labels as label_rules
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
+from gradleak.federated.targets import CLASSES
 from gradleak.priors import GENERATORS, Generator, as_generator
 from gradleak.threat import Observation
 
@@ -219,6 +220,13 @@ class Samples:
     """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""
     count, *image = observation.image_shape
     return (copies * count, *image)
+
+
+def classes_of(client: Client, labels: jax.Array) -> jax.Array:
+  """Returns the classes of labels in the shape of the outputs, int32 [N]; [0] where targets are no class each."""
+  if client.loss.targets is not CLASSES or labels.ndim != 2:
+    return jnp.zeros(0, jnp.int32)
+  return jnp.argmax(labels, axis=-1).astype(jnp.int32)
 
 
 def labels_of(dummy: dict, given: jax.Array, relax: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -19,7 +19,7 @@ from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching import ghost, prefix
 from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
-from gradleak.attacks.matching.samples import Samples, labels_of, starting_labels
+from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
 from gradleak.attacks.matching.simulation import Simulation, joined, reverse
 from gradleak.attacks.matching.subsets import Subsets
 from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
@@ -319,7 +319,7 @@ class Matching:
     images = self.chosen(dummy, state, observation)
     return Reconstruction(
       joined(images, self.copies) + lost,
-      jnp.argmax(dummy.get('logits', state.labels), axis=-1).astype(jnp.int32),
+      classes_of(self.client, dummy.get('logits', state.labels)),
       objective + lost,
       jnp.where(diverged, jnp.inf, apart),
       state.objective_start,

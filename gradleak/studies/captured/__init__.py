@@ -33,10 +33,12 @@ from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
 from gradleak.engine.progress import end, reporter
 from gradleak.federated import Client, ClientSettings
+from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
+from gradleak.federated.targets import CLASSES
 from gradleak.models import Model
-from gradleak.models.model import check_image_shape
+from gradleak.models.model import check_image_shape, check_model, outputs_shape
 from gradleak.studies.captured.hints import OF_SIGNS, hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
@@ -132,12 +134,13 @@ def attack(
       `peeling` that can read this network. Of one step of Adam, and of an update whose values are all of one size,
       it is `ladder(match='sign')`.
     image_shape: (H, W, C); by default derived where only one usual shape fits.
-    labels: the labels of the private samples, integers [N]; or 'inferred', 'optimised', or a rule of `attacks.labels`.
-      By default optimised where that is how the attack was published, else inferred.
+    labels: the labels of the private samples, as the loss takes them, integers [N] by default; or 'inferred',
+      'optimised', or a rule of `attacks.labels`. By default optimised where that is how the attack was published, and
+      where targets are no classes, else inferred.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
-    truth: (samples [N, H, W, C], targets [N]), all that are behind the update, of an auditor who owns them. No attack
-      sees them. The result then has an audit's rows, with metrics and verdicts.
+    truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who owns
+      them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
     given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
@@ -158,9 +161,11 @@ def attack(
     fields = {'num_samples': number_of(truth), **fields}
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
-  mode, known = _labels(labels, chosen.num_samples)
-  owned = checked_truth(truth, shape, chosen.num_samples, known)
-  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
+  of_classes = as_loss(trained.loss).targets is CLASSES
+  mode, given_labels = _labels(labels, chosen.num_samples, of_classes)
+  known = given_labels if of_classes else None  # what hints read
+  owned = checked_truth(truth, shape, chosen.num_samples, given_labels, of_classes)
+  stand_in = _stand_in(model, variables, shape, given_labels, chosen.num_samples, trained, owned)
   update, factor, lost = checked(update, stand_in.variables['params'])
   signs = of_signs(update)
   protected = parse(defense) if isinstance(defense, str) else as_defense(defense)
@@ -216,14 +221,19 @@ def _check_size(mode: str, update: Tree, factor: float) -> None:
     )
 
 
-def _labels(labels: Any, num_samples: int) -> tuple[str, list[int] | None]:
-  """Returns (how labels are obtained, or '' for each attack's own way; the labels given or None)."""
+def _labels(labels: Any, num_samples: int, of_classes: bool = True) -> tuple[str, Any]:
+  """Returns (how labels are obtained, or '' for each attack's own way; the labels given or None).
+
+  Labels that are no classes are checked by the scenario, and optimised where they are not given.
+  """
   if labels is None:
     return '', None
   words = ('inferred', 'optimised', *label_rules.RULES)
   if isinstance(labels, str):
     errors.check_choice('way to obtain labels', labels, words)
     return labels, None
+  if not of_classes:
+    return 'known', errors.host_array('labels', labels)
   found = errors.host_array('labels', labels).reshape(-1)
   if not np.issubdtype(found.dtype, np.integer) or len(found) != num_samples:
     raise errors.UsageError(
@@ -237,7 +247,9 @@ def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
   """Returns the label mode of one attack: labels that nobody gave cannot be known; `rule` infers them, if not ''."""
   published = method(client).labels
   if not mode:
-    mode = 'optimised' if published == 'optimised' else 'inferred' if published == 'known' else 'auto'
+    mode = {'optimised': 'optimised', 'known': 'inferred'}.get(published, 'auto')
+    if client.loss.targets is not CLASSES and published != 'unused':
+      mode = 'optimised'
   return rule if rule and mode == 'inferred' else mode
 
 
@@ -245,14 +257,18 @@ def _stand_in(
   model: Model,
   variables: Mapping,
   shape: tuple,
-  labels: list[int] | None,
+  labels: Any,
   number: int,
   client: ClientSettings,
   truth: Truth | None = None,
 ) -> Scenario:
   """Returns the `Scenario` of the client; black images stand where an audit holds the private ones, if nobody does."""
   images = np.zeros((number, *shape), np.float32)
-  held = (images, np.asarray(labels or [0] * number)) if truth is None else truth
+  if truth is None and labels is None:
+    kind = as_loss(client.loss).targets
+    outputs = outputs_shape(check_model(model), variables, shape)
+    labels = np.zeros(number, np.int32) if kind is CLASSES else np.zeros((number, *outputs), np.float32)
+  held = (images, np.asarray(labels)) if truth is None else truth
   return scenario(model, *held, variables=variables, dataset='captured', client=client)
 
 

@@ -26,6 +26,7 @@ from gradleak.engine import driver
 from gradleak.engine.progress import note
 from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
+from gradleak.federated.targets import CLASSES
 from gradleak.studies.captured import truth
 
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
@@ -122,10 +123,10 @@ class Mismatch:
     if self.rule:
       labels = label_rules.infer(self.rule, client.model, observation)
     images = lane['images']
-    known = jax.nn.one_hot(labels, client.num_classes, dtype=images.dtype)
+    known = client.loss.targets.encode(labels, client.num_classes, images.dtype)
     simulated = client.local_update(None, observation.variables, images, known).update
     apart = cosine(weighed(simulated, observation), weighed(observation.update, observation))
-    return jnp.where((labels >= 0).all(), apart, jnp.nan)
+    return jnp.where((labels >= 0).all() | jnp.issubdtype(labels.dtype, jnp.floating), apart, jnp.nan)
 
 
 def group_size(group: Group) -> int:
@@ -264,8 +265,12 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
   unknown = np.full(len(images), np.nan, np.float32)
   if images.shape[1] < number:
     return unknown
-  rule = ''
-  if labels.shape[1] >= number:
+  rule, kind = '', group.client.loss.targets
+  if kind is not CLASSES:
+    if group.settings.labels != 'known':
+      return unknown
+    labels = np.repeat(group.targets.astype(np.float32), len(images), axis=0)
+  elif labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
     labels = np.repeat(group.targets, len(images), axis=0)
@@ -273,7 +278,11 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
       rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
   if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label
     return unknown
-  arrays = {**made.arrays, 'images': jnp.asarray(images[:, :number]), 'labels': jnp.asarray(labels, jnp.int32)}
+  arrays = {
+    **made.arrays,
+    'images': jnp.asarray(images[:, :number]),
+    'labels': jnp.asarray(labels) if kind is not CLASSES else jnp.asarray(labels, jnp.int32),
+  }
   try:
     return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, group_size=size))
   except errors.UsageError:  # no layer that tells the label
@@ -285,6 +294,8 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
 def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
   """Returns how labels are inferred where the bias of the classifying layer is missing or zero; '' for any other."""
   client = scenario.client
+  if client.loss.targets is not CLASSES:
+    return ''
   try:
     kernel, bias = label_rules.last_layer(client.model, update, scenario.images.shape[1:], client.num_classes)
   except errors.UsageError:  # the model has no such layer

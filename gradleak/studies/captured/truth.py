@@ -56,7 +56,9 @@ def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
   return checked((samples, targets), image_shape, len(samples))  # type: ignore[return-value]
 
 
-def checked(truth: Any, image_shape: Sequence[int], number: int, labels: Sequence[int] | None = None) -> Truth | None:
+def checked(
+  truth: Any, image_shape: Sequence[int], number: int, labels: Any = None, of_classes: bool = True
+) -> Truth | None:
   """Returns (samples [N, H, W, C], targets [N]) of the private samples; None for none.
 
   Args:
@@ -64,6 +66,7 @@ def checked(truth: Any, image_shape: Sequence[int], number: int, labels: Sequenc
     image_shape: (H, W, C).
     number: N.
     labels: those that the attacker is given, or None.
+    of_classes: whether targets are classes; others are checked with the scenario.
 
   Raises:
     UsageError: for anything but a pair of arrays of N samples in range and their labels.
@@ -72,9 +75,12 @@ def checked(truth: Any, image_shape: Sequence[int], number: int, labels: Sequenc
     return None
   if not isinstance(truth, tuple | list) or len(truth) != 2:
     raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets)')
-  samples, targets = data.pair('the truth', tuple(truth), None, tuple(image_shape), IMAGES.check)
+  other = None if of_classes else (lambda targets, count: None)
+  samples, targets = data.pair('the truth', tuple(truth), None, tuple(image_shape), IMAGES.check, other)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
+  if not of_classes:
+    return np.asarray(samples, np.float32), targets
   if labels is not None and sorted(labels) != sorted(targets.tolist()):
     raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
   return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
