@@ -139,8 +139,8 @@ def attack(
       where targets are no classes, else inferred.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
-    truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who owns
-      them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
+    truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who
+      owns them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
     given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
