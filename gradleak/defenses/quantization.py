@@ -40,8 +40,9 @@ def quantize(*, code: Annotated[str, Choice(CODES)] = 'float16') -> optax.Gradie
   It is meant to save bandwidth. What an attacker meets is an error of at most half the distance between two values.
 
   'float16' rounds to half precision. The others divide blocks of a tensor by their largest magnitude, and take the
-  nearest value. 'blockwise8' has blocks of 4,096 entries and the dynamic code of 8 bits, over seven decades. 'float4'
-  and 'normfloat4' have blocks of 64: floats of 4 bits, and quantiles of a normal distribution (QLoRA, appendix E).
+  nearest value. The dynamic code of 'blockwise8' has 8 bits and spans seven decades, in blocks of 4,096 entries. The
+  codes 'float4' and 'normfloat4' have 4 bits and blocks of 64. They are floats, and quantiles of a normal distribution
+  (QLoRA, appendix E).
 
   Formula:
     g'_i = s_B \, c_{k(i)}, \quad k(i) = \arg\min_k | g_i / s_B - c_k |, \quad s_B = \max_{j \in B} |g_j|
@@ -62,8 +63,8 @@ def quantize(*, code: Annotated[str, Choice(CODES)] = 'float16') -> optax.Gradie
 def adaquant(*, weight: Annotated[float, Range(1e-9, finite=True)] = 0.01) -> optax.GradientTransformationExtraArgs:
   r"""Rounds every entry to one of 2^b − 1 even steps from the least to the largest entry of its tensor.
 
-  The range of a tensor decides b, so that a small update is sent in few bits. Where b is 0, which is a range below
-  2.3e-4 at the default weight, the published filter divides by zero and sends no numbers; here b is at least 1.
+  The range of a tensor decides b, so that a small update is sent in few bits. The published filter divides by zero where
+  b is 0, and sends no numbers. At the default weight that is a range below 2.3e-4. Here b is at least 1.
 
   Formula:
     g'_i = \min g + r \, \mathrm{round}(\ell (g_i - \min g) / r) / \ell, \quad r = \max g - \min g, \quad

@@ -35,14 +35,13 @@ def secagg_rounding(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Truncates the new weights to ±limit and rounds them at random to one of the levels: what the masks then hide.
 
-  It shows what is left when the masks are gone: where all other clients of a round collude with the server, or where
-  one client answers. The rounding alone hides little. The values are whole weights, times the client's share of the
-  largest number of examples (`max_weight`, 1000 by default): the fewer its examples, the coarser its update.
+  It shows what is left without the masks: all other clients collude with the server, or a single client answers. The
+  rounding hides little. The values are whole weights, times the client's examples over `max_weight` (1000 by default).
+  A client of few examples sends a coarse update.
 
-  The rounding is unbiased, so that the mean of several uploads has less of it. Its variance in an entry depends on
-  where the entry lies between two levels, and its mean over those places is that of the triangular distribution.
-  A weight beyond the limit is truncated without a warning. A share above 1 is refused here; the published mod
-  warns of an overflow.
+  The rounding is unbiased, so that the mean of several uploads has less of it. Its variance depends on where an entry
+  lies between two levels. The mean of that variance is that of the triangular distribution. A weight beyond the limit
+  is truncated without a warning. A share above 1 is refused here; the published mod warns of an overflow.
 
   Formula:
     \theta' = \tfrac{2 L}{w n} \left\lfloor \tfrac{n}{2 L} (\min(\max(w (\theta + g), -L), L) + L) + u

@@ -44,16 +44,16 @@ def server_dp(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Clips each upload at the server, and adds noise to the weighted mean; the norm may adapt to the uploads.
 
-  Who sees the next global model alone meets noise. A curious server does not: all uploads reach it as they are. Where
-  the clients clip (Flower's `fixedclipping_mod` and `adaptiveclipping_mod`), the server sees
-  `clip(norm=…)+server_dp(norm=…,noise=…,clients=…)`; the second of these mods also tells it whether an update was
-  clipped.
+  Who sees nothing but the next global model meets noise. A curious server does not: all uploads reach it as they are.
+  Flower's `fixedclipping_mod` and `adaptiveclipping_mod` clip at the client. The server then sees
+  `clip(norm=…)+server_dp(norm=…,noise=…,clients=…)`. The second of them also tells it whether an update was clipped.
 
   The noise is calibrated to a mean of equal weights. Under weights by number of samples, one client moves the mean by
-  more, and the ε that an accountant states for the noise multiplier is too small. Adaptive clipping draws its noise for
-  the norm of the next round. It also counts the clipped uploads where the paper counts those that are not
-  (`counts='unclipped'`): the norm then falls where most uploads are clipped, and leaves the quantile instead of
-  reaching it. The noise of the count, of standard deviation clients / 20, takes part of the noise multiplier.
+  more than that. The ε that an accountant states for the noise multiplier is then too small.
+
+  Adaptive clipping draws its noise for the norm of the next round. The noise of the count has the standard deviation
+  clients / 20, and takes part of the noise multiplier. Flower counts the clipped uploads; the paper counts those that
+  are not (`counts='unclipped'`). Flower's norm therefore falls where most uploads are clipped, and leaves the quantile.
 
   Formula:
     \bar{\Delta}' = \sum_k w_k \Delta_k \min(1, C / \lVert \Delta_k \rVert_2) + n, \quad
@@ -73,8 +73,7 @@ def server_dp(
     UsageError: where the norm adapts and the noise is at least clients / 10: the count takes all of it. From its
       update, without `key=`, or without `uploads=` [K, …] and their `weights=`.
   """
-  stddev = clients / 20
-  if not any(isinstance(x, jax.core.Tracer) for x in (noise, rate)) and rate > 0 and noise >= 2 * stddev:
+  if not any(isinstance(x, jax.core.Tracer) for x in (noise, rate)) and rate > 0 and noise >= clients / 10:
     raise errors.UsageError(
       f'server_dp(noise) is {noise!r} with clients={clients}, expected less than clients / 10 where the norm adapts: '
       'the count of clipped uploads takes all of it'
@@ -97,29 +96,38 @@ def server_dp(
     del params, extra
     if uploads is None or weights is None:
       raise errors.UsageError('the defense server_dp clips each upload: call update(…, uploads=…, weights=…)')
-    first, second = jax.random.split(jax.random.fold_in(require_key('server_dp', key), zlib.crc32(b'server_dp')))
-    answered = weights > 0
-    uploads = jax.tree.map(lambda u: jnp.where(_rows(answered, u), u, jnp.zeros_like(u)), uploads)
-    norms = jax.vmap(trees.norm)(uploads)
-    clipped = jax.vmap(lambda upload: trees.clip(upload, state.norm))(uploads)
-    mean = jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), clipped)
-    counted = (norms > state.norm) if counts == 'clipped' else (norms <= state.norm)
+    key = jax.random.fold_in(require_key('server_dp', key), zlib.crc32(b'server_dp'))
+    first, second = jax.random.split(key)
+    mean, norms = _clipped(uploads, weights, state.norm)
+    share = _share(first, (norms > state.norm) == (counts == 'clipped'), weights > 0, clients / 20)
     adapts = jnp.asarray(rate, jnp.float32) > 0
-    present = jnp.maximum(jnp.sum(answered, dtype=jnp.float32), 1.0)
-    share = (jnp.sum(counted & answered, dtype=jnp.float32) + stddev * jax.random.normal(first)) / present
     step = jnp.asarray(rate, jnp.float32) * (share - jnp.asarray(quantile, jnp.float32))
     adapted = jnp.where(adapts, state.norm * jnp.exp(-step), state.norm)
-    multiplier = jnp.where(adapts, _remaining(noise, stddev), jnp.asarray(noise, jnp.float32))
+    multiplier = jnp.where(adapts, _remaining(noise, clients / 20), jnp.asarray(noise, jnp.float32))
     scale = jnp.where(multiplier > 0, multiplier * adapted / clients, 0.0)
-    noisy = jax.tree.map(
-      lambda m, z, u: (m + scale.astype(m.dtype) * z).astype(u.dtype),
-      mean,
-      trees.draws(jax.random.normal, second, mean),
-      updates,
-    )
+    draws = trees.draws(jax.random.normal, second, updates)
+    noisy = jax.tree.map(lambda m, z, u: m.astype(u.dtype) + scale.astype(u.dtype) * z, mean, draws, updates)
     return noisy, ServerDPState(adapted)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _clipped(uploads: Tree, weights: jax.Array, norm: jax.Array) -> tuple[Tree, jax.Array]:
+  """Returns (the weighted mean of the uploads [K, …], each clipped to the norm; their norms before, [K])."""
+
+  def rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
+    return values.reshape(-1, *(1,) * (stacked.ndim - 1))
+
+  uploads = jax.tree.map(lambda u: jnp.where(rows(weights > 0, u), u, jnp.zeros_like(u)), uploads)  # 0·NaN is NaN
+  clipped = jax.vmap(lambda upload: trees.clip(upload, norm))(uploads)
+  mean = jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), clipped)
+  return mean, jax.vmap(trees.norm)(uploads)
+
+
+def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, stddev: float) -> jax.Array:
+  """Returns the noisy share of those counted, among the clients that answered."""
+  present = jnp.maximum(jnp.sum(answered, dtype=jnp.float32), 1.0)
+  return (jnp.sum(counted & answered, dtype=jnp.float32) + stddev * jax.random.normal(key)) / present
 
 
 def _remaining(noise: float, counting: float) -> jax.Array:
@@ -127,7 +135,3 @@ def _remaining(noise: float, counting: float) -> jax.Array:
   noise = jnp.maximum(jnp.asarray(noise, jnp.float32), jnp.finfo(jnp.float32).tiny)
   left = noise**-2 - (2 * counting) ** -2
   return jnp.where(noise > 1e-30, left**-0.5, 0.0)
-
-
-def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
-  return values.reshape(-1, *(1,) * (stacked.ndim - 1))

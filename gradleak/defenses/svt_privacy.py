@@ -65,18 +65,18 @@ def svt_privacy(
   r"""Sends a few entries that pass a noisy threshold, truncated to ±gamma and with Laplace noise; the rest are zero.
 
   An entry passes where its truncated magnitude plus Laplace noise reaches the noisy threshold. Those that fail are
-  asked again until n have passed, and n of all that passed are drawn. By default the noise of a query is
-  more than 20·n times gamma: about half of all entries pass at once, and the choice is nearly independent of the
-  update. The noise of what is sent, 2·gamma / noise_var, is 20 times gamma. A larger `noise_var` is *less* noise.
+  asked again until n have passed, and n of all that passed are drawn. By default the noise of a query is more than 20·n
+  times gamma. About half of all entries then pass at once, and the choice hardly depends on the update. The noise of
+  what is sent, 2·gamma / noise_var, is 20 times gamma. A larger `noise_var` is *less* noise.
 
-  What users found: until its fix in 2022, entries that passed and were not drawn left without noise (issue 343 of
-  NVIDIA FLARE). Until 2026 the noise was inside the truncation (issue 462): an entry was then nearly always ±gamma.
-  Its budget is ε for the selection alone; the values cost noise_var for each of the n entries (pull request 4470), so
-  thousands in all, and whoever raises noise_var for accuracy spends more. The sparse vector technique also stops at the
-  n-th entry that passes (Lyu, Su, Li: VLDB 2017, algorithm 1), which this filter does not.
+  Users found three faults. Until 2022, entries that passed and were not drawn left without noise (issue 343 of NVIDIA
+  FLARE). Until 2026 the noise was inside the truncation (issue 462), so that an entry was nearly always ±gamma. The ε
+  in its settings is that of the selection; each of the n values costs noise_var beside it (pull request 4470). The
+  sparse vector technique also stops at the n-th entry that passes (Lyu, Su, Li: VLDB 2017, algorithm 1). This filter
+  does not.
 
-  The passes are not run one by one. An entry with the probability p to pass does so at a pass with a geometric
-  distribution, which is drawn; the result has the same distribution. Entries that can never pass are never sent.
+  The passes are not run one by one. The pass at which an entry passes has a geometric distribution, from which it is
+  drawn. The result has the same distribution. Entries that can never pass are never sent.
 
   Formula:
     g'_i = m_i \left( \min(\max(g_i, -\gamma), \gamma) + \mathrm{Lap}(2 \gamma / v) \right), \quad
