@@ -53,8 +53,8 @@ def local_dp(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Clips the update, then adds the Gaussian noise that theorem A.1 gives for a sensitivity, an ε and a δ.
 
-  The mod does not check the sensitivity against the clipping norm. An update that is clipped to S moves by up to 2·S, so
-  a stated ε needs a sensitivity of 2·S. FLIP, a medical platform, ships
+  The mod does not check the sensitivity against the clipping norm. An update that is clipped to S moves by up to 2·S,
+  so a stated ε needs a sensitivity of 2·S. FLIP, a medical platform, ships
   `local_dp(norm=1,sensitivity=1e-4,epsilon=10,delta=1e-5)` (its pull request 833). That is noise of 4.8e-5, which hides
   nothing. The ε in results here follows from the noise over the clipping norm, and not from what is stated.
 

@@ -63,8 +63,8 @@ def quantize(*, code: Annotated[str, Choice(CODES)] = 'float16') -> optax.Gradie
 def adaquant(*, weight: Annotated[float, Range(1e-9, finite=True)] = 0.01) -> optax.GradientTransformationExtraArgs:
   r"""Rounds every entry to one of 2^b − 1 even steps from the least to the largest entry of its tensor.
 
-  The range of a tensor decides b, so that a small update is sent in few bits. The published filter divides by zero where
-  b is 0, and sends no numbers. At the default weight that is a range below 2.3e-4. Here b is at least 1.
+  The range of a tensor decides b, so that a small update is sent in few bits. The published filter divides by zero
+  where b is 0, and sends no numbers. At the default weight that is a range below 2.3e-4. Here b is at least 1.
 
   Formula:
     g'_i = \min g + r \, \mathrm{round}(\ell (g_i - \min g) / r) / \ell, \quad r = \max g - \min g, \quad
