@@ -65,6 +65,46 @@ def hybrid(images: jax.Array, kernel: jax.Array, size: int, stride: int, padding
   return _convolve.bind(images, kernel, **geometry)
 
 
+def general(
+  images: jax.Array,
+  kernel: jax.Array,
+  strides: Sequence[int],
+  pads: Sequence[tuple[int, int]],
+  dilations: Sequence[int],
+  groups: int,
+) -> jax.Array:
+  """Convolves over any number of sides, with strides, pads and dilations of each, in groups of channels.
+
+  On CPU as `patches` does, elsewhere by XLA's own operation.
+
+  Args:
+    images: [N, …, C].
+    kernel: [features, C / groups, …], as PyTorch has it.
+    strides, pads, dilations: one per side; negative pads crop.
+    groups: of channels and of features, each of which sees its own.
+
+  Returns:
+    [N, …, features].
+  """
+  sides = range(1, images.ndim - 1)
+  if default_formulation() == 'native':
+    order = (images.ndim - 1, *sides)
+    numbers = jax.lax.ConvDimensionNumbers((0, *order), tuple(range(kernel.ndim)), (0, *order))
+    return jax.lax.conv_general_dilated(
+      images, kernel, strides, pads, None, dilations, numbers, feature_group_count=groups
+    )
+  images = jax.lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
+  seen = images.reshape(*images.shape[:-1], groups, -1)
+  for side, size, stride, dilation in zip(sides, kernel.shape[2:], strides, dilations, strict=True):
+    count = (seen.shape[side] - dilation * (size - 1) - 1) // stride + 1
+    spans = [slice(i * dilation, i * dilation + stride * (count - 1) + 1, stride) for i in range(size)]
+    seen = jnp.concatenate([seen[(slice(None),) * side + (span,)] for span in spans], axis=-1)
+  features = kernel.shape[0] // groups
+  weight = kernel.reshape(groups, features, *kernel.shape[1:])
+  weight = weight.transpose(0, 1, *range(weight.ndim - 1, 2, -1), 2).reshape(groups, features, -1)
+  return jnp.einsum('...gk,gfk->...gf', seen, weight).reshape(*seen.shape[:-2], -1)
+
+
 FORMULATIONS: dict[str, Callable[..., jax.Array]] = {'native': native, 'patches': patches, 'hybrid': hybrid}
 
 

@@ -15,6 +15,7 @@ from flax import linen as nn
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
 from gradleak.models import masked, modes, repeated
+from gradleak.models.state_dict import Layout
 
 ImageShape = tuple[int, ...]
 
@@ -40,6 +41,7 @@ class Model(NamedTuple):
     citations: its sources.
     normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
     axes: how many axes one sample has, 3 for images.
+    layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
   """
 
   name: str
@@ -51,6 +53,7 @@ class Model(NamedTuple):
   citations: tuple[str, ...] = ()
   normalisation: 'Normalisation | None' = None
   axes: int = 3
+  layout: Layout | None = None
 
 
 class Normalisation(NamedTuple):
