@@ -498,6 +498,18 @@ def _min_dim(run: Run, x: Any, dim: int, keepdim: bool = False) -> Any:
   return _extremum(jnp.argmin, x, axis(dim, x.ndim), keepdim)
 
 
+@operation('sort')
+def _sort(run: Run, x: Any, dim: int = -1, descending: bool = False) -> Any:
+  order = jnp.argsort(x, dim, descending=descending).astype(np.int32)
+  return jnp.take_along_axis(x, order, dim), order
+
+
+@operation('topk')
+def _topk(run: Run, x: Any, count: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+  place = (slice(None),) * axis(dim, x.ndim) + (slice(count),)
+  return tuple(one[place] for one in _sort(run, x, dim, largest))
+
+
 OPERATIONS['max.default'] = OPERATIONS['amax']
 OPERATIONS['min.default'] = OPERATIONS['amin']
 
@@ -519,8 +531,8 @@ def _log_softmax(run: Run, x: Any, dim: int, *others: Any) -> Any:
 def _view(run: Run, x: Any, shape: Sequence[int]) -> Any:
   if tuple(shape) == tuple(x.shape):
     return x
-  if run.mark == 'channels last' and isinstance(x, Last):
-    return x.values.reshape(x.shape[0], -1)
+  if run.mark == 'channels last':
+    return last(x).reshape(x.shape[0], -1)
   return plain(x).reshape(tuple(shape))
 
 
@@ -623,6 +635,11 @@ def _chunk(run: Run, x: Any, number: int, dim: int = 0) -> Any:
 @operation('unbind', 'unbind_copy')
 def _unbind(run: Run, x: Any, dim: int = 0) -> Any:
   return tuple(_select(run, x, dim, index) for index in range(x.shape[axis(dim, x.ndim)]))
+
+
+@operation('copy')
+def _copy(run: Run, x: Any, new: Any, *others: Any) -> Any:
+  return jnp.broadcast_to(new.reshape((1,) * (x.ndim - new.ndim) + new.shape), x.shape).astype(x.dtype)
 
 
 @operation('flip')

@@ -250,7 +250,7 @@ def _resizing(name: str, sides: int, matrix: Callable[..., np.ndarray], corners:
     scales = rest[1 if corners else 0 :]
     if len(scales) == 1 and isinstance(scales[0], tuple | list):  # the overload 'vec'
       scales = tuple(scales[0])
-    scales = scales or (None,) * sides
+    scales = scales if any(scales) else (None,) * sides
     size = size or [int(side * scale) for side, scale in zip(x.shape[2:], scales, strict=True)]
     each = zip(x.shape[2:], size, scales, strict=True)
     return _mapped(x, [matrix(side, count, *aligned_corners, scale) for side, count, scale in each])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from gradleak.core import errors
 from gradleak.models import aten, aten_layers
@@ -24,6 +25,13 @@ class Ref(NamedTuple):
   """The value of a place in a program."""
 
   place: int
+
+
+class PerSample(NamedTuple):
+  """A whole number that depends on the number N of samples: slope · N + offset."""
+
+  slope: int
+  offset: int
 
 
 class Step(NamedTuple):
@@ -90,6 +98,37 @@ class Program(NamedTuple):
   output: int
   changed: dict[str, int]
 
+  def of_any_batch(self, other: 'Program', sizes: tuple[int, int]) -> 'Program | None':
+    """Returns the program for any number of samples, of which this one and the other are those for two numbers.
+
+    Numbers that differ between them are linear in the number of samples. None where anything else differs.
+    """
+
+    def merged(one: Any, two: Any) -> Any:
+      if isinstance(one, tuple) and isinstance(two, tuple) and type(one) is type(two) and len(one) == len(two):
+        parts = [merged(*pair) for pair in zip(one, two, strict=True)]
+        return Ref(*parts) if isinstance(one, Ref) else tuple(parts)
+      if type(one) is int and type(two) is int and one != two and (two - one) % (sizes[1] - sizes[0]) == 0:
+        slope = (two - one) // (sizes[1] - sizes[0])
+        return PerSample(slope, one - slope * sizes[0])
+      if type(one) is not type(two) or one != two:
+        raise _Differs
+      return one
+
+    try:
+      if len(self.steps) != len(other.steps) or self[1:2] + self[5:] != other[1:2] + other[5:]:
+        raise _Differs
+      steps = []
+      for one, two in zip(self.steps, other.steps, strict=True):
+        if (one.name, one.place, list(one.options)) != (two.name, two.place, list(two.options)):
+          raise _Differs
+        options = {name: merged(value, two.options[name]) for name, value in one.options.items()}
+        steps.append(one._replace(arguments=merged(one.arguments, two.arguments), options=options))
+      same = all(np.array_equal(value, other.constants.get(place)) for place, value in self.constants.items())
+      return self._replace(steps=tuple(steps)) if same else None
+    except _Differs:
+      return None
+
   def run(
     self, run: Run, variables: Mapping[str, jax.Array], image: Any, watch: Callable[[Step, Any], None] | None = None
   ) -> dict[int, Any]:
@@ -111,9 +150,10 @@ class Program(NamedTuple):
       run.where, run.number, run.mark = step.where or 'the network itself', number, step.mark
       function = step.function
       assert function is not None
-      arguments = _filled(step.arguments, values)
       try:
-        made = function(run, *arguments, **{name: _filled(one, values) for name, one in step.options.items()})
+        arguments = _filled(step.arguments, values, image.shape[0])
+        options = {name: _filled(one, values, image.shape[0]) for name, one in step.options.items()}
+        made = function(run, *arguments, **options)
       except aten.Unsupported as error:
         raise unsupported([step], str(error)) from error
       values[step.place] = made
@@ -233,12 +273,18 @@ class Program(NamedTuple):
     return list(dict.fromkeys(names))
 
 
-def _filled(value: Any, values: Mapping[int, Any]) -> Any:
-  """Returns an argument with the values of its places."""
+class _Differs(Exception):
+  """Two programs differ in more than numbers."""
+
+
+def _filled(value: Any, values: Mapping[int, Any], count: int) -> Any:
+  """Returns an argument with the values of its places, and for a number of samples."""
   if isinstance(value, Ref):
     return values[value.place]
+  if isinstance(value, PerSample):
+    return value.slope * count + value.offset
   if isinstance(value, tuple):
-    return tuple(_filled(one, values) for one in value)
+    return tuple(_filled(one, values, count) for one in value)
   return value
 
 

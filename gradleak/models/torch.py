@@ -3,10 +3,13 @@
 PyTorch is imported where a module is given, and nowhere else in gradleak.
 """
 
+import contextlib
 import copy
+import io
+import logging
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +37,7 @@ _WHOLE = (
 )  # fmt: skip
 _WRAPPED = ('_orig_mod', 'module', '_module')  # of torch.compile, DataParallel and Opacus: where they hold the module
 _CHECKED = 4  # samples of the example that both networks are run on
+_COUNTS = 5, 7  # samples of two exports, where one does not do for any number
 
 
 class _Network(NamedTuple):
@@ -168,38 +172,71 @@ def _to_torch(images: Any) -> Any:
 
 
 def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> Program:
-  """Returns the `Program` of a module in one mode; its buffers stay as they are."""
+  """Returns the `Program` of a module in one mode; its buffers stay as they are.
+
+  A module that asks for `len(images)` is exported for one number of samples alone. Then two exports tell how its
+  program depends on that number.
+  """
   module.train(train)
+  try:
+    return _for_batch(torch, module, images, True, name)
+  except Exception as error:  # a user's network may raise anything
+    if isinstance(error, errors.UsageError):
+      raise
+    if 'Constraints violated' not in str(error):
+      raise _not_exported(error, name, images) from error
+  try:
+    programs = [_for_batch(torch, module, _repeated(images, count), False, name) for count in _COUNTS]
+  except Exception as error:
+    raise _not_exported(error, name, images) from error
+  merged = programs[0].of_any_batch(programs[1], _COUNTS)
+  if merged is None:
+    raise errors.UsageError(
+      f'the module {name!r} computes other things for batches of {_COUNTS[0]} and of {_COUNTS[1]} samples, and an '
+      'attack takes batches of any size'
+    )
+  return merged
+
+
+def _repeated(images: Any, count: int) -> Any:
+  """Returns so many samples."""
+  return images[[number % len(images) for number in range(count)]].contiguous()
+
+
+def _for_batch(torch: Any, module: Any, images: Any, dynamic: bool, name: str) -> Program:
+  """Returns the program of a module in its mode, for any number of samples or for that of these."""
   table = torch.export.default_decompositions()
   for whole in _WHOLE:
     operation, overload = whole.split('.')
-    packet = getattr(torch.ops.aten, operation, None)
-    table.pop(getattr(packet, overload, None), None)
+    table.pop(getattr(getattr(torch.ops.aten, operation, None), overload, None), None)
   before = {key: value.clone() for key, value in module.state_dict().items()}
-  with warnings.catch_warnings(), torch.enable_grad():
-    warnings.simplefilter('ignore')
-    try:
-      exported = torch.export.export(
-        module, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False
-      ).run_decompositions(table)
-    except Exception as error:  # a user's network may raise anything
-      raise errors.UsageError(_why_not(error, name, tuple(images.shape))) from error
+  shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
+  with torch.enable_grad(), _silent():
+    exported = torch.export.export(module, (images,), dynamic_shapes=shapes, strict=False).run_decompositions(table)
   module.load_state_dict(before)
   return _program(torch, exported, module, name)
 
 
-def _why_not(error: Exception, name: str, shape: tuple[int, ...]) -> str:
-  """Returns why a module is not exported."""
-  text = f'{type(error).__name__}: {error}'
-  reason = textwrap.shorten(text, 300, placeholder=' …')
-  if 'Constraints violated' in text or 'specialized' in text:
-    return (
-      f'the module {name!r} takes batches of {shape[0]} samples alone, and an attack takes others: write the size of '
-      f'the batch as x.shape[0] or -1 ({reason})'
-    )
-  return (
-    f'torch.export does not export the module {name!r} for inputs of shape {shape}, as PyTorch has them: {reason}. It '
-    'needs a network without branches on values'
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+  """Leaves out warnings and messages; what went wrong is in the exception."""
+  before, nothing = logging.root.manager.disable, io.StringIO()
+  logging.disable(logging.CRITICAL)
+  try:
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+      warnings.simplefilter('ignore')
+      yield
+  finally:
+    logging.disable(before)
+
+
+def _not_exported(error: Exception, name: str, images: Any) -> errors.UsageError:
+  """Returns the error that says why a module is not exported."""
+  text = f'{type(error).__name__}: {error}'.partition('Caused by')[0]
+  return errors.UsageError(
+    f'torch.export does not export the module {name!r} for inputs of shape {tuple(images.shape)}, as PyTorch has them: '
+    f'{textwrap.shorten(text, 300, placeholder=" …")}. It needs a network without branches on values, such as that of '
+    'BatchNorm with momentum=None'
   )
 
 

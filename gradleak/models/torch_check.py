@@ -15,6 +15,7 @@ from gradleak.models.model import Model
 
 _TOLERANCE = 1e-4  # relative
 _LEAST = 1e-2  # of the whole gradient's norm: a tensor's difference is relative to that at least
+_ANYWAY = 'check=False takes the model as it is'
 
 Watch = Callable[[Step, Any], None]
 
@@ -47,7 +48,7 @@ def check(
       layer = _first(watched, variables, images, train, outputs)
       raise errors.UsageError(
         f'the model departs from the module {model.name!r} {mode}: the logits differ by '
-        f'{_relative(found, logits):.1e} of their norm, {layer}'
+        f'{_relative(found, logits):.1e} of their norm, {layer}. {_ANYWAY}'
       )
     whole = np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in gradients.values()))
     named = model.layout.to_theirs({'params': ours})
@@ -57,12 +58,14 @@ def check(
       first = max(apart, key=layers.index)
       raise errors.UsageError(
         f'the gradient of the model departs from that of the module {model.name!r} {mode}, first in {first}: by '
-        f'{_relative(named[first], gradients[first]):.1e} of its norm'
+        f'{_relative(named[first], gradients[first]):.1e} of its norm. {_ANYWAY}'
       )
     stats = model.layout.to_theirs({'batch_stats': changed}) if train else {}
     for name, values in stats.items():
       if not _near(values, after[name], 1e-3):
-        raise errors.UsageError(f'the model departs from the module {model.name!r} in {name} after a step of training')
+        raise errors.UsageError(
+          f'the model departs from the module {model.name!r} in {name} after a step of training. {_ANYWAY}'
+        )
 
 
 def _theirs(torch: Any, module: Any, inputs: Any, train: bool) -> tuple[np.ndarray, dict, dict, dict]:

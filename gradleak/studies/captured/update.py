@@ -15,6 +15,7 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import Model, flattening, torch_weights
 from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
+from gradleak.models.state_dict import Layout
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
 FLATTENED = ('channels_first', 'channels_last')
@@ -218,28 +219,36 @@ def _fitted(
   except errors.UsageError as error:
     raise errors.UsageError(str(error).replace('the weights in', f'the {what} in', 1)) from error
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
-  entries = _renamed(entries, names, statistics=len(wanted) > 1)
+  known_names = {'.'.join(place) for place in paths}
+  entries = _renamed(entries, names, known_names, statistics=len(wanted) > 1)
+  if model.layout is not None:
+    entries = _of_layout(entries, model.layout, known_names)
   if torch_weights.has_published_names(wanted['params']):
     entries = torch_weights.common_names(entries)
   ours = {'.'.join(place): place for place in paths}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
-  is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+  is_torch = model.layout is None and sum(name in theirs for name in entries) > sum(name in ours for name in entries)
   in_file = {name: values.shape for name, values in entries.items()}
   if is_torch:
     shape = check_image_shape(image_shape) if image_shape else derived_image_shape(model, variables)
     entries = _from_torch(entries, theirs, model, variables, shape, flattened)
   known = theirs if is_torch else ours
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
+  if model.layout is not None:
+    shapes |= {entry.name: entry.shape for entry in model.layout.entries if entry.name in shapes}
   verb = 'do' if what == 'weights' else 'does'
   _refuse_misfits(
     f'the {what} in {str(path)!r} {verb} not fit {model.name!r}', entries, shapes, partial, in_file, what == 'update'
   )
-  leaves = [entries.get(name, np.zeros(shapes[name], np.float32)) for name in known]
+  if model.layout is not None:
+    entries = model.layout.to_ours(entries)
+  leaves = [entries.get(name, np.zeros(paths[place].shape, np.float32)) for name, place in known.items()]
   if what == 'update':  # not rounded before its scale is known
     return jax.tree.unflatten(
       jax.tree.structure(wanted), [np.asarray(x, np.promote_types(x.dtype, np.float32)) for x in leaves]
     )
-  dtypes = [np.float64 if jax.config.jax_enable_x64 else paths[place].dtype for place in known.values()]
+  double = jax.config.jax_enable_x64
+  dtypes = [np.float64 if double and paths[each].dtype == np.float32 else paths[each].dtype for each in known.values()]
   with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
     rounded = [jnp.asarray(np.asarray(leaf, dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)]
   variables = jax.tree.unflatten(jax.tree.structure(wanted), rounded)
@@ -257,14 +266,30 @@ def _checked_names(names: Any) -> Mapping[str, str]:
   return names
 
 
-def _renamed(entries: dict[str, np.ndarray], names: Mapping[str, str], statistics: bool) -> dict[str, np.ndarray]:
+def _of_layout(entries: dict[str, np.ndarray], layout: Layout, known: set[str]) -> dict[str, np.ndarray]:
+  """Returns the entries of a network of PyTorch without those that are no tensors of what is read.
+
+  Raises:
+    UsageError: if two names of one tensor have different values.
+  """
+  tied = dict(layout.tied)
+  for name, first in tied.items():
+    if name in entries and not np.array_equal(entries[name], entries.setdefault(first, entries[name])):
+      raise errors.UsageError(f'{name} and {first} are one tensor of the network, and differ in the file')
+  others = {*tied, *(entry.name for entry in layout.entries)} - known
+  return {name: values for name, values in entries.items() if name not in others}
+
+
+def _renamed(
+  entries: dict[str, np.ndarray], names: Mapping[str, str], known: set[str], statistics: bool
+) -> dict[str, np.ndarray]:
   """Returns the entries by names joined by dots, without common prefixes and without what is no tensor of the model."""
   found = {name.replace('/', '.'): values for name, values in entries.items()}
   for prefix in ('params.', 'module.'):
-    if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
+    if known.isdisjoint(found) and found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
       found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): values for name, values in found.items()}
   dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
-  found = {name: values for name, values in found.items() if name.rpartition('.')[2] not in dropped}
+  found = {name: values for name, values in found.items() if name in known or name.rpartition('.')[2] not in dropped}
   renamed = {}
   for name, values in found.items():
     module, _, leaf = name.rpartition('.')
