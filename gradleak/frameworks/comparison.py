@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from gradleak.core import errors
+from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.defenses import Context, Defense, bind
 from gradleak.federated import ClientSettings
@@ -22,8 +23,8 @@ REPEATS = 1e-6  # and of two calls of a client that draws nothing
 _WHITE = 1.5  # ratio of the largest to the least deviation of noise that is the same in all tensors
 _FEW = 64  # entries of a tensor whose deviation says nothing
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
-_REFINED = 4  # rates that are tried for one change
-_PARALLEL = 0.2  # relative difference up to which another rate may explain it
+_RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
+_REFINED = 5  # rates that are tried for one change
 _NORMALISED = {
   '0.5 and 0.5': ((0.5,), (0.5,)),
   'of CIFAR-10': ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -163,11 +164,12 @@ def _quick(
     return _simulated(model, variables, num_classes, settings, images, labels)
   client = settings.client(model, num_classes)
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
+  optimizer = promoting(client.optimizer)
   params, size = variables['params'], settings.local_batch_size or len(images)
-  state = client.optimizer.init(params)
+  state = optimizer.init(params)
   for start in list(range(0, len(images), size)) * settings.local_epochs:
     part = slice(start, start + size)
-    updates, state = client.optimizer.update(
+    updates, state = optimizer.update(
       gradient({**variables, 'params': params}, images[part], labels[part]), state, params
     )
     params = optax.apply_updates(params, updates)
@@ -226,15 +228,19 @@ def _explained(
 
 def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tree) -> tuple[float, float] | None:
   """Returns (learning rate, difference) at which the simulated update is the target; None if it is at no rate."""
-  rate = settings.rate
-  for _ in range(_REFINED):
+
+  def apart(rate: float) -> tuple[float, float]:
     mine = simulate(dataclasses.replace(settings, learning_rate=rate))
-    apart = _apart(target, mine)
-    if apart <= AGREES:
-      return rate, apart
-    factor = _factor(target, mine)
-    if factor <= 0 or _apart(target, jax.tree.map(lambda u, f=factor: f * u, mine)) > _PARALLEL:  # type: ignore[misc]
-      return None
+    return _apart(target, mine), _norm(target) / max(_norm(mine), 1e-30)
+
+  rate = settings.rate
+  if apart(rate)[0] > AGREES:  # the norm grows with the rate near the right one alone
+    rate = min((settings.rate * factor for factor in _RATES), key=lambda one: apart(one)[0])
+  for _ in range(_REFINED):
+    found, factor = apart(rate)
+    if found <= AGREES:
+      short = float(f'{rate:.2g}')  # what people type
+      return min((apart(one)[0], one) for one in {short, rate})[::-1]
     rate = float(f'{rate * factor:.4g}')
   return None
 
@@ -339,13 +345,6 @@ def _said(draws: str, noise: float, repeat: float) -> list[str]:
     'adds it by defense=…, such as local_dp, client_dp, gaussian or dpsgd.',
   }[draws]
   return [f'Two calls on the same samples differ by {repeat:.1e} of the norm. {what}']
-
-
-def _factor(target: Tree, mine: Tree) -> float:
-  """Returns the factor of `mine` that is closest to the target."""
-  pairs = list(zip(jax.tree.leaves(target), jax.tree.leaves(mine), strict=True))
-  inner = sum(float(np.sum(np.asarray(a, np.float64) * b)) for a, b in pairs)
-  return inner / max(sum(float(np.sum(np.square(b, dtype=np.float64))) for _, b in pairs), 1e-300)
 
 
 def _apart(a: Tree, b: Tree) -> float:
