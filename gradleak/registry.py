@@ -6,14 +6,13 @@ The texts are those of `gradleak.core.grammar`; the names are those of `attacks.
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from gradleak.attacks import REGISTRY as HONEST
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import errors
-from gradleak.core.grammar import Spec, parse_chain, parse_list, spec
-from gradleak.defenses import NO_DEFENSE, chain
+from gradleak.core.grammar import parse_chain, parse_list, spec
 from gradleak.defenses import REGISTRY as DEFENSES
+from gradleak.defenses import text as text_of_defense
 from gradleak.defenses.defense import Defense
 from gradleak.servers import REGISTRY as MALICIOUS
 
@@ -40,7 +39,9 @@ def parse(text: str) -> AttackMethod | Defense:
 
 def attack(text: str) -> AttackMethod:
   """Returns the attack that a text describes, as 'csdlg(tv=1e-6,steps=4000)'; raises as `parse` does."""
-  return _made(spec(text, 'attack'), ATTACKS, 'attack')
+  given = spec(text, 'attack')
+  errors.check_choice('attack', given.name, ATTACKS)
+  return ATTACKS[given.name](**dict(given.settings))
 
 
 def attacks(text: str) -> list[AttackMethod]:
@@ -50,20 +51,9 @@ def attacks(text: str) -> list[AttackMethod]:
 
 def defense(text: str) -> Defense:
   """Returns the defense that a text describes, as 'none' or 'clip(norm=1)+gaussian(stddev=0.1)'; raises as `parse`."""
-  specs = parse_chain(text, 'defense')
-  if specs == (Spec('none'),):
-    return NO_DEFENSE
-  if any(each.name == 'none' for each in specs):
-    raise errors.UsageError(f"'none' stands alone, got {errors.shown(text)}")
-  known = {'none': None, **DEFENSES}  # so that errors list it
-  return chain(*(_made(each, known, 'defense') for each in specs))
+  return text_of_defense.parse(text)
 
 
 def defenses(text: str) -> list[Defense]:
   """Returns the defenses of a list separated by `;`, grids written out; raises as `parse_list` and `parse` do."""
   return [defense(entry) for entry in parse_list(text, 'defense')]
-
-
-def _made(given: Spec, registry: Mapping[str, Any], kind: str) -> Any:
-  errors.check_choice(kind, given.name, registry)
-  return registry[given.name](**dict(given.settings))

@@ -20,7 +20,20 @@ from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
-from gradleak.attacks.presets import cinet, csdlg, csdlg_fast, csdlg_lbfgs, dga, dlg, gia, gs, idlg, magia, prefix
+from gradleak.attacks.presets import (
+  cinet,
+  csdlg,
+  csdlg_fast,
+  csdlg_lbfgs,
+  dga,
+  dlg,
+  gia,
+  gs,
+  idlg,
+  ladder,
+  magia,
+  prefix,
+)
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
 
@@ -34,6 +47,7 @@ REGISTRY = {
   'dga': dga,
   'gia': gia,
   'gs': gs,
+  'ladder': ladder,
   'prefix': prefix,
   'cinet': cinet,
   'magia': magia,
@@ -79,6 +93,7 @@ __all__ = [
   'host_form',
   'idlg',
   'labels',
+  'ladder',
   'lti',
   'magia',
   'peeling',

@@ -10,10 +10,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from gradleak.attacks.base import Attack, AttackMethod, attack
-from gradleak.attacks.matching import TERMS, gradient_matching, settings
+from gradleak.attacks.matching import TERMS, Ladder, Matching, composed, gradient_matching, settings
 from gradleak.attacks.matching.optimizers import first_order, lbfgs
 from gradleak.federated import Client
 
@@ -54,6 +55,18 @@ class Preset(NamedTuple):
   steps: int
   settings: Mapping[str, Any]
   labels: str = 'known'
+
+
+class Climb(NamedTuple):
+  """A search at several weights of total variation, as data.
+
+  Attributes:
+    preset: what all rungs have in common.
+    settings: of `Ladder`.
+  """
+
+  preset: Preset
+  settings: Mapping[str, Any]
 
 
 def offered(*, all_settings: bool = True) -> dict[str, inspect.Parameter]:
@@ -100,17 +113,34 @@ def matched(client: Client, made: Preset, further: Mapping[str, Any]) -> Attack:
   return gradient_matching(client, made.solver, made.steps, labels=made.labels, **{**made.settings, **further})
 
 
+def climbed(client: Client, made: Climb, further: Mapping[str, Any]) -> Attack:
+  """Returns the attack that a ladder and further settings are."""
+  base = made.preset
+
+  def rung(weight: float | jax.Array) -> Matching:
+    return composed(client, base.solver, base.steps, {**base.settings, **further, 'tv': weight})
+
+  return Ladder(rung, **made.settings).attack(base.labels)
+
+
 def preset(
   citation: str,
   label_rule: str = 'bias_corrected',
   reads: tuple[str, ...] = ('weights', 'noise', 'clip'),
   without: tuple[str, ...] = (),
-) -> Callable[[Callable[..., Preset]], Callable[..., AttackMethod]]:
-  """Returns the decorator of a function (*, its own settings) -> `Preset`; all others but those `without` are added."""
+  make: Callable[..., Attack] = matched,
+) -> Callable[[Callable[..., Any]], Callable[..., AttackMethod]]:
+  """Returns the decorator of a function (*, its own settings) -> `Preset`; all others but those `without` are added.
 
-  def decorate(function: Callable[..., Preset]) -> Callable[..., AttackMethod]:
+  Args:
+    citation, reads, label_rule: of the attack.
+    without: settings that are not added.
+    make: (client, what the function returns, values of the settings that are added) -> `Attack`.
+  """
+
+  def decorate(function: Callable[..., Any]) -> Callable[..., AttackMethod]:
     shared = {name: one for name, one in offered().items() if name not in without}
-    return attack(citation=citation, reads=reads, label_rule=label_rule)(with_settings(function, matched, shared))
+    return attack(citation=citation, reads=reads, label_rule=label_rule)(with_settings(function, make, shared))
 
   return decorate
 
@@ -196,6 +226,34 @@ def csdlg_fast(
   """
   solver = first_order('adam99', learning_rate, steps, decay='cosine')
   return Preset(solver, steps, {'distance': 'cosine', 'tv': tv, 'box': True, 'start': start})
+
+
+@preset(CSDLG, make=climbed)
+def ladder(
+  *,
+  steps: int = 1000,
+  learning_rate: float = 0.1,
+  lowest: float = 1e-4,
+  highest: float = 1e-1,
+  rungs: int = 3,
+  slack: float = 2.0,
+  start: str = 'normal',
+) -> Climb:
+  r"""csDLG at several weights of total variation at once, of which it keeps the smoothest that still matches.
+
+  Weights rise from `lowest` to `highest` by equal factors. Of the rungs whose distance is at most `slack` times the
+  least, the one with the largest weight is kept. So no weight has to be known: which one helps differs by network and
+  image. The objective that results state is that of the first rung. Adam on the sign, with cosine decay.
+
+  Formula:
+    x_k = \arg\min_{x \in [0, 1]^n} \; d(x) + \text{tv}_k \cdot \text{TV}(x), \quad
+    d(x) = 1 - \cos(\nabla_\theta L(f_\theta(x), y), g)
+
+    k = \max \{ k : d(x_k) \le \text{slack} \cdot \min_j d(x_j) \}
+  """
+  solver = first_order('adam', learning_rate, steps, gradient='sign', decay='cosine')
+  base = Preset(solver, steps, {'distance': 'cosine', 'box': True, 'start': start})
+  return Climb(base, {'lowest': lowest, 'highest': highest, 'rungs': rungs, 'slack': slack})
 
 
 @preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())

@@ -293,7 +293,7 @@ def shown(made: Table) -> np.ndarray:
   return mask if mask.any() else np.ones_like(mask)
 
 
-def _at_truth(group: Group, made: Table) -> tuple[ObjectiveAtTruth, dict, dict]:
+def judged_at_truth(group: Group, made: Table) -> tuple[ObjectiveAtTruth, dict, dict]:
   """Returns what `driver.evaluate` takes for the objectives at the private images."""
   return ObjectiveAtTruth(made.build), {**made.shared, 'truth': jnp.asarray(group.truth)}, made.arrays
 
@@ -302,7 +302,7 @@ def lowered(group: Group, made: Table, group_size: int, evaluation_size: int) ->
   """Yields the programs that `run` calls with these arguments, before they are compiled; none of the host's."""
   if not made.on_host:
     yield from driver.lowered(made.build, made.shared, made.arrays, group_size, made.num_steps)
-  yield driver.lowered_evaluation(*_at_truth(group, made), evaluation_size)
+  yield driver.lowered_evaluation(*judged_at_truth(group, made), evaluation_size)
 
 
 def run(
@@ -358,5 +358,5 @@ def run(
       devices=jax.devices() if split else None,
       split=group.settings.batch_size if split else 0,
     )
-  at_truth = driver.evaluate(*_at_truth(group, made), group_size=evaluation_size or group_size)
+  at_truth = driver.evaluate(*judged_at_truth(group, made), group_size=evaluation_size or group_size)
   return Found(made, found, np.asarray(at_truth), np.asarray(steps), np.asarray(curve).T)

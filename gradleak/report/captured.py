@@ -1,4 +1,4 @@
-"""The page, the pictures and the table of a captured update: what was measured, with no truth to judge it by."""
+"""The page, the pictures and the table of a captured update: what was measured, judged where the truth is known."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from gradleak.core import errors
+from gradleak.modalities import of_rows
 from gradleak.report import blocks, figures, html, pictures
-from gradleak.report.formatting import aligned, listed, number, significant, together, wrap
+from gradleak.report.formatting import aligned, listed, number, scored, significant, together, wrap
 from gradleak.report.html import code, image, text
 from gradleak.report.page import every_setting, sources, write_files
 from gradleak.report.words import Finding, found, said
@@ -30,7 +31,7 @@ def render_captured(result: Captured) -> str:
   """Returns the page of a captured update, which loads nothing; the same result gives the same text."""
   config = _check(result).config
   model = config.get('model', 'a model')
-  findings = [finding(one) for one in result.inversions]
+  findings = [verdict(row) for row in result.rows] + [finding(one) for one in result.inversions]
   versions = ' · '.join(f'{name} {version}' for name, version in result.versions.items())
   made = blocks.Page(
     'captured',
@@ -39,16 +40,18 @@ def render_captured(result: Captured) -> str:
     f'What a {"gradient" if config["share"] == "gradient" else "weight difference"} of {model} gives away',
     [
       blocks.Text(str(findings[0]), 'meaning') if len(findings) == 1 else blocks.Bullets(findings, 'meaning'),
-      blocks.Cautions([said('captured.no_truth'), *result.warnings]),
+      blocks.Cautions([*([] if result.rows else [said('captured.no_truth')]), *result.warnings]),
     ],
     [
       _pictures(result),
       _figures(result),
+      *([_verdicts(result)] if result.rows else []),
       _granted(result),
       blocks.Section('settings', 'Settings', [every_setting(config)]),
       blocks.Section('reading', 'How to read this page', [blocks.Terms([
         ('Mismatch', [said('captured.mismatch')]),
         ('On noise (control)', [said('captured.on_noise')]),
+        ('Grey', [said('captured.grey_image')]),
         ('Objective, distance', [said('captured.objective')]),
         ('Like the control, controls alike', [said('captured.likeness')]),
       ])]),
@@ -73,12 +76,23 @@ def finding(one: Inversion) -> Finding:
   if math.isnan(one.mismatch):
     noise = '' if math.isnan(one.likeness) else said('captured.noise', likeness=one.likeness)
     return found('captured.no_labels', who=who, noise=noise)
+  if one.inconclusive == 'unmoved':
+    return found('captured.unmoved', who=who, start=one.objective_start, end=one.objective)
+  if one.inconclusive:
+    return found('captured.grey', who=who, mismatch=one.mismatch, grey=one.grey)
   if one.closer is None:
     return found('captured.differs', who=who, mismatch=one.mismatch, beside=said('captured.uncontrolled'))
   runs, ends = len(one.control_mismatch), bounds(one.control_mismatch)
   how = 'closer than all of' if one.closer == runs else f'closer than {one.closer} of'
   beside = said('captured.closer', how=how, runs=runs, ends='find nothing' if ends == '–' else f'end at {ends}')
   return found('captured.differs', who=who, mismatch=one.mismatch, beside=beside)
+
+
+def verdict(row: dict) -> Finding:
+  """Returns what a row of an auditor who owns the samples says."""
+  who = f'`{row["attack"]}`' + (f' that knows the defense (`{row["adaptive"]}`)' if row['adaptive'] else '')
+  kind = of_rows([row])
+  return found('captured.judged', who=who, verdict=row['verdict'], score=scored(kind, row[kind.score]))
 
 
 def _found(one: Inversion) -> bool:
@@ -102,21 +116,28 @@ def _closer(one: Inversion) -> str:
 def captured_table(result: Captured) -> str:
   """Returns the figures of all attackers as a text for a terminal, the warnings below."""
   _check(result)
-  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', 'closer than', 'like control']
-  lines = [
-    [
-      one.attack,
-      one.adaptive or 'no',
-      significant(one.objective, 3),
-      significant(one.distance, 3),
-      'diverged' if one.diverged else significant(one.mismatch, 3),
-      bounds(one.control_mismatch),
-      _closer(one),
-      number(one.likeness, 2),
-    ]
-    for one in result.inversions
-  ]
-  return '\n'.join([*aligned([head, *lines]), *(f'\nnote: {warning}' for warning in result.warnings)])
+  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', 'grey', 'closer than']
+  head += ['like control', *(['verdict', 'score'] if result.rows else [])]
+  judged = {(row['attack'], row['adaptive']): row for row in result.rows}
+  lines = []
+  for one in result.inversions:
+    row = judged.get((one.attack, one.adaptive))
+    lines.append(
+      [
+        one.attack,
+        one.adaptive or 'no',
+        significant(one.objective, 3),
+        significant(one.distance, 3),
+        'diverged' if one.diverged else significant(one.mismatch, 3),
+        bounds(one.control_mismatch),
+        significant(one.grey, 3),
+        'inconclusive' if one.inconclusive else _closer(one),
+        number(one.likeness, 2),
+        *([row['verdict'], scored(of_rows([row]), row[of_rows([row]).score])] if row else []),
+      ]
+    )
+  notes = [*result.warnings, *(str(finding(one)) for one in result.inversions if one.inconclusive)]
+  return '\n'.join([*aligned([head, *lines]), *(f'\nnote: {note}' for note in notes)])
 
 
 def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> bytes:
@@ -159,6 +180,10 @@ def _pictures(result: Captured) -> blocks.Section:
   """Returns the pictures of each attacker, its further candidates, and what it makes of noise."""
   size = result.config['num_samples']
   bodies = [blocks.Body(_rows(one, size)) for one in result.inversions]
+  if result.truth is not None:
+    columns = min(size, pictures.MAX_COLUMNS)
+    cells = _cells(result.truth[:columns], [], 'Private sample')
+    bodies.insert(0, blocks.Body([blocks.Row(['the private samples', *cells])]))
   note = said('captured.pictures' if result.config['controls'] else 'captured.no_control')
   table = blocks.Table([blocks.Column()], bodies, 'pictures', style=f'--side: {128 if size <= 4 else 92}px')
   return blocks.Section('pictures', 'What the attacks make of it', [blocks.Text(note, 'note'), table], 'Pictures')
@@ -220,13 +245,28 @@ def _figures(result: Captured) -> blocks.Section:
     mismatch = 'diverged' if one.diverged else significant(one.mismatch)
     cells = [
       _who(one),
-      blocks.Cell(mismatch, [f'on noise {bounds(one.control_mismatch)}']),
-      blocks.Cell(_closer(one)),
+      blocks.Cell(mismatch, [f'on noise {bounds(one.control_mismatch)}', f'grey {significant(one.grey)}']),
+      blocks.Cell('inconclusive' if one.inconclusive else _closer(one)),
       *searched,
     ]
     likeness = [number(value, 2) for value in (one.likeness, one.control_likeness)]
     rows.append(blocks.Row([*cells, *likeness, str(one.steps or 'closed form')]))
   return blocks.Section('figures', 'How well it matches', [blocks.Table(words, [blocks.Body(rows)])], 'Figures')
+
+
+def _verdicts(result: Captured) -> blocks.Section:
+  """Returns the verdict on each attacker, and the metrics of its pictures."""
+  kind = of_rows(result.rows)
+  words = ['attack', 'verdict', *(f'{one.title}\n{one.unit}'.strip() for one in kind.shown)]
+  rows = []
+  for row in result.rows:
+    who = blocks.Cell(code(row['attack']), [row['adaptive'] and f'adaptive: {row["adaptive"]}'])
+    figured = (
+      significant(row[one.column]) if one.significant else number(row[one.column], one.digits) for one in kind.shown
+    )
+    rows.append(blocks.Row([who, row['verdict'], *figured]))
+  note = blocks.Text(said('captured.verdicts', controls=result.config['controls']), 'note')
+  return blocks.Section('verdicts', 'Judged by the private samples', [note, blocks.Table(words, [blocks.Body(rows)])])
 
 
 def _granted(result: Captured) -> blocks.Section:

@@ -1,5 +1,6 @@
 """Gradient matching as a sum of terms: a distance, priors, a parametrisation, a solver and a simulation."""
 
+from gradleak.attacks.matching.ladder import Ladder
 from gradleak.attacks.matching.samples import Samples, start_images
 from gradleak.attacks.matching.search import PARTS, Matching, MatchState, composed, gradient_matching, settings
 from gradleak.attacks.matching.terms import TERMS, Denoising, Given, Term
@@ -9,6 +10,7 @@ __all__ = [
   'TERMS',
   'Denoising',
   'Given',
+  'Ladder',
   'MatchState',
   'Matching',
   'Samples',

@@ -100,7 +100,7 @@ class Matching:
     if self.client is not None:
       check_modality(self.terms, self.client.modality)
       self.simulation.check(self.client)
-      gradient = self.client.share == 'gradient' or self.simulation.takes_gradient()
+      gradient = self.simulation.linear(self.client.share == 'gradient')
       if self.subsets is not None and not (gradient and self.client.loss is cross_entropy):
         raise errors.UsageError(
           'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
@@ -182,7 +182,7 @@ class Matching:
       UsageError: if form='ghost' is asked for and cannot be had.
     """
     directions = self.comparison.measure.direction  # to which a known clip makes no difference
-    gradient = self.client.sends_gradient or self.simulation.takes_gradient()
+    gradient = self.simulation.linear(self.client.sends_gradient)
     fits = directions and observation.weights is None and gradient
     if self.comparison.form == 'ghost' and not fits:
       raise errors.UsageError(

@@ -3,7 +3,8 @@
 OUTPOST (Wang et al. 2024, section III-B) names two ways to match the delta of several local steps. One turns it into a
 gradient, `Δ = −η∇` (eq. 2), the other simulates the steps. SME (Zhu, Yao and Blaschko, Surrogate Model Extension, ICML
 2023) stands between them. It takes the delta for the gradient at one model on the line from the weights before to those
-after. An attacker may not know in which order an epoch takes the samples. Such an attacker gives each epoch dummy
+after. One step of Adam, or of signSGD, sends nearly the sign of the gradient times the rate. The derivative of a sign
+is zero, so there the gradient behind a smooth function stands for it. An attacker may not know in which order an epoch takes the samples. Such an attacker gives each epoch dummy
 samples of its own (Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022).
 """
 
@@ -19,7 +20,7 @@ from gradleak.federated import Client
 from gradleak.federated.response import slopes
 from gradleak.threat import Observation
 
-MATCHES = ('client', 'approximation', 'surrogate')
+MATCHES = ('client', 'approximation', 'surrogate', 'sign')
 ORDERS = ('known', 'free')
 
 # A step of an optimizer for pixels moves the point between the two models by this much: 1e-3 at csdlg's rate of 0.1.
@@ -31,8 +32,9 @@ class Simulation:
   """How an attacker simulates a client that shares its delta; of a shared gradient there is one step to simulate.
 
   Attributes:
-    match: 'client' (its local steps), 'approximation' (the gradient of all samples at the model that was sent) or
-      'surrogate' (the gradient at a model between the two, whose place is optimised with the images).
+    match: 'client' (its local steps), 'approximation' (the gradient of all samples at the model that was sent),
+      'surrogate' (the gradient at a model between the two, whose place is optimised with the images) or 'sign' (the
+      sign of the gradient at the model that was sent, see `softened`).
     epochs, batch_size: of local training, as the attacker assumes them; 0 for the client's own.
     rate: assumed learning rate over the client's own; may be traced.
     orders: 'known', or 'free': each epoch has dummy samples of its own.
@@ -53,7 +55,7 @@ class Simulation:
 
   def check(self, client: Client) -> None:
     """Raises `UsageError` for what a client that shares its gradient has no use for."""
-    assumes = self.match != 'client' or self.epochs or self.batch_size or self.orders != 'known'
+    assumes = self.match not in ('client', 'sign') or self.epochs or self.batch_size or self.orders != 'known'
     if client.share == 'gradient' and assumes:
       raise errors.UsageError(
         'match, epochs, batch_size and orders of an attack are about local training, and this client shares its '
@@ -65,8 +67,12 @@ class Simulation:
       raise errors.UsageError(f"match={self.match!r} takes all samples in one step: orders='free' has no meaning there")
 
   def takes_gradient(self) -> bool:
-    """Returns whether the update is taken for a gradient."""
-    return self.match != 'client'
+    """Returns whether the update is taken for a gradient, or a multiple of one."""
+    return self.match in ('approximation', 'surrogate')
+
+  def linear(self, sends_gradient: bool) -> bool:
+    """Returns whether a plain gradient is compared; `sends_gradient`: whether the client sends one."""
+    return self.takes_gradient() or (sends_gradient and self.match != 'sign')
 
   def trained(self, client: Client) -> Client:
     """Returns the client that the attacker simulates."""
@@ -98,6 +104,9 @@ class Simulation:
       UsageError: if the samples of an epoch do not fill its batches.
     """
     simulated = self.trained(client)
+    if self.match == 'sign':
+      signs = softened(client.gradient(variables, images, labels))
+      return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
       gradient = client.gradient(variables, images, labels)
       each = slopes(client.optimizer, simulated.num_steps(images.shape[0]), gradient)
@@ -124,6 +133,8 @@ class Simulation:
 
   def in_words(self, client: Client) -> str:
     """Returns a sentence on what the attacker knows or assumes of the local training."""
+    if self.match == 'sign':
+      return 'It takes that for the sign of the gradient of one step, as one step of Adam leaves it.'
     if self.takes_gradient():
       where = 'of one step' if self.match == 'approximation' else 'at a model between the two'
       return f'It takes that for the gradient {where}, and knows the local optimizer and the number of steps alone.'
@@ -144,6 +155,20 @@ class Simulation:
 def point(place: jax.Array) -> jax.Array:
   """Returns the fraction α in [0, 1] of the way to the trained model, from the variable that is optimised; ½ at 0."""
   return jnp.clip(0.5 + _POINT * place, 0.0, 1.0)
+
+
+def softened(gradient: Tree) -> Tree:
+  """Returns g / √(g² + m²) of each tensor, where m² is its mean square: a sign with a derivative.
+
+  The first step of Adam is g / (|g| + ε). Its ε of 1e-8 leaves no derivative at entries of usual size. With m in place
+  of ε, the angle to the observed signs is least where large entries have the right sign. A tensor of zeros stays so.
+  """
+
+  def soft(g: jax.Array) -> jax.Array:
+    square = jnp.mean(jnp.square(g))
+    return g / jnp.sqrt(jnp.square(g) + jnp.where(square > 0, square, jnp.ones_like(square)))
+
+  return jax.tree.map(soft, gradient)
 
 
 def reverse(update: Tree) -> Tree:

@@ -1,8 +1,8 @@
-"""A captured upload: attacks on an update that a user brings, without the truth.
+"""A captured upload: attacks on an update that a user brings, without the truth or with it.
 
 Without the private images nothing can be called recovered. One can measure how closely the update of the pictures
-matches the captured update. The control is the same attack on noise in place of the captured update, on the same
-entries with the same weights.
+matches the captured update. Two controls stand beside it: the same attack on noise in place of the captured update, on
+the same entries with the same weights, and a grey picture. An auditor who owns the images gets an audit's verdicts.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from gradleak.audit import versions
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled
 from gradleak.audit.plan import plan
+from gradleak.audit.result import frame
 from gradleak.audit.settings import AuditSettings
 from gradleak.core import errors
 from gradleak.core.locks import alone
@@ -28,14 +29,17 @@ from gradleak.core.storage import Workdir, description, packed, plain, seal, wri
 from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
+from gradleak.defenses.text import parse
 from gradleak.engine.progress import end, reporter
 from gradleak.federated import Client, ClientSettings
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
 from gradleak.models import Model
 from gradleak.models.model import check_image_shape
-from gradleak.studies.captured.hints import hints, of_scale
+from gradleak.studies.captured.hints import OF_SIGNS, hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
+from gradleak.studies.captured.truth import Truth
+from gradleak.studies.captured.truth import checked as checked_truth
 from gradleak.studies.captured.update import checked, derived_image_shape, norm, read_update, read_weights
 
 __all__ = [
@@ -61,7 +65,7 @@ class CapturedSettings:
   steps: int | None = setting(
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
-  controls: int = setting(16, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+  controls: int = setting(8, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Captured:
     config: the settings, plain JSON.
     versions: of what it was made with.
     citations: the sources of the attacks and the defense.
+    rows, controls: of an auditor who owns the samples, as an audit's, see docs/ROWS.md; empty without the truth.
+    truth: the private samples [N, H, W, C], or None.
   """
 
   inversions: list[Inversion]
@@ -81,6 +87,19 @@ class Captured:
   config: dict[str, Any]
   versions: dict[str, str]
   citations: list[str]
+  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  controls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  truth: np.ndarray | None = None
+
+  def to_frame(self) -> Any:
+    """Returns the rows as a `pandas.DataFrame`, one column per entry of docs/ROWS.md.
+
+    Raises:
+      UsageError: without the truth, or if pandas is not installed.
+    """
+    if self.truth is None:
+      raise errors.UsageError('rows compare pictures with the private samples: give attack truth=(samples, targets)')
+    return frame(self.rows)
 
 
 def attack(
@@ -94,25 +113,29 @@ def attack(
   labels: Any = None,
   client: ClientSettings | None = None,
   defense: Any = None,
+  truth: Any = None,
   given: CapturedSettings | None = None,
   workdir: Any = None,
   progress: str | Callable = 'auto',
   **fields: Any,
 ) -> Captured:
-  """Attacks an update that was captured, and a control beside it; no truth is needed, and none is claimed.
+  """Attacks an update that was captured, and controls beside it; no truth is needed, and without it none is claimed.
 
   Args:
     key: a typed JAX key; the same key and settings give the same figures.
     model: the `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
-    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `csdlg_fast` (from random starts where
-      there are several samples or restarts), and those of `fidel` and `peeling` that can read this network.
+    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, and those of `fidel` and
+      `peeling` that can read this network. Of one step of Adam, and of an update whose values are all of one size,
+      it is `ladder(match='sign')`.
     image_shape: (H, W, C); by default derived where only one usual shape fits.
     labels: the labels of the private samples, integers [N]; or 'inferred', 'optimised', or a rule of `attacks.labels`.
       By default optimised where that is how the attack was published, else inferred.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
-    defense: what the client is known to use, of `gradleak.defenses`: attackers who know it then run, too.
+    defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
+    truth: (samples [N, H, W, C], targets [N]), all that are behind the update, of an auditor who owns them. No attack
+      sees them. The result then has an audit's rows, with metrics and verdicts.
     given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
@@ -132,10 +155,16 @@ def attack(
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   mode, known = _labels(labels, chosen.num_samples)
-  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained)
+  owned = checked_truth(truth, shape, chosen.num_samples)
+  if owned is not None and known is not None and sorted(known) != sorted(owned[1].tolist()):
+    raise errors.UsageError(f'the labels given are {sorted(known)}, and those of the truth {sorted(owned[1].tolist())}')
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
   update, factor, lost = checked(update, stand_in.variables['params'])
-  protected = as_defense(defense)
-  named = _attacks(attacks, key, stand_in, chosen)
+  signs = of_signs(update)
+  protected = parse(defense) if isinstance(defense, str) else as_defense(defense)
+  named = _attacks(
+    attacks, key, stand_in, chosen, signs or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
+  )
   if factor != 1 and mode in label_rules.SIZED:
     raise errors.UsageError(
       f'the label rule {mode!r} reads the size of the update, and its norm of '
@@ -144,9 +173,10 @@ def attack(
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
   modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
   groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
-  config = _config(key, stand_in, update, groups, chosen, labels, protected)
+  config = _config(key, stand_in, update, groups, chosen, labels, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
+    *([OF_SIGNS] if signs else []),
     *hints(
       update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.stages), factor
     ),
@@ -155,10 +185,15 @@ def attack(
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
     try:
-      found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show)]
+      judges = owned is not None
+      found = [one for i, group in enumerate(groups) for one in inverted(group, update, i, store, show, judges)]
     finally:
       end(show)
-    outcome = Captured(found, warned, config, versions(), list(dict.fromkeys([*citations, *model.citations])))
+    rows, controls = ([row for _, pair in found for row in pair[i]] for i in (0, 1))
+    outcome = Captured(
+      [one for of_structure, _ in found for one in of_structure], warned, config, versions(),
+      list(dict.fromkeys([*citations, *model.citations])), rows, controls, None if owned is None else owned[0],
+    )  # fmt: skip
     if store is not None:
       _write(store, outcome)
   return outcome
@@ -190,13 +225,23 @@ def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
 
 
 def _stand_in(
-  model: Model, variables: Mapping, shape: tuple, labels: list[int] | None, number: int, client: ClientSettings
+  model: Model,
+  variables: Mapping,
+  shape: tuple,
+  labels: list[int] | None,
+  number: int,
+  client: ClientSettings,
+  truth: Truth | None = None,
 ) -> Scenario:
-  """Returns the `Scenario` of the client; black images stand where an audit holds the private ones."""
+  """Returns the `Scenario` of the client; black images stand where an audit holds the private ones, if nobody does."""
   images = np.zeros((number, *shape), np.float32)
-  return scenario(
-    model, images, np.asarray(labels or [0] * number), variables=variables, dataset='captured', client=client
-  )
+  held = (images, np.asarray(labels or [0] * number)) if truth is None else truth
+  return scenario(model, *held, variables=variables, dataset='captured', client=client)
+
+
+def _one_step_of_adam(client: Client, given: ClientSettings, number: int) -> bool:
+  """Returns whether the update of so many samples is one step of Adam."""
+  return client.share == 'delta' and given.optimizer.startswith('adam') and client.num_steps(number) == 1
 
 
 def _group(
@@ -220,15 +265,13 @@ def _group(
   return group
 
 
-def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings) -> list[Labelled]:
+def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings, signs: bool) -> list[Labelled]:
   """Returns the attacks with their labels; without entries those that can read this network."""
   if entries is None:
     optional = [methods.fidel(), methods.peeling()]
     entries = [one for one in optional if _reads(one, key, stand_in, chosen)]
-    # Several starts from one grey image would be one start.
-    several = max(chosen.num_samples, chosen.restarts) > 1
-    descent = methods.csdlg_fast(start='uniform') if several else methods.csdlg_fast()
-    entries += [] if jax.config.jax_enable_x64 else [descent]
+    descent = methods.ladder(match='sign') if signs else methods.ladder()
+    entries += [] if jax.config.jax_enable_x64 and not signs else [descent]
   named = labelled('attack', entries, as_attack)
   for one in named:
     if one.method.server is not None:
@@ -259,11 +302,13 @@ def _config(
   chosen: CapturedSettings,
   labels: Any,
   protected: Defense,
+  judged: bool,
 ) -> dict[str, Any]:
   """Returns what identifies a run, plain JSON."""
-  left_out = ('dataset', 'data_fingerprint', 'public_fingerprint', 'previous_fingerprint')
+  left_out = ('dataset', 'public_fingerprint', 'previous_fingerprint', *([] if judged else ['data_fingerprint']))
   return {
     **{name: value for name, value in stand_in.settings.items() if name not in left_out},
+    'truth': judged,
     'update_fingerprint': fingerprint(update),
     'attacks': [group.attacks[0].label for group in groups],
     'methods': [str(group.attacks[0].method) for group in groups],
@@ -282,9 +327,11 @@ def _write(store: Workdir, outcome: Captured) -> None:
     {
       **{field.name: getattr(one, field.name) for field in dataclasses.fields(one) if 'images' not in field.name},
       'closer': one.closer,
+      'inconclusive': one.inconclusive,
     }
     for one in outcome.inversions
   ]
   listed = [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in one.items()} for one in figures]
-  found = {'inversions': listed, 'warnings': outcome.warnings, 'config': outcome.config, 'versions': outcome.versions}
+  facts = ('warnings', 'config', 'versions', 'rows', 'controls')
+  found = {'inversions': listed, **{name: getattr(outcome, name) for name in facts}}
   seal(store.path / 'result.json', plain(found), {'reconstructions.npz': description(pictures)})

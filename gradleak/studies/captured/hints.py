@@ -16,6 +16,20 @@ ALIKE = 0.9  # correlation from which an update looks like the weights themselve
 MANY = 0.9  # fraction of zeros, in whole rows and columns of a tensor, that is worth a word
 LOST = 0.01  # fraction of values with fewer digits than their type, that is worth a word
 SCATTERED = 0.02  # fraction of zeros that stand alone, neither in a row nor in a column of zeros
+ONE_SIZE = 0.9  # of the largest magnitude, within which the values of an update of signs lie
+MOST = 0.8  # fraction of the values that are not zero, that has to lie there
+
+OF_SIGNS = (
+  'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam or '
+  "signSGD leaves them. Without attacks=… the signs alone are attacked, by ladder(match='sign')."
+)
+
+
+def of_signs(update: Tree) -> bool:
+  """Returns whether nearly all values of an update that are not zero have one size."""
+  sizes = np.concatenate([np.abs(np.asarray(x, np.float64)).ravel() for x in jax.tree.leaves(update)])
+  sizes = sizes[sizes > 0]
+  return len(sizes) > 1 and float((sizes >= ONE_SIZE * sizes.max()).mean()) >= MOST
 
 
 def of_scale(update: Tree, factor: float, lost: float) -> list[str]:

@@ -26,8 +26,13 @@ from gradleak.engine import driver
 from gradleak.engine.progress import note
 from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
+from gradleak.studies.captured import truth
 
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
+MOVED = 1e-2  # fraction of its start that an objective has to fall by
+GREY = 0.5
+# Why an attack shows nothing: its objective stayed where it started, or a grey picture matches as well.
+REASONS = ('unmoved', 'grey')
 
 Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `Inversion`, as they are stored
 
@@ -48,6 +53,7 @@ class Inversion:
     distance: its own matching distance.
     mismatch: 1 − the cosine between the update that the first pictures would cause and the captured one, on the entries
       that the attacker compares, in [0, 2]; NaN where labels are not known well enough to simulate the client.
+    grey: the mismatch of grey pictures of the same labels: what no picture at all would reach. NaN as above.
     diverged: whether a value was not finite.
     steps: of the attack.
     control_objective, control_distance, control_mismatch: the same of the control runs, float [controls].
@@ -68,6 +74,7 @@ class Inversion:
   objective_start: float
   distance: float
   mismatch: float
+  grey: float
   diverged: bool
   steps: int
   control_objective: np.ndarray
@@ -76,6 +83,17 @@ class Inversion:
   control_images: np.ndarray
   likeness: float
   control_likeness: float
+
+  @property
+  def inconclusive(self) -> str:
+    """Why the attack shows nothing, neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
+    if self.diverged or (not self.steps and not np.any(self.images)):
+      return ''  # said in words of their own
+    if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
+      return 'unmoved'
+    if not np.isnan(self.mismatch) and not np.isnan(self.grey) and not self.mismatch < self.grey:
+      return 'grey'
+    return ''
 
   @property
   def closer(self) -> int | None:
@@ -115,10 +133,14 @@ def group_size(group: Group) -> int:
   return driver.default_group_size(group.scenario.variables, group.settings.batch_size)
 
 
+Judged = tuple[list[dict], list[dict]]  # rows and control rows
+
+
 def inverted(
-  group: Group, update: Tree, number: int, store: Workdir | None, show: Callable | None
-) -> Iterator[Inversion]:
-  """Yields what one attack makes of an update, an `Inversion` for each way to know the defense.
+  group: Group, update: Tree, number: int, store: Workdir | None, show: Callable | None, judges: bool = False
+) -> Iterator[tuple[list[Inversion], Judged]]:
+  """Yields what one attack makes of an update, structure by structure: an `Inversion` for each way to know the defense.
+  Beside it stand the rows of an auditor who `judges`, else none.
 
   Args:
     group: of one attack and one defense.
@@ -126,26 +148,36 @@ def inverted(
     number: of the attack among all, which tells its parts from those of others.
     store: the work directory, or None.
     show: a progress callback, see `gradleak.engine.progress`, or None.
+    judges: whether the group's scenario holds the private samples.
   """
+  undefended = {label for label, bound in group.defenses if not bound.defense.stages}
   (named,) = group.attacks
   for i, variants in enumerate(lanes.structures(group)):
     word = re.sub(r'\W', '_', named.method.name)
     name = f'{number:02}-{word}-{zlib.crc32(str(named.method).encode()):08x}-{i}'
-    part = store.load_part(name) if store is not None else None
-    if part is None:
-      part = _attacked(group, update, name, variants, store, show)
+    names = [name, *([f'{name}-judged'] if judges else [])]
+    parts = [store.load_part(one) if store is not None else None for one in names]
+    if None in parts:
+      parts = _attacked(group, update, name, variants, store, show, judges)
       if store is not None:
-        store.save_part(name, *part)
-    rows, arrays = part
-    for j, row in enumerate(rows):
-      own: dict[str, Any] = {key.partition('/')[2]: x for key, x in arrays.items() if key.startswith(f'{j}/')}
-      yield Inversion(**row, **own)
+        for one, part in zip(names, parts, strict=True):
+          store.save_part(one, *part)
+    yield _inversions(parts[0]), truth.judged(parts[1], undefended) if judges else ([], [])
+
+
+def _inversions(part: Part) -> list[Inversion]:
+  """Returns the `Inversion`s that are stored in a part."""
+  rows, arrays = part
+  own: list[dict[str, Any]] = [
+    {key.partition('/')[2]: x for key, x in arrays.items() if key.startswith(f'{j}/')} for j in range(len(rows))
+  ]
+  return [Inversion(**row, **of_row) for row, of_row in zip(rows, own, strict=True)]
 
 
 def _attacked(
-  group: Group, update: Tree, name: str, variants: list, store: Workdir | None, show: Callable | None
-) -> Part:
-  """Runs one structure, or goes on from its checkpoint."""
+  group: Group, update: Tree, name: str, variants: list, store: Workdir | None, show: Callable | None, judges: bool
+) -> list[Part]:
+  """Runs one structure, or goes on from its checkpoint; returns what is stored of it, and of a judge's rows."""
   attackers = granted.attackers(group, group.attacks[0].method, group.defenses[0].method)
   wanted = {
     key
@@ -171,7 +203,11 @@ def _attacked(
     found = driver.run_on_host(made.build, made.shared, made.arrays, **options)
   else:
     found = driver.run(made.build, made.shared, made.arrays, num_steps=made.num_steps, **options)
-  return _part(group, made, jax.tree.map(np.asarray, found), _mismatches(group, update, made, found, size))
+  found = jax.tree.map(np.asarray, found)
+  greys = found._replace(images=np.full_like(found.images, GREY))
+  apart = [_mismatches(group, update, made, one, size) for one in (found, greys)]
+  scored = [truth.scored(group, update, made, found, size)] if judges else []
+  return [_part(group, made, found, *apart), *scored]
 
 
 def _keys(group: Group, variant: lanes.Variant, adaptive: AdaptiveAttack) -> Iterator[lanes.Key]:
@@ -198,7 +234,7 @@ def _views(group: Group, update: Tree, attackers: list[AdaptiveAttack]) -> Views
       views = [_without_missing(view, update) for view in views]
       places = tuple(range(len(found), len(found) + len(views)))
       address = max(number, 0)
-      targets.append(Target(-1 if number >= 0 else 0, adaptive, reads, 0, address, address, places))
+      targets.append(Target(-1 if number >= 0 else 0, adaptive, reads, 0, address, 0, places))
       found.extend(views)
   return Views(stack(found), targets)
 
@@ -259,7 +295,7 @@ def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
   return 'idlg' if number == 1 else 'yin'
 
 
-def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray) -> Part:
+def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray, greys: np.ndarray) -> Part:
   """Returns what is stored of one structure: of each attacker its best start, and those of its controls."""
   best: dict[tuple[int, str], dict[int, int]] = {}
   far = kept_distance(found.distance, found.diverged_step)
@@ -288,6 +324,7 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
         'labels_mode': known.labels,
         **{name: float(getattr(found, name)[own]) for name in ('objective', 'objective_start', 'distance')},
         'mismatch': float(apart[own]),
+        'grey': float(greys[own]),
         'diverged': int(found.diverged_step[own]) >= 0,
         'steps': 0 if made.on_host else made.num_steps,
         'likeness': likeness,

@@ -1,0 +1,109 @@
+"""A search at several weights of total variation at once, of which the smoothest that still matches is kept.
+
+How much smoothness helps differs by network and image, and no weight is neutral. The distance alone does not tell it: a
+search without a prior fits the update by noise. So a rung is kept if its distance is near the least of all, and of
+these the one with the largest weight. No truth is used.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks.matching.search import Matching, MatchState
+from gradleak.core import errors
+from gradleak.threat import Observation
+
+
+def weights(lowest: float | jax.Array, highest: float | jax.Array, rungs: int) -> jax.Array:
+  """Returns the weights of the rungs, float32 [rungs], each by the same factor above the one before."""
+  ends = jnp.log(jnp.stack([jnp.asarray(lowest, jnp.float32), jnp.asarray(highest, jnp.float32)]))
+  return jnp.exp(ends[0] + (ends[1] - ends[0]) * jnp.linspace(0.0, 1.0, rungs, dtype=jnp.float32))
+
+
+def smoothest(distances: jax.Array, slack: float | jax.Array) -> jax.Array:
+  """Returns the index of the last rung whose distance is at most `slack` times the least; 0 if none is finite.
+
+  Args:
+    distances: of the rungs, [rungs], from the least weight to the largest; infinity for one that diverged.
+    slack: 1 or more.
+  """
+  known = jnp.where(jnp.isnan(distances), jnp.inf, distances)
+  matches = (known <= slack * jnp.min(known)) & jnp.isfinite(known)
+  return jnp.max(jnp.where(matches, jnp.arange(len(distances)), 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+  """Searches that differ in a weight; the pure functions of an `Attack` are its methods.
+
+  Attributes:
+    rung: weight of total variation -> the `Matching`.
+    lowest, highest: weights of the first rung and of the last; may be traced.
+    rungs: their number.
+    slack: how many times the least distance a rung may have, to be kept; may be traced.
+  """
+
+  rung: Callable[[float | jax.Array], Matching]
+  lowest: float | jax.Array
+  highest: float | jax.Array
+  rungs: int
+  slack: float | jax.Array
+
+  def __post_init__(self) -> None:
+    errors.check_number('rungs', self.rungs, low=2, high=16, integer=True)
+    errors.check_number('slack', self.slack, low=1, finite=True)
+    for name, weight in (('lowest', self.lowest), ('highest', self.highest)):
+      errors.check_number(name, weight, low=1e-12, finite=True)
+    if all(isinstance(weight, float | int) for weight in (self.lowest, self.highest)) and self.lowest >= self.highest:
+      raise errors.UsageError(
+        f'lowest is {self.lowest:g} and highest {self.highest:g}, expected a lower and a higher one'
+      )
+
+  @property
+  def weights(self) -> jax.Array:
+    """The weight of each rung."""
+    return weights(self.lowest, self.highest, self.rungs)
+
+  def init(self, key: jax.Array, observation: Observation) -> MatchState:
+    """Returns the states before the first step, all from one start; leaves [rungs, …]."""
+    return jax.vmap(lambda weight: self.rung(weight).init(key, observation))(self.weights)
+
+  def step(self, states: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
+    """Returns the states after one step of each rung, and what is reported: of the rung that would be kept."""
+    states, info = jax.vmap(lambda weight, state: self.rung(weight).step(state, observation))(self.weights, states)
+    kept = self.kept(states)
+    return states, {'objective': info['objective'][kept], 'finished': jnp.all(info['finished'])}
+
+  def kept(self, states: MatchState) -> jax.Array:
+    """Returns the index of the rung that is kept."""
+    return smoothest(jnp.where(states.diverged_step >= 0, jnp.inf, states.best[2]), self.slack)
+
+  def reconstruct(self, states: MatchState, observation: Observation) -> Reconstruction:
+    """Returns what the kept rung found. Its objective is that of the first rung, as `objective` has it."""
+    found = jax.vmap(lambda weight, state: self.rung(weight).reconstruct(state, observation))(self.weights, states)
+    chosen = smoothest(found.distance, self.slack)
+    kept, state = jax.tree.map(lambda x: x[chosen], (found, states))
+    first = self.rung(self.lowest)
+    seen = first.comparison.compared(observation, state.thresholds)
+    best = first.better(state, *self.rung(self.weights[chosen]).evaluate(state.dummy, state, seen), seen)
+    objective = first.evaluate(best[0], state, seen)[0]
+    return kept._replace(
+      objective=jnp.where(kept.diverged_step >= 0, jnp.nan, objective), objective_start=found.objective_start[0]
+    )
+
+  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the objective of the first rung at the private samples."""
+    return self.rung(self.lowest).objective(observation, images, labels)
+
+  def attack(self, labels: str) -> Attack:
+    """Returns the `Attack`; `labels` is the mode that it was published with."""
+    one = self.rung(self.lowest)
+    client = one.client
+    return Attack(
+      *(self.init, self.step, self.reconstruct, self.objective), one.steps, labels, one.samples.auxiliary,
+      assumes='' if client is None else one.simulation.in_words(client),
+    )  # fmt: skip
