@@ -24,7 +24,7 @@ _WHITE = 1.5  # ratio of the largest to the least deviation of noise that is the
 _FEW = 64  # entries of a tensor whose deviation says nothing
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
-_REFINED = 5  # rates that are tried for one change
+_REFINED = 8  # rates that are tried for one change
 _NORMALISED = {
   '0.5 and 0.5': ((0.5,), (0.5,)),
   'of CIFAR-10': ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -236,8 +236,12 @@ def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tr
   rate = settings.rate
   if apart(rate)[0] > AGREES:  # the norm grows with the rate near the right one alone
     rate = min((settings.rate * factor for factor in _RATES), key=lambda one: apart(one)[0])
+  least = np.inf
   for _ in range(_REFINED):
     found, factor = apart(rate)
+    if found >= least:
+      return None
+    least = found
     if found <= AGREES:
       short = float(f'{rate:.2g}')  # what people type
       return min((apart(one)[0], one) for one in {short, rate})[::-1]
