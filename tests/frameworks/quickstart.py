@@ -52,7 +52,7 @@ def app(images, labels, mods=(), **settings):
   return made
 
 
-def numpy_client(images, labels, **settings):
+def numpy_client(images, labels, keep=None, **settings):
   """Returns the same as a `NumPyClient`, of the older interface."""
   from flwr.client import NumPyClient
 
@@ -61,6 +61,42 @@ def numpy_client(images, labels, **settings):
       net = Net()
       net.load_state_dict(dict(zip(net.state_dict(), map(torch.tensor, parameters), strict=True)))
       train(net, images, labels, **settings)
-      return [tensor.numpy() for tensor in net.state_dict().values()], len(images), {}
+      return [tensor.numpy() for tensor in net.state_dict().values()][:keep], len(images), {}
 
   return Client()
+
+
+def legacy_app(images, labels, **settings):
+  """Returns a `ClientApp` around a `client_fn`, of the older interface."""
+  from flwr.clientapp import ClientApp
+
+  def client_fn(context):
+    return numpy_client(images, labels, **settings).to_client()
+
+  return ClientApp(client_fn=client_fn)
+
+
+def private_app(images, labels, norm, noise):
+  """Returns an app that trains by one step of DP-SGD: gradients clipped one by one, and noise on their sum."""
+  from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+  from flwr.clientapp import ClientApp
+
+  made = ClientApp()
+
+  @made.train()
+  def _(message, context):
+    net = Net()
+    net.load_state_dict(message.content['arrays'].to_torch_state_dict())
+    total = [torch.zeros_like(p) for p in net.parameters()]
+    for x, y in zip((images - 0.5) / 0.5, labels, strict=True):
+      gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x[None]), y[None]), list(net.parameters()))
+      length = torch.sqrt(sum((g**2).sum() for g in gradients))
+      for one, g in zip(total, gradients, strict=True):
+        one += g / max(1.0, float(length) / norm)
+    with torch.no_grad():
+      for p, one in zip(net.parameters(), total, strict=True):
+        p -= 0.01 * (one + noise * norm * torch.randn_like(one)) / len(images)
+    metrics = MetricRecord({'num-examples': len(images)})
+    return Message(RecordDict({'arrays': ArrayRecord(net.state_dict()), 'metrics': metrics}), reply_to=message)
+
+  return made
