@@ -329,5 +329,5 @@ def _flwr(name: str) -> Any:
     return importlib.import_module(f'flwr.{name}')
   except ImportError as error:
     raise errors.UsageError(
-      f"gradleak.flower needs flwr.{name}, of Flower 1.21 or newer: pip install 'gradleak[flower]'"
+      f"gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: pip install 'gradleak[flower]'"
     ) from error
