@@ -14,12 +14,12 @@ from absl import flags
 
 import gradleak as gl
 from launch import _program
-from launch._flags import Flags
+from launch._flags import NETWORK, Flags
 
 _GIVEN = Flags()
 with _program.group('what was captured'):
   _GIVEN.string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
-  _GIVEN.shared('weights', 'model', weights=(None, 'File with the weights that the client was sent, likewise.'))
+  _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('image_shape', None, 'Of the private images: height,width,channels.')
   _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
   _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
@@ -124,10 +124,10 @@ def _model(shape):
   names = _names(_GIVEN.names)
 
   def made(number):
-    model = gl.models.create(_GIVEN.model, number)
+    model = _GIVEN.network(number, shape)
     return model, gl.read_weights(_GIVEN.weights, model, shape, names=names, flattened=_GIVEN.flattened)
 
-  if _GIVEN.num_classes is not None:
+  if _GIVEN.num_classes is not None or _GIVEN.torch_model:
     return made(_GIVEN.num_classes)
   entries = torch_weights.read(_GIVEN.weights)
   counts = sorted({values.shape[0] for values in entries.values() if values.ndim == 1})

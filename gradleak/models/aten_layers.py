@@ -113,18 +113,16 @@ def _outputs(side: int, size: int, stride: int, pad: int, dilation: int, ceil: b
 def _pool_geometry(x: Any, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> tuple:
   sides = x.ndim - 2
   sizes = _each(size, sides)
-  strides = _each(stride, sides) if not isinstance(stride, int) and len(stride) else (
-    sizes if not isinstance(stride, int) else _each(stride, sides)
+  strides = (
+    _each(stride, sides)
+    if not isinstance(stride, int) and len(stride)
+    else (sizes if not isinstance(stride, int) else _each(stride, sides))
   )
   pads, dilations = _each(padding, sides), _each(dilation, sides)
-  counts = [
-    _outputs(side, *one, ceil) for side, *one in zip(x.shape[2:], sizes, strides, pads, dilations, strict=True)
-  ]
+  counts = [_outputs(side, *one, ceil) for side, *one in zip(x.shape[2:], sizes, strides, pads, dilations, strict=True)]
   ends = [  # how far the last window reaches beyond the padded side
     (count - 1) * stride + step * (size - 1) + 1 - side - pad
-    for count, stride, step, size, side, pad in zip(
-      counts, strides, dilations, sizes, x.shape[2:], pads, strict=True
-    )
+    for count, stride, step, size, side, pad in zip(counts, strides, dilations, sizes, x.shape[2:], pads, strict=True)
   ]
   return sizes, strides, dilations, counts, [(pad, max(end, 0)) for pad, end in zip(pads, ends, strict=True)]
 
@@ -303,8 +301,11 @@ def _batch_norm(
     return found, None, None, None, None
   rate = jnp.asarray(momentum, mean.dtype)
   unbiased = spread.reshape(-1) * size / jnp.maximum(size - 1, 1)
-  return found, None, None, *(
-    (1 - rate) * old + rate * new.astype(old.dtype) for old, new in ((mean, centre.reshape(-1)), (var, unbiased))
+  return (
+    found,
+    None,
+    None,
+    *((1 - rate) * old + rate * new.astype(old.dtype) for old, new in ((mean, centre.reshape(-1)), (var, unbiased))),
   )
 
 

@@ -90,7 +90,9 @@ def from_torch(
   if mean is not None and std is not None:
     channels = [errors.host_array(what, values) for what, values in (('mean', mean), ('std', std))]
     if any(one.shape != (shape[-1],) for one in channels) or len(shape) != 3:
-      raise errors.UsageError(f'mean and std are one number for each channel of an image, and samples have shape {shape}')
+      raise errors.UsageError(
+        f'mean and std are one number for each channel of an image, and samples have shape {shape}'
+      )
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   module = copy.deepcopy(module).cpu()
@@ -148,7 +150,9 @@ def _example(torch: Any, example: Any) -> tuple[np.ndarray, tuple[int, ...]]:
   given = errors.host_array('the example', example)
   whole = given.dtype.kind in 'iu'
   if given.ndim < 2 or not given.size or (given.dtype.kind != 'f' and not whole):
-    raise errors.UsageError(f'the example is {given.dtype} of shape {given.shape}, expected samples: [N, C, H, W] images')
+    raise errors.UsageError(
+      f'the example is {given.dtype} of shape {given.shape}, expected samples: [N, C, H, W] images'
+    )
   given = given.astype(np.int32 if whole else np.float32)[:_CHECKED]
   given = np.concatenate([given] * 2) if len(given) == 1 else given
   return given, tuple(given.shape[1:])
@@ -306,7 +310,9 @@ def _step(torch: Any, node: Any, places: Mapping[Any, int]) -> Step:
     space, _, operation = target._schema.name.partition('::')
     name = f'{operation if space == "aten" else f"{space}::{operation}"}.{target._overloadname or "default"}'
   else:
-    name = f'operator.{target.__name__}' if target.__module__ == '_operator' else getattr(target, '__name__', str(target))
+    name = (
+      f'operator.{target.__name__}' if target.__module__ == '_operator' else getattr(target, '__name__', str(target))
+    )
   stack = list((node.meta.get('nn_module_stack') or {}).values())
   where = str(stack[-1][0]) if stack else ''
   options = {key: plain(value) for key, value in node.kwargs.items() if key not in ('device', 'layout', 'pin_memory')}
@@ -372,7 +378,9 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
     values, program = _values(network, variables, images, train, key)
-    logits = aten.last(values[program.output]) if values[program.output].ndim == 4 else aten.plain(values[program.output])
+    logits = (
+      aten.last(values[program.output]) if values[program.output].ndim == 4 else aten.plain(values[program.output])
+    )
     if not statistics or not train:
       return logits, variables.get('batch_stats', {})
     old = variables['batch_stats']
@@ -421,7 +429,9 @@ def _values(
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
   if tuple(images.shape[1:]) != network.shape:
-    raise errors.UsageError(f'the model {network.name!r} takes samples of shape {network.shape}, got {images.shape[1:]}')
+    raise errors.UsageError(
+      f'the model {network.name!r} takes samples of shape {network.shape}, got {images.shape[1:]}'
+    )
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
   dtype = images.dtype if jnp.issubdtype(images.dtype, jnp.floating) else floats[0] if floats else jnp.float32
   run = aten.Run(dtype, train, key, masked.counted)
