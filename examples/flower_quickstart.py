@@ -15,6 +15,8 @@ from gradleak import flower
 
 
 class Net(nn.Module):
+  """The network of Flower's quickstart for PyTorch."""
+
   def __init__(self):
     super().__init__()
     self.conv1, self.pool, self.conv2 = nn.Conv2d(3, 6, 5), nn.MaxPool2d(2, 2), nn.Conv2d(6, 16, 5)
@@ -26,6 +28,7 @@ class Net(nn.Module):
 
 
 def client_app(images, labels):
+  """Returns the quickstart's app, which trains on these samples."""
   app = ClientApp(mods=[flower.record('results/flower')])  # mods for differential privacy come behind it
 
   @app.train()

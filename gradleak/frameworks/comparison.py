@@ -85,9 +85,8 @@ def compare(
 ) -> Comparison:
   """Returns the `Comparison` of a client with the simulated one.
 
-  The client is called twice on the samples. If the two updates differ, it is called twice on the first sample alone,
-  and on a grey sample: an order needs several samples, and flips do not change a grey one. Noise is what has the same
-  deviation in every tensor.
+  The client is called twice on the samples. If the two updates differ, it is called twice on the first sample as well:
+  an order needs several samples. Noise is what has the same deviation in every tensor.
 
   Args:
     fit: (images, labels) -> the delta of the parameters that the client returns, a tree like the parameters.
@@ -130,7 +129,7 @@ def compare(
   found = _explained(functools.partial(_quick, model, variables, num_classes), settings, model, target, *judged)
   if found and len(images) > 1 and set(found[0].changes) == {'learning_rate'}:
     norm = _norm(target)
-    if abs(_norm(fit(images[-1:], labels[-1:])) - norm) < AGREES * norm:  # of other samples, too
+    if abs(_norm(fit(images[-1:], labels[-1:])) - norm) < AGREES * norm:  # as of other samples
       found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
   return made(False, tuple(found), (_told(difference, found), *drawn))
 
@@ -234,7 +233,7 @@ def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tr
     return _apart(target, mine), _norm(target) / max(_norm(mine), 1e-30)
 
   rate = settings.rate
-  if apart(rate)[0] > AGREES:  # the norm grows with the rate near the right one alone
+  if apart(rate)[0] > AGREES:  # far from the right one, the norm need not grow with the rate
     rate = min((settings.rate * factor for factor in _RATES), key=lambda one: apart(one)[0])
   least = np.inf
   for _ in range(_REFINED):

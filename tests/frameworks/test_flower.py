@@ -1,6 +1,8 @@
 """Real client apps of Flower in process: recorded, compared, attacked with the truth."""
 
 import logging
+import pathlib
+import runpy
 
 import jax
 import numpy as np
@@ -162,3 +164,15 @@ def test_clients_that_are_not_understood_are_refused(network, tmp_path):
     flower.audit(quickstart.app, IMAGES, LABELS, built, built.init(jax.random.key(0), (32, 32, 3)), **KNOWN)
   with pytest.raises(errors.UsageError, match='secure aggregation'):
     flower.update_of(flower.Exchange({}, {}, {}), network[0])
+
+
+def test_the_example_records_agrees_and_attacks(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  path = pathlib.Path(__file__).parents[2] / 'examples' / 'flower_quickstart.py'
+  assert sum(bool(line.strip()) for line in path.read_text('utf-8').splitlines()) <= 40
+  result = runpy.run_path(str(path))['result']
+  assert result.comparison.agrees and 'The simulated client agrees' in capsys.readouterr().out
+  assert (tmp_path / 'results/flower_audit/report.html').is_file()
+  (recorded,) = flower.read('results/flower')
+  assert recorded.facts['lr'] == 0.01 and recorded.facts['num-examples'] == 1
+  assert max(row['psnr'] for row in result.captured.rows) > 15  # grey is at 13 dB
