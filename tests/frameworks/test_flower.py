@@ -166,6 +166,24 @@ def test_clients_that_are_not_understood_are_refused(network, tmp_path):
     flower.update_of(flower.Exchange({}, {}, {}), network[0])
 
 
+def test_secure_aggregation_rounds_as_theirs():
+  """Of one client: its weights, times its share, are rounded to levels, and its share is divided out again."""
+  from flwr.common.secure_aggregation.quantization import dequantize, quantize
+
+  draw = np.random.default_rng(0)
+  before, update, share = draw.normal(0, 0.1, (2000,)), draw.normal(0, 1e-2, (2000,)), 0.25
+  (whole,) = dequantize(quantize([(before + update) * share], 8.0, 4096), 8.0, 4096)
+  theirs = whole / share - before
+  ours, params = defenses.secagg_rounding(levels=4096, weight=share), {'w': before.astype(np.float32)}
+  sent = ours.update({'w': update.astype(np.float32)}, ours.init(params), params, key=jax.random.key(0))[0]['w']
+  step = 16 / 4096 / share
+  for one in (theirs, np.asarray(sent)):
+    assert np.abs(one - update).max() <= step * 1.001
+    assert np.std(one - update) == pytest.approx(step / np.sqrt(6), rel=0.1)
+  apart = (np.asarray(sent) - theirs) / step
+  np.testing.assert_allclose(apart, np.round(apart), atol=1e-3)  # on the same levels
+
+
 def test_the_example_records_agrees_and_attacks(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   path = pathlib.Path(__file__).parents[2] / 'examples' / 'flower_quickstart.py'

@@ -94,3 +94,56 @@ def test_it_is_a_filter_of_nvidia_flare_behind_its_own(tmp_path):
   expected = ours.update(delta, ours.init(delta))[0]
   for name, value in WEIGHTS.items():
     np.testing.assert_allclose(found.returned[name] - value, expected[name], atol=1e-7)
+
+
+def filtered(one, arrays, **meta):
+  """Returns what a filter of NVIDIA FLARE makes of weight differences."""
+  from nvflare.apis.dxo import DXO, DataKind, from_shareable
+  from nvflare.apis.fl_context import FLContext
+
+  sent = {name: array.copy() for name, array in arrays.items()}
+  return from_shareable(one.process(DXO(DataKind.WEIGHT_DIFF, sent, meta).to_shareable(), FLContext())).data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'settings', [{}, {'fraction': 0.4, 'gamma': 0.01, 'noise_var': 5.0, 'replace': False}], ids=str
+)
+def test_svt_privacy_sends_as_many_entries_with_the_same_noise_as_theirs(settings):
+  pytest.importorskip('nvflare')
+  import jax
+  import scipy.stats
+  from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+  from gradleak import defenses
+
+  arrays = {'w': np.random.default_rng(0).normal(0, 0.01, (200, 100)).astype(np.float32)}
+  theirs = filtered(SVTPrivacy(**settings), arrays)['w']
+  ours = defenses.svt_privacy(**settings)
+  ours = np.asarray(ours.update(arrays, ours.init(arrays), key=jax.random.key(0))[0]['w'])
+  assert np.count_nonzero(ours) == pytest.approx(np.count_nonzero(theirs), rel=0.02)
+  assert scipy.stats.ks_2samp(ours[ours != 0], theirs[theirs != 0]).pvalue > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:The given NumPy array is not writable')
+def test_adaquant_rounds_as_theirs_and_where_theirs_sends_no_numbers_ours_does():
+  pytest.importorskip('nvflare')
+  torch = pytest.importorskip('torch')
+  from nvflare.app_opt.pt.quantization.ada_quant import AdaQuantizer
+
+  from gradleak import defenses
+
+  def both(array):
+    theirs = AdaQuantizer()
+    quantized, state = theirs.quantize(torch.from_numpy(array))
+    quantized = quantized if isinstance(quantized, torch.Tensor) else torch.as_tensor(quantized)
+    ours = defenses.adaquant()
+    sent = ours.update({'w': array}, ours.init({'w': array}))[0]['w']
+    return theirs.dequantized(quantized, state).numpy(), np.asarray(sent)
+
+  array = np.random.default_rng(0).normal(0, 0.01, (30, 20)).astype(np.float32)
+  theirs, ours = both(array)
+  np.testing.assert_allclose(ours, theirs, atol=1e-6)
+  theirs, ours = both(array * np.float32(1e-3))
+  assert np.isnan(theirs).all() and np.isfinite(ours).all()
