@@ -209,31 +209,20 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
 
 
 def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarray]:
-  """Returns arrays by the names of the state dict; those numbered 0, 1, … are in its order."""
+  """Returns arrays by the names of the state dict; those named 0, 1, … are in its order."""
   assert model.layout is not None
   entries = {entry.name: entry for entry in model.layout.entries}
-  if list(arrays) == [str(number) for number in range(len(arrays))]:
-    arrays = (
-      dict(zip(_state_names(model), arrays.values(), strict=False))
-      if len(arrays) == len(_state_names(model))
-      else arrays
-    )
-  missing = [name for name in entries if name not in arrays]
-  wrong = [name for name, entry in entries.items() if name in arrays and arrays[name].shape != entry.shape]
-  if missing or wrong:
-    name = (missing or wrong)[0]
-    what = 'has no array' if missing else f'has shape {arrays[name].shape} in'
-    raise errors.UsageError(
-      f'the arrays are not the state dict of {model.name!r}: it {what} {name!r}, expected shape {entries[name].shape}; '
-      f'there are {len(arrays)} arrays for {len(entries)} in the state dict'
-    )
+  if list(arrays) == [str(number) for number in range(len(entries))]:
+    arrays = dict(zip(entries, arrays.values(), strict=True))
+  for name, entry in entries.items():
+    found = arrays.get(name)
+    if found is None or found.shape != entry.shape:
+      what = 'is missing' if found is None else f'has shape {found.shape}'
+      raise errors.UsageError(
+        f'the arrays are not the state dict of {model.name!r}: {name!r} {what}, expected shape {entry.shape}; there '
+        f'are {len(arrays)} arrays, and {len(entries)} in the state dict'
+      )
   return {name: np.asarray(arrays[name]) for name in entries}
-
-
-def _state_names(model: Model) -> list[str]:
-  """Returns the names of the state dict in its order, aliases of shared parameters left out."""
-  assert model.layout is not None
-  return [entry.name for entry in model.layout.entries]
 
 
 def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
