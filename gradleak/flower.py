@@ -15,6 +15,7 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
+from gradleak.defenses.text import parse
 from gradleak.federated import ClientSettings
 from gradleak.frameworks.comparison import Comparison, compare
 from gradleak.frameworks.exchange import Exchange, read, write
@@ -33,16 +34,22 @@ class Audit:
 
   Attributes:
     comparison: the client beside the simulated one, see `frameworks.comparison.Comparison`.
+    client: the `ClientSettings` that attacks simulate: those that were given, or with what explains a difference.
     captured: what the attacks made of its update, see `gradleak.attack`; None where they were not run.
     exchange: the training that was attacked.
   """
 
   comparison: Comparison
+  client: ClientSettings
   captured: Captured | None
   exchange: Exchange
 
   def __str__(self) -> str:
-    return ' '.join(self.comparison.words)
+    words = self.comparison.words
+    if self.captured is not None and not self.comparison.agrees:
+      changed = any(one.changes for one in self.comparison.explanations)
+      words = (*words, f'Attacks simulate the client {"with that" if changed else "as it was given"}.')
+    return ' '.join(words)
 
 
 def record(folder: Any) -> Callable:
@@ -137,6 +144,7 @@ def audit(
 
   The client is a black box: it is sent weights, and returns weights. It is called twice or more, see
   `frameworks.comparison.compare`. Attacks then run on the update of the first call, with the samples as the truth.
+  Where another setting explains a difference, they simulate the client with that.
 
   Args:
     client_fn: (images, labels) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
@@ -149,7 +157,8 @@ def audit(
     run_config: the configuration of the run, which an app reads from its context.
     client: how the simulated client trains. Its fields may be given as keyword arguments: learning_rate, momentum,
       local_epochs, local_batch_size and others; share is 'delta'.
-    defense: what the client is known to use, of `gradleak.defenses`; it is simulated, and attackers who know it run.
+    defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
+      know it run.
     **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, restarts, steps, controls,
       workdir, progress.
 
@@ -172,10 +181,11 @@ def audit(
     exchanges.append(_called(app, sent, config, run_config, len(images)))
     return update_of(exchanges[-1], model)
 
-  classes = _classes(model, variables, images)
-  found = compare(fit, model, variables, images, labels, settings, classes, as_defense(defense))
-  if found.draws == 'order' and settings.sample_order == 'fixed':
-    settings = dataclasses.replace(settings, sample_order='shuffled')
+  defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
+  found = compare(fit, model, variables, images, labels, settings, _classes(model, variables, images), defense)
+  explained = next((one.changes for one in found.explanations if one.changes), {})
+  order = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
+  settings = dataclasses.replace(settings, **explained, **order)
   captured = None
   if key is not None:
     captured = attack(
@@ -190,7 +200,7 @@ def audit(
       truth=(images, labels),
       **given,
     )
-  return Audit(found, captured, exchanges[0])
+  return Audit(found, settings, captured, exchanges[0])
 
 
 def update_of(exchange: Exchange, model: Model) -> Tree:

@@ -117,6 +117,16 @@ def test_the_attack_has_verdicts_and_sees_the_update_of_the_client(network):
   assert flower.audit(quickstart.app, IMAGES[:1], LABELS[:1], *network, **KNOWN).captured is None
 
 
+def test_attacks_simulate_the_client_with_what_explains_the_difference(network):
+  given = {'key': jax.random.key(0), 'steps': 20, 'controls': 2, 'progress': None, 'defense': 'none', **KNOWN}
+  wrong = flower.audit(lambda x, y: quickstart.app(x, y, lr=0.05), IMAGES[:1], LABELS[:1], *network, **given)
+  assert wrong.client.learning_rate == 0.05 and wrong.captured.config['learning_rate'] == 0.05
+  assert str(wrong).endswith('They agree with learning_rate=0.05. Attacks simulate the client with that.')
+  known = {**KNOWN, 'local_batch_size': 1}
+  shuffled = flower.audit(lambda x, y: quickstart.app(x, y, batch=1, shuffle=True), IMAGES, LABELS, *network, **known)
+  assert shuffled.client.sample_order == 'shuffled' and 'Attacks' not in str(shuffled)
+
+
 def test_the_servers_side_is_recorded_before_the_server_clips(network, tmp_path):
   from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
   from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
