@@ -54,6 +54,7 @@ setup(
   extras_require={
     'benchmark': ['hydra-core>=1.3,<2', 'torch>=2.4,<3'],  # beside breaching, see the Makefile
     'docs': DOCS,
+    'flower': ['flwr>=1.42,<2', 'torch>=2.4,<3'],
     'frame': ['pandas>=2,<4'],
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],

@@ -9,7 +9,7 @@ import gradleak as gl
 from gradleak.core import errors
 from gradleak.federated.earlier import RATE, earlier
 from launch import _program
-from launch._flags import Flags
+from launch._flags import NETWORK, Flags
 
 OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel')  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
@@ -33,7 +33,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
     given.integer(
       'rounds_before', rounds, 'Rounds of training on the public images before; 0: nobody has taken part yet.'
     )
-    given.shared('init', 'weights', *(name for name in own if name == 'model'))
+    given.shared('init', 'weights', *(NETWORK if 'model' in own else ()))
   with _program.group('client'):
     given.settings(gl.ClientSettings)
   with _program.group('attacker'):

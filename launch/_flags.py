@@ -5,11 +5,14 @@ This module imports gradleak only where a program runs.
 
 import dataclasses
 import functools
+import importlib.util
 import os
+import sys
 import types
 import typing
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from launch import _program
@@ -33,6 +36,13 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
     "resnet152, vgg11, vgg16, vit_tiny, vit_small; settings as in 'convnet(width=8)'.",
   ),
+  'torch_model': (
+    'string', None,
+    'package.module:Class of a PyTorch network of your own, in place of --model; the class, or a function, is called '
+    "without arguments. This imports the module, and so runs the user's code, as no file's does.",
+  ),
+  'torch_mean': ('string', None, 'Mean of each channel, by which images in [0, 1] are normalised for it: 0.5,0.5,0.5.'),
+  'torch_std': ('string', None, 'Deviation of each channel, likewise.'),
   'init': ('string', 'explicit', 'explicit: U(-0.5, 0.5), as in DLG; default: U(±1/√fan_in), as PyTorch.'),
   'weights': (
     'string', None,
@@ -60,6 +70,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     "JAX's persistent compilation cache; empty for none.",
   ),
 }  # fmt: skip
+NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
 OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel')  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
@@ -150,6 +161,41 @@ class Flags:
       _program.say(f'note: {note}')
     return dataset
 
+  def network(self, num_classes: int, image_shape: tuple[int, ...]) -> Any:
+    """Returns the `Model` of the flags --model and --init, or of --torch_model.
+
+    Args:
+      num_classes: number of logits; a network of PyTorch has its own.
+      image_shape: (H, W, C), for a network of PyTorch.
+
+    Raises:
+      UsageError: for flags of one network where the other is given, and for a module that is not found.
+    """
+    import gradleak as gl
+
+    if not self.torch_model:
+      self._refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
+      return gl.models.create(self.model, num_classes, **({'init': self.init} if 'init' in self else {}))
+    self._refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
+    if 'seed' in self:
+      seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')
+      if seeded:
+        seeded.manual_seed(self.seed)
+    module = _made(self.torch_model)
+    mean, std = (_numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
+    _program.say(f'exporting {self.torch_model} …')
+    return gl.models.from_torch(
+      module, np.random.default_rng(0).random((4, *image_shape), np.float32), mean=mean, std=std
+    )[0]
+
+  def _refuse_beside(self, what: str, *names: str) -> None:
+    """Raises `UsageError` where one of these flags is given, which are for something else."""
+    from gradleak.core import errors
+
+    for name in names:
+      if self.present(name):
+        raise errors.UsageError(f'--{name} is for {what}')
+
   def variables(self, model: Any, image_shape: tuple[int, ...], samples: tuple | None, kind: str) -> dict | None:
     """Returns the variables in the file of --weights, None without one, and says what accuracy they have.
 
@@ -178,7 +224,39 @@ class Flags:
 
   def weights_described(self) -> dict[str, str]:
     """Returns `{'init': the rule}`, or `{'weights': the name of the file}`."""
-    return {'weights': os.path.basename(self.weights)} if self.weights else {'init': self.init}
+    if self.weights:
+      return {'weights': os.path.basename(self.weights)}
+    return {'init': self.torch_model if 'torch_model' in self and self.torch_model else self.init}
+
+
+def _made(text: str) -> Any:
+  """Returns what package.module:Class makes, or what stands there; the current folder is searched last."""
+  from gradleak.core import errors
+
+  module, _, name = text.partition(':')
+  if not module or not name:
+    raise errors.UsageError(f'--torch_model={text}, expected package.module:Class, as in mine.networks:Net')
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
+  try:
+    found = importlib.import_module(module)
+    for part in name.split('.'):
+      found = getattr(found, part)
+    return found() if isinstance(found, type) or not hasattr(found, 'state_dict') else found
+  except Exception as error:  # the user's code may raise anything
+    raise errors.UsageError(f'--torch_model={text} makes no network: {type(error).__name__}: {error}') from error
+
+
+def _numbers(name: str, text: str | None) -> list[float] | None:
+  """Returns the numbers of a flag, separated by commas."""
+  from gradleak.core import errors
+
+  if text is None:
+    return None
+  try:
+    return [float(part) for part in text.split(',')]
+  except ValueError as error:
+    raise errors.UsageError(f'--{name}={text}, expected a number for each channel, as in 0.5,0.5,0.5') from error
 
 
 def _plain(annotation: Any) -> type:

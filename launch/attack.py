@@ -16,13 +16,13 @@ from absl import flags
 
 import gradleak as gl
 from launch import _program
-from launch._flags import Flags
+from launch._flags import NETWORK, Flags
 
 _GIVEN = Flags()
 with _program.group('what was captured'):
   _GIVEN.string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
   _GIVEN.string('returned', None, 'In place of --update: file with the weights that the client returned.')
-  _GIVEN.shared('weights', 'model', weights=(None, 'File with the weights that the client was sent, likewise.'))
+  _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('sent', None, 'The same as --weights.')
   _GIVEN.string('truth', None, "File of numpy.savez with the private 'samples' and 'targets', for verdicts.")
   _GIVEN.string('image_shape', None, 'Of the private images: height,width,channels.')
@@ -159,10 +159,10 @@ def _model(weights, shape):
   names = _names(_GIVEN.names)
 
   def made(number):
-    model = gl.models.create(_GIVEN.model, number)
+    model = _GIVEN.network(number, shape)
     return model, gl.read_weights(weights, model, shape, names=names, flattened=_GIVEN.flattened)
 
-  if _GIVEN.num_classes is not None:
+  if _GIVEN.num_classes is not None or _GIVEN.torch_model:
     return made(_GIVEN.num_classes)
   entries = torch_weights.read(weights)
   counts = sorted({values.shape[0] for values in entries.values() if values.ndim == 1})

@@ -46,7 +46,7 @@ def main(argv):
 
   attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(_GIVEN.model, dataset.num_classes, init=_GIVEN.init)
+  model = _GIVEN.network(dataset.num_classes, dataset.images.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir, settings = _GIVEN.workdir, _audited.settings(_GIVEN)
   if _GIVEN.rounds_before:  # an error comes before the training

@@ -38,7 +38,7 @@ def main(argv):
 
   defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(_GIVEN.model, dataset.num_classes, init=_GIVEN.init)
+  model = _GIVEN.network(dataset.num_classes, dataset.images.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir = _GIVEN.workdir
   found = gl.autoleak(

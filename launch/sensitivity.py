@@ -19,12 +19,12 @@ import gradleak as gl
 from gradleak import registry, report
 from gradleak.core import errors
 from launch import _program
-from launch._flags import Flags
+from launch._flags import NETWORK, Flags
 
 _GIVEN = Flags()
 with _program.group('what is attacked'):
   _GIVEN.shared(
-    *('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', 'model', 'init', 'public'),
+    *('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', *NETWORK, 'init', 'public'),
     init=('default', 'Initialisation of production: default (as PyTorch) or explicit.'),
     public=(100, 'Public images that train the model, of the split train; 0 for none.'),
   )
@@ -53,7 +53,7 @@ def main(argv):
     other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
     chosen = _turns(other.labels)[: _GIVEN.public]
     public = other.images[chosen], other.labels[chosen]
-  model = gl.models.create(_GIVEN.model, private.num_classes, init=_GIVEN.init)
+  model = _GIVEN.network(private.num_classes, private.images.shape[1:])
   found = gl.sensitivity(
     jax.random.key(_GIVEN.seed),
     model,

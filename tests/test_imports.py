@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # What stands lower may import what stands higher. BUILD.md says what each holds.
 FOLDERS = (
   'core', 'engine', 'data', 'models', 'metrics', 'modalities', 'priors', 'defenses', 'federated', 'threat', 'attacks',
-  'adaptive', 'servers', 'audit', 'summary', 'studies', 'report', 'registry', '', 'cli',
+  'adaptive', 'servers', 'audit', 'summary', 'studies', 'frameworks', 'report', 'registry', 'flower', '', 'cli',
 )  # fmt: skip
 
 

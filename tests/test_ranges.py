@@ -74,6 +74,7 @@ RANGES = {
   'data.partition.classes': {'number': COUNT, 'low': NATURAL},
   'data.partition.dirichlet': {'alpha': 'float [0.001, inf)', 'least': COUNT},
   'data.partition.iid': {'samples': NATURAL},
+  'defenses.clipping.clamp': {'limit': POSITIVE},
   'defenses.clipping.clip': {'norm': POSITIVE},
   'defenses.compensation.compensate': {'variance': WEIGHT, 'q': 'float [1, inf)', **MATRIX},
   'defenses.compensation.compensation': {**SLICED, 'q': COUNT, **MATRIX},
@@ -103,14 +104,32 @@ RANGES = {
   'defenses.graddefense.sensitivity': {'method': ESTIMATES, 'probes': COUNT},
   'defenses.graddefense.slice_gradients': {'num_slices': COUNT, 'balance': BALANCES},
   'defenses.guarantees.mechanisms': {'epochs': COUNT},
+  'defenses.local_dp.local_dp': {
+    'norm': POSITIVE, 'sensitivity': WEIGHT, 'epsilon': 'float [1e-12, inf)', 'delta': SPENT['delta'],
+  },
   'defenses.noise.gaussian': {'stddev': WEIGHT},
   'defenses.noise.laplace': {'scale': WEIGHT},
   'defenses.outpost.outpost': {
     'noise': WEIGHT, 'fisher': FRACTION, 'decay': UNBOUNDED, 'prune': FRACTION, 'variant': 'paper|code',
   },
   'defenses.outpost.outpost_pruning': {'prune': FRACTION, 'variant': 'paper|code'},
+  'defenses.percentile_privacy.percentile_privacy': {
+    'percentile': 'float [0, 100]', 'gamma': POSITIVE, 'steps': COUNT,
+  },
+  'defenses.quantization.adaquant': {'weight': 'float [1e-09, inf)'},
+  'defenses.quantization.quantize': {'code': 'float16|blockwise8|float4|normfloat4'},
   'defenses.samples.instahide': {'mixed': 'int [2, 64]', 'largest': FRACTION},
+  'defenses.secagg.secagg_rounding': {
+    'limit': 'float [1e-12, inf)', 'levels': 'float [2, inf)', 'weight': 'float [1e-09, 1]',
+  },
+  'defenses.server_dp.server_dp': {
+    'norm': POSITIVE, 'noise': WEIGHT, 'clients': COUNT, 'rate': WEIGHT, 'quantile': FRACTION,
+    'counts': 'clipped|unclipped',
+  },
   'defenses.soteria.soteria': {'rate': FRACTION, 'variant': 'paper|code|code_shifted'},
+  'defenses.svt_privacy.svt_privacy': {
+    'fraction': FRACTION, 'epsilon': POSITIVE, 'noise_var': POSITIVE, 'gamma': POSITIVE, 'tau': WEIGHT,
+  },
   'federated.accounting.Ledger': {'server_noise': WEIGHT, **SAMPLED},
   'federated.accounting.Ledger.epsilon': {'rounds': NATURAL, 'participations': NATURAL},
   'federated.client.Client': {

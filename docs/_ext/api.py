@@ -9,7 +9,7 @@ import methods
 from sphinx.application import Sphinx
 
 import gradleak as gl
-from gradleak import priors
+from gradleak import flower, priors
 
 DOCS = pathlib.Path(__file__).parents[1]
 _DEEPEST = 2  # dots in the name of a module that has a page
@@ -34,6 +34,7 @@ def modules() -> dict[str, types.ModuleType]:
 
   visit(gl)
   visit(priors)
+  visit(flower)
   return found
 
 

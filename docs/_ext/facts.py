@@ -38,7 +38,19 @@ EVIDENCE = {
   'uploads': 'several uploads of the same samples',
 }
 # Values of settings that have no default, for what depends on a value.
-EXAMPLES = {'stddev': 0.05, 'scale': 0.02, 'rate': 0.9, 'ratio': 0.4, 'norm': 1.0, 'noise': 0.01}
+EXAMPLES = {
+  'stddev': 0.05,
+  'scale': 0.02,
+  'rate': 0.9,
+  'ratio': 0.4,
+  'norm': 1.0,
+  'noise': 0.01,
+  'limit': 0.01,
+  'sensitivity': 1e-4,
+  'epsilon': 10.0,
+  'delta': 1e-5,
+  'clients': 10,
+}
 MODEL, SAMPLES, DELTA = 'lenet(width=4)', 1, 1e-5
 TABLES, SCALES = ROOT / 'results' / 'tables', ('paper', 'mini')  # stored results
 ROUNDS = 16  # uploads that an attacker may average

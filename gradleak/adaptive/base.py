@@ -140,7 +140,8 @@ class Known:
   @property
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
-    return min((norm_bound(stage) for stage in self.defense.stages if not self._trains(stage)), default=math.inf)
+    size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
+    return min((norm_bound(stage, size) for stage in self.defense.stages if not self._trains(stage)), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:
@@ -492,7 +493,7 @@ def _shown(known: Known) -> AdaptiveAttack | None:
 def _stated(stage: Stage) -> bool:
   """Returns whether the traits of a stage, or an adaptive attack to it, say what its uploads show."""
   traits = stage.traits
-  declared = traits.sparsifies or traits.noise or traits.clips or traits.bounds or traits.simulated
+  declared = traits.sparsifies or traits.noise or traits.clips or traits.bounds or traits.limits or traits.simulated
   return stage.factory in SPECIAL or bool(declared)
 
 

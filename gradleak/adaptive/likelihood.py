@@ -107,7 +107,9 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     return made
   noise, (variance,) = noisy[0].traits.noise, variances
   assert noise is not None
-  fraction = min(1.0, float(noise.fraction(noisy[0].settings)))
+  # What is dropped at random is zero, and all that is sent has the noise.
+  sends = _selects_at_random(noisy[0])
+  fraction = 1.0 if sends else min(1.0, float(noise.fraction(noisy[0].settings)))
   tree = jax.tree.map(
     lambda p, v: np.broadcast_to(np.asarray(v, np.float32), np.shape(p)),
     params,
@@ -120,11 +122,17 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     fraction=fraction,
     groups=None if noise.groups is None or fraction == 1 else noise.groups(arguments),
     laplace=noise.distribution == 'laplace',
+    masked=made.masked or sends,
   )
 
 
 def _gradients(stage: Stage, context: Context) -> int:
   return int(stage.traits.gradients(context, stage.settings))
+
+
+def _selects_at_random(stage: Stage) -> bool:
+  """Returns whether a stage with noise drops entries that its part without randomness keeps."""
+  return bool(stage.traits.sparsifies) and not any(part.traits.sparsifies for part in _noiseless(stage))
 
 
 def _noiseless(stage: Stage) -> tuple[Stage, ...]:

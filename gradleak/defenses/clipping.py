@@ -1,11 +1,14 @@
-"""Norm clipping of a whole update."""
+"""Clipping: of the norm of a whole update, and of each of its entries."""
 
 import math
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from gradleak.core import trees
 from gradleak.core.settings import Positive
+from gradleak.core.trees import Tree
 from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
 
@@ -28,3 +31,29 @@ def clip(*, norm: Positive) -> optax.GradientTransformationExtraArgs:
     norm: the largest L2 norm of the result; infinity is the identity.
   """
   return stateless('clip', lambda updates: trees.clip(updates, norm))
+
+
+@defense(
+  place='upload',
+  limits=lambda settings: settings['limit'],
+  simulated=lambda settings: clamp(limit=settings['limit']),
+  post_processing=True,
+  idle=lambda settings: math.isinf(settings['limit']),
+)
+def clamp(*, limit: Positive) -> optax.GradientTransformationExtraArgs:
+  r"""Truncates every entry to [−limit, limit].
+
+  Unlike `clip`, it changes the direction. Entries within the limit keep their values.
+
+  Formula:
+    g'_i = \min(\max(g_i, -\text{limit}), \text{limit})
+
+  Args:
+    limit: the largest magnitude of an entry; infinity is the identity.
+  """
+  return stateless('clamp', lambda updates: clamped(updates, limit))
+
+
+def clamped(updates: Tree, limit: float | jax.Array) -> Tree:
+  """Returns the updates with every entry in [−limit, limit]; the limit may be traced."""
+  return jax.tree.map(lambda u: jnp.clip(u, -jnp.asarray(limit, u.dtype), jnp.asarray(limit, u.dtype)), updates)

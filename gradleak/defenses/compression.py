@@ -49,6 +49,12 @@ def _threshold(bits: jax.Array, kept: jax.Array) -> jax.Array:
   return jax.lax.fori_loop(jnp.int32(0), jnp.int32(31), refine, jnp.int32(0))
 
 
+@jax.jit
+def magnitude_at(x: jax.Array, kept: jax.Array) -> jax.Array:
+  """Returns the `kept`-th largest magnitude of the entries of `x`, a float32 scalar; `kept` ≥ 1 may be traced."""
+  return jax.lax.bitcast_convert_type(_threshold(_magnitude_bits(x), kept), jnp.float32)
+
+
 def portion(ratio: float | jax.Array, size: int) -> jax.Array:
   """Returns ⌈ratio·size⌉, an int32 scalar: at least 1 unless `ratio`, which may be traced, is 0."""
   ratio = jnp.asarray(ratio, jnp.float32)

@@ -63,7 +63,7 @@ class Noise:
     fraction: settings -> that of the entries that have noise, 1 for all of them.
     groups: arguments of the factory -> the number of each entry's group, integers shaped like the parameters; either
       all entries of a group have noise, or none. None if entries are chosen one by one.
-    distribution: 'gaussian' or 'laplace'.
+    distribution: 'gaussian', 'laplace' or 'triangular', that of stochastic rounding.
   """
 
   variance: Callable[[Settings, Context, int], float | Tree]
@@ -115,6 +115,7 @@ class Traits:
     clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
       clip what it simulates.
     bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one.
+    limits: settings -> the largest magnitude of an entry of its output without noise of its own, or None.
     mechanism: (settings, L2 norm that the stage before it clips the upload to, or None; its position in the chain) ->
       the `Mechanism` that it is, or None.
     post_processing: whether its output depends only on the update and on public values, so that guarantees of the
@@ -140,6 +141,7 @@ class Traits:
   noise: Noise | None = None
   clips: Callable[[Settings], float] | None = None
   bounds: Callable[[Settings], float] | None = None
+  limits: Callable[[Settings], float] | None = None
   mechanism: Callable[[Settings, float | None, int], Mechanism | None] | None = None
   post_processing: bool = False
   selects: bool = False
@@ -150,7 +152,7 @@ class Traits:
 
   def __post_init__(self) -> None:
     check_fields(self)
-    for name in ('arguments', 'clips', 'bounds', 'mechanism', 'gradients', 'idle'):
+    for name in ('arguments', 'clips', 'bounds', 'limits', 'mechanism', 'gradients', 'idle'):
       value = getattr(self, name)
       if not callable(value) and (value is not None or name in ('arguments', 'gradients', 'idle')):
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
@@ -477,7 +479,13 @@ def is_idle(stage: Stage) -> bool:
   return stage.traits.idle(stage.settings)
 
 
-def norm_bound(stage: Stage) -> float:
-  """Returns a bound on the L2 norm of the stage's output without its own noise; infinity if there is none."""
-  declared = stage.traits.bounds or stage.traits.clips
-  return math.inf if declared is None else float(declared(stage.settings))
+def norm_bound(stage: Stage, size: int | None = None) -> float:
+  """Returns a bound on the L2 norm of the stage's output without its own noise; infinity if there is none.
+
+  Args:
+    stage: the stage.
+    size: how many entries the output has, for stages that limit each of them; None takes no account of those.
+  """
+  declared, limits = stage.traits.bounds or stage.traits.clips, stage.traits.limits
+  bound = math.inf if declared is None else float(declared(stage.settings))
+  return bound if limits is None or size is None else min(bound, math.sqrt(size) * float(limits(stage.settings)))

@@ -327,9 +327,8 @@ def _server(
       mean = layer_average(uploads, weights)
     norm = trees.norm(mean)
     portions = (weights > 0).astype(jnp.float32) if noise else weights
-    mean, chain_state = chain.update(
-      mean, chain_state, params, key=key, num_clients=num_clients, weights=portions / jnp.sum(portions)
-    )
+    given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions), 'uploads': uploads.update}
+    mean, chain_state = chain.update(mean, chain_state, params, key=key, **given)
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
     updates, server_state = server.update(gradient, server_state, params)
     variables = {**variables, 'params': optax.apply_updates(params, updates)}

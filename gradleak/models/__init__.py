@@ -1,7 +1,7 @@
 """Networks as pure functions.
 
 Built-in networks are factories, such as `lenet(10, width=24)`; `create('lenet(width=24)', 10)` makes the same from a
-text. `from_flax`, `from_nnx` and `from_functions` wrap a user's own network; `agreement` compares one that was written
+text. `from_flax`, `from_nnx`, `from_torch` and `from_functions` wrap a user's own network; `agreement` compares one that was written
 anew with the original.
 """
 
@@ -12,6 +12,7 @@ from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
+from gradleak.models.torch import from_torch
 from gradleak.models.vgg import vgg11, vgg16
 from gradleak.models.vit import vit_small, vit_tiny
 
@@ -31,6 +32,7 @@ __all__ = [
   'from_flax',
   'from_functions',
   'from_nnx',
+  'from_torch',
   'lenet',
   'lenet4',
   'mlp',

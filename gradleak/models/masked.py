@@ -26,7 +26,7 @@ _masked: contextvars.ContextVar[_Masked | None] = contextvars.ContextVar('masked
 
 @contextlib.contextmanager
 def masked(weights: jax.Array | None) -> Iterator[_Masked | None]:
-  """In this block, Flax Linen's BatchNorm is traced to leave out images of weight 0; with None, all images count."""
+  """In this block, BatchNorm of Flax Linen and of PyTorch is traced to leave out images of weight 0; with None, all images count."""
   found = None if weights is None else _Masked(weights)
   token = _masked.set(found)
   try:
@@ -35,18 +35,32 @@ def masked(weights: jax.Array | None) -> Iterator[_Masked | None]:
     _masked.reset(token)
 
 
+def counted(images: jax.Array) -> jax.Array | None:
+  """Returns which images of a batch [N, …] count in its statistics, [N, 1, …]; None where all do.
+
+  It is for a layer that is about to take the statistics of these images.
+  """
+  found = _masked.get()
+  if found is None:
+    return None
+  fits = images.shape[:1] == found.weights.shape
+  found.taken.append(fits)
+  if not fits:
+    return None
+  counts = (found.weights > 0) | jnp.all(found.weights == 0)  # of none, the mean would be 0/0
+  return counts.reshape(-1, *[1] * (images.ndim - 1))
+
+
 def options(module: nn.Module, method: str, args: tuple, given: dict[str, Any]) -> dict[str, Any]:
   """Returns the keyword arguments of a call of a module: those given and, for a BatchNorm, its `mask`."""
   found = _masked.get()
   if found is None or method != '__call__' or not isinstance(module, nn.BatchNorm):
     return given
-  images = args[0] if args else given['x']
-  fits = images.shape[:1] == found.weights.shape and given.get('mask') is None
-  found.taken.append(fits)
-  if not fits:
+  if given.get('mask') is not None:
+    found.taken.append(False)
     return given
-  counts = (found.weights > 0) | jnp.all(found.weights == 0)  # of none, the mean would be 0/0
-  return {**given, 'mask': counts.reshape(-1, *[1] * (images.ndim - 1))}
+  mask = counted(args[0] if args else given['x'])
+  return given if mask is None else {**given, 'mask': mask}
 
 
 def takes_mask(apply: Callable, variables: Any, images: jax.Array) -> bool:

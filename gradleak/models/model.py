@@ -1,10 +1,11 @@
 """The model that attacks and defenses use: a NamedTuple of pure functions, and how to make one of a user's network."""
 
+import contextlib
 import dataclasses
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,8 @@ from flax import linen as nn
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
-from gradleak.models import masked, modes, repeated
+from gradleak.models import convolution, masked, modes, repeated
+from gradleak.models.state_dict import Layout
 
 ImageShape = tuple[int, ...]
 
@@ -40,6 +42,7 @@ class Model(NamedTuple):
     citations: its sources.
     normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
     axes: how many axes one sample has, 3 for images.
+    layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
   """
 
   name: str
@@ -51,6 +54,7 @@ class Model(NamedTuple):
   citations: tuple[str, ...] = ()
   normalisation: 'Normalisation | None' = None
   axes: int = 3
+  layout: Layout | None = None
 
 
 class Normalisation(NamedTuple):
@@ -390,7 +394,8 @@ def from_flax(
     name: how results call it; the class name by default.
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
 
-  Layers are found by calling the module once on shapes only. Every submodule that owns a parameter of two or more
+  Each `nn.Conv` is computed in the formulation that is fast where trials have gradients of their own (`convolution`),
+  with the same values. Layers are found by calling the module once on shapes only. Every submodule that owns a parameter of two or more
   dimensions starts a layer. Those with vectors only (norms) belong to the layer before.
 
   Raises:
@@ -493,7 +498,8 @@ def _linen_caller(
         return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
-      return next_function(*args, **masked.options(context.module, context.method_name, args, kwargs))
+      with _fast_convolution(context.module):
+        return next_function(*args, **masked.options(context.module, context.method_name, args, kwargs))
 
     module, options = in_mode(train)
     key = None if key is None else errors.check_key('key', key)
@@ -502,6 +508,22 @@ def _linen_caller(
       return module.apply(variables, normalise(images), rngs=rngs, mutable=['batch_stats'], **options)
 
   return call, normalise
+
+
+@contextlib.contextmanager
+def _fast_convolution(module: nn.Module) -> Iterator[None]:
+  """Lets a `Conv` of Flax convolve as the networks of the library do, unless it has a function of its own for that."""
+  name = 'conv_general_dilated'
+  if (
+    not isinstance(module, nn.Conv) or getattr(module, name) is not None or module.conv_general_dilated_cls is not None
+  ):
+    yield
+    return
+  object.__setattr__(module, name, convolution.fast)  # modules are frozen
+  try:
+    yield
+  finally:
+    object.__setattr__(module, name, None)
 
 
 def _check_linen(module: Any) -> None:

@@ -62,4 +62,4 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     layers=model.layers,
     citations=model.citations,
   )
-  return made._replace(normalisation=Normalisation(mean, std))
+  return made._replace(normalisation=Normalisation(mean, std), layout=model.layout)

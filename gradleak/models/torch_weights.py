@@ -355,7 +355,10 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
 
 def has_published_names(params: Tree) -> bool:
   """Returns whether these are parameters of our residual networks, VGGs or vision transformers."""
-  return isinstance(params, Mapping) and not {'layer1_0', 'features_0', 'patch_embed'}.isdisjoint(params)
+  if not isinstance(params, Mapping):
+    return False
+  patches = params.get('patch_embed')  # a module of PyTorch may have this name, and another within it
+  return not {'layer1_0', 'features_0'}.isdisjoint(params) or (isinstance(patches, Mapping) and 'kernel' in patches)
 
 
 def without_prefixes(entries: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:

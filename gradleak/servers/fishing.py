@@ -337,4 +337,9 @@ def batch_statistics(model: Model, variables: dict, images: np.ndarray) -> Tree:
   before = (jax.tree.map(lambda x, v=value: jnp.full_like(x, v), variables['batch_stats']) for value in (0, 1))
   images = jnp.asarray(images, jax.tree.leaves(variables['batch_stats'])[0].dtype)
   zeros, ones = (apply({**variables, 'batch_stats': each}, images) for each in before)
-  return jax.tree.map(lambda zero, one: zero / (1 - (one - zero)), zeros, ones)
+
+  def of_batch(old: jax.Array, zero: jax.Array, one: jax.Array) -> jax.Array:
+    rate = 1 - (one - zero)  # 0 for a count of batches, which is left as it is
+    return jnp.where(rate == 0, old, zero / jnp.where(rate == 0, jnp.ones_like(rate), rate))
+
+  return jax.tree.map(of_batch, variables['batch_stats'], zeros, ones)

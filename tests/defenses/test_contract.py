@@ -84,6 +84,23 @@ CASES = {
   ),
   'fragmentation_random': Case({'ratio': 1.0}, {'ratio': 0.5}, ('key',), lambda sample: (single_tensors(sample),)),
   'clip': Case({'norm': math.inf}, {'norm': 0.1}),
+  'clamp': Case({'limit': math.inf}, {'limit': 0.01}),
+  'percentile_privacy': Case(None, {'percentile': 30.0, 'gamma': 0.05}),
+  'svt_privacy': Case(
+    None,
+    {'fraction': 0.3, 'epsilon': 50.0, 'noise_var': 20.0, 'gamma': 1.0, 'replace': False},
+    ('key',),
+    quiet={'noise_var': math.inf},
+  ),
+  'local_dp': Case(
+    {'norm': math.inf, 'sensitivity': 0.0},
+    {'norm': 0.1, 'sensitivity': 0.2, 'epsilon': 1.0, 'delta': 1e-5},
+    ('key',),
+    quiet={'sensitivity': 0.0},
+  ),
+  'quantize': Case(None, {'code': 'blockwise8'}),
+  'adaquant': Case(None, {'weight': 10.0}),
+  'secagg_rounding': Case(None, {'limit': 1e4, 'levels': 1e5}, ('key', 'params'), quiet={'levels': 2e9}),
   'null_gradient': Case(None, {}, ('key',)),
   'graddefense': Case(
     {'stddev': 0.0},
@@ -123,7 +140,7 @@ CASES = {
 # As published: on the gradient of each local step; the other cases on what is sent.
 PER_STEP = {'outpost', 'soteria', 'concealment', 'dpsgd', 'clip_samples', 'graddefense_step'}
 # On the samples, and at the server: tests of their own say what they do.
-OTHERS = {'ats': 'data', 'instahide': 'data', 'compensation': 'round'}
+OTHERS = {'ats': 'data', 'instahide': 'data', 'compensation': 'round', 'server_dp': 'round'}
 WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not None]
 KEY = jax.random.key(11)
 
@@ -437,7 +454,7 @@ def test_different_defenses_draw_different_noise_from_one_key(samples):
 # ---- traits against behaviour, on a network of two dense layers without activation
 
 COUNT = 256  # keys per call
-KURTOSIS = {'gaussian': 3, 'laplace': 6}  # the mean of x⁴, in units of the squared variance of x
+KURTOSIS = {'gaussian': 3, 'laplace': 6, 'triangular': 2.4}  # the mean of x⁴, in units of the squared variance of x
 
 
 def trait(name, what):
@@ -591,7 +608,9 @@ def test_the_noise_has_the_declared_variance_on_the_declared_fraction_of_entries
   whole = isinstance(variance, float)
   for x, declared in zip([everything] if whole else tensors, jax.tree.leaves(variance), strict=True):
     drawn = x[x != 0]
-    error = 5 * math.sqrt((KURTOSIS[noise.distribution] - 1) / drawn.size)
+    # The error of rounding depends on the entry: its declared variance is a mean over entries, not over keys.
+    independent = drawn.size / (COUNT if noise.distribution == 'triangular' else 1)
+    error = 5 * math.sqrt((KURTOSIS[noise.distribution] - 1) / independent)
     assert error < 1 / 3  # so that two thirds and three halves of the variance are rejected
     assert np.mean(drawn**2) == pytest.approx(declared, rel=error)
     assert np.mean(drawn**4) / np.mean(drawn**2) ** 2 == pytest.approx(KURTOSIS[noise.distribution], rel=1 / 3)
@@ -628,8 +647,13 @@ def test_selects_is_a_mask_that_depends_on_the_update(name, behaviour):
 @every_defense
 def test_the_norm_is_clipped_or_bounded_as_declared(name, behaviour):
   defended = behaviour(name)
-  clips, bounds = trait(name, 'clips'), trait(name, 'bounds')
-  assert (clips is not None or bounds is not None) == (defended.loud < 10)
+  clips, bounds, limits = (trait(name, what) for what in ('clips', 'bounds', 'limits'))
+  assert (clips or bounds or limits) is None or defended.loud < 10
+  assert (clips or bounds or limits) is not None or defended.loud > 10
+  if limits is not None:
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(defended.quiet))
+    assert largest == pytest.approx(limits(defended.method.settings))
+    assert norm_bound(defended.method, 9) == 3 * limits(defended.method.settings)
   if clips is None and bounds is None:
     return
   assert clips is None or bounds is None  # what clips is bounded, as `norm_bound` knows

@@ -281,3 +281,19 @@ def test_the_seconds_of_a_round_are_split(setting):
   federation, variables = setting({'upload': chain}, per_round=1)
   without, added = training.seconds_split(federation, variables, KEY, repeats=3, seconds=0)
   assert 0 < without < added
+
+
+def test_a_defense_at_the_server_is_handed_each_upload(setting):
+  """Uploads that are clipped one by one, and their mean, as Flower's strategy wrapper does it."""
+  given = {'share': 'gradient', 'batch_size': None}
+  federation, variables = setting(
+    given, server=optax.sgd(0.5), chain=defenses.server_dp(norm=0.3, noise=0.0, clients=3)
+  )
+  state, _ = simulation.run_round(federation, simulation.start(federation, variables), KEY)
+  expected = jax.tree.map(jnp.zeros_like, variables['params'])
+  for members, weight in zip(PARTITION[:3], (3, 2, 3), strict=True):
+    gradient = gradient_of(variables['params'], federation.images[members], federation.labels[members])
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+    assert norm > 0.3
+    expected = jax.tree.map(lambda e, g, w=weight, n=norm: e + w / 8 * 0.3 / n * g, expected, gradient)
+  close(state.variables['params'], jax.tree.map(lambda p, e: p - 0.5 * e, variables['params'], expected))

@@ -107,13 +107,13 @@ def batch_statistics(images: jax.Array, given: Given) -> jax.Array:
   """Returns Σ_l ‖μ_l − BN mean‖ + ‖σ²_l − BN var‖ over the BatchNorm layers (GradInversion, Yin et al. 2021, eq. 9).
 
   After a pass the running averages are m of the old ones and 1 − m of the batch's: their change shows the batch. The
-  momentum m of each layer is what a pass of zeros leaves of running averages of 1.
+  momentum m of each layer is what a pass of zeros leaves of running averages of 1. What it leaves whole is a count.
   """
   variables = given.observation.variables
   _, after = given.apply(variables, images, True, None)
   changes = trees.subtract(after, variables['batch_stats'])
   pairs = zip(jax.tree.leaves(changes), _momenta(given.apply, variables, images), strict=True)
-  return jnp.sum(jnp.stack([trees.norm(change) / (1 - momentum) for change, momentum in pairs]))
+  return jnp.sum(jnp.stack([trees.norm(change) / (1 - momentum) for change, momentum in pairs if momentum < 1]))
 
 
 def _momenta(apply: Callable[..., Any], variables: Mapping, images: jax.Array) -> list[float]:

@@ -12,6 +12,7 @@ import numpy as np
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import Model, torch_weights
+from gradleak.models.state_dict import Layout
 
 _STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
 _IN_ORDER = re.compile(r'arr_\d+')  # how numpy.savez names arrays that it is given without a name
@@ -85,6 +86,26 @@ def refuse_integers(what: str, entries: Mapping[str, np.ndarray]) -> None:
 def is_list(entries: Mapping[str, Any]) -> bool:
   """Returns whether the entries have an order in place of names."""
   return all(_IN_ORDER.fullmatch(name) for name in entries)
+
+
+def in_layout(what: str, entries: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
+  """Returns the arrays of a list by their names in the `state_dict` of a network of PyTorch, in its order.
+
+  A list may hold every tensor, or the parameters and statistics, or the parameters.
+
+  Raises:
+    UsageError: for another number of arrays, or other shapes.
+  """
+  arrays = [entries[f'arr_{i}'] for i in range(len(entries))]
+  every = [(entry.name, entry.shape, entry.path[0]) for entry in layout.entries]
+  for kinds in (('params', 'batch_stats', 'buffers'), ('params', 'batch_stats'), ('params',)):
+    chosen = [(name, shape) for name, shape, kind in every if kind in kinds]
+    if [shape for _, shape in chosen] == [x.shape for x in arrays]:
+      return {name: x for (name, _), x in zip(chosen, arrays, strict=True)}
+  raise errors.UsageError(
+    f'{what}: it is a list of {len(arrays)} arrays, and the state dict of the network has {len(every)}, or their '
+    f'shapes differ: {_NAMED}'
+  )
 
 
 def in_order(

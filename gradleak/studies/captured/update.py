@@ -14,6 +14,7 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import Model, flattening, torch_weights
 from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
+from gradleak.models.state_dict import Layout
 from gradleak.studies.captured import sources
 
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
@@ -266,6 +267,8 @@ def _fitted(
   ours = {'.'.join(place): place for place in paths}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
   shape = check_image_shape(image_shape) if image_shape else None
+  if sources.is_list(entries) and model.layout is not None:
+    entries = sources.in_layout(about, entries, model.layout)
   if sources.is_list(entries):
     shape = shape or derived_image_shape(model, variables)
     statistics = {name: tree for name, tree in variables.items() if name != 'params'}
@@ -276,18 +279,31 @@ def _fitted(
     entries = {placed[path]: x for path, x in listed.items()}
   else:
     entries = _renamed(entries, names, {*ours, *theirs}, statistics=len(wanted) > 1)
+    if model.layout is not None:
+      entries = _of_layout(entries, model.layout, set(ours))
     if torch_weights.has_published_names(wanted['params']):
       entries = torch_weights.common_names(entries)
-    known = theirs if sum(name in theirs for name in entries) > sum(name in ours for name in entries) else ours
-  sources.refuse_integers(about, {name: x for name, x in entries.items() if name in known})
+    is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
+    known = theirs if is_torch and model.layout is None else ours
+  sources.refuse_integers(
+    about, {name: x for name, x in entries.items() if name in known and _floats(paths, known[name])}
+  )
   in_file = {name: values.shape for name, values in entries.items()}
   if known is theirs and theirs != ours:
     shape = shape or derived_image_shape(model, variables)
     entries = _from_torch(entries, theirs, model, variables, shape, flattened)
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
+  if model.layout is not None:
+    shapes |= {entry.name: entry.shape for entry in model.layout.entries if entry.name in shapes}
   _refuse_misfits(about, entries, shapes, partial, in_file, kind != 'weights')
+  if model.layout is not None:
+    entries = model.layout.to_ours(entries)
   # not rounded before their scale is known
   return {known[name]: np.asarray(x, np.promote_types(x.dtype, np.float32)) for name, x in entries.items()}
+
+
+def _floats(paths: Mapping[sources.Path, Any], place: sources.Path) -> bool:
+  return bool(jnp.issubdtype(paths[place].dtype, jnp.floating))
 
 
 def _checked_names(names: Any) -> Mapping[str, str]:
@@ -300,6 +316,20 @@ def _checked_names(names: Any) -> Mapping[str, str]:
   return names
 
 
+def _of_layout(entries: dict[str, np.ndarray], layout: Layout, known: set[str]) -> dict[str, np.ndarray]:
+  """Returns the entries of a network of PyTorch without those that are no tensors of what is read.
+
+  Raises:
+    UsageError: if two names of one tensor have different values.
+  """
+  tied = dict(layout.tied)
+  for name, first in tied.items():
+    if name in entries and not np.array_equal(entries[name], entries.setdefault(first, entries[name])):
+      raise errors.UsageError(f'{name} and {first} are one tensor of the network, and differ in the file')
+  others = {*tied, *(entry.name for entry in layout.entries)} - known
+  return {name: values for name, values in entries.items() if name not in others}
+
+
 def _renamed(
   entries: dict[str, np.ndarray], names: Mapping[str, str], known: Collection[str], statistics: bool
 ) -> dict[str, np.ndarray]:
@@ -307,7 +337,7 @@ def _renamed(
   found = {name.replace('/', '.'): values for name, values in entries.items()}
   found = torch_weights.without_prefixes(found, {*known, *names})
   dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
-  found = {name: values for name, values in found.items() if name.rpartition('.')[2] not in dropped}
+  found = {name: values for name, values in found.items() if name in known or name.rpartition('.')[2] not in dropped}
   renamed = {}
   for name, values in found.items():
     module, _, leaf = name.rpartition('.')

@@ -1,0 +1,332 @@
+"""Flower: what a client app is sent and what leaves it, recorded; and the client audited as a black box.
+
+It needs the extra `flower`. Nothing else in gradleak imports it: `import gradleak.flower`.
+"""
+
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradleak.core import errors
+from gradleak.core.trees import Tree
+from gradleak.defenses.defense import as_defense
+from gradleak.defenses.text import parse
+from gradleak.federated import ClientSettings
+from gradleak.frameworks.comparison import Comparison, compare
+from gradleak.frameworks.exchange import Exchange, read, write
+from gradleak.models import Model
+from gradleak.models.model import check_model
+from gradleak.studies.captured import Captured, attack
+
+__all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of']
+
+_TRAIN = 'train'
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+  """A client of Flower, audited as a black box.
+
+  Attributes:
+    comparison: the client beside the simulated one, see `frameworks.comparison.Comparison`.
+    client: the `ClientSettings` that attacks simulate: those that were given, or with what explains a difference.
+    captured: what the attacks made of its update, see `gradleak.attack`; None where they were not run.
+    exchange: the training that was attacked.
+  """
+
+  comparison: Comparison
+  client: ClientSettings
+  captured: Captured | None
+  exchange: Exchange
+
+  def __str__(self) -> str:
+    words = self.comparison.words
+    if self.captured is not None and not self.comparison.agrees:
+      changed = any(one.changes for one in self.comparison.explanations)
+      words = (*words, f'Attacks simulate the client {"with that" if changed else "as it was given"}.')
+    return ' '.join(words)
+
+
+def record(folder: Any) -> Callable:
+  """Returns a client mod that writes what each training was sent, and what leaves the client.
+
+  Put it first: `ClientApp(mods=[record('folder'), LocalDpMod(…)])`. The first mod is the outermost. It meets what the
+  mods behind it return, with clipping and noise. Under secure aggregation no weights leave; the mod then writes the
+  facts, and no arrays. A reply that is an error is passed on.
+
+  Args:
+    folder: where exchanges are written, see `read`; `gradleak.read_update` reads their files.
+
+  Raises (from the mod):
+    OSError: where the folder cannot be written.
+  """
+
+  def mod(message: Any, context: Any, call_next: Callable) -> Any:
+    sent = _arrays(message)  # before the app may change them
+    reply = call_next(message, context)
+    if message.metadata.message_type.partition('.')[0] == _TRAIN and not reply.has_error():
+      write(folder, Exchange(sent, _arrays(reply), {**_facts(message, reply), 'node': str(context.node_id)}))
+    return reply
+
+  return mod
+
+
+def recorded(strategy: Any, folder: Any) -> Any:
+  """Returns a strategy that does what another does, and writes what the server sends and receives in training.
+
+  Args:
+    strategy: a `flwr.serverapp.strategy.Strategy`. Wrap the outermost one: wrappers for differential privacy clip what
+      they receive.
+    folder: as `record` takes it.
+
+  Raises:
+    UsageError: for another object, such as a strategy of `flwr.server.strategy`.
+  """
+  base = _flwr('serverapp.strategy').Strategy
+  if not isinstance(strategy, base):
+    raise errors.UsageError(
+      f'the strategy is {errors.shown(strategy)}, expected one of flwr.serverapp.strategy; with those of '
+      'flwr.server.strategy, record at the clients by the mod record(folder)'
+    )
+
+  class Recorded(base):  # type: ignore[misc, valid-type]
+    """The strategy with a record of what it sends and receives."""
+
+    def __init__(self) -> None:
+      self.messages: dict[int, Any] = {}
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable:
+      messages = list(strategy.configure_train(server_round, arrays, config, grid))
+      self.messages = {message.metadata.dst_node_id: message for message in messages}
+      return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable) -> tuple:
+      replies = list(replies)
+      for reply in replies:
+        node = reply.metadata.src_node_id
+        if not reply.has_error() and node in self.messages:
+          facts = {**_facts(self.messages[node], reply), 'round': server_round, 'node': str(node)}
+          write(folder, Exchange(_arrays(self.messages[node]), _arrays(reply), facts))
+      return strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable:
+      return strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable) -> Any:
+      return strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+      strategy.summary()
+
+  return Recorded()
+
+
+def audit(
+  client_fn: Callable,
+  images: Any,
+  labels: Any,
+  model: Model,
+  variables: Mapping,
+  *,
+  key: Any = None,
+  config: Mapping[str, Any] | None = None,
+  run_config: Mapping[str, Any] | None = None,
+  client: ClientSettings | None = None,
+  defense: Any = None,
+  **given: Any,
+) -> Audit:
+  """Calls a client's training on chosen samples, compares it with the simulated client, and attacks what it returns.
+
+  The client is a black box: it is sent weights, and returns weights. It is called twice or more, see
+  `frameworks.comparison.compare`. Attacks then run on the update of the first call, with the samples as the truth.
+  Where another setting explains a difference, they simulate the client with that.
+
+  Args:
+    client_fn: (images, labels) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
+      They come as a data loader of torchvision has them in front of its normalisation: float32 [N, C, H, W] in [0, 1],
+      and int64 [N], tensors of PyTorch.
+    images, labels: the samples, floats [N, H, W, C] in [0, 1] and integers [N].
+    model, variables: of `gradleak.models.from_torch(module, …, mean=, std=)`; the weights that the client is sent.
+    key: a typed JAX key for the attacks; None compares without an attack.
+    config: what the server sends with the weights, such as {'lr': 0.01}.
+    run_config: the configuration of the run, which an app reads from its context.
+    client: how the simulated client trains. Its fields may be given as keyword arguments: learning_rate, momentum,
+      local_epochs, local_batch_size and others; share is 'delta'.
+    defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
+      know it run.
+    **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, restarts, steps, controls,
+      workdir, progress.
+
+  Raises:
+    UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
+      model that does not come from PyTorch; and as `gradleak.attack` does.
+  """
+  check_model(model)
+  if model.layout is None:
+    raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
+  images, labels = _samples(images, labels)
+  own = {field.name for field in dataclasses.fields(ClientSettings)}
+  settings = dataclasses.replace(
+    client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
+  )
+  sent, exchanges = _sent(model, variables), list[Exchange]()
+
+  def fit(images: np.ndarray, labels: np.ndarray) -> Tree:
+    app = _app(client_fn(*_tensors(images, labels)))
+    exchanges.append(_called(app, sent, config, run_config, len(images)))
+    return update_of(exchanges[-1], model)
+
+  defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
+  found = compare(fit, model, variables, images, labels, settings, _classes(model, variables, images), defense)
+  explained = next((one.changes for one in found.explanations if one.changes), {})
+  order = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
+  settings = dataclasses.replace(settings, **explained, **order)
+  captured = None
+  if key is not None:
+    captured = attack(
+      key,
+      model,
+      variables,
+      found.update,
+      image_shape=images.shape[1:],
+      num_samples=len(images),
+      client=settings,
+      defense=defense,
+      truth=(images, labels),
+      **given,
+    )
+  return Audit(found, settings, captured, exchanges[0])
+
+
+def update_of(exchange: Exchange, model: Model) -> Tree:
+  """Returns what was returned minus what was sent, float32, a tree like the parameters of a model from PyTorch.
+
+  Raises:
+    UsageError: where the names or the shapes are not those of the model's state dict, or no weights were returned.
+  """
+  if model.layout is None:
+    raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
+  if not exchange.returned:
+    raise errors.UsageError('no weights left the client: under secure aggregation, or by its own choice')
+  before, after = (_named(arrays, model) for arrays in (exchange.sent, exchange.returned))
+  moved = {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in before}
+  return jax.tree.map(lambda x: np.asarray(x, np.float32), model.layout.variables(moved)['params'])
+
+
+def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarray]:
+  """Returns arrays by the names of the state dict; those named 0, 1, … are in its order."""
+  assert model.layout is not None
+  entries = {entry.name: entry for entry in model.layout.entries}
+  if list(arrays) == [str(number) for number in range(len(entries))]:
+    arrays = dict(zip(entries, arrays.values(), strict=True))
+  for name, entry in entries.items():
+    found = arrays.get(name)
+    if found is None or found.shape != entry.shape:
+      what = 'is missing' if found is None else f'has shape {found.shape}'
+      raise errors.UsageError(
+        f'the arrays are not the state dict of {model.name!r}: {name!r} {what}, expected shape {entry.shape}; there '
+        f'are {len(arrays)} arrays, and {len(entries)} in the state dict'
+      )
+  return {name: np.asarray(arrays[name]) for name in entries}
+
+
+def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
+  """Returns the variables as the state dict of the module."""
+  assert model.layout is not None
+  dtypes = {entry.name: entry.dtype for entry in model.layout.entries}
+  arrays = model.layout.to_theirs(jax.device_get(dict(variables)))
+  return {name: np.ascontiguousarray(array.astype(dtypes.get(name, array.dtype))) for name, array in arrays.items()}
+
+
+def _samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
+  if images.ndim != 4 or images.dtype.kind != 'f' or not images.size:
+    raise errors.UsageError(
+      f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C] in [0, 1]'
+    )
+  if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
+    raise errors.UsageError(f'labels are {labels.dtype} of shape {labels.shape}, expected {len(images)} integers')
+  return np.asarray(images, np.float32), np.asarray(labels, np.int32)
+
+
+def _tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
+  import torch
+
+  return torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, -1, 1))), torch.from_numpy(labels.astype(np.int64))
+
+
+def _classes(model: Model, variables: Mapping, images: np.ndarray) -> int:
+  shape = jax.eval_shape(lambda: model.apply(variables, images[:1], False)[0]).shape
+  return int(shape[-1])
+
+
+def _app(made: Any) -> Any:
+  """Returns the `ClientApp` that a function made, or one around the client that it made."""
+  app = _flwr('clientapp').ClientApp
+  if isinstance(made, app):
+    return made
+  if hasattr(made, 'to_client') and hasattr(made, 'fit'):
+    return app(client_fn=lambda context: made.to_client())
+  raise errors.UsageError(f'client_fn returned {errors.shown(made)}, expected a ClientApp, a Client or a NumPyClient')
+
+
+def _called(
+  app: Any, sent: dict[str, np.ndarray], config: Mapping | None, run_config: Mapping | None, number: int
+) -> Exchange:
+  """Returns the exchange of one training of an app, in process."""
+  flwr = _flwr('app')
+  arrays, values = flwr.ArrayRecord({name: flwr.Array(array) for name, array in sent.items()}), dict(config or {})
+  if getattr(app, '_call', None) is None:
+    content = flwr.RecordDict({'arrays': arrays, 'config': flwr.ConfigRecord(values)})
+  else:  # an app around a client_fn: weights are a list
+    content = flwr.RecordDict({'fitins.parameters': arrays, 'fitins.config': flwr.ConfigRecord(values)})
+  # With its metadata, a message needs no identity of a running task.
+  metadata = flwr.Metadata(1, 'audit', 0, 1, '', '1', time.time(), 3600.0, _TRAIN)
+  message = flwr.Message(content, metadata=metadata)
+  state = flwr.RecordDict()
+  context = flwr.Context(1, 1, {'partition-id': 0, 'num-partitions': 1}, state, dict(run_config or {}))
+  reply = app(message, context)
+  if reply.has_error():
+    raise errors.UsageError(f'the client returned an error: {reply.error.reason}')
+  exchange = Exchange(sent, _arrays(reply), _facts(message, reply))
+  for name, value in exchange.facts.items():
+    if name.replace('_', '-').endswith('num-examples') and value != number:
+      raise errors.UsageError(
+        f'the client says that it trained on {value:g} samples, and client_fn was given {number}: it must train on '
+        'these alone'
+      )
+  return exchange
+
+
+def _arrays(message: Any) -> dict[str, np.ndarray]:
+  """Returns copies of all arrays of a message by name; of several records, the names are joined by '/'."""
+  records = {key: record for key, record in message.content.array_records.items() if len(record)}
+  return {
+    name if len(records) == 1 else f'{key}/{name}': np.array(array.numpy())
+    for key, record in records.items()
+    for name, array in record.items()
+  }
+
+
+def _facts(message: Any, reply: Any) -> dict[str, Any]:
+  """Returns what went with the arrays: the round, the configuration that was sent, and the metrics that came back."""
+  values: dict[str, Any] = {'round': message.metadata.group_id}
+  for records in (message.content.config_records, reply.content.metric_records):
+    for record in records.values():
+      values |= {name: value for name, value in record.items() if isinstance(value, bool | int | float | str)}
+  return values
+
+
+def _flwr(name: str) -> Any:
+  """Returns a module of flwr; raises `UsageError` where it is not installed, or too old."""
+  try:
+    return importlib.import_module(f'flwr.{name}')
+  except ImportError as error:
+    raise errors.UsageError(
+      f"gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: pip install 'gradleak[flower]'"
+    ) from error

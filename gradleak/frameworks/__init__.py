@@ -1,0 +1,1 @@
+"""What frameworks of federated learning send and save: recorded, and compared with the simulated client."""

@@ -1,0 +1,362 @@
+"""A client as a black box, compared with the client that is simulated: which setting explains the difference."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from gradleak.core import errors
+from gradleak.core.promotion import promoting
+from gradleak.core.trees import Tree
+from gradleak.defenses import Context, Defense, bind
+from gradleak.federated import ClientSettings
+from gradleak.models import Model
+
+AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
+REPEATS = 1e-6  # and of two calls of a client that draws nothing
+_WHITE = 1.5  # ratio of the largest to the least deviation of noise that is the same in all tensors
+_FEW = 64  # entries of a tensor whose deviation says nothing
+_LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
+_RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
+_REFINED = 8  # rates that are tried for one change
+_NORMALISED = {
+  '0.5 and 0.5': ((0.5,), (0.5,)),
+  'of CIFAR-10': ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+  'of ImageNet': ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+Fit = Callable[[np.ndarray, np.ndarray], Tree]
+
+
+class Explanation(NamedTuple):
+  """A changed setting under which the simulated update is that of the client.
+
+  Attributes:
+    words: what is changed, as 'learning_rate=0.05'.
+    difference: relative, under the change.
+    changes: fields of `ClientSettings`; empty for what is none, such as a normalisation.
+  """
+
+  words: str
+  difference: float
+  changes: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """The update of the client beside the simulated one.
+
+  Attributes:
+    update: that of the client, of the first call.
+    difference: ‖client − simulated‖ / ‖client‖.
+    repeat: ‖first call − second call‖ / ‖first call‖.
+    noise: the deviation of the noise that each entry of an update seems to have; 0 for none.
+    draws: what the client draws: '' (nothing), 'order', 'samples' (augmentation or dropout), 'noise'.
+    agrees: whether the simulated client is that client, up to what it draws.
+    explanations: changes under which they agree, the closest first; empty where they agree, or nothing was found.
+    words: sentences on all that.
+  """
+
+  update: Tree
+  difference: float
+  repeat: float
+  noise: float
+  draws: str
+  agrees: bool
+  explanations: tuple[Explanation, ...]
+  words: tuple[str, ...]
+
+
+def compare(
+  fit: Fit,
+  model: Model,
+  variables: Mapping,
+  images: np.ndarray,
+  labels: np.ndarray,
+  settings: ClientSettings,
+  num_classes: int,
+  defense: Defense | None = None,
+) -> Comparison:
+  """Returns the `Comparison` of a client with the simulated one.
+
+  The client is called twice on the samples. If the two updates differ, it is called twice on the first sample as well:
+  an order needs several samples. Noise is what has the same deviation in every tensor.
+
+  Args:
+    fit: (images, labels) -> the delta of the parameters that the client returns, a tree like the parameters.
+    model, variables: what it was sent.
+    images, labels: the samples, floats [N, H, W, C] and integers [N].
+    settings: of the simulated client.
+    num_classes: of the model.
+    defense: what the client is known to use, simulated, too.
+
+  Raises:
+    UsageError: where the client returns what it was sent.
+  """
+  simulate = functools.partial(_simulated, model, variables, num_classes)
+  pair = fit(images, labels), fit(images, labels)
+  if not _norm(pair[0]):
+    raise errors.UsageError('the client returns the weights that it was sent: it did not train')
+  repeat = _apart(*pair)
+  draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, *pair, images, labels)
+  if defense is not None and defense.stages:
+    return _defended(simulate, settings, defense, pair, (images, labels), repeat, noise)
+  difference = _apart(pair[0], simulate(settings, images, labels))
+  made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
+  drawn = _said(draws, noise, repeat)
+  # Two draws of the same noise differ by √2 times what one differs from its mean by.
+  expected = (1 + _LOUD) * repeat / np.sqrt(2) if draws == 'noise' else AGREES
+  if difference <= expected:
+    words = f'The simulated client agrees: its update differs from that of the client by {difference:.1e} of the norm'
+    return made(True, (), (f'{words}, which the noise explains.' if draws == 'noise' else f'{words}.', *drawn))
+  if draws in ('samples', 'noise'):
+    return made(
+      False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
+    )
+  judged, target = (images, labels), pair[0]
+  if draws == 'order':  # which one sample does not show
+    judged = images[:1], labels[:1]
+    target = fit(*judged)
+    if _apart(target, simulate(settings, *judged)) <= AGREES:
+      words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
+      return made(True, (), (words, *drawn))
+  found = _explained(functools.partial(_quick, model, variables, num_classes), settings, model, target, *judged)
+  if found and len(images) > 1 and set(found[0].changes) == {'learning_rate'}:
+    norm = _norm(target)
+    if abs(_norm(fit(images[-1:], labels[-1:])) - norm) < AGREES * norm:  # as of other samples
+      found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
+  return made(False, tuple(found), (_told(difference, found), *drawn))
+
+
+def _simulated(
+  model: Model,
+  variables: Mapping,
+  num_classes: int,
+  settings: ClientSettings,
+  images: np.ndarray,
+  labels: np.ndarray,
+  defense: Defense | None = None,
+  key: Any = None,
+) -> Tree:
+  client = settings.client(model, num_classes)
+  if defense is not None:
+    client = bind(defense, Context(client, dict(variables), images.shape[1:])).client(client)
+  return jax.device_get(_compiled(client)(key, variables, images, labels).update)
+
+
+@functools.lru_cache(64)
+def _compiled(client: Any) -> Callable:
+  return jax.jit(client.local_update)
+
+
+def _quick(
+  model: Model, variables: Mapping, num_classes: int, settings: ClientSettings, images: np.ndarray, labels: np.ndarray
+) -> Tree:
+  """Returns what `_simulated` does, without compiling the training anew for each setting."""
+  if settings.frozen or settings.augment != 'none' or settings.cohort > 1 or settings.precision != 'float32':
+    return _simulated(model, variables, num_classes, settings, images, labels)
+  client = settings.client(model, num_classes)
+  gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
+  optimizer = promoting(client.optimizer)
+  params, size = variables['params'], settings.local_batch_size or len(images)
+  state = optimizer.init(params)
+  for start in list(range(0, len(images), size)) * settings.local_epochs:
+    part = slice(start, start + size)
+    updates, state = optimizer.update(
+      gradient({**variables, 'params': params}, images[part], labels[part]), state, params
+    )
+    params = optax.apply_updates(params, updates)
+  return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
+
+
+@functools.lru_cache(16)
+def _gradient(client: Any) -> Callable:
+  return jax.jit(client.gradient)
+
+
+def _drawn(fit: Fit, first: Tree, second: Tree, images: np.ndarray, labels: np.ndarray) -> tuple[str, float]:
+  """Returns (what the client draws, the deviation of its noise)."""
+  white = _white(first, second)
+  if white:
+    return 'noise', white
+  if len(images) > 1 and _apart(*(fit(images[:1], labels[:1]) for _ in range(2))) < REPEATS:
+    return 'order', 0.0
+  return 'samples', 0.0
+
+
+def _white(first: Tree, second: Tree) -> float:
+  """Returns the deviation of noise that is the same in all tensors of two updates; 0.0 where it is not."""
+  tensors = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+  differences = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in tensors if np.size(a) >= _FEW]
+  deviations = [float(np.sqrt(np.mean(np.square(one)) / 2)) for one in differences]
+  if not deviations or min(deviations) == 0 or max(deviations) > _WHITE * min(deviations):
+    return 0.0
+  everything = np.concatenate([one.ravel() for one in differences])
+  return float(np.sqrt(np.mean(np.square(everything)) / 2))
+
+
+def _explained(
+  simulate: Callable[..., Tree], settings: ClientSettings, model: Model, target: Tree, images: np.ndarray, labels: Any
+) -> list[Explanation]:
+  """Returns the changes under which the simulated update is the target.
+
+  The search ends at the first kind that has some. Each change is tried as it is, and with the rate that fits best.
+  """
+  for kind in _kinds(settings, len(images), model):
+    found = []
+    for words, changes, changed in kind:
+      with contextlib.suppress(errors.UsageError):  # a change that does not go with the other settings
+        given = dataclasses.replace(settings, **changes)
+        one = _fitting(functools.partial(simulate, images=changed(images), labels=labels), given, target)
+        if one is not None:
+          rate, apart = one
+          if rate != settings.rate or not words:
+            changes = {**changes, 'learning_rate': rate}
+            words = ' and '.join(filter(None, [words, f'learning_rate={rate:g}']))
+          found.append(Explanation(words, apart, changes))
+    if found:
+      return sorted(found, key=lambda one: one.difference)
+  return []
+
+
+def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tree) -> tuple[float, float] | None:
+  """Returns (learning rate, difference) at which the simulated update is the target; None if it is at no rate."""
+
+  def apart(rate: float) -> tuple[float, float]:
+    mine = simulate(dataclasses.replace(settings, learning_rate=rate))
+    return _apart(target, mine), _norm(target) / max(_norm(mine), 1e-30)
+
+  rate = settings.rate
+  if apart(rate)[0] > AGREES:  # far from the right one, the norm need not grow with the rate
+    rate = min((settings.rate * factor for factor in _RATES), key=lambda one: apart(one)[0])
+  least = np.inf
+  for _ in range(_REFINED):
+    found, factor = apart(rate)
+    if found >= least:
+      return None
+    least = found
+    if found <= AGREES:
+      short = float(f'{rate:.2g}')  # what people type
+      return min((apart(one)[0], one) for one in {short, rate})[::-1]
+    rate = float(f'{rate * factor:.4g}')
+  return None
+
+
+def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[tuple]]:
+  """Yields lists of (words, changes of the settings, change of the images), the likeliest first."""
+
+  def same(images: np.ndarray) -> np.ndarray:
+    return images
+
+  def fields(**values: Any) -> list[tuple]:
+    (name,) = values
+    now = getattr(settings, name)
+    return [(f'{name}={one!r}', {name: one}, same) for one in values[name] if one != now]
+
+  yield [('', {}, same)]
+  yield _normalisations(model)
+  yield fields(batch_norm=('train', 'eval'))
+  yield [*fields(local_epochs=(1, 2, 3, 4, 5, 10)), *fields(local_batch_size=(None, *_sizes(count)))]
+  yield [*fields(momentum=(0.0, 0.5, 0.9, 0.99)), *fields(weight_decay=(0.0, 1e-4, 5e-4, 1e-3, 1e-2))]
+  yield [(f'optimizer={one!r}', {'optimizer': one, 'momentum': 0.0}, same) for one in ('sgd', 'adam')]
+  yield [
+    (f'local_epochs={epochs} and {words}', {'local_epochs': epochs, **changes}, same)
+    for epochs, (words, changes, _) in itertools.product(
+      (1, 2, 3, 5), [*fields(local_batch_size=(None, *_sizes(count))), *fields(momentum=(0.0, 0.9))]
+    )
+    if epochs != settings.local_epochs
+  ]
+
+
+def _sizes(count: int) -> list[int]:
+  return [size for size in (1, 2, 4, 8, 16, 32, 64) if size < count]
+
+
+def _normalisations(model: Model) -> list[tuple]:
+  """Returns changes of what is done to pixels in front of the network."""
+  mean, std = ((0.0,), (1.0,)) if model.normalisation is None else model.normalisation
+  tried = {'none': ((0.0,), (1.0,)), **_NORMALISED}
+  return [
+    (
+      f'a normalisation {words}',
+      {},
+      functools.partial(_as_if, *(np.asarray(one, np.float32) for one in (mean, std, *other))),
+    )
+    for words, other in tried.items()
+  ]
+
+
+def _as_if(mean: Any, std: Any, other_mean: Any, other_std: Any, images: np.ndarray) -> np.ndarray:
+  """Returns images that the model's own normalisation turns into what another makes of these."""
+  channels = images.shape[-1]
+  if any(np.size(one) not in (1, channels) for one in (other_mean, other_std)):
+    raise errors.UsageError('a normalisation of other channels')
+  return np.asarray((images - other_mean) / other_std * std + mean, np.float32)
+
+
+def _defended(
+  simulate: Callable[..., Tree],
+  settings: ClientSettings,
+  defense: Defense,
+  pair: tuple[Tree, Tree],
+  samples: tuple[np.ndarray, np.ndarray],
+  repeat: float,
+  noise: float,
+) -> Comparison:
+  """Returns the comparison with a client under a defense: of two draws of each, how far apart they are."""
+  keys = jax.random.split(jax.random.key(0), 2)
+  mine = [simulate(settings, *samples, defense=defense, key=key) for key in keys]
+  spread, theirs = _distance(*mine), _distance(*pair)
+  across = np.mean([_distance(a, b) for a in mine for b in pair])
+  difference = float(across / max(_norm(pair[0]), 1e-30))
+  if spread == 0 and theirs <= REPEATS * _norm(pair[0]):
+    agrees = difference <= AGREES
+    words = f'With {defense}, the simulated client differs from the client by {difference:.1e} of the norm.'
+  else:
+    agrees = bool(abs(spread - theirs) <= _LOUD * theirs and abs(across - theirs) <= _LOUD * theirs)
+    words = (
+      f'With {defense}, two updates of the client are {theirs:.3g} apart, two of the simulated client {spread:.3g}, '
+      f'and one of each {across:.3g}: {"they agree." if agrees else "they do not agree."}'
+    )
+  return Comparison(pair[0], difference, repeat, noise, 'noise' if noise else '', agrees, (), (words,))
+
+
+def _told(difference: float, found: list[Explanation]) -> str:
+  if found:
+    several = ' or '.join(one.words for one in found)
+    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}.'
+  return (
+    f'The simulated client is another: the updates differ by {difference:.2g} of the norm, and no setting that was '
+    'tried explains it. Attacks that simulate this client compare with the wrong update.'
+  )
+
+
+def _said(draws: str, noise: float, repeat: float) -> list[str]:
+  """Returns what two calls of the client show, a sentence or none."""
+  if not draws:
+    return []
+  what = {
+    'order': "On one sample they do not: the client takes its samples in a new order (sample_order='shuffled').",
+    'samples': 'On one sample they do, too: the client augments its samples, or has dropout.',
+    'noise': f'The difference has the same deviation in all tensors: noise of {noise:.3g} in every entry. Name what '
+    'adds it by defense=…, such as local_dp, client_dp, gaussian or dpsgd.',
+  }[draws]
+  return [f'Two calls on the same samples differ by {repeat:.1e} of the norm. {what}']
+
+
+def _apart(a: Tree, b: Tree) -> float:
+  return _distance(a, b) / max(_norm(a), 1e-30)
+
+
+def _distance(a: Tree, b: Tree) -> float:
+  return _norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b))
+
+
+def _norm(tree: Tree) -> float:
+  return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))))

@@ -1,0 +1,89 @@
+"""How the variables of a network that comes from PyTorch stand in PyTorch's `state_dict`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradleak.core.trees import Tree
+
+
+class Entry(NamedTuple):
+  """One tensor of a `state_dict`, and the variable that it is.
+
+  Attributes:
+    name: in the `state_dict`.
+    path: of the variable, its collection first: 'params', 'batch_stats' (what training changes without a gradient) or
+      'buffers' (what it leaves as it is).
+    shape: in PyTorch.
+    dtype: of NumPy, in PyTorch.
+    dense: whether it is the weight of a dense layer, [out, in] in PyTorch and [in, out] here.
+    image: (C, …) where a dense layer takes a flattened map; here its rows are in the order of [..., C].
+  """
+
+  name: str
+  path: tuple[str, ...]
+  shape: tuple[int, ...]
+  dtype: str
+  dense: bool = False
+  image: tuple[int, ...] = ()
+
+  def ours(self, values: np.ndarray) -> np.ndarray:
+    """Returns values in PyTorch's layout in ours."""
+    if self.image:
+      values = np.moveaxis(values.reshape(len(values), *self.image), 1, -1).reshape(len(values), -1)
+    return values.T if self.dense else values
+
+  def theirs(self, values: np.ndarray) -> np.ndarray:
+    """Returns values in our layout in PyTorch's."""
+    values = values.T if self.dense else values
+    if self.image:
+      channels, *sides = self.image
+      values = np.moveaxis(values.reshape(len(values), *sides, channels), -1, 1).reshape(len(values), -1)
+    return values
+
+  @property
+  def our_shape(self) -> tuple[int, ...]:
+    """The shape of the variable."""
+    return self.shape[::-1] if self.dense else self.shape
+
+
+class Layout(NamedTuple):
+  """The `state_dict` of a network.
+
+  Attributes:
+    entries: an `Entry` per variable, in the order of the `state_dict`.
+    tied: {another name of a variable in the `state_dict`: its name among the entries}, for parameters that are shared.
+  """
+
+  entries: tuple[Entry, ...]
+  tied: tuple[tuple[str, str], ...] = ()
+
+  def to_ours(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays by their names in the `state_dict` in our layout; those that do not fit are left as they are."""
+    entries = {entry.name: entry for entry in self.entries}
+    return {
+      name: entries[name].ours(values) if name in entries and values.shape == entries[name].shape else values
+      for name, values in arrays.items()
+    }
+
+  def to_theirs(self, variables: Tree) -> dict[str, np.ndarray]:
+    """Returns variables as a `state_dict` of NumPy arrays, or of the collections that there are."""
+    found = {}
+    for entry in self.entries:
+      leaf: Any = variables
+      for key in entry.path:
+        leaf = leaf.get(key) if isinstance(leaf, Mapping) else None
+      if leaf is not None:
+        found[entry.name] = entry.theirs(np.asarray(leaf))
+    return found | {other: found[name] for other, name in self.tied if name in found}
+
+  def variables(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tree]:
+    """Returns the variables of arrays in PyTorch's layout, one for each entry."""
+    found: dict[str, Tree] = {'params': {}}
+    for entry in self.entries:
+      tree = found
+      for key in entry.path[:-1]:
+        tree = tree.setdefault(key, {})
+      tree[entry.path[-1]] = entry.ours(np.asarray(arrays[entry.name]))
+    return found

@@ -1,0 +1,461 @@
+"""A PyTorch module as a model: exported, and its operations run in JAX.
+
+PyTorch is imported where a module is given, and nowhere else in gradleak.
+"""
+
+import contextlib
+import copy
+import io
+import logging
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors
+from gradleak.core.trees import Layer, Tree, get, path_names
+from gradleak.models import aten, masked, torch_check
+from gradleak.models.aten_program import Program, Ref, Step, pruned, unsupported
+from gradleak.models.model import ImageShape, Model, Normalisation, check_image_shape
+from gradleak.models.state_dict import Entry, Layout
+
+# Operations that are run as they are, and not taken apart first.
+_WHOLE = (
+  'linear.default', 'lstm.input', 'gru.input', 'rnn_tanh.input', 'rnn_relu.input', 'layer_norm.default',
+  'group_norm.default', 'scaled_dot_product_attention.default', 'dropout.default', 'silu.default', 'pixel_shuffle.default',
+  'upsample_nearest1d.default', 'upsample_nearest2d.default', 'upsample_nearest2d.vec', 'upsample_linear1d.default',
+  'upsample_bilinear2d.default', 'upsample_bilinear2d.vec', 'upsample_bicubic2d.default', 'upsample_bicubic2d.vec',
+  'upsample_nearest1d.vec', 'upsample_linear1d.vec', 'upsample_nearest3d.default', 'upsample_nearest3d.vec',
+  'upsample_trilinear3d.default', 'upsample_trilinear3d.vec', 'reflection_pad1d.default', 'reflection_pad2d.default',
+  'replication_pad1d.default', 'replication_pad2d.default', '_adaptive_avg_pool2d.default', 'adaptive_max_pool2d.default',
+  'log_sigmoid_forward.default', 'softplus.default', 'hardswish.default', 'hardsigmoid.default', 'mish.default',
+  'rms_norm.default', 'leaky_relu.default', 'elu.default', 'hardtanh.default', 'clamp.default', '_prelu_kernel.default',
+)  # fmt: skip
+_WRAPPED = ('_orig_mod', 'module', '_module')  # of torch.compile, DataParallel and Opacus: where they hold the module
+_CHECKED = 4  # samples of the example that both networks are run on
+_COUNTS = 5, 7  # samples of two exports, where one does not do for any number
+
+
+class _Network(NamedTuple):
+  """A module in both modes, its `state_dict`, and the normalisation in front of it."""
+
+  name: str
+  train: Program
+  evaluation: Program
+  layout: Layout
+  shape: ImageShape
+  normalisation: Normalisation | None
+
+
+def from_torch(
+  module: Any,
+  example: Any,
+  name: str | None = None,
+  *,
+  mean: Sequence[float] | None = None,
+  std: Sequence[float] | None = None,
+  check: bool = True,
+) -> tuple[Model, dict[str, Tree]]:
+  """Returns (`Model`, its variables) of a PyTorch module, which is not changed.
+
+  The module is exported in both modes (`torch.export`), and its operations are run in JAX; PyTorch takes no part in
+  what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
+  without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
+  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not trained
+  and all other buffers are 'buffers'. Dropout is active with a key alone. Images are [N, H, W, C] outside of the
+  module, and so are outputs of four axes.
+
+  Args:
+    module: a `torch.nn.Module`, called as `module(images)`, that returns one tensor. Its parameters are float32.
+    example: samples that it takes, for their shape and type: a tensor as PyTorch has them, images [N, C, H, W]; or an
+      array as they are here, images [N, H, W, C]. They are not normalised where `mean` and `std` are given.
+    name: how results call it; the class name by default.
+    mean, std: normalisation of images in [0, 1] by channel, sequences of C floats, in front of the module.
+    check: whether both networks are compared on the example: logits, gradient, and what a step of training changes.
+
+  Raises:
+    UsageError: without PyTorch; for what is no such module; for operations that are not understood, which it names; for
+      a module that takes batches of one size alone; and where both networks differ, with the first layer that does.
+  """
+  torch = _torch()
+  module = _unwrapped(torch, module)
+  if (mean is None) != (std is None):
+    raise errors.UsageError('from_torch takes mean and std together: give both or neither')
+  given, shape = _example(torch, example)
+  normalisation = None
+  if mean is not None and std is not None:
+    channels = [errors.host_array(what, values) for what, values in (('mean', mean), ('std', std))]
+    if any(one.shape != (shape[-1],) for one in channels) or len(shape) != 3:
+      raise errors.UsageError(
+        f'mean and std are one number for each channel of an image, and samples have shape {shape}'
+      )
+    normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
+  name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
+  module = copy.deepcopy(module).cpu()
+  images = torch.from_numpy(np.array(_normalised(given, normalisation)))
+  modes = [_exported(torch, module, _to_torch(images), train, name) for train in (True, False)]
+  missing = {step.name: step for program in modes for step in program.missing()}
+  if missing:
+    raise unsupported(list(missing.values()))
+  layout, modes = _laid_out(module, modes)
+  network = _Network(name, *modes, layout, shape, normalisation)
+  values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
+  variables = jax.tree.map(_kept, layout.variables(values))
+  model = _model(network, variables)
+  if check:
+
+    def watched(variables: Tree, images: jax.Array, train: bool, watch: Callable[[Step, Any], None]) -> Any:
+      return _values(network, variables, images, train, None, watch)
+
+    torch_check.check(torch, module, _to_torch(images), model, variables, given, watched)
+  return model, variables
+
+
+def _torch() -> Any:
+  """Returns PyTorch; raises `UsageError` where it is not installed."""
+  try:
+    import torch
+  except ImportError as error:
+    raise errors.UsageError(
+      "from_torch needs PyTorch, which is not installed: pip install 'gradleak[torch]', or pip install torch"
+    ) from error
+  return torch
+
+
+def _unwrapped(torch: Any, module: Any) -> Any:
+  """Returns the module within what compiles or distributes it; raises `UsageError` for other than float32 modules."""
+  if not isinstance(module, torch.nn.Module):
+    raise errors.UsageError(
+      f'from_torch takes an instance of torch.nn.Module, got {errors.shown(module)}; '
+      'from_flax takes Linen modules, from_functions functions'
+    )
+  wrappers = ('OptimizedModule', 'DataParallel', 'DistributedDataParallel', 'GradSampleModule')
+  while type(module).__name__ in wrappers:
+    module = next(module.get_submodule(one) for one in _WRAPPED if one in dict(module.named_children()))
+  for name, parameter in module.named_parameters():
+    if parameter.dtype != torch.float32:
+      raise errors.UsageError(f'the parameter {name} is {parameter.dtype}, expected torch.float32: call module.float()')
+  return module
+
+
+def _example(torch: Any, example: Any) -> tuple[np.ndarray, tuple[int, ...]]:
+  """Returns at least two samples in our layout, float32 or int32, and the shape of one."""
+  if isinstance(example, torch.Tensor):
+    example = example.detach().cpu().numpy()
+    example = np.moveaxis(example, 1, -1) if example.ndim == 4 else example
+  given = errors.host_array('the example', example)
+  whole = given.dtype.kind in 'iu'
+  if given.ndim < 2 or not given.size or (given.dtype.kind != 'f' and not whole):
+    raise errors.UsageError(
+      f'the example is {given.dtype} of shape {given.shape}, expected samples: [N, C, H, W] images'
+    )
+  given = given.astype(np.int32 if whole else np.float32)[:_CHECKED]
+  given = np.concatenate([given] * 2) if len(given) == 1 else given
+  return given, tuple(given.shape[1:])
+
+
+def _normalised(images: Any, normalisation: Normalisation | None) -> Any:
+  """Returns images [N, H, W, C] as the module takes them."""
+  if normalisation is None:
+    return images
+  mean, std = (np.asarray(one, images.dtype).reshape(1, 1, 1, -1) for one in normalisation)
+  return (images - mean) / std
+
+
+def _to_torch(images: Any) -> Any:
+  """Returns a tensor of samples with the channels of images first; token ids are 64-bit integers there."""
+  images = images.movedim(-1, 1).contiguous() if images.ndim == 4 else images
+  return images if images.is_floating_point() else images.long()
+
+
+# Export --------------------------------------------------------------------------------------------------------------
+
+
+def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> Program:
+  """Returns the `Program` of a module in one mode; its buffers stay as they are.
+
+  A module that asks for `len(images)` is exported for one number of samples alone. Then two exports tell how its
+  program depends on that number.
+  """
+  module.train(train)
+  try:
+    return _for_batch(torch, module, images, True, name)
+  except Exception as error:  # a user's network may raise anything
+    if isinstance(error, errors.UsageError):
+      raise
+    if 'Constraints violated' not in str(error):
+      raise _not_exported(error, name, images) from error
+  try:
+    programs = [_for_batch(torch, module, _repeated(images, count), False, name) for count in _COUNTS]
+  except Exception as error:
+    raise _not_exported(error, name, images) from error
+  merged = programs[0].of_any_batch(programs[1], _COUNTS)
+  if merged is None:
+    raise errors.UsageError(
+      f'the module {name!r} computes other things for batches of {_COUNTS[0]} and of {_COUNTS[1]} samples, and an '
+      'attack takes batches of any size'
+    )
+  return merged
+
+
+def _repeated(images: Any, count: int) -> Any:
+  """Returns so many samples."""
+  return images[[number % len(images) for number in range(count)]].contiguous()
+
+
+def _for_batch(torch: Any, module: Any, images: Any, dynamic: bool, name: str) -> Program:
+  """Returns the program of a module in its mode, for any number of samples or for that of these."""
+  table = torch.export.default_decompositions()
+  for whole in _WHOLE:
+    operation, overload = whole.split('.')
+    table.pop(getattr(getattr(torch.ops.aten, operation, None), overload, None), None)
+  before = {key: value.clone() for key, value in module.state_dict().items()}
+  shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
+  with torch.enable_grad(), _silent():
+    exported = torch.export.export(module, (images,), dynamic_shapes=shapes, strict=False).run_decompositions(table)
+  module.load_state_dict(before)
+  return _program(torch, exported, module, name)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+  """Leaves out warnings and messages; what went wrong is in the exception."""
+  before, nothing = logging.root.manager.disable, io.StringIO()
+  logging.disable(logging.CRITICAL)
+  try:
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+      warnings.simplefilter('ignore')
+      yield
+  finally:
+    logging.disable(before)
+
+
+def _not_exported(error: Exception, name: str, images: Any) -> errors.UsageError:
+  """Returns the error that says why a module is not exported."""
+  text = f'{type(error).__name__}: {error}'.partition('Caused by')[0]
+  return errors.UsageError(
+    f'torch.export does not export the module {name!r} for inputs of shape {tuple(images.shape)}, as PyTorch has them: '
+    f'{textwrap.shorten(text, 300, placeholder=" …")}. It needs a network without branches on values, such as that of '
+    'BatchNorm with momentum=None'
+  )
+
+
+def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
+  """Returns the program of an export, its variables under their names in the `state_dict`."""
+  names = _first_names(module)
+  kind = torch.export.graph_signature
+  graph, signature = exported.graph, exported.graph_signature
+  specs = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, 'name')}
+  places: dict[Any, int] = {node: place for place, node in enumerate(graph.nodes)}
+  inputs, constants, image, shapes, steps = {}, {}, -1, {}, []
+  persistent = set(module.state_dict())
+  for node, place in places.items():
+    shape = getattr(node.meta.get('val'), 'shape', None)
+    if shape is not None:
+      shapes[place] = tuple(side if isinstance(side, int) else str(side) for side in shape)
+    if node.op == 'placeholder':
+      spec = specs[node.name]
+      if spec.kind == kind.InputKind.USER_INPUT:
+        image = place
+      elif spec.target in persistent:
+        inputs[place] = names[spec.target]
+      else:
+        constants[place] = exported.constants[spec.target].detach().numpy()
+    elif node.op == 'call_function':
+      steps.append(_step(torch, node, places))
+  output, changed = None, {}
+  returned = next(node for node in graph.nodes if node.op == 'output').args[0]
+  for node, spec in zip(returned, signature.output_specs, strict=True):
+    if spec.kind == kind.OutputKind.BUFFER_MUTATION:
+      if spec.target in persistent:
+        changed[names[spec.target]] = places[node]
+    elif spec.kind == kind.OutputKind.USER_OUTPUT:
+      if output is not None or node is None or 'val' not in getattr(node, 'meta', {}):
+        raise errors.UsageError(
+          f'the module {name!r} returns {len(signature.user_outputs)} values, expected one tensor of logits: wrap it in '
+          'a module that returns these alone'
+        )
+      output = places[node]
+  assert output is not None
+  return Program(
+    pruned(steps, [output, *changed.values()]), inputs, constants, image, shapes, output, changed
+  )  # fmt: skip
+
+
+def _first_names(module: Any) -> dict[str, str]:
+  """Returns {name in the `state_dict`: the first name of the same tensor}, for parameters that are shared."""
+  first: dict[int, str] = {}
+  tensors = module.state_dict(keep_vars=True)
+  return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def _step(torch: Any, node: Any, places: Mapping[Any, int]) -> Step:
+  """Returns an operation of a graph without objects of PyTorch."""
+
+  def plain(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+      return Ref(places[value])
+    if isinstance(value, tuple | list):
+      return tuple(plain(one) for one in value)
+    if isinstance(value, torch.dtype):
+      return str(value).removeprefix('torch.')
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+  target = node.target
+  if isinstance(target, torch._ops.OpOverload):
+    space, _, operation = target._schema.name.partition('::')
+    name = f'{operation if space == "aten" else f"{space}::{operation}"}.{target._overloadname or "default"}'
+  else:
+    name = (
+      f'operator.{target.__name__}' if target.__module__ == '_operator' else getattr(target, '__name__', str(target))
+    )
+  stack = list((node.meta.get('nn_module_stack') or {}).values())
+  where = str(stack[-1][0]) if stack else ''
+  options = {key: plain(value) for key, value in node.kwargs.items() if key not in ('device', 'layout', 'pin_memory')}
+  options.pop('memory_format', None)
+  return Step(name, plain(node.args), options, places[node], where)
+
+
+def _laid_out(module: Any, modes: Sequence[Program]) -> tuple[Layout, list[Program]]:
+  """Returns the `Layout` of a module's tensors, and its programs for tensors that are held so."""
+  train, evaluation = modes
+  first, second = (program.dense() for program in modes)
+  dense = {name: image for name, image in first.items() if second.get(name, image) is not None}
+  dense |= {name: image for name, image in second.items() if name not in train.inputs.values()}
+  dense = {name: image for name, image in dense.items() if name in second or name not in evaluation.inputs.values()}
+  if any(first.get(name, image) != second.get(name, image) for name, image in dense.items()):
+    dense = dict.fromkeys(dense, ())
+  for name in evaluation.changed:
+    if name not in train.changed or not name:
+      raise errors.UsageError(f'the module changes its buffer {name} in evaluation, which has no place here')
+  trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+  names = _first_names(module)
+  entries = []
+  for name, tensor in module.state_dict().items():
+    if names[name] != name:
+      continue
+    kind = 'params' if name in trained else 'batch_stats' if name in train.changed else 'buffers'
+    shape = tuple(tensor.shape)
+    is_dense = name in dense and len(shape) == 2
+    dtype = str(tensor.dtype).removeprefix('torch.')
+    entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, dense[name] if is_dense else ()))
+  tied = tuple((name, other) for name, other in names.items() if name != other)
+  held = {entry.name: entry.image for entry in entries if entry.dense}
+  return Layout(tuple(entries), tied), [program.marked(held) for program in modes]
+
+
+def _kept(values: np.ndarray) -> jax.Array:
+  """Returns a variable: floats, whole numbers and booleans."""
+  dtype = np.float32 if values.dtype.kind == 'f' else bool if values.dtype.kind == 'b' else np.int32
+  return jnp.array(values, dtype)
+
+
+# The model -----------------------------------------------------------------------------------------------------------
+
+
+def _model(network: _Network, initial: dict[str, Tree]) -> Model:
+  """Returns the `Model` of a network with these variables."""
+  statistics = [entry for entry in network.layout.entries if entry.path[0] == 'batch_stats']
+  if statistics:  # they are averaged by servers, a count among them, too
+    initial['batch_stats'] = jax.tree.map(lambda x: x.astype(jnp.float32), initial['batch_stats'])
+
+  def check(image_shape: ImageShape) -> None:
+    if tuple(check_image_shape(image_shape, len(network.shape))) != network.shape:
+      raise errors.UsageError(
+        f'the model {network.name!r} was exported for samples of shape {network.shape}, got {tuple(image_shape)}'
+      )
+
+  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+    errors.check_key('key', key)
+    check(image_shape)
+    return jax.tree.map(lambda x: x, initial)
+
+  def apply(
+    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+  ) -> tuple[jax.Array, Tree]:
+    values, program = _values(network, variables, images, train, key)
+    logits = (
+      aten.last(values[program.output]) if values[program.output].ndim == 4 else aten.plain(values[program.output])
+    )
+    if not statistics or not train:
+      return logits, variables.get('batch_stats', {})
+    old = variables['batch_stats']
+    changed = {
+      entry.path[1:]: aten.plain(values[program.changed[entry.name]]).astype(get(old, entry.path[1:]).dtype)
+      for entry in statistics
+    }
+    return logits, jax.tree_util.tree_map_with_path(lambda path, _: changed[path_names(path)], old)
+
+  def features(variables: Tree, images: jax.Array) -> jax.Array:
+    step = network.evaluation.last_dense()
+    if step is None:
+      raise errors.UsageError(f'the model {network.name!r} has no dense layer to take features from')
+    found = aten.plain(_values(network, variables, images, False, None)[0][step.arguments[0].place])
+    if found.ndim != 2:
+      raise errors.UsageError(
+        f'the last dense layer of the model {network.name!r} takes {found.shape}, expected features [N, F]'
+      )
+    return found
+
+  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
+    check(image_shape)
+    return _layers(network)
+
+  return Model(
+    network.name,
+    init,
+    apply,
+    features,
+    layers,
+    normalisation=network.normalisation,
+    axes=len(network.shape),
+    layout=network.layout,
+  )
+
+
+def _values(
+  network: _Network,
+  variables: Tree,
+  images: jax.Array,
+  train: bool,
+  key: jax.Array | None,
+  watch: Callable[[Step, Any], None] | None = None,
+) -> tuple[dict[int, Any], Program]:
+  """Returns the value of each place of a program, and the program that is run."""
+  key = None if key is None else errors.check_key('key', key)
+  program = network.train if train or (key is not None and network.train.draws) else network.evaluation
+  if tuple(images.shape[1:]) != network.shape:
+    raise errors.UsageError(
+      f'the model {network.name!r} takes samples of shape {network.shape}, got {images.shape[1:]}'
+    )
+  floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
+  dtype = images.dtype if jnp.issubdtype(images.dtype, jnp.floating) else floats[0] if floats else jnp.float32
+  run = aten.Run(dtype, train, key, masked.counted)
+  values = {}
+  for entry in network.layout.entries:
+    leaf = get(variables, entry.path)
+    values[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(run.cast(entry.dtype))
+  images = _normalised(images, network.normalisation)
+  return program.run(run, values, aten.Last(images) if images.ndim == 4 else images, watch), program
+
+
+def _layers(network: _Network) -> tuple[Layer, ...]:
+  """Returns the layers in the order in which they are used: modules with a matrix, and the norms behind them."""
+  entries = {entry.name: entry for entry in network.layout.entries if entry.path[0] == 'params'}
+  modules: dict[str, list[Entry]] = {}
+  for name in dict.fromkeys([*network.evaluation.order(), *network.train.order(), *entries]):
+    if name in entries:
+      modules.setdefault(name.rpartition('.')[0], []).append(entries[name])
+  grouped: list[tuple[str, list[tuple[str, ...]]]] = []
+  for module, own in modules.items():
+    own.sort(key=lambda entry: (-len(entry.shape), entry.name))
+    paths = [entry.path[1:] for entry in own]
+    if len(own[0].shape) > 1 or not grouped:
+      grouped.append((module or 'root', paths))
+    else:
+      grouped[-1][1].extend(paths)
+  return tuple(Layer(name, tuple(paths)) for name, paths in grouped)

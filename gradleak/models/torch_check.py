@@ -1,0 +1,162 @@
+"""Whether a PyTorch module and the model that was made of it agree: logits, gradient, and what a step changes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors
+from gradleak.core.trees import Tree
+from gradleak.models import aten
+from gradleak.models.aten_program import Step
+from gradleak.models.model import Model
+
+_TOLERANCE = 1e-4  # relative
+_LEAST = 1e-2  # of the whole gradient's norm: a tensor's difference is relative to that at least
+_ANYWAY = 'check=False takes the model as it is'
+
+Watch = Callable[[Step, Any], None]
+
+
+def check(
+  torch: Any,
+  module: Any,
+  inputs: Any,
+  model: Model,
+  variables: Tree,
+  images: np.ndarray,
+  watched: Callable[[Tree, jax.Array, bool, Watch], Any],
+) -> None:
+  """Raises `UsageError` where a module and a model differ on samples; it names the first layer that does.
+
+  Args:
+    torch: the package.
+    module: a module, whose mode and statistics are changed.
+    inputs: the samples as it takes them.
+    model, variables: what was made of it.
+    images: the samples as the model takes them.
+    watched: (variables, images, train, watch) runs the model and calls watch(step, value) for each operation.
+  """
+  assert model.layout is not None
+  for train in (False, True):
+    mode = f'in {"training" if train else "evaluation"}'
+    logits, outputs, gradients, after = _theirs(torch, module, inputs, train)
+    found, ours, changed = _ours(model, variables, images, train, logits.shape)
+    if not _near(found, logits):
+      layer = _first(watched, variables, images, train, outputs)
+      raise errors.UsageError(
+        f'the model departs from the module {model.name!r} {mode}: the logits differ by '
+        f'{_relative(found, logits):.1e} of their norm, {layer}. {_ANYWAY}'
+      )
+    whole = np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in gradients.values()))
+    named = model.layout.to_theirs({'params': ours})
+    apart = [name for name, one in gradients.items() if not _near(named[name], one, _LEAST * whole)]
+    if apart:  # a gradient departs backward: the last layer comes first
+      layers = [name for layer in model.layers(images.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
+      first = max(apart, key=layers.index)
+      raise errors.UsageError(
+        f'the gradient of the model departs from that of the module {model.name!r} {mode}, first in {first}: by '
+        f'{_relative(named[first], gradients[first]):.1e} of its norm. {_ANYWAY}'
+      )
+    stats = model.layout.to_theirs({'batch_stats': changed}) if train else {}
+    for name, values in stats.items():
+      if not _near(values, after[name], 1e-3):
+        raise errors.UsageError(
+          f'the model departs from the module {model.name!r} in {name} after a step of training. {_ANYWAY}'
+        )
+
+
+def _theirs(torch: Any, module: Any, inputs: Any, train: bool) -> tuple[np.ndarray, dict, dict, dict]:
+  """Returns the module's (logits, outputs of its layers, gradients, `state_dict` after the pass); without dropout."""
+  outputs: dict[str, np.ndarray] = {}
+
+  def watch(name: str) -> Callable[..., None]:
+    def keep(layer: Any, given: Any, output: Any) -> None:
+      if isinstance(output, torch.Tensor):
+        outputs[name] = output.detach().numpy().copy()
+
+    return keep
+
+  module.train(train)
+  module.zero_grad()
+  leaves = [(name, one) for name, one in module.named_modules() if name and not list(one.children())]
+  hooks = [one.register_forward_hook(watch(name)) for name, one in leaves]
+  with torch.enable_grad(), _without_dropout(torch):
+    logits = module(inputs)
+    (logits * torch.from_numpy(_slopes(tuple(logits.shape)))).sum().backward()
+  for hook in hooks:
+    hook.remove()
+  gradients = {
+    name: np.zeros(one.shape, np.float32) if one.grad is None else one.grad.numpy().copy()
+    for name, one in module.named_parameters()
+    if one.requires_grad
+  }
+  after = {name: one.detach().numpy().copy() for name, one in module.state_dict().items()}
+  return logits.detach().numpy(), outputs, gradients, after
+
+
+def _slopes(shape: tuple[int, ...]) -> np.ndarray:
+  """Returns the derivative of a loss with respect to logits in PyTorch's order of axes."""
+  return np.random.default_rng(0).standard_normal(shape).astype(np.float32) / shape[0]
+
+
+def _without_dropout(torch: Any) -> Any:
+  """Returns a context in which whatever is drawn for dropout is kept."""
+  from torch.utils._python_dispatch import TorchDispatchMode
+
+  class Kept(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+      if function is torch.ops.aten.bernoulli_.float:
+        return args[0].fill_(args[1])
+      return function(*args, **(kwargs or {}))
+
+  return Kept()
+
+
+def _ours(model: Model, variables: Tree, images: np.ndarray, train: bool, shape: tuple[int, ...]) -> tuple:
+  """Returns the model's (logits as PyTorch has them, gradient, new 'batch_stats')."""
+  slopes = _slopes(shape)
+
+  @jax.jit
+  def run(variables: Tree, images: jax.Array) -> tuple:
+    def loss(params: Tree) -> tuple[jax.Array, tuple]:
+      logits, changed = model.apply({**variables, 'params': params}, images, train, None)
+      logits = jnp.moveaxis(logits, -1, 1) if logits.ndim == 4 else logits
+      return jnp.sum(logits * slopes), (logits, changed)
+
+    return jax.grad(loss, has_aux=True)(variables['params'])
+
+  gradient, (logits, changed) = jax.device_get(run(variables, jnp.asarray(images)))
+  return logits, gradient, changed
+
+
+def _first(
+  watched: Callable, variables: Tree, images: np.ndarray, train: bool, outputs: Mapping[str, np.ndarray]
+) -> str:
+  """Returns which layer's output departs first, in words."""
+  found: dict[str, Any] = {}
+
+  def watch(step: Step, value: Any) -> None:
+    value = value[0] if isinstance(value, tuple) else value
+    if aten.is_array(value):
+      found[step.where] = aten.plain(value)
+
+  watched(variables, jnp.asarray(images), train, watch)
+  for name, value in found.items():
+    if name in outputs and outputs[name].shape == value.shape and not _near(np.asarray(value), outputs[name]):
+      return f'and the output of {name} is the first that departs, by {_relative(np.asarray(value), outputs[name]):.1e}'
+  return 'and no output of a layer departs before them'
+
+
+def _near(found: np.ndarray, wanted: np.ndarray, least: float = 0.0) -> bool:
+  apart = np.linalg.norm(np.asarray(found, np.float64).ravel() - np.asarray(wanted, np.float64).ravel())
+  size = np.linalg.norm(np.asarray(wanted, np.float64).ravel())
+  return bool(found.shape == wanted.shape and apart <= _TOLERANCE * max(size, least) + 1e-12)
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
+  size = float(np.linalg.norm(np.asarray(wanted, np.float64)))
+  apart = float(np.linalg.norm(np.asarray(found, np.float64) - np.asarray(wanted, np.float64)))
+  return apart / size if size else apart

@@ -1,0 +1,137 @@
+"""Black-box clients whose one setting is another: the comparison names the setting."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from gradleak import ClientSettings, defenses, models
+from gradleak.core import errors
+from gradleak.frameworks import comparison
+from gradleak.frameworks.comparison import compare
+
+BELIEVED = ClientSettings(share='delta', learning_rate=0.1, local_epochs=2, local_batch_size=2, momentum=0.5)
+
+
+@pytest.fixture(scope='module')
+def model():
+  return models.create('mlp(widths=16)', 4)
+
+
+@pytest.fixture(scope='module')
+def variables(model):
+  return jax.device_get(model.init(jax.random.key(0), (6, 6, 3)))
+
+
+IMAGES = np.random.default_rng(0).uniform(size=(4, 6, 6, 3)).astype(np.float32)
+LABELS = np.asarray([3, 0, 1, 3], np.int32)
+
+
+@pytest.fixture(scope='module')
+def check(model, variables):
+  def run(change=None, transform=None, believed=BELIEVED, defense=None, after=None, chosen=None):
+    """Compares a client with these changes of its settings, its images, its order or its update."""
+    settings = dataclasses.replace(BELIEVED, **(change or {}))
+
+    def fit(images, labels):
+      images, labels = transform(images, labels) if transform else (images, labels)
+      update = comparison._simulated(model, variables, 4, settings, images, labels)
+      return after(update) if after else update
+
+    return compare(fit, model, variables, IMAGES, LABELS, believed, 4, defense)
+
+  return run
+
+
+def test_the_same_client_agrees(check):
+  found = check()
+  assert found.agrees and found.difference < 1e-5 and found.repeat == 0 and found.draws == '' and not found.explanations
+  assert 'agrees' in found.words[0] and len(found.words) == 1
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'learning_rate': 0.03},
+    {'local_epochs': 5},
+    {'local_batch_size': None},
+    {'momentum': 0.9},
+    {'weight_decay': 0.01},
+    {'optimizer': 'adam', 'momentum': 0.0, 'learning_rate': 0.001},
+    {'local_epochs': 1, 'local_batch_size': 1},
+    {'momentum': 0.0, 'learning_rate': 0.02},
+  ],
+  ids=str,
+)
+def test_a_wrong_setting_is_named(check, change):
+  found = check(change)
+  assert not found.agrees and found.difference > 0.01
+  assert any({**one.changes} == change for one in found.explanations), found.explanations
+  assert all(one.difference <= comparison.AGREES for one in found.explanations)
+  assert any(f'{name}=' in found.words[0] for name in change)
+
+
+def test_a_missing_normalisation_is_named(check):
+  found = check(transform=lambda images, labels: ((images - np.float32(0.5)) / np.float32(0.5), labels))
+  assert [one.words for one in found.explanations] == ['a normalisation 0.5 and 0.5'] and not found.agrees
+
+
+def test_a_clipped_update_is_told_from_a_wrong_rate(check):
+  def clipped(update):
+    norm = comparison._norm(update)
+    return jax.tree.map(lambda u: u * np.float32(0.02 / norm), update)
+
+  settings = dataclasses.replace(BELIEVED, local_epochs=1, local_batch_size=None, momentum=0.0)
+  change = {'local_epochs': 1, 'local_batch_size': None, 'momentum': 0.0}
+  assert 'clipped to the norm 0.02' in check(change, after=clipped, believed=settings).explanations[0].words
+  rate = check({**change, 'learning_rate': 0.01}, believed=settings).explanations
+  assert [one.words for one in rate] == ['learning_rate=0.01']
+
+
+def test_what_nothing_explains_is_said(check):
+  found = check(after=lambda update: jax.tree.map(np.sign, update))
+  assert not found.agrees and found.explanations == () and 'no setting that was tried' in found.words[0]
+
+
+def test_a_client_that_does_not_train_is_refused(check):
+  with pytest.raises(errors.UsageError, match='did not train'):
+    check(after=lambda update: jax.tree.map(np.zeros_like, update))
+
+
+def test_orders_augmentation_and_noise_are_told_apart(check):
+  draw = np.random.default_rng(0)
+
+  def shuffled(images, labels):
+    order = draw.permutation(len(images))
+    return images[order], labels[order]
+
+  found = check(transform=shuffled)
+  assert found.draws == 'order' and found.agrees and "sample_order='shuffled'" in found.words[-1]
+  found = check({'learning_rate': 0.03}, transform=shuffled)
+  assert found.draws == 'order' and not found.agrees and found.explanations[0].changes == {'learning_rate': 0.03}
+  found = check(transform=lambda x, y: (x + draw.normal(0, 0.3, x.shape).astype(np.float32), y))
+  assert found.draws == 'samples' and not found.agrees and 'augments' in found.words[-1]
+  found = check(after=lambda u: jax.tree.map(lambda x: x + draw.normal(0, 0.003, x.shape).astype(x.dtype), u))
+  assert found.draws == 'noise' and found.agrees and found.noise == pytest.approx(0.003, rel=0.1)
+  assert '0.003' in found.words[-1].replace('0.0029', '0.003').replace('0.0030', '0.003')
+  noisy = check(
+    {'learning_rate': 0.3}, after=lambda u: jax.tree.map(lambda x: x + draw.normal(0, 3e-3, x.shape).astype(x.dtype), u)
+  )
+  assert noisy.draws == 'noise' and not noisy.agrees
+
+
+def test_a_named_defense_is_simulated_and_a_wrong_strength_is_found(check):
+  draw = np.random.default_rng(1)
+
+  def noisy(update):
+    clipped = jax.tree.map(lambda u: u * np.float32(min(1, 0.1 / comparison._norm(update))), update)
+    return jax.tree.map(lambda x: x + draw.normal(0, 0.002, x.shape).astype(x.dtype), clipped)
+
+  right = check(after=noisy, defense=defenses.client_dp(norm=0.1, noise=0.02))
+  assert right.agrees and 'they agree' in right.words[0]
+  for norm, noise in ((0.1, 0.03), (0.2, 0.01)):
+    wrong = check(after=noisy, defense=defenses.client_dp(norm=norm, noise=noise))
+    assert not wrong.agrees and 'do not agree' in wrong.words[0]
+  plain = check(defense=defenses.prune(rate=0.5))
+  assert not plain.agrees and 'differs' in plain.words[0]

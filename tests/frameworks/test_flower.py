@@ -1,0 +1,206 @@
+"""Real client apps of Flower in process: recorded, compared, attacked with the truth."""
+
+import logging
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from gradleak import defenses, models
+from gradleak.core import errors
+
+pytest.importorskip('torch')
+pytest.importorskip('flwr')
+pytestmark = pytest.mark.slow  # PyTorch and Flower are no dependencies of the tests
+
+import torch  # noqa: E402
+
+from gradleak import flower  # noqa: E402
+from tests.frameworks import quickstart  # noqa: E402
+
+IMAGES = np.random.default_rng(0).uniform(size=(4, 32, 32, 3)).astype(np.float32)
+LABELS = np.asarray([3, 1, 4, 1])
+KNOWN = {'learning_rate': 0.01, 'momentum': 0.9}
+FLIP = {'norm': 1.0, 'sensitivity': 1e-4, 'epsilon': 10.0, 'delta': 1e-5}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def quiet():
+  logging.getLogger('flwr').setLevel(logging.ERROR)
+
+
+@pytest.fixture(scope='module')
+def network():
+  torch.manual_seed(0)
+  return models.from_torch(quickstart.Net(), IMAGES, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def audited(network, client=quickstart.app, known=KNOWN, defense=None, **settings):
+  return flower.audit(
+    lambda x, y: client(x, y, **settings), IMAGES, LABELS, *network, defense=defense, **known
+  ).comparison
+
+
+@pytest.mark.parametrize('client', [quickstart.app, quickstart.numpy_client, quickstart.legacy_app])
+def test_the_quickstart_is_the_client_that_is_simulated(network, client):
+  found = audited(network, client)
+  assert found.agrees and found.difference < 1e-4 and found.draws == ''
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'lr': 0.05}, 'learning_rate=0.05'),
+    ({'epochs': 3}, 'local_epochs=3'),
+    ({'batch': 2}, 'local_batch_size=2'),
+    ({'mean': 0.0, 'std': 1.0}, 'a normalisation none'),
+  ],
+  ids=str,
+)
+def test_a_setting_that_the_user_did_not_know_is_named(network, settings, words):
+  found = audited(network, **settings)
+  assert not found.agrees and words in found.words[0]
+
+
+def test_shuffling_and_augmentation_show(network):
+  known = {**KNOWN, 'local_batch_size': 1}
+  assert audited(network, known=known, batch=1, shuffle=True).draws == 'order'
+  assert audited(network, flip=True).draws == 'samples'
+
+
+def test_a_dp_mod_is_recognised_and_recorded_as_what_really_leaves(network, tmp_path):
+  from flwr.clientapp.mod import LocalDpMod
+
+  mod = LocalDpMod(FLIP['norm'], FLIP['sensitivity'], FLIP['epsilon'], FLIP['delta'])
+  found = audited(network, mods=[flower.record(tmp_path), mod])
+  assert found.draws == 'noise' and found.noise == pytest.approx(4.845e-5, rel=0.03)
+  (one,) = flower.read(tmp_path)  # the second call took the place of the first
+  assert one.facts['num-examples'] == 4 and one.facts['round'] == '1'
+  sent = network[0].layout.to_theirs(network[1])
+  assert list(one.sent) == list(sent) and all(np.array_equal(one.sent[name], sent[name]) for name in sent)
+  noise = audited(network, mods=[mod], defense=defenses.local_dp(**FLIP))
+  assert noise.agrees
+  assert not audited(network, mods=[mod], defense=defenses.local_dp(**{**FLIP, 'sensitivity': 2e-4})).agrees
+  inner = audited(network, mods=[LocalDpMod(1e-3, 0, 10, 1e-5), flower.record(tmp_path / 'inner')])
+  assert 'clipped to the norm 0.001' in inner.words[0]
+  norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(inner.update)))
+  (one,) = flower.read(tmp_path / 'inner')
+  moved = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(flower.update_of(one, network[0]))))
+  assert norm == pytest.approx(1e-3, rel=1e-2) and moved > 5e-3  # behind the mod nothing is clipped yet
+
+
+def test_dp_sgd_is_recognised_and_simulated(network):
+  found = audited(network, quickstart.private_app, norm=0.5, noise=0.2, known={'learning_rate': 0.01})
+  assert found.draws == 'noise' and found.noise == pytest.approx(0.01 * 0.2 * 0.5 / 4, rel=0.05)
+  for noise, right in ((0.2, True), (0.3, False)):
+    defense = defenses.dpsgd(norm=0.5, noise=noise)
+    one = audited(network, quickstart.private_app, norm=0.5, noise=0.2, known={'learning_rate': 0.01}, defense=defense)
+    assert one.agrees == right
+
+
+def test_the_attack_has_verdicts_and_sees_the_update_of_the_client(network):
+  found = flower.audit(
+    quickstart.app,
+    IMAGES[:1],
+    LABELS[:1],
+    *network,
+    key=jax.random.key(0),
+    steps=20,
+    controls=2,
+    progress=None,
+    **KNOWN,
+  )
+  assert found.comparison.agrees and str(found).startswith('The simulated client agrees')
+  assert found.captured.rows and all('verdict' in row and np.isfinite(row['psnr']) for row in found.captured.rows)
+  assert flower.audit(quickstart.app, IMAGES[:1], LABELS[:1], *network, **KNOWN).captured is None
+
+
+def test_attacks_simulate_the_client_with_what_explains_the_difference(network):
+  given = {'key': jax.random.key(0), 'steps': 20, 'controls': 2, 'progress': None, 'defense': 'none', **KNOWN}
+  wrong = flower.audit(lambda x, y: quickstart.app(x, y, lr=0.05), IMAGES[:1], LABELS[:1], *network, **given)
+  assert wrong.client.learning_rate == 0.05 and wrong.captured.config['learning_rate'] == 0.05
+  assert str(wrong).endswith('They agree with learning_rate=0.05. Attacks simulate the client with that.')
+  known = {**KNOWN, 'local_batch_size': 1}
+  shuffled = flower.audit(lambda x, y: quickstart.app(x, y, batch=1, shuffle=True), IMAGES, LABELS, *network, **known)
+  assert shuffled.client.sample_order == 'shuffled' and 'Attacks' not in str(shuffled)
+
+
+def test_the_servers_side_is_recorded_before_the_server_clips(network, tmp_path):
+  from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+  from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+  arrays = ArrayRecord({name: torch.tensor(array) for name, array in network[0].layout.to_theirs(network[1]).items()})
+
+  class Strategy(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+      content = RecordDict({'arrays': arrays, 'config': config})
+      return [
+        Message(content, metadata=Metadata(1, str(node), 0, node, '', '1', 0.0, 1e9, 'train')) for node in (11, 12)
+      ]
+
+  def moved(message):
+    weights = {name: torch.tensor(array.numpy() + 0.5) for name, array in message.content['arrays'].items()}
+    content = RecordDict({'arrays': ArrayRecord(weights), 'metrics': MetricRecord({'num-examples': 3})})
+    return Message(content, metadata=Metadata(1, '', message.metadata.dst_node_id, 0, '', '1', 0.0, 1e9, 'train'))
+
+  strategy = DifferentialPrivacyServerSideFixedClipping(Strategy(), 0.0, 1e-3, 2)
+  strategy = flower.recorded(strategy, tmp_path)
+  messages = strategy.configure_train(2, arrays, ConfigRecord({'lr': 0.1}), None)
+  aggregated, _ = strategy.aggregate_train(2, [moved(message) for message in messages])
+  found = flower.read(tmp_path)
+  assert [(one.facts['round'], one.facts['node'], one.facts['lr']) for one in found] == [
+    (2, n, 0.1) for n in ('11', '12')
+  ]
+  for name, array in found[0].sent.items():
+    np.testing.assert_allclose(found[0].returned[name], array + 0.5, rtol=1e-6)
+    assert np.abs(aggregated[name].numpy() - array).max() < 1e-3  # the server clipped after the record
+  with pytest.raises(errors.UsageError, match=r'flwr\.server\.strategy'):
+    flower.recorded(object(), tmp_path)
+
+
+def test_clients_that_are_not_understood_are_refused(network, tmp_path):
+  for client, match in (
+    (lambda x, y: 3, 'expected a ClientApp'),
+    (lambda x, y: quickstart.app(x[:2], y[:2]), 'trained on 2 samples'),
+    (lambda x, y: quickstart.app(x, y, lr=0.0), 'did not train'),
+    (lambda x, y: quickstart.numpy_client(x, y, keep=3), 'not the state dict'),
+  ):
+    with pytest.raises(errors.UsageError, match=match):
+      flower.audit(client, IMAGES, LABELS, *network, **KNOWN)
+  built = models.create('lenet', 10)
+  with pytest.raises(errors.UsageError, match='from_torch'):
+    flower.audit(quickstart.app, IMAGES, LABELS, built, built.init(jax.random.key(0), (32, 32, 3)), **KNOWN)
+  with pytest.raises(errors.UsageError, match='secure aggregation'):
+    flower.update_of(flower.Exchange({}, {}, {}), network[0])
+
+
+def test_secure_aggregation_rounds_as_theirs():
+  """Of one client: its weights, times its share, are rounded to levels, and its share is divided out again."""
+  from flwr.common.secure_aggregation.quantization import dequantize, quantize
+
+  draw = np.random.default_rng(0)
+  before, update, share = draw.normal(0, 0.1, (2000,)), draw.normal(0, 1e-2, (2000,)), 0.25
+  (whole,) = dequantize(quantize([(before + update) * share], 8.0, 4096), 8.0, 4096)
+  theirs = whole / share - before
+  ours, params = defenses.secagg_rounding(levels=4096, weight=share), {'w': before.astype(np.float32)}
+  sent = ours.update({'w': update.astype(np.float32)}, ours.init(params), params, key=jax.random.key(0))[0]['w']
+  step = 16 / 4096 / share
+  for one in (theirs, np.asarray(sent)):
+    assert np.abs(one - update).max() <= step * 1.001
+    assert np.std(one - update) == pytest.approx(step / np.sqrt(6), rel=0.1)
+  apart = (np.asarray(sent) - theirs) / step
+  np.testing.assert_allclose(apart, np.round(apart), atol=1e-3)  # on the same levels
+
+
+def test_the_example_records_agrees_and_attacks(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  path = pathlib.Path(__file__).parents[2] / 'examples' / 'flower_quickstart.py'
+  assert sum(bool(line.strip()) for line in path.read_text('utf-8').splitlines()) <= 40
+  result = runpy.run_path(str(path))['result']
+  assert result.comparison.agrees and 'The simulated client agrees' in capsys.readouterr().out
+  assert (tmp_path / 'results/flower_audit/report.html').is_file()
+  (recorded,) = flower.read('results/flower')
+  assert recorded.facts['lr'] == 0.01 and recorded.facts['num-examples'] == 1
+  assert max(row['psnr'] for row in result.captured.rows) > 15  # grey is at 13 dB
