@@ -99,9 +99,14 @@ def read_weights(
 def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
   """Returns the only square shape of a usual side, grey or in colour, for which a model has these variables.
 
+  A network of PyTorch knows its own.
+
   Raises:
     UsageError: if none fits, or several do, as for networks that average over all pixels.
   """
+  if model.layout is not None and len(model.layout.sample) == 3:
+    height, width, channels = model.layout.sample
+    return height, width, channels
   fitting = []
   for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
     try:
