@@ -115,7 +115,7 @@ def on_maps(*names: str) -> Callable[[Operation], Operation]:
 
 
 def plain(value: Any) -> Any:
-  """Returns a value in PyTorch's order of axes, within lists, too."""
+  """Returns a value, or those of a list, in PyTorch's order of axes."""
   if isinstance(value, Last):
     return jnp.moveaxis(value.values, -1, 1)
   if isinstance(value, tuple | list):
@@ -347,7 +347,7 @@ def _softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.A
 
 
 def _sixths(x: jax.Array) -> jax.Array:
-  """Returns (x + 3) / 6 within [0, 1]; the derivative is 0 on the bounds."""
+  """Returns x + 3 over 6, clipped to [0, 1]; the derivative is 0 on the bounds."""
   inner = (x > -3) & (x < 3)
   return jnp.where(inner, (x + 3) / 6, (x >= 3).astype(x.dtype))
 

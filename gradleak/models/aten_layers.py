@@ -104,7 +104,7 @@ def _windows(
 
 
 def _outputs(side: int, size: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
-  """Returns how many windows fit along a side; with `ceil`, one that starts within it and ends behind it, too."""
+  """Returns how many windows fit along a side; with `ceil`, one that ends behind the side counts."""
   whole = side + 2 * pad - dilation * (size - 1) - 1
   count = (-(-whole // stride) if ceil else whole // stride) + 1
   return count - (ceil and (count - 1) * stride >= side + pad)

@@ -68,7 +68,7 @@ def from_torch(
   what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
   are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not trained
-  and all other buffers are 'buffers'. Dropout is active with a key alone. Images are [N, H, W, C] outside of the
+  and all other buffers are 'buffers'. Dropout is active only with a key. Images are [N, H, W, C] outside of the
   module, and so are outputs of four axes.
 
   Args:
@@ -181,7 +181,7 @@ def _to_torch(images: Any) -> Any:
 def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> Program:
   """Returns the `Program` of a module in one mode; its buffers stay as they are.
 
-  A module that asks for `len(images)` is exported for one number of samples alone. Then two exports tell how its
+  A module that asks for `len(images)` can be exported for only one number of samples. Then two exports tell how its
   program depends on that number.
   """
   module.train(train)
@@ -363,7 +363,7 @@ def _kept(values: np.ndarray) -> jax.Array:
 def _model(network: _Network, initial: dict[str, Tree]) -> Model:
   """Returns the `Model` of a network with these variables."""
   statistics = [entry for entry in network.layout.entries if entry.path[0] == 'batch_stats']
-  if statistics:  # they are averaged by servers, a count among them, too
+  if statistics:  # servers average them, and the count among them
     initial['batch_stats'] = jax.tree.map(lambda x: x.astype(jnp.float32), initial['batch_stats'])
 
   def check(image_shape: ImageShape) -> None:

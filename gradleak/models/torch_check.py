@@ -142,7 +142,7 @@ def _slopes(logits: np.ndarray) -> np.ndarray:
 
 
 def _without_dropout(torch: Any) -> Any:
-  """Returns a context in which whatever is drawn for dropout is kept."""
+  """Returns a context in which all that is drawn for dropout is kept."""
   from torch.utils._python_dispatch import TorchDispatchMode
 
   class Kept(TorchDispatchMode):
