@@ -347,7 +347,7 @@ def _softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.A
 
 
 def _sixths(x: jax.Array) -> jax.Array:
-  """Returns x + 3 over 6, clipped to [0, 1]; the derivative is 0 on the bounds."""
+  """Returns x + 3 over 6 within 0 and 1; the derivative is 0 on these bounds."""
   inner = (x > -3) & (x < 3)
   return jnp.where(inner, (x + 3) / 6, (x >= 3).astype(x.dtype))
 
