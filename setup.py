@@ -58,6 +58,7 @@ setup(
     'frame': ['pandas>=2,<4'],
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],
+    'torch': ['torch>=2.13,<3'],  # networks of PyTorch as they are: models.from_torch
     'test': [
       'ipykernel>=7,<8',
       'mypy>=1.15,<3',

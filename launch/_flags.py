@@ -181,8 +181,8 @@ class Flags:
       seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')
       if seeded:
         seeded.manual_seed(self.seed)
-    module = _made(self.torch_model)
-    mean, std = (_numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
+    module = made(self.torch_model)
+    mean, std = (numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
     _program.say(f'exporting {self.torch_model} …')
     return gl.models.from_torch(
       module, np.random.default_rng(0).random((4, *image_shape), np.float32), mean=mean, std=std
@@ -229,7 +229,7 @@ class Flags:
     return {'init': self.torch_model if 'torch_model' in self and self.torch_model else self.init}
 
 
-def _made(text: str) -> Any:
+def made(text: str) -> Any:
   """Returns what package.module:Class makes, or what stands there; the current folder is searched last."""
   from gradleak.core import errors
 
@@ -247,7 +247,7 @@ def _made(text: str) -> Any:
     raise errors.UsageError(f'--torch_model={text} makes no network: {type(error).__name__}: {error}') from error
 
 
-def _numbers(name: str, text: str | None) -> list[float] | None:
+def numbers(name: str, text: str | None) -> list[float] | None:
   """Returns the numbers of a flag, separated by commas."""
   from gradleak.core import errors
 

@@ -1,5 +1,6 @@
 """The examples of methods of a user's own: an audit knows of them what it knows of ours."""
 
+import importlib.util
 import pathlib
 import runpy
 
@@ -46,3 +47,21 @@ def test_an_attack_of_ones_own(capsys):
   assert {row['steps'] for row in result.rows} == {0}
   undefended = [row['psnr'] for row in result.rows if (row['attack'], row['defense']) == ('neurons', 'none')]
   assert min(undefended) > 60
+
+
+def test_the_example_of_pytorch_ends_with_a_sentence_where_that_is_missing(monkeypatch):
+  found = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name, *rest: None if name == 'torch' else found(name, *rest))
+  with pytest.raises(SystemExit, match=r"this example needs PyTorch: pip install 'gradleak\[torch\]'"):
+    runpy.run_path(str(EXAMPLES / 'audit_your_torch_model.py'))
+
+
+@pytest.mark.slow
+def test_a_network_of_pytorch(capsys, tmp_path, monkeypatch):
+  pytest.importorskip('torch', reason='PyTorch is not installed')
+  monkeypatch.chdir(tmp_path)
+  result, printed = run('audit_your_torch_model', capsys)
+  assert result.config['model'] == 'sequential' and 'report: results/my_torch_network/report.html' in printed
+  psnr = {row['defense']: row['psnr'] for row in result.rows if row['adaptive'] is None}
+  assert set(psnr) == {'none', 'gaussian(stddev=0.05)', str(gl.defenses.outpost())}
+  assert (tmp_path / 'results/my_torch_network/report.html').exists()

@@ -1,8 +1,8 @@
 """Networks as pure functions.
 
 Built-in networks are factories, such as `lenet(10, width=24)`; `create('lenet(width=24)', 10)` makes the same from a
-text. `from_flax`, `from_nnx`, `from_torch` and `from_functions` wrap a user's own network; `agreement` compares one that was written
-anew with the original.
+text. `from_flax`, `from_nnx`, `from_torch` and `from_functions` wrap a user's own network; `agreement` compares one
+that was written anew with the original.
 """
 
 from gradleak.models.agreement import Agreement, Difference, agreement

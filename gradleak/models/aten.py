@@ -115,7 +115,7 @@ def on_maps(*names: str) -> Callable[[Operation], Operation]:
 
 
 def plain(value: Any) -> Any:
-  """Returns a value in PyTorch's order of axes, within lists, too."""
+  """Returns a value, or those of a list, in PyTorch's order of axes."""
   if isinstance(value, Last):
     return jnp.moveaxis(value.values, -1, 1)
   if isinstance(value, tuple | list):
@@ -175,7 +175,7 @@ def common(run: Run, operands: Sequence[Any], floats: bool = False) -> Any:
     return functools.reduce(jnp.promote_types, inexact)
   if floats or any(isinstance(one, float) for one in operands):
     return run.dtype
-  whole = any(dtype != bool for dtype in given) or any(type(one) is int for one in operands)
+  whole = any(dtype != np.dtype(bool) for dtype in given) or any(type(one) is int for one in operands)
   return jnp.dtype(np.int32) if whole else jnp.dtype(bool)
 
 
@@ -210,10 +210,11 @@ for _name, _function in {
   'log1p': jnp.log1p, 'sqrt': jnp.sqrt, 'rsqrt': jax.lax.rsqrt, 'sin': jnp.sin, 'cos': jnp.cos, 'tan': jnp.tan,
   'asin': jnp.arcsin, 'acos': jnp.arccos, 'atan': jnp.arctan, 'sinh': jnp.sinh, 'cosh': jnp.cosh, 'tanh': jnp.tanh,
   'asinh': jnp.arcsinh, 'acosh': jnp.arccosh, 'atanh': jnp.arctanh, 'sigmoid': jax.nn.sigmoid, 'erf': jax.lax.erf,
-  'reciprocal': lambda x: 1 / x, 'silu': jax.nn.silu, 'log_sigmoid': jax.nn.log_sigmoid, 'mish': lambda x: x * jnp.tanh(jax.nn.softplus(x)),
+  'reciprocal': lambda x: 1 / x, 'silu': jax.nn.silu, 'log_sigmoid': jax.nn.log_sigmoid,
+  'mish': lambda x: x * jnp.tanh(jax.nn.softplus(x)),
   'isnan': jnp.isnan, 'isinf': jnp.isinf,
 }.items():  # fmt: skip
-  _unary(_name, _function)
+  _unary(_name, _function)  # type: ignore[arg-type]
 
 for _name, _function in {
   'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': jnp.abs, 'sign': jnp.sign, 'floor': jnp.floor, 'ceil': jnp.ceil,
@@ -231,7 +232,7 @@ for _name, _function in {
   'logical_xor': lambda a, b: (a != 0) ^ (b != 0), 'bitwise_and': jnp.bitwise_and, 'bitwise_or': jnp.bitwise_or,
   'bitwise_xor': jnp.bitwise_xor, 'fmod': jnp.fmod, 'remainder': jnp.remainder,
 }.items():  # fmt: skip
-  entrywise(_name)(_function)
+  entrywise(_name)(_function)  # type: ignore[arg-type]
 
 entrywise('atan2', floats=True)(jnp.arctan2)
 
@@ -346,7 +347,7 @@ def _softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.A
 
 
 def _sixths(x: jax.Array) -> jax.Array:
-  """Returns (x + 3) / 6 within [0, 1]; the derivative is 0 on the bounds."""
+  """Returns x + 3 over 6 within 0 and 1; the derivative is 0 on these bounds."""
   inner = (x > -3) & (x < 3)
   return jnp.where(inner, (x + 3) / 6, (x >= 3).astype(x.dtype))
 
@@ -446,7 +447,9 @@ def _var_mean(run: Run, x: Any, dims: Any = None, *, correction: float | None = 
 
 
 @operation('linalg_vector_norm')
-def _vector_norm(run: Run, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None):
+def _vector_norm(
+  run: Run, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
   over = axes(dims, x.ndim)
   if order == 2:
     return trees.safe_sqrt(jnp.sum(jnp.square(x), over, keepdims=keepdim))
@@ -786,7 +789,7 @@ def _scalar_tensor(run: Run, value: Any, *, dtype: str | None = None, **options:
 
 @on_maps('arange')
 def _arange(run: Run, *bounds: Any, dtype: str | None = None, **options: Any) -> Any:
-  return jnp.arange(*bounds, dtype=_kind(run, dtype, list(bounds)))
+  return jnp.arange(*bounds).astype(_kind(run, dtype, list(bounds)))
 
 
 @on_maps('linspace')
@@ -817,6 +820,6 @@ OPERATIONS['sym_size'] = lambda run, x, dim: x.shape[dim]
 OPERATIONS['sym_numel'] = lambda run, x: math.prod(x.shape)
 OPERATIONS['operator.getitem'] = lambda run, value, index: value[index]
 for _name in ('add', 'sub', 'mul', 'floordiv', 'mod', 'neg', 'truediv', 'pow', 'eq', 'ne', 'lt', 'le', 'gt', 'ge'):
-  OPERATIONS[f'operator.{_name}'] = lambda run, *numbers, function=getattr(operator, _name): function(*numbers)
+  OPERATIONS[f'operator.{_name}'] = functools.partial(lambda name, run, *of: getattr(operator, name)(*of), _name)
 OPERATIONS['sym_max'] = lambda run, a, b: max(a, b)
 OPERATIONS['sym_min'] = lambda run, a, b: min(a, b)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.models import convolution, layers
-from gradleak.models.aten import OPERATIONS, Last, Run, Unsupported, aligned, axis, last, on_maps, operation, plain
+from gradleak.models.aten import OPERATIONS, Last, Run, Unsupported, aligned, last, on_maps, operation
 
 # Convolution ---------------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def _windows(
 
 
 def _outputs(side: int, size: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
-  """Returns how many windows fit along a side; with `ceil`, one that starts within it and ends behind it, too."""
+  """Returns how many windows fit along a side; with `ceil`, one that ends behind the side counts."""
   whole = side + 2 * pad - dilation * (size - 1) - 1
   count = (-(-whole // stride) if ceil else whole // stride) + 1
   return count - (ceil and (count - 1) * stride >= side + pad)
@@ -113,13 +113,12 @@ def _outputs(side: int, size: int, stride: int, pad: int, dilation: int, ceil: b
 def _pool_geometry(x: Any, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> tuple:
   sides = x.ndim - 2
   sizes = _each(size, sides)
-  strides = (
-    _each(stride, sides)
-    if not isinstance(stride, int) and len(stride)
-    else (sizes if not isinstance(stride, int) else _each(stride, sides))
-  )
+  strides = sizes if stride == () else _each(stride, sides)
   pads, dilations = _each(padding, sides), _each(dilation, sides)
-  counts = [_outputs(side, *one, ceil) for side, *one in zip(x.shape[2:], sizes, strides, pads, dilations, strict=True)]
+  counts = [
+    _outputs(side, size, stride, pad, step, ceil)
+    for side, size, stride, pad, step in zip(x.shape[2:], sizes, strides, pads, dilations, strict=True)
+  ]
   ends = [  # how far the last window reaches beyond the padded side
     (count - 1) * stride + step * (size - 1) + 1 - side - pad
     for count, stride, step, size, side, pad in zip(counts, strides, dilations, sizes, x.shape[2:], pads, strict=True)

@@ -186,7 +186,7 @@ class Program(NamedTuple):
     )
 
   def dense(self) -> dict[str, tuple[int, ...]]:
-    """Returns the weights that only meet values in dense layers: {name: (C, …) of a flattened map that they take}.
+    """Returns {name: (C, …) of a flattened map that it takes} of the weights that only meet values in dense layers.
 
     A map is flattened in one order for all layers behind it, so that all of them take it, or none.
     """

@@ -125,7 +125,8 @@ def fast(
   sides = images.ndim - 2
   given = (tuple(one or (1,) * sides) for one in (lhs_dilation, rhs_dilation))
   dilation, strides = (next(given), next(given)), tuple(strides)
-  if default_formulation() == 'native' or max(dilation[0]) > 1 or precision is not None or others or sides < 1:
+  asked = precision is not None or any(one is not None for one in others.values())
+  if default_formulation() == 'native' or max(dilation[0]) > 1 or asked or sides < 1:
     return jax.lax.conv_general_dilated(
       images, kernel, strides, padding, *dilation, dimension_numbers, feature_group_count, 1, precision, **others
     )

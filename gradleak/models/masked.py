@@ -26,7 +26,7 @@ _masked: contextvars.ContextVar[_Masked | None] = contextvars.ContextVar('masked
 
 @contextlib.contextmanager
 def masked(weights: jax.Array | None) -> Iterator[_Masked | None]:
-  """In this block, BatchNorm of Flax Linen and of PyTorch is traced to leave out images of weight 0; with None, all images count."""
+  """In this block, BatchNorm of Flax Linen and of PyTorch leaves out images of weight 0; with None, all count."""
   found = None if weights is None else _Masked(weights)
   token = _masked.set(found)
   try:

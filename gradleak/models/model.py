@@ -395,8 +395,8 @@ def from_flax(
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
 
   Each `nn.Conv` is computed in the formulation that is fast where trials have gradients of their own (`convolution`),
-  with the same values. Layers are found by calling the module once on shapes only. Every submodule that owns a parameter of two or more
-  dimensions starts a layer. Those with vectors only (norms) belong to the layer before.
+  with the same values. Layers are found by calling the module once on shapes only. Every submodule that owns a
+  parameter of two or more dimensions starts a layer. Those with vectors only (norms) belong to the layer before.
 
   Raises:
     UsageError: if it is not an instance of a Linen module, if its call requires another argument, or if only one of

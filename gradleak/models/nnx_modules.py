@@ -61,11 +61,9 @@ def from_nnx(
     copy.set_attributes(use_running_average=not train, deterministic=key is None, raise_if_not_found=False)
     for name in modes.TRAINING:  # a module also has methods that are named like this
       copy.set_attributes(functools.partial(_has_flag, name), raise_if_not_found=False, **{name: train})
-    copy.set_attributes(
-      lambda path, one: isinstance(one, nnx.Conv) and one.conv_general_dilated is jax.lax.conv_general_dilated,
-      raise_if_not_found=False,
-      conv_general_dilated=convolution.fast,
-    )
+    for _, one in nnx.iter_graph(copy):
+      if isinstance(one, nnx.Conv) and one.conv_general_dilated is jax.lax.conv_general_dilated:
+        one.conv_general_dilated = convolution.fast
     if key is None:  # dropout may be handed an argument of the call
       copy.set_attributes(nnx.Dropout, raise_if_not_found=False, rate=0.0)
     return copy

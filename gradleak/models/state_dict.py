@@ -53,10 +53,12 @@ class Layout(NamedTuple):
 
   Attributes:
     entries: an `Entry` per variable, in the order of the `state_dict`.
-    tied: {another name of a variable in the `state_dict`: its name among the entries}, for parameters that are shared.
+    sample: the shape of a sample that the network takes, (H, W, C) of an image.
+    tied: (another name of a variable in the `state_dict`, its name among the entries), for parameters that are shared.
   """
 
   entries: tuple[Entry, ...]
+  sample: tuple[int, ...]
   tied: tuple[tuple[str, str], ...] = ()
 
   def to_ours(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

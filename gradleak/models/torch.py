@@ -24,17 +24,19 @@ from gradleak.models.model import ImageShape, Model, Normalisation, check_image_
 from gradleak.models.state_dict import Entry, Layout
 
 # Operations that are run as they are, and not taken apart first.
-_WHOLE = (
-  'linear.default', 'lstm.input', 'gru.input', 'rnn_tanh.input', 'rnn_relu.input', 'layer_norm.default',
-  'group_norm.default', 'scaled_dot_product_attention.default', 'dropout.default', 'silu.default', 'pixel_shuffle.default',
-  'upsample_nearest1d.default', 'upsample_nearest2d.default', 'upsample_nearest2d.vec', 'upsample_linear1d.default',
-  'upsample_bilinear2d.default', 'upsample_bilinear2d.vec', 'upsample_bicubic2d.default', 'upsample_bicubic2d.vec',
-  'upsample_nearest1d.vec', 'upsample_linear1d.vec', 'upsample_nearest3d.default', 'upsample_nearest3d.vec',
-  'upsample_trilinear3d.default', 'upsample_trilinear3d.vec', 'reflection_pad1d.default', 'reflection_pad2d.default',
-  'replication_pad1d.default', 'replication_pad2d.default', '_adaptive_avg_pool2d.default', 'adaptive_max_pool2d.default',
-  'log_sigmoid_forward.default', 'softplus.default', 'hardswish.default', 'hardsigmoid.default', 'mish.default',
-  'rms_norm.default', 'leaky_relu.default', 'elu.default', 'hardtanh.default', 'clamp.default', '_prelu_kernel.default',
-)  # fmt: skip
+_WHOLE = tuple(
+  """
+  linear.default lstm.input gru.input rnn_tanh.input rnn_relu.input layer_norm.default group_norm.default
+  scaled_dot_product_attention.default dropout.default silu.default pixel_shuffle.default upsample_nearest1d.default
+  upsample_nearest2d.default upsample_nearest2d.vec upsample_linear1d.default upsample_bilinear2d.default
+  upsample_bilinear2d.vec upsample_bicubic2d.default upsample_bicubic2d.vec upsample_nearest1d.vec
+  upsample_linear1d.vec upsample_nearest3d.default upsample_nearest3d.vec upsample_trilinear3d.default
+  upsample_trilinear3d.vec reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
+  replication_pad2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default log_sigmoid_forward.default
+  softplus.default hardswish.default hardsigmoid.default mish.default rms_norm.default leaky_relu.default elu.default
+  hardtanh.default clamp.default _prelu_kernel.default
+  """.split()  # noqa: SIM905
+)
 _WRAPPED = ('_orig_mod', 'module', '_module')  # of torch.compile, DataParallel and Opacus: where they hold the module
 _CHECKED = 4  # samples of the example that both networks are run on
 _COUNTS = 5, 7  # samples of two exports, where one does not do for any number
@@ -66,7 +68,7 @@ def from_torch(
   what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
   are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not trained
-  and all other buffers are 'buffers'. Dropout is active with a key alone. Images are [N, H, W, C] outside of the
+  and all other buffers are 'buffers'. Dropout is active only with a key. Images are [N, H, W, C] outside of the
   module, and so are outputs of four axes.
 
   Args:
@@ -101,8 +103,9 @@ def from_torch(
   missing = {step.name: step for program in modes for step in program.missing()}
   if missing:
     raise unsupported(list(missing.values()))
-  layout, modes = _laid_out(module, modes)
-  network = _Network(name, *modes, layout, shape, normalisation)
+  layout, modes = _laid_out(module, modes, shape)
+  train, evaluation = modes
+  network = _Network(name, train, evaluation, layout, shape, normalisation)
   values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
   variables = jax.tree.map(_kept, layout.variables(values))
   model = _model(network, variables)
@@ -178,7 +181,7 @@ def _to_torch(images: Any) -> Any:
 def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> Program:
   """Returns the `Program` of a module in one mode; its buffers stay as they are.
 
-  A module that asks for `len(images)` is exported for one number of samples alone. Then two exports tell how its
+  A module that asks for `len(images)` can be exported for only one number of samples. Then two exports tell how its
   program depends on that number.
   """
   module.train(train)
@@ -256,7 +259,7 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
   for node, place in places.items():
     shape = getattr(node.meta.get('val'), 'shape', None)
     if shape is not None:
-      shapes[place] = tuple(side if isinstance(side, int) else str(side) for side in shape)
+      shapes[place] = tuple(side if isinstance(side, int) else -1 for side in shape)  # -1: of the batch
     if node.op == 'placeholder':
       spec = specs[node.name]
       if spec.kind == kind.InputKind.USER_INPUT:
@@ -276,8 +279,8 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
     elif spec.kind == kind.OutputKind.USER_OUTPUT:
       if output is not None or node is None or 'val' not in getattr(node, 'meta', {}):
         raise errors.UsageError(
-          f'the module {name!r} returns {len(signature.user_outputs)} values, expected one tensor of logits: wrap it in '
-          'a module that returns these alone'
+          f'the module {name!r} returns {len(signature.user_outputs)} values, expected one tensor of logits: wrap it '
+          'in a module that returns these alone'
         )
       output = places[node]
   assert output is not None
@@ -320,7 +323,7 @@ def _step(torch: Any, node: Any, places: Mapping[Any, int]) -> Step:
   return Step(name, plain(node.args), options, places[node], where)
 
 
-def _laid_out(module: Any, modes: Sequence[Program]) -> tuple[Layout, list[Program]]:
+def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tuple[Layout, list[Program]]:
   """Returns the `Layout` of a module's tensors, and its programs for tensors that are held so."""
   train, evaluation = modes
   first, second = (program.dense() for program in modes)
@@ -345,7 +348,7 @@ def _laid_out(module: Any, modes: Sequence[Program]) -> tuple[Layout, list[Progr
     entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, dense[name] if is_dense else ()))
   tied = tuple((name, other) for name, other in names.items() if name != other)
   held = {entry.name: entry.image for entry in entries if entry.dense}
-  return Layout(tuple(entries), tied), [program.marked(held) for program in modes]
+  return Layout(tuple(entries), sample, tied), [program.marked(held) for program in modes]
 
 
 def _kept(values: np.ndarray) -> jax.Array:
@@ -360,7 +363,7 @@ def _kept(values: np.ndarray) -> jax.Array:
 def _model(network: _Network, initial: dict[str, Tree]) -> Model:
   """Returns the `Model` of a network with these variables."""
   statistics = [entry for entry in network.layout.entries if entry.path[0] == 'batch_stats']
-  if statistics:  # they are averaged by servers, a count among them, too
+  if statistics:  # servers average them, and the count among them
     initial['batch_stats'] = jax.tree.map(lambda x: x.astype(jnp.float32), initial['batch_stats'])
 
   def check(image_shape: ImageShape) -> None:

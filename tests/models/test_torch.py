@@ -1,6 +1,7 @@
 """Networks of PyTorch as models: the same logits, gradients and steps of training as PyTorch's."""
 
 import copy
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 import gradleak as gl
-from gradleak.models.masked import masked
+from gradleak.models import aten
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed')
 from torch import nn  # noqa: E402
@@ -89,7 +90,9 @@ def matching_gradients(model, variables, module, x, labels, train):
     return jax.grad(loss)(variables['params'])
 
   def ours_of(x, other):
-    return sum(jnp.sum(jnp.square(a - b)) for a, b in zip(*map(jax.tree.leaves, (gradient(x), gradient(other)))))
+    return sum(
+      jnp.sum(jnp.square(a - b)) for a, b in zip(*map(jax.tree.leaves, (gradient(x), gradient(other))), strict=True)
+    )
 
   other = jnp.asarray(ours(images(*x.shape, seed=1)))
   found = jax.jit(jax.grad(ours_of))(jnp.asarray(ours(x)), other)
@@ -102,17 +105,466 @@ NETWORKS = {
   'vit': (networks.Vit, (4, 3, 8, 8)),
   'lstm': (networks.Lstm, (4, 9, 6)),
 }
+LABELS = torch.tensor([0, 3, 1, 3])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name != 'cnn']
 
 
 @pytest.mark.parametrize('train', [False, True])
-@pytest.mark.parametrize('name', ['cnn', *(pytest.param(one, marks=pytest.mark.slow) for one in list(NETWORKS)[1:])])
+@pytest.mark.parametrize('name', ['cnn', *SLOW])
 def test_logits_gradients_and_the_gradient_of_matching_equal_those_of_pytorch(name, train):
+  """To PyTorch's rounding in single precision; ResNet-18 in training is 1e-6 to 5e-6 from its own float64 there."""
   make, shape = NETWORKS[name]
-  module = seeded(make)
-  x, labels = images(*shape), torch.tensor([0, 3, 1, 3])
+  module, x = seeded(make), images(*shape)
   model, variables = gl.models.from_torch(module, x, check=False)
-  (logits, gradient), (their_logits, their_gradient) = both_losses(model, variables, module, x, labels, train)
-  assert relative([logits], [their_logits]) < 1e-6
-  assert relative(gradient, their_gradient) < 2e-6
-  found, wanted = matching_gradients(model, variables, module, x, labels, train)
-  assert relative([found], [wanted]) < 4e-6
+  (logits, gradient), (their_logits, their_gradient) = both_losses(model, variables, module, x, LABELS, train)
+  rounding = 5 if name == 'resnet18' and train else 1
+  assert relative([logits], [their_logits]) < rounding * 1e-6
+  assert relative(gradient, their_gradient) < rounding * 2e-6
+  found, wanted = matching_gradients(model, variables, module, x, LABELS, train)
+  assert relative([found], [wanted]) < rounding * 4e-6
+
+
+@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('name', ['cnn', *SLOW])
+def test_in_double_precision_nothing_is_left_but_rounding(name, train):
+  make, shape = NETWORKS[name]
+  module, x = seeded(make), images(*shape)
+  with jax.enable_x64(True):
+    model, variables = gl.models.from_torch(module, x, check=False)
+    variables = optax.tree.cast(variables, jnp.float64)
+    module, x = module.double(), x.double()
+    (logits, gradient), (their_logits, their_gradient) = both_losses(model, variables, module, x, LABELS, train)
+    assert logits.dtype == np.float64
+    assert relative([logits], [their_logits]) < 1e-11
+    assert relative(gradient, their_gradient) < 1e-11
+
+
+@pytest.mark.slow
+def test_an_encoder_of_token_ids_checks_itself_and_leaves_the_padding_alone():
+  module = seeded(networks.Encoder)
+  tokens = torch.tensor([[1, 4, 0, 0, 2, 29, 3], [5, 6, 7, 8, 9, 10, 0]])
+  model, variables = gl.models.from_torch(module, tokens)
+  assert model.axes == 1 and set(variables) == {'params', 'buffers'}
+  assert variables['buffers']['position_ids'].dtype == np.int32
+  (logits, gradient), (theirs, their_gradient) = both_losses(
+    model, variables, module, tokens, torch.tensor([1, 2]), False
+  )
+  assert relative([logits], [theirs]) < 1e-6 and relative(gradient, their_gradient) < 2e-6
+  words = gradient[[name for name, _ in module.named_parameters()].index('words.weight')]
+  assert not words[0].any() and words[4].any()
+
+
+def test_steps_of_sgd_with_momentum_and_the_statistics_behind_them():
+  module, x = seeded(networks.Cnn), images(6, 3, 8, 8)
+  labels = torch.tensor([0, 1, 2, 3, 4, 0])
+  model, variables = gl.models.from_torch(module, x, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), check=False)
+  client = gl.Client(
+    model, 5, share='delta', optimizer=optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=3, batch_norm='train'
+  )
+  upload, _, stats = jax.jit(client.participate)(None, variables, ours(x), labels.numpy())
+  before = {name: value.clone() for name, value in module.state_dict().items()}
+  optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+  mean, std = (torch.tensor(one).reshape(1, 3, 1, 1) for one in ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
+  module.train()
+  for _ in range(2):
+    for part in (slice(0, 3), slice(3, 6)):
+      optimizer.zero_grad()
+      nn.functional.cross_entropy(module((x[part] - mean) / std), labels[part]).backward()
+      optimizer.step()
+  after = module.state_dict()
+  found = model.layout.to_theirs({'params': upload.update, 'batch_stats': stats})
+  assert list(found) == list(after)
+  for name, value in found.items():
+    wanted = after[name] - before[name] if name in dict(module.named_parameters()) else after[name]
+    np.testing.assert_allclose(value, wanted.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+  assert found['norm.num_batches_tracked'] == before['norm.num_batches_tracked'] + 4
+
+
+def test_images_that_fill_a_batch_are_left_out_of_its_statistics():
+  module, x = seeded(networks.Cnn), images(3, 3, 8, 8)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  client = gl.Client(model, 5, share='delta', batch_size=2)
+  whole = jax.jit(client.participate)
+  labels = np.array([0, 1, 2])
+  upload, _, stats = whole(None, variables, ours(x), labels)
+  filled = np.concatenate([ours(x), np.ones((1, 8, 8, 3), np.float32)])
+  weights = np.array([1, 1, 1, 0], np.float32)
+  other, _, same = whole(None, variables, filled, np.append(labels, 0), weights)
+  for one, two in zip(*(jax.tree.leaves(tree) for tree in ((upload.update, stats), (other.update, same))), strict=True):
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+  assert stats['norm']['num_batches_tracked'] == 2
+
+
+def test_dropout_is_drawn_by_key_and_away_without_one():
+  class Net(nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.drop, self.maps, self.fc = nn.Dropout(0.25), nn.Dropout2d(0.5), nn.Linear(48, 2)
+
+    def forward(self, x):
+      return torch.cat([self.drop(x).flatten(1), self.maps(x).flatten(1), self.fc(x.flatten(1))], 1)
+
+  x = torch.ones(50, 3, 4, 4)
+  model, variables = gl.models.from_torch(Net(), x)
+  apply = jax.jit(model.apply, static_argnums=2)
+  plain = apply(variables, ours(x), True, None)[0]
+  np.testing.assert_array_equal(plain, apply(variables, ours(x), False, None)[0])
+  assert np.all(plain[:, :96] == 1)
+  one, same, other = (np.asarray(apply(variables, ours(x), False, jax.random.key(seed))[0]) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(one, same)
+  assert (one != other).any()
+  entries, maps = one[:, :48], one[:, 48:96].reshape(50, 3, 16)
+  np.testing.assert_allclose(np.unique(entries), [0, 1 / 0.75], rtol=1e-6)
+  assert abs((entries == 0).mean() - 0.25) < 0.03 and abs((maps == 0).mean() - 0.5) < 0.15
+  assert np.all(maps == maps[..., :1]) and set(np.unique(maps)) == {0, 2}
+
+
+class Branches(nn.Module):
+  """The sum of what a head makes of each function of a map [N, 4, 9, 11], so that one export has them all."""
+
+  def __init__(self, functions):
+    super().__init__()
+    self.stem = nn.Conv2d(4, 6, 3, padding=1)
+    self.own = nn.ModuleList([one for one in functions if isinstance(one, nn.Module)])
+    self.functions = functions
+    self.heads = nn.ModuleList(nn.LazyLinear(3) for _ in functions)
+
+  def forward(self, x):
+    x = self.stem(x)
+    return sum(head(one(x).flatten(1)) for one, head in zip(self.functions, self.heads, strict=True))
+
+
+KINDS = {
+  'convolutions': lambda: [
+    nn.Conv2d(6, 4, 3, stride=2, padding=1),
+    nn.Conv2d(6, 4, (3, 2), stride=(2, 1), padding=(0, 1), bias=False),
+    nn.Conv2d(6, 4, 3, dilation=2, padding=2),
+    nn.Conv2d(6, 12, 3, groups=6, padding='same'),
+    nn.Conv2d(6, 4, 5, padding='same', groups=2),
+    *(nn.Conv2d(6, 4, 3, padding=1, padding_mode=mode) for mode in ('reflect', 'replicate', 'circular')),
+    nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1),
+    nn.ConvTranspose2d(6, 4, (3, 2), stride=(2, 3), padding=(0, 1), dilation=2, groups=2),
+    lambda x: nn.functional.conv1d(x.flatten(2), torch.ones(2, 6, 3) / 9, padding=1, stride=2),
+    lambda x: nn.functional.conv3d(x[:, None], torch.ones(2, 1, 2, 3, 3) / 9, padding=(0, 1, 0)),
+    lambda x: nn.functional.unfold(x, 3, stride=2),
+  ],
+  'pooling': lambda: [
+    nn.MaxPool2d(2),
+    nn.MaxPool2d(3, 2, ceil_mode=True),
+    nn.MaxPool2d(3, 2, padding=1),
+    nn.MaxPool2d(2, 1, dilation=2),
+    nn.AvgPool2d(3, 2, padding=1),
+    nn.AvgPool2d(3, 2, padding=1, ceil_mode=True),
+    nn.AvgPool2d(3, 2, padding=1, count_include_pad=False, ceil_mode=True),
+    nn.AvgPool2d(2, divisor_override=3),
+    nn.AdaptiveAvgPool2d((4, 5)),
+    nn.AdaptiveAvgPool2d(1),
+    nn.AdaptiveMaxPool2d((4, 5)),
+    lambda x: nn.functional.max_pool1d(x.flatten(2), 3),
+    lambda x: nn.functional.adaptive_avg_pool1d(x.flatten(2), 7),
+    nn.Upsample(scale_factor=2),
+    nn.Upsample(size=(5, 17)),
+    nn.Upsample(size=(5, 17), mode='bilinear'),
+    nn.Upsample(scale_factor=1.5, mode='bilinear', align_corners=True),
+    nn.Upsample(scale_factor=1.7, mode='bicubic'),
+  ],
+  'norms': lambda: [
+    nn.GroupNorm(3, 6),
+    nn.InstanceNorm2d(6, affine=True),
+    nn.LayerNorm([6, 9, 11]),
+    nn.RMSNorm(11),
+    nn.BatchNorm2d(6, track_running_stats=False),
+    nn.BatchNorm2d(6, affine=False, momentum=0.3, eps=1e-2),
+    nn.LocalResponseNorm(2),
+    nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(6)),
+    lambda x: nn.functional.normalize(x, dim=1),
+  ],
+  'activations': lambda: [
+    *(nn.ReLU(inplace=False), nn.GELU(), nn.GELU('tanh'), nn.SiLU(), nn.ELU(), nn.SELU(), nn.CELU(0.5)),
+    *(nn.LeakyReLU(0.1), nn.PReLU(6), nn.Hardswish(), nn.Hardsigmoid(), nn.ReLU6(), nn.Softplus(2, 1), nn.Mish()),
+    *(nn.Softsign(), nn.LogSigmoid(), nn.Tanhshrink(), nn.Softshrink(), nn.Hardshrink(), nn.Threshold(0.1, 2)),
+    *(nn.GLU(1), nn.Softmax2d(), nn.LogSoftmax(1), nn.Hardtanh(-0.2, 0.3), nn.Sigmoid(), nn.Tanh()),
+  ],
+  'shapes': lambda: [
+    lambda x: torch.cat([part * (1 + i) for i, part in enumerate(x.chunk(3, 1))], 1),
+    lambda x: torch.stack(x.split(2, 1), 0).sum(0),
+    lambda x: torch.cat([x[:, :2].mean((2, 3), keepdim=True).expand(-1, 2, 9, 11), x.narrow(1, 1, 3)], 1),
+    lambda x: x.permute(0, 2, 3, 1) @ torch.ones(6, 2),
+    lambda x: torch.einsum('nchw,ndhw->ncd', x, x),
+    lambda x: nn.functional.pad(x, (1, 2, 0, -1), value=0.5),
+    lambda x: x.roll((1, 2), (2, 3)).flip(3),
+    lambda x: x[:, [0, 2, -1]],
+    lambda x: x[:, 1::2, :, -3:],
+    lambda x: x.repeat(1, 2, 1, 1).tril(),
+    lambda x: x.gather(1, torch.ones(x.shape[0], 2, 9, 11, dtype=torch.long)),
+    lambda x: nn.functional.pixel_shuffle(x.repeat(1, 2, 1, 1), 2),
+    lambda x: x + torch.arange(x.shape[-1]),
+    lambda x: x.masked_fill(x > 0.1, 0.0).add_(1).mul_(2),
+    lambda x: x.unbind(1)[2] + x[:, :1].squeeze(1),
+    lambda x: x.transpose(1, 3).reshape(x.shape[0], 3, -1),
+  ],
+  'reductions': lambda: [
+    lambda x: x.max(1)[0],
+    lambda x: x.amax((2, 3)),
+    lambda x: x.var((2, 3)),
+    lambda x: x.std(1),
+    lambda x: x.mean(3, keepdim=True) * x,
+    lambda x: x.mean(1) - x.mean(0, keepdim=True).mean(1),
+    lambda x: x.cumsum(2) + x.logsumexp(1, keepdim=True),
+    lambda x: x.topk(2, 1)[0] + x.sort(1)[0][:, :2],
+    lambda x: torch.where(x > 0, x, x * 0.1).clamp(-0.2, 0.3),
+    lambda x: x**2 + (x.abs() + 1) ** 1.5 - torch.maximum(x, x.flip(1)) / (1 + x.abs()),
+    lambda x: x.double().mul(2).float(),
+    lambda x: torch.exp(x).detach() * x,
+    lambda x: x * (x.shape[0] // x.shape[0]),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  'kind', [*(pytest.param(one, marks=pytest.mark.slow) for one in list(KINDS)[1:]), 'convolutions']
+)
+def test_operations_have_the_values_and_the_gradients_of_pytorch(kind):
+  torch.manual_seed(0)
+  module, x = Branches(KINDS[kind]()), images(3, 4, 9, 11)
+  module(x)  # makes the lazy layers
+  model, variables = gl.models.from_torch(module, x, check=False)
+  for train in (False, True):
+    (logits, gradient), (theirs, their_gradient) = both_losses(
+      model, variables, module, x, torch.tensor([0, 1, 2]), train
+    )
+    assert relative([logits], [theirs]) < 3e-6
+    assert relative(gradient, their_gradient) < 2e-5
+
+
+def test_variables_have_the_names_of_pytorch_and_files_are_read_by_them(tmp_path):
+  module = seeded(networks.Cnn)
+  x = images(2, 3, 8, 8)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  shape = (8, 8, 3)
+  assert [layer.name for layer in model.layers(shape)] == ['conv', 'fc']
+  assert model.layers(shape)[0].paths[0] == ('conv', 'weight') and len(model.layers(shape)[0].paths) == 4
+  assert variables['params']['fc']['weight'].shape == (96, 5)  # [in, out], in the order of [4, 4, 6]
+  (last,) = (np.asarray(one) for one in (module.fc.weight.detach(),))
+  np.testing.assert_array_equal(
+    variables['params']['fc']['weight'], last.reshape(5, 6, 4, 4).transpose(2, 3, 1, 0).reshape(96, 5)
+  )
+  changed = copy.deepcopy(module)
+  with torch.no_grad():
+    for value in changed.state_dict().values():
+      value += 1
+  torch.save(changed.state_dict(), tmp_path / 'weights.pt')
+  read = gl.read_weights(tmp_path / 'weights.pt', model, shape)
+  for name, value in model.layout.to_theirs(read).items():
+    np.testing.assert_array_equal(value, changed.state_dict()[name].numpy())
+  module(x).sum().backward()
+  gradients = {name: one.grad.numpy() for name, one in module.named_parameters()}
+  np.savez(tmp_path / 'gradient.npz', **gradients)
+  np.savez(tmp_path / 'delta.npz', **{name: value.numpy() for name, value in module.state_dict().items()})
+  for file in ('gradient', 'delta'):
+    update = gl.read_update(tmp_path / f'{file}.npz', model, variables)
+    found = model.layout.to_theirs({'params': update})
+    wanted = gradients if file == 'gradient' else {name: module.state_dict()[name].numpy() for name in found}
+    assert found.keys() == gradients.keys()
+    for name, value in found.items():
+      np.testing.assert_array_equal(value, wanted[name])
+  np.savez(tmp_path / 'other.npz', **{**gradients, 'fc.weight': np.zeros((96, 5), np.float32)})
+  with pytest.raises(gl.UsageError, match=r'fc.weight \(96, 5\) where the model has \(5, 96\)'):
+    gl.read_update(tmp_path / 'other.npz', model, variables)
+
+
+def test_features_are_the_input_of_the_last_dense_layer_and_the_model_keeps_its_weights():
+  module, x = seeded(networks.Cnn), images(2, 3, 8, 8)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  before = model.apply(variables, ours(x))[0]
+  with torch.no_grad():
+    for value in module.state_dict().values():
+      value *= 0
+  features = model.features(variables, ours(x))
+  last = variables['params']['fc']
+  np.testing.assert_allclose(features @ last['weight'] + last['bias'][None], before, rtol=1e-5, atol=1e-6)
+  same = model.init(jax.random.key(1), (8, 8, 3))
+  jax.tree.map(np.testing.assert_array_equal, same, variables)
+  assert module.training and features.shape == (2, 96)
+
+
+def test_tied_frozen_and_constant_tensors(tmp_path):
+  class Tied(nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.words = nn.Embedding(9, 6)
+      self.inner = nn.Linear(6, 6)
+      self.inner.weight.requires_grad = False
+      self.head = nn.Linear(6, 9, bias=False)
+      self.head.weight = self.words.weight
+      self.register_buffer('scale', torch.tensor([2.0]))
+      self.register_buffer('shift', torch.tensor([3.0]), persistent=False)
+
+    def forward(self, tokens):
+      return self.head(self.inner(self.words(tokens)).mean(1) * self.scale + self.shift)
+
+  torch.manual_seed(0)
+  module, tokens = Tied(), torch.tensor([[1, 2], [8, 8]])
+  model, variables = gl.models.from_torch(module, tokens)
+  assert set(variables['params']) == {'words', 'inner'} and set(variables['params']['inner']) == {'bias'}
+  assert set(variables['buffers']) == {'inner', 'scale'} and model.layout.tied == (('head.weight', 'words.weight'),)
+  state = {name: value.numpy() for name, value in module.state_dict().items()}
+  np.savez(tmp_path / 'all.npz', **state)
+  update = gl.read_update(tmp_path / 'all.npz', model, variables)
+  np.testing.assert_array_equal(update['words']['weight'], state['words.weight'])
+  np.savez(tmp_path / 'apart.npz', **{**state, 'head.weight': state['head.weight'] + 1})
+  with pytest.raises(gl.UsageError, match=r'head\.weight and words\.weight are one tensor'):
+    gl.read_update(tmp_path / 'apart.npz', model, variables)
+
+
+@pytest.mark.slow
+def test_the_names_and_layers_of_torchvisions_resnet18():
+  module = networks.ResNet18(5, 4)
+  model, _ = gl.models.from_torch(module, images(2, 3, 32, 32), check=False)
+  names = [entry.name for entry in model.layout.entries]
+  assert names == list(module.state_dict()) and len(names) == 122
+  assert {'conv1.weight', 'layer2.0.downsample.0.weight', 'layer4.1.bn2.running_var', 'fc.bias'} <= set(names)
+  layers = [layer.name for layer in model.layers((32, 32, 3))]
+  assert layers[:3] == ['conv1', 'layer1.0.conv1', 'layer1.0.conv2'] and layers[-1] == 'fc' and len(layers) == 21
+  assert {step.base for step in _program(model).steps} <= {
+    *('convolution', '_native_batch_norm_legit_no_training', 'operator.getitem', 'relu', 'max_pool2d_with_indices'),
+    *('add', 'mean', 'view', 'linear', 'sym_size'),
+  }
+
+
+def _program(model):
+  """Returns the program of a model in evaluation."""
+  (network,) = (cell.cell_contents for cell in model.apply.__closure__ if hasattr(cell.cell_contents, 'evaluation'))
+  return network.evaluation
+
+
+def test_convolutions_are_in_our_fast_form_without_transposed_maps():
+  layers = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3)
+  model, variables = gl.models.from_torch(nn.Sequential(*layers), images(2, 16, 20, 20), check=False)
+  text = str(jax.make_jaxpr(lambda x: model.apply(variables, x)[0])(ours(images(2, 16, 20, 20))))
+  assert text.count('convolve[') == 2 and 'conv_general_dilated' not in text
+  moved = set(re.findall(r'permutation=\(([0-9, ]+)\)', text))
+  assert moved == {'0, 3, 2, 1', '0, 1, 3, 5, 2, 4'}  # kernels, and windows of the pooling
+
+
+@pytest.mark.parametrize(
+  ('function', 'parts'),
+  [
+    (lambda x: torch.fft.fft2(x).real, ['aten._fft', 'in block.1']),
+    (lambda x: x + torch.randn_like(x), ['aten.randn_like', 'in block.1']),
+    (lambda x: nn.functional.alpha_dropout(x, 0.1, training=True), ['aten.bernoulli.p in block.1']),
+    (lambda x: x.half().float(), ['numbers of type float16 in aten._to_copy', 'block.1']),
+    (lambda x: x if x.sum() > 0 else -x, ['does not export', 'branches on values']),
+    (lambda x: (x, x), ['returns 2 values, expected one tensor']),
+  ],
+)
+def test_what_is_not_understood_is_one_error_that_names_it(function, parts):
+  class Odd(nn.Module):
+    def forward(self, x):
+      return function(x)
+
+  class Net(nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.block = nn.Sequential(nn.Conv2d(3, 2, 3), Odd())
+
+    def forward(self, x):
+      return self.block(x)
+
+  with pytest.raises(gl.UsageError) as error:
+    gl.models.from_torch(Net(), images(2, 3, 4, 4))
+  assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_the_size_of_a_batch_may_be_asked_for_and_may_not_be_fixed():
+  class Counted(nn.Module):
+    def __init__(self, fixed):
+      super().__init__()
+      self.fc, self.fixed = nn.Linear(12, 2), fixed
+
+    def forward(self, x):
+      return self.fc(x.reshape(3 if self.fixed else len(x), -1)) * len(x) + torch.ones(len(x), 1)
+
+  module, x = Counted(False), images(5, 3, 2, 2)
+  model, variables = gl.models.from_torch(module, x[:3])
+  for count in (1, 5):
+    np.testing.assert_allclose(model.apply(variables, ours(x[:count]))[0], module(x[:count]).detach(), rtol=1e-5)
+  with pytest.raises(gl.UsageError, match=r'does not export|computes other things'):
+    gl.models.from_torch(Counted(True), x[:3])
+
+
+@pytest.mark.parametrize(
+  ('change', 'parts'),
+  [
+    (('relu', lambda run, x: x), ['in evaluation: the logits differ', 'the output of 1 is the first that departs']),
+    (('relu', 'stopped'), ['the gradient of the model departs', 'in evaluation, first in 0.']),
+    (('add', lambda run, a, b: a), ['num_batches_tracked after a step of training']),
+  ],
+)
+def test_it_checks_itself_and_names_the_first_layer_that_departs(change, parts, monkeypatch):
+  name, function = change
+  if function == 'stopped':
+    real = aten.OPERATIONS['relu']
+    function = lambda run, x: jax.tree.map(jax.lax.stop_gradient, real(run, aten.plain(x)))  # noqa: E731
+  monkeypatch.setitem(aten.OPERATIONS, name, function)
+  module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+  with pytest.raises(gl.UsageError) as error:
+    gl.models.from_torch(module, images(3, 3, 4, 4))
+  assert all(part in str(error.value) for part in parts), str(error.value)
+  gl.models.from_torch(module, images(3, 3, 4, 4), check=False)
+
+
+def test_bad_arguments_are_refused_with_a_sentence():
+  module, x = seeded(networks.Cnn), images(2, 3, 8, 8)
+  for arguments, part in (
+    ((nn.Linear, x), 'takes an instance of torch.nn.Module'),
+    ((copy.deepcopy(module).half(), x), 'the parameter conv.weight is torch.float16, expected torch.float32'),
+    ((module, x > 0), 'expected samples'),
+    ((module, x.numpy()), 'does not export'),
+  ):
+    with pytest.raises(gl.UsageError, match=part):
+      gl.models.from_torch(*arguments)
+  with pytest.raises(gl.UsageError, match='mean and std together'):
+    gl.models.from_torch(module, x, mean=(0, 0, 0))
+  with pytest.raises(gl.UsageError, match='one number for each channel'):
+    gl.models.from_torch(module, x, mean=(0,), std=(1,))
+  model, variables = gl.models.from_torch(module, ours(x), check=False)  # our layout of images is known by its type
+  with pytest.raises(gl.UsageError, match=r'exported for samples of shape \(8, 8, 3\), got \(4, 4, 3\)'):
+    model.init(jax.random.key(0), (4, 4, 3))
+  with pytest.raises(gl.UsageError, match='takes samples of shape'):
+    model.apply(variables, np.zeros((2, 4, 4, 3), np.float32))
+  model, variables = gl.models.from_torch(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12)), images(2, 3, 2, 2))
+  with pytest.raises(gl.UsageError, match='BatchNorm of 1 has one value per channel'):
+    model.apply(variables, np.zeros((1, 2, 2, 3), np.float32), True, None)
+
+
+def test_a_dense_network_gives_its_image_away_in_the_order_of_our_pixels():
+  """Closed forms read rows of a first dense layer as [H, W, C], and undo the normalisation."""
+  torch.manual_seed(0)
+  module = nn.Sequential(nn.Flatten(), nn.Linear(48, 30), nn.ReLU(), nn.Linear(30, 4))
+  x = images(1, 3, 4, 4)
+  model, variables = gl.models.from_torch(module, x, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), check=False)
+  update = gl.Client(model, 4).local_update(None, variables, ours(x), np.array([2])).update
+  found = gl.attack(jax.random.key(0), model, variables, update, attacks=[gl.attacks.fidel()], labels=[2], controls=2)
+  np.testing.assert_allclose(found.inversions[0].images[0], ours(x)[0], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_an_audit_from_end_to_end():
+  torch.manual_seed(0)
+  module = nn.Sequential(
+    nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.Sigmoid(), nn.Conv2d(8, 8, 5, padding=2), nn.Sigmoid(), nn.Flatten(),
+    nn.Linear(128, 10),
+  )  # fmt: skip
+  for parameter in module.parameters():
+    nn.init.uniform_(parameter, -0.5, 0.5)
+  data = gl.data.load('digits', limit=60)
+  model, variables = gl.models.from_torch(module, data.images[:2])
+  scenario = gl.scenario(model, data.images, data.labels, variables=variables)
+  defenses = [None, gl.defenses.soteria(rate=0.6), gl.defenses.fragmentation(ratio=0.5), gl.defenses.outpost()]
+  result = gl.audit(jax.random.key(1), scenario, defenses, [gl.attacks.csdlg(tv=1e-6)], num_trials=2, steps=600)
+  rows = [row for row in result.rows if row['adaptive'] is None]
+  psnr = {
+    name: np.mean([row['psnr'] for row in rows if row['defense'] == name]) for name in {r['defense'] for r in rows}
+  }
+  assert psnr['none'] > 25 and psnr[str(gl.defenses.outpost())] < 15

@@ -139,9 +139,14 @@ def read_weights(
 def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
   """Returns the only square shape of a usual side, grey or in colour, for which a model has these variables.
 
+  A network of PyTorch knows its own.
+
   Raises:
     UsageError: if none fits, or several do, as for networks that average over all pixels.
   """
+  if model.layout is not None and len(model.layout.sample) == 3:
+    height, width, channels = model.layout.sample
+    return height, width, channels
   fitting = []
   for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
     try:
@@ -285,9 +290,8 @@ def _fitted(
       entries = torch_weights.common_names(entries)
     is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
     known = theirs if is_torch and model.layout is None else ours
-  sources.refuse_integers(
-    about, {name: x for name, x in entries.items() if name in known and _floats(paths, known[name])}
-  )
+  floating = {name for name, place in known.items() if _floats(paths, place)}
+  sources.refuse_integers(about, {name: x for name, x in entries.items() if name in floating})
   in_file = {name: values.shape for name, values in entries.items()}
   if known is theirs and theirs != ours:
     shape = shape or derived_image_shape(model, variables)

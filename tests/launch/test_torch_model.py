@@ -1,0 +1,87 @@
+"""Networks of PyTorch in the programs."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import gradleak as gl
+from launch import _flags
+from tests import programs
+
+NETWORK = """
+from torch import nn
+
+
+def net():
+  return nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.parametrize(
+  ('text', 'part'),
+  [
+    ('mine', 'expected package.module:Class, as in mine.networks:Net'),
+    ('no_such_module:Net', "makes no network: ModuleNotFoundError: No module named 'no_such_module'"),
+    ('math:nothing', 'makes no network: AttributeError'),
+    ('math:pi', 'makes no network: TypeError'),
+  ],
+)
+def test_what_makes_no_network_is_refused(text, part):
+  with pytest.raises(gl.UsageError) as error:
+    _flags.made(text)
+  assert str(error.value).startswith(f'--torch_model={text}') and part in str(error.value)
+
+
+def test_a_function_a_class_or_an_object_makes_the_network(tmp_path, monkeypatch):
+  (tmp_path / 'made_here.py').write_text(
+    'class Net:\n  state_dict = None\n\n\ndef net():\n  return Net()\n\n\nnow = Net()\n'
+  )
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  assert {type(_flags.made(f'made_here:{name}')).__name__ for name in ('Net', 'net', 'now')} == {'Net'}
+  assert sys.path[-1] == str(tmp_path)
+
+
+def test_numbers_of_a_normalisation():
+  assert _flags.numbers('torch_mean', '0.5, 1') == [0.5, 1.0] and _flags.numbers('torch_mean', None) is None
+  with pytest.raises(gl.UsageError, match='--torch_mean=x, expected a number for each channel'):
+    _flags.numbers('torch_mean', 'x')
+
+
+@pytest.mark.parametrize(
+  ('flags', 'part'),
+  [
+    (['--torch_std=1'], '--torch_std is for --torch_model, which is missing'),
+    (['--torch_model=mine:Net', '--model=lenet'], '--model is for the networks of --model, and not for --torch_model'),
+    (['--torch_model=mine:Net', '--init=default'], '--init is for the networks of --model'),
+  ],
+)
+@pytest.mark.parametrize('program', ['audit', pytest.param('train', marks=pytest.mark.slow)])
+def test_flags_of_other_networks_are_refused(program, flags, part, tmp_path):
+  done = programs.start(program, f'--workdir={tmp_path}/new', *flags)
+  assert (done.status, done.out) == (2, '') and part in done.err.splitlines()[-1]
+
+
+def test_the_help_says_that_it_runs_code():
+  done = programs.start('audit', '--help')
+  assert "and so runs the user's code, as no file's does" in ' '.join(done.out.split())
+
+
+@pytest.mark.slow
+def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, monkeypatch):
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  (tmp_path / 'my_networks.py').write_text(NETWORK)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  torch.manual_seed(0)
+  network = __import__('my_networks').net()
+  torch.save(network.state_dict(), tmp_path / 'weights.pt')
+  network(torch.rand(1, 1, 8, 8)).square().sum().backward()
+  np.savez(tmp_path / 'update.npz', **{name: one.grad.numpy() for name, one in network.named_parameters()})
+  done = programs.start(
+    'attack', '--torch_model=my_networks:net', '--weights=weights.pt', '--update=update.npz', '--image_shape=8,8,1',
+    '--attacks=csdlg(steps=3)', '--controls=2', '--labels=3', '--torch_mean=0.1', '--torch_std=0.9', '--progress=none',
+    f'--workdir={tmp_path}/found',
+  )  # fmt: skip
+  assert done.status == 0 and 'csdlg(steps=3)' in done.out, done.err
