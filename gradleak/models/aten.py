@@ -347,7 +347,7 @@ def _softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.A
 
 
 def _sixths(x: jax.Array) -> jax.Array:
-  """Returns x + 3 over 6 within 0 and 1; the derivative is 0 on these bounds."""
+  """Returns (x + 3) / 6, clipped to the unit interval, whose derivative is 0 on its bounds."""
   inner = (x > -3) & (x < 3)
   return jnp.where(inner, (x + 3) / 6, (x >= 3).astype(x.dtype))
 

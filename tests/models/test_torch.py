@@ -177,7 +177,7 @@ def test_steps_of_sgd_with_momentum_and_the_statistics_behind_them():
   for name, value in found.items():
     wanted = after[name] - before[name] if name in dict(module.named_parameters()) else after[name]
     np.testing.assert_allclose(value, wanted.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
-  assert found['norm.num_batches_tracked'] == before['norm.num_batches_tracked'] + 4
+  assert float(found['norm.num_batches_tracked']) == float(before['norm.num_batches_tracked']) + 4
 
 
 def test_images_that_fill_a_batch_are_left_out_of_its_statistics():
