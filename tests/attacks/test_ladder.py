@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
     ([1e-3, 1.9e-3, 2.1e-3], 3.0, 2),
     ([4e-3, 1e-3, 5e-3], 2.0, 1),  # the least is no end of the ladder
     ([1e-3, np.inf, np.nan], 2.0, 0),  # diverged
-    ([np.inf, 1e-2, np.inf], 2.0, 1),
+    ([np.inf, 1e-2, np.nan], 2.0, 1),
     ([np.nan, np.inf, np.inf], 2.0, 0),  # none is left
   ],
 )

@@ -39,7 +39,7 @@ from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
 from gradleak.models import Model
 from gradleak.models.model import check_image_shape, check_model, outputs_shape
-from gradleak.studies.captured.hints import OF_SIGNS, hints, of_scale, of_signs
+from gradleak.studies.captured.hints import hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
@@ -131,12 +131,10 @@ def attack(
     variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
     attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, and those of `fidel` and
-      `peeling` that can read this network. Of one step of Adam, and of an update whose values are all of one size,
-      it is `ladder(match='sign')`.
+      `peeling` that can read this network. For one step of Adam, or values of one size, it is `ladder(match='sign')`.
     image_shape: (H, W, C); by default derived where only one usual shape fits.
-    labels: the labels of the private samples, as the loss takes them, integers [N] by default; or 'inferred',
-      'optimised', or a rule of `attacks.labels`. By default optimised where that is how the attack was published, and
-      where targets are no classes, else inferred.
+    labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
+      By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
     truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who
@@ -150,47 +148,41 @@ def attack(
     A `Captured`; `gradleak.report.write` makes a page of it.
 
   Raises:
-    UsageError: for an update that does not fit the model, is not finite or zero throughout, or settings that cannot be
-      run.
+    UsageError: for an update that does not fit the model, is not finite or zero throughout, and settings without a run.
   """
   key = errors.check_key('key', key)
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
   show = progress if progress is None or callable(progress) else reporter(progress)
-  if truth is not None and given is None:
-    fields = {'num_samples': number_of(truth), **fields}
+  fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   of_classes = as_loss(trained.loss).targets is CLASSES
-  mode, given_labels = _labels(labels, chosen.num_samples, of_classes)
-  known = given_labels if of_classes else None  # what hints read
-  owned = checked_truth(truth, shape, chosen.num_samples, given_labels, of_classes)
-  stand_in = _stand_in(model, variables, shape, given_labels, chosen.num_samples, trained, owned)
+  mode, known = _labels(labels, chosen.num_samples, of_classes)
+  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes)
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
   update, factor, lost = checked(update, stand_in.variables['params'])
-  signs = of_signs(update)
   protected = parse(defense) if isinstance(defense, str) else as_defense(defense)
-  named = _attacks(
-    attacks, key, stand_in, chosen, signs or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
-  )
+  signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
+  named = _attacks(attacks, key, stand_in, chosen, signs)
   _check_size(mode, update, factor)
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
-  modes = [_mode(mode, one.method, stand_in.client, rule) for one in named]
-  groups = [_group(key, stand_in, one, protected, chosen, each) for one, each in zip(named, modes, strict=True)]
+  groups = [
+    _group(key, stand_in, one, protected, chosen, _mode(mode, one.method, stand_in.client, rule)) for one in named
+  ]
   config = _config(key, stand_in, update, groups, chosen, labels, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
-    *([OF_SIGNS] if signs else []),
     *hints(
       update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.stages), factor
     ),
   ]
-  citations = [one.method.citation for one in named if one.method.citation] + protected.citations
+  citations = [one.method.citation for one in named if one.method.citation] + protected.citations + [*model.citations]
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
     found, rows, controls = _inverted(groups, update, store, show, owned is not None)
-    cited = list(dict.fromkeys([*citations, *model.citations]))
-    samples = None if owned is None else owned[0]
-    outcome = Captured(found, warned, config, versions(), cited, rows, controls, samples)
+    told = warned, config, versions(), list(dict.fromkeys(citations))
+    outcome = Captured(found, *told, rows, controls, owned and owned[0])
     if store is not None:
       _write(store, outcome)
   return outcome

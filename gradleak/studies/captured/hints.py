@@ -20,7 +20,7 @@ SCATTERED = 0.02  # fraction of zeros that stand alone, neither in a row nor in 
 ONE_SIZE = 0.9  # of the largest magnitude, within which the values of an update of signs lie
 MOST = 0.8  # fraction of the values that are not zero, that has to lie there
 
-OF_SIGNS = (
+_OF_SIGNS = (
   'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam '
   "or signSGD leaves them. Without attacks=… the signs alone are attacked, by ladder(match='sign')."
 )
@@ -79,6 +79,7 @@ def hints(
   """
   named = {'.'.join(trees.path_names(path)): np.asarray(x) for path, x in jax.tree.leaves_with_path(update)}
   found = [
+    *([_OF_SIGNS] if of_signs(update) else []),
     *_dropped(named),
     *_zeros(named, protected),
     *_clipped(named, protected, factor),
