@@ -38,9 +38,7 @@ def network():
 
 
 def audited(sent, client=quickstart.app, known=KNOWN, defense=None, **settings):
-  return flower.audit(
-    lambda x, y: client(x, y, **settings), IMAGES, LABELS, *network, defense=defense, **known
-  ).comparison
+  return flower.audit(lambda x, y: client(x, y, **settings), IMAGES, LABELS, *sent, defense=defense, **known).comparison
 
 
 @pytest.mark.parametrize('client', [quickstart.app, quickstart.numpy_client, quickstart.legacy_app])
