@@ -240,7 +240,7 @@ def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
   assert model.layout is not None
   dtypes = {entry.name: entry.dtype for entry in model.layout.entries}
   arrays = model.layout.to_theirs(jax.device_get(dict(variables)))
-  return {name: np.ascontiguousarray(array.astype(dtypes.get(name, array.dtype))) for name, array in arrays.items()}
+  return {name: np.array(array, dtypes.get(name, array.dtype), order='C') for name, array in arrays.items()}
 
 
 def _samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,9 @@ from gradleak.models import Model
 
 AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
 REPEATS = 1e-6  # and of two calls of a client that draws nothing
-_WHITE = 1.5  # ratio of the largest to the least deviation of noise that is the same in all tensors
-_FEW = 64  # entries of a tensor whose deviation says nothing
+_WHITE = 3.0  # ratio of the largest to the least deviation of noise that is the same in all parts of all tensors
+_FEW = 64  # entries of a part whose deviation says nothing
+_ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not have; Laplace's kurtosis is 6
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
 _REFINED = 8  # rates that are tried for one change
@@ -191,14 +192,21 @@ def _drawn(fit: Fit, first: Tree, second: Tree, images: np.ndarray, labels: np.n
 
 
 def _white(first: Tree, second: Tree) -> float:
-  """Returns the deviation of noise that is the same in all tensors of two updates; 0.0 where it is not."""
+  """Returns the deviation of noise that is the same everywhere in two updates; 0.0 where it is not.
+
+  What dropout and augmentation change has zeros, few large entries, and parts of a tensor that differ.
+  """
   tensors = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-  differences = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in tensors if np.size(a) >= _FEW]
-  deviations = [float(np.sqrt(np.mean(np.square(one)) / 2)) for one in differences]
-  if not deviations or min(deviations) == 0 or max(deviations) > _WHITE * min(deviations):
-    return 0.0
+  differences = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in tensors]
   everything = np.concatenate([one.ravel() for one in differences])
-  return float(np.sqrt(np.mean(np.square(everything)) / 2))
+  squares = np.mean(np.square(everything))
+  if np.mean(everything == 0) > _ZEROS or np.mean(everything**4) > _HEAVY * squares**2:
+    return 0.0
+  parts = [part for one in differences for axis in range(one.ndim) for part in np.moveaxis(one, axis, 0)]
+  found = [np.sqrt(np.mean(np.square(part))) for part in (*differences, *parts) if np.size(part) >= _FEW]
+  if not found or max(found) > _WHITE * min(found):
+    return 0.0
+  return float(np.sqrt(squares / 2))
 
 
 def _explained(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from gradleak import defenses
+from gradleak import Client, defenses, models
+from gradleak.adaptive.base import Known
 from gradleak.core import errors
 from gradleak.defenses.differential_privacy import of_upload
 from gradleak.defenses.guarantees import mechanisms
@@ -234,3 +235,13 @@ def test_what_the_server_does_needs_uploads_and_a_multiplier_that_is_left():
   with pytest.raises(errors.UsageError, match='params'):
     defense = defenses.secagg_rounding()
     defense.update({'w': jnp.ones(3)}, defense.init({'w': jnp.ones(3)}), key=KEY)
+
+
+def test_an_attacker_bounds_what_is_truncated_by_the_number_of_entries():
+  model = models.create('mlp(widths=4)', 3)
+  client, shape = Client(model, 3), (2, 2, 1)
+  context = defenses.Context(client, model.init(KEY, shape), shape)
+  size = sum(leaf.size for leaf in jax.tree.leaves(context.variables['params']))
+  for defense, limit in ((defenses.clamp(limit=0.5), 0.5), (defenses.percentile_privacy(gamma=0.1, steps=3), 0.3)):
+    known = Known(defenses.bind(defense, context), context, 1, 1, frozenset())
+    assert known.norm_bound == pytest.approx(limit * math.sqrt(size))

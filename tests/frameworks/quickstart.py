@@ -34,6 +34,18 @@ def train(
       optimizer.step()
 
 
+def normed():
+  """Returns a small network with BatchNorm, whose state dict has integers without axes."""
+  return nn.Sequential(
+    nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(6), nn.Flatten(), nn.Linear(100, 10)
+  )
+
+
+def frozen_statistics():
+  """Returns the same in evaluation mode, as some clients fine-tune."""
+  return normed().eval()
+
+
 def app(images, labels, mods=(), **settings):
   """Returns the quickstart's `ClientApp`, which trains on these samples."""
   from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -52,13 +64,13 @@ def app(images, labels, mods=(), **settings):
   return made
 
 
-def numpy_client(images, labels, keep=None, **settings):
+def numpy_client(images, labels, keep=None, network=Net, **settings):
   """Returns the same as a `NumPyClient`, of the older interface."""
   from flwr.client import NumPyClient
 
   class Client(NumPyClient):
     def fit(self, parameters, config):
-      net = Net()
+      net = network()
       net.load_state_dict(dict(zip(net.state_dict(), map(torch.tensor, parameters), strict=True)))
       train(net, images, labels, **settings)
       return [tensor.numpy() for tensor in net.state_dict().values()][:keep], len(images), {}

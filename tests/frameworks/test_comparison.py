@@ -112,6 +112,15 @@ def test_orders_augmentation_and_noise_are_told_apart(check):
   assert found.draws == 'order' and not found.agrees and found.explanations[0].changes == {'learning_rate': 0.03}
   found = check(transform=lambda x, y: (x + draw.normal(0, 0.3, x.shape).astype(np.float32), y))
   assert found.draws == 'samples' and not found.agrees and 'augments' in found.words[-1]
+  kept = check(after=lambda u: jax.tree.map(lambda x: x * draw.integers(0, 2, x.shape).astype(x.dtype), u))
+  assert kept.draws == 'samples'  # as dropout does
+
+  def uneven(update):
+    """Adds noise that is five times as large in half of the columns."""
+    scales = jax.tree.map(lambda x: np.where(np.arange(x.shape[-1]) % 2, 3e-3, 15e-3), update)
+    return jax.tree.map(lambda x, s: x + (s * draw.normal(0, 1, x.shape)).astype(x.dtype), update, scales)
+
+  assert check(after=uneven).draws == 'samples'
   found = check(after=lambda u: jax.tree.map(lambda x: x + draw.normal(0, 0.003, x.shape).astype(x.dtype), u))
   assert found.draws == 'noise' and found.agrees and found.noise == pytest.approx(0.003, rel=0.1)
   assert '0.003' in found.words[-1].replace('0.0029', '0.003').replace('0.0030', '0.003')

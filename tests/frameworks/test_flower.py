@@ -37,10 +37,8 @@ def network():
   return models.from_torch(quickstart.Net(), IMAGES, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def audited(network, client=quickstart.app, known=KNOWN, defense=None, **settings):
-  return flower.audit(
-    lambda x, y: client(x, y, **settings), IMAGES, LABELS, *network, defense=defense, **known
-  ).comparison
+def audited(sent, client=quickstart.app, known=KNOWN, defense=None, **settings):
+  return flower.audit(lambda x, y: client(x, y, **settings), IMAGES, LABELS, *sent, defense=defense, **known).comparison
 
 
 @pytest.mark.parametrize('client', [quickstart.app, quickstart.numpy_client, quickstart.legacy_app])
@@ -62,6 +60,14 @@ def test_the_quickstart_is_the_client_that_is_simulated(network, client):
 def test_a_setting_that_the_user_did_not_know_is_named(network, settings, words):
   found = audited(network, **settings)
   assert not found.agrees and words in found.words[0]
+
+
+def test_batch_norm_trains_as_theirs_and_its_mode_is_named():
+  network = models.from_torch(quickstart.normed(), IMAGES, mean=(0.5,) * 3, std=(0.5,) * 3)
+  found = audited(network, quickstart.numpy_client, network=quickstart.normed)
+  assert found.agrees and found.difference < 1e-4
+  found = audited(network, quickstart.numpy_client, network=quickstart.frozen_statistics)
+  assert "batch_norm='eval'" in found.words[0]
 
 
 def test_shuffling_and_augmentation_show(network):
