@@ -199,7 +199,7 @@ class _Run(NamedTuple):
   Attributes:
     net_of: () -> `Stages`, one function for all runs.
     params, observed: parameters and their gradient, float32 by path.
-    steps: of Levenberg–Marquardt at each softness.
+    iterations: of Levenberg–Marquardt at each softness.
     tv: by which the weights of the total variation are multiplied.
     classes: their number.
   """
@@ -207,7 +207,7 @@ class _Run(NamedTuple):
   net_of: Callable[[], Stages]
   params: dict[Path, Any]
   observed: dict[Path, Any]
-  steps: int
+  iterations: int
   tv: float
   classes: int
 
@@ -223,7 +223,9 @@ class _Run(NamedTuple):
     self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights
   ) -> tuple[list[Any], float]:
     """Returns what `inverse.solve` finds."""
-    search = functools.partial(solve, self.net_of, first, last, maps, self.params, behind, weights, steps=self.steps)
+    search = functools.partial(
+      solve, self.net_of, first, last, maps, self.params, behind, weights, steps=self.iterations
+    )
     several = last - first > 1
     return search(iterations=_ITERATIONS[several], damping=_DAMPING[several])
 
@@ -312,7 +314,7 @@ def through(run: _Run, place: int, image: Any) -> list[Any]:
 
 
 @base.attack(citation='Peeling of residual networks: our own method.')
-def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0) -> base.Attack:
+def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative = 1.0) -> base.Attack:
   r"""Peeling of networks of convolutions, BatchNorm, ReLU and residual sums, from one gradient of one image.
 
   It runs on the host, and takes minutes for an image of CIFAR-10 in ResNet-20. The client runs BatchNorm on the
@@ -327,7 +329,8 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
 
   Args:
     client: the `Client` that is attacked; it must share a gradient.
-    steps: of Levenberg–Marquardt at each softness of the slopes.
+    iterations: of Levenberg–Marquardt at each softness of the slopes. They are no steps of a search: the flag
+      `--steps` of the programs does not reach them.
     tv: by which the weights of the image's total variation are multiplied.
 
   Raises:
@@ -350,7 +353,7 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
     if not finite:
       return np.zeros((0, 1)), np.zeros(0)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
-    found = peel(_Run(net_of(observation), params, observed, steps, float(tv), observation.num_classes))
+    found = peel(_Run(net_of(observation), params, observed, iterations, float(tv), observation.num_classes))
     return found.image[np.newaxis], np.asarray([found.label])
 
   return base.host_form(net_of, read)

@@ -145,7 +145,7 @@ def test_noise_of_the_same_norm_gives_nothing(digits):
   keys = iter(jax.random.split(jax.random.key(2), 100))
   noise = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), seen.update)
   noise = jax.tree.map(lambda x: x * trees.norm(seen.update) / trees.norm(noise), noise)
-  found = attacked(client, Observation(**{**vars(seen), 'update': noise}), steps=2)
+  found = attacked(client, Observation(**{**vars(seen), 'update': noise}), iterations=2)
   assert np.isfinite(found.images).all() and abs(correlation(found.images, digits[0][0])) < 0.5
 
 
