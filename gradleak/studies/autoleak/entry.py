@@ -15,6 +15,7 @@ from gradleak.federated import ClientSettings
 from gradleak.studies.autoleak.ensemble import VERSION
 
 FORMAT = 2  # of the files
+FAMILY, _, _NEWEST = VERSION.rpartition('-')
 # Words of format 1 -> those of today, where they are levels, verdicts or names of fields.
 _FORMER = {'identifying': 're-identified', 'traces': 'above chance', 'not solved': 'inconclusive', 'steps': 'levels'}
 FINGERPRINTS = ('data', 'weights', 'public', 'gallery')
@@ -235,8 +236,7 @@ def _unplain(value: Any, path: str, deep: int) -> str:
 def _contradiction(entry: dict[str, Any]) -> str:
   """Returns what of an entry of the right form cannot be, in words; '' for nothing."""
   version = entry['versions']['autoleak']
-  family, _, number = VERSION.rpartition('-')
-  if not re.fullmatch(rf'{family}-[1-9]\d{{0,3}}', version) or int(version.rpartition('-')[2]) > int(number):
+  if not re.fullmatch(rf'{FAMILY}-[1-9]\d{{0,3}}', version) or int(version.rpartition('-')[2]) > int(_NEWEST):
     return f'its version is {errors.shown(version)}, and this version of gradleak knows those up to {VERSION}'
   for side in ('honest', 'malicious'):
     if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
