@@ -26,7 +26,7 @@ from gradleak.defenses.defense import Defense, bind
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated.scenario import Scenario
 from gradleak.studies.autoleak import flags
-from gradleak.studies.autoleak.baselines import Baseline, baselines
+from gradleak.studies.autoleak.baseline import Baseline, baselines
 from gradleak.studies.autoleak.bounds import identification
 from gradleak.studies.autoleak.ensemble import (
   CANDIDATES,
@@ -59,7 +59,7 @@ class AutoLeak:
       ({defense: why it does not apply}), 'targets' (pairs of defense and trial that were attacked) of 'all_targets',
       and 'seconds'.
     ranked: what `rankings.ranked` makes of each ranking and defense: the trials that the likelihood re-identifies.
-    baselines: what shows at each level without any upload, see `baselines.baselines`.
+    baselines: what shows at each level without any upload, see `baseline.baselines`.
     flags: defense -> reasons to distrust its verdict, sentences.
     bounds: defense -> the largest probability, by differential privacy, of finding any of a trial's B originals among
       the candidates (of one, times B), from as many uploads of it as its attackers have read.
