@@ -292,16 +292,17 @@ def _interval(level: Mapping[str, Any]) -> str:
 
 
 def _alarms(found: Mapping[str, Any] | None) -> str:
-  """Returns how often noise came to a level, in words; empty where the entry does not say."""
+  """Returns how often noise came to each level, with exact intervals, in words; empty where the entry does not say."""
   noise = (found or {}).get('noise')
   if noise is None:
     return ''
-  came = [f'{one["level"]} {one["count"]}' for one in noise['levels'] if one['count']]
-  _, low, high = metrics.proportion_interval(
-    0 if not came else max(one['count'] for one in noise['levels']), noise['n']
-  )
-  interval = percent_range({'success_low': low, 'success_high': high})
-  return f'false alarms, of {noise["n"]}: {", ".join(came) or "none"} ({interval})'
+
+  def rate(count: int) -> str:
+    _, low, high = metrics.proportion_interval(count, noise['n'])
+    return f'({percent_range({"success_low": low, "success_high": high})})'
+
+  came = [f'{one["level"]} {one["count"]} {rate(one["count"])}' for one in noise['levels'] if one['count']]
+  return f'false alarms, of {noise["n"]}: {", ".join(came) or f"none {rate(0)}"}'
 
 
 def _plainly(value: Any) -> str:

@@ -287,7 +287,7 @@ class _Run:
     return {label: why for label, why in told.items() if why}
 
   def _targets(self, stage: Stage) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Returns {defense: trials} to attack, and where the stage does not apply, {defense: why}.
+    """Returns the trials to attack of each defense, and why the stage does not apply under the others.
 
     Without a defense some trials are always attacked, as witnesses that an attack works.
     """

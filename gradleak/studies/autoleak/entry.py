@@ -103,8 +103,8 @@ FORM = {
   'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
   # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): in AutoLeak-1 a run of its
   # own.
-  # From AutoLeak-2 on it is part of the ensemble, and there are false matches among control runs, and originals that no
-  # picture re-identifies; null where no ranking could be run.
+  # From AutoLeak-2 on it is part of the ensemble; null where no ranking could be run. It then has false matches among
+  # control runs, and how many originals no picture re-identifies.
   'likelihood': _Optional(
     _Maybe(
       {

@@ -40,7 +40,7 @@ def ranked(stage: str, found: Identification, batch_size: int) -> list[Ranked]:
 
   Where the upload says nothing, all candidates are exchangeable, and each original is first with a probability of one
   in the length of its list. A trial is re-identified if more of its originals are first than that allows in 95 of 100
-  cases, among `MIN_CANDIDATES` others or more: one of a single original.
+  cases. A single original has to be first. The list has to have at least `MIN_CANDIDATES` others.
   """
   decisive, made = found.decisive(), []
   rows, noise = ([row for row in of if row['statistic'] == decisive] for of in (found.rows, found.noise))
