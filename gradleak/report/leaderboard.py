@@ -12,6 +12,7 @@ from gradleak.report import blocks, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, mark, method, text
+from gradleak.report.shares import shares_picture
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
@@ -121,6 +122,7 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     _board(ordered, bool(malicious), bounded, known['likelihood']),
     blocks.Text(below, 'note'),
     *_baselines(entries[0]),
+    *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Details(
       'How the verdicts differ',
