@@ -75,7 +75,6 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
     Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
     Stage('learned inverse', (attacks.lti(steps=300, hidden=256),)),
     Stage('L-BFGS matching', (attacks.dga(steps=300, start='uniform'),)),
-    Stage('signed matching', (attacks.csdlg(steps=500, tv=1e-4),), restarts=2),
     Stage('generator', (attacks.gias(steps=250, latent_steps=100, training_steps=260),)),
     Stage('averaged rounds', (attacks.csdlg_fast(steps=500, tv=1e-6),), rounds=8, skips=repeats),
     Stage('known noise', (attacks.bayes(steps=300),), rounds=8, skips=known_noise),
