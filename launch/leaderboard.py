@@ -140,13 +140,18 @@ def _read(path, otherwise):
 
 def _check():
   from gradleak.core import errors
-  from gradleak.studies.autoleak import leaderboard
+  from gradleak.studies.autoleak import VERSION, leaderboard
 
   known = leaderboard.read(_GIVEN.folder)
   entry = known[errors.check_choice('name of the leaderboard', _GIVEN.check, list(known))]
   workdir = errors.check_path('workdir', _GIVEN.workdir or '')
   if (workdir / 'autoleak.json').exists():
     raise errors.UsageError(f'{workdir} holds a finished run: choose a new folder for --workdir')
+  if entry['versions']['autoleak'] != VERSION:
+    raise errors.UsageError(
+      f'{_GIVEN.check} is of {entry["versions"]["autoleak"]}, and this version runs {VERSION}: gradleak '
+      f'{entry["versions"]["gradleak"]} can check it'
+    )
   if entry['settings'] is None:
     raise errors.UsageError(f'{_GIVEN.check} was not made by launch/autoleak.py: its settings are not known')
   if (expected := entry['task']['more'].get('weights')) and not _GIVEN.weights:

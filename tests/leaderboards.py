@@ -5,6 +5,7 @@ import dataclasses
 from gradleak.audit.verdict import RECOVERED
 from gradleak.studies.autoleak import VERSION, AutoLeak
 from gradleak.studies.autoleak.entry import FINGERPRINTS
+from gradleak.studies.autoleak.rankings import Ranked
 from tests.report.conftest import ATTACKS, digits, make
 
 # Defense -> verdicts on its trials by honest-but-curious servers.
@@ -16,8 +17,16 @@ VERDICTS = {
 COMMAND = {'dataset': 'digits', 'model': 'lenet', 'seed': 0, 'trials': 4, 'staged': True, 'defenses': 'all; of; them'}
 
 
-def found(verdicts=None, malicious=True, bounds=None, flags=None, **config):
-  """Returns an `AutoLeak`; `config` replaces settings."""
+def rank(defense, named, alarms=(), rounds=1):
+  """Returns what a ranking found under a defense: the trials of `named`, and `alarms` of two control runs."""
+  return Ranked(
+    stage='likelihood', defense=defense, model='exact', rounds=rounds, candidates=99, named=list(named), trials=4,
+    alarms=list(alarms), controls=2,
+  )  # fmt: skip
+
+
+def found(verdicts=None, malicious=True, bounds=None, flags=None, named=None, **config):
+  """Returns an `AutoLeak`; `config` replaces settings, and `named` has the trials that rankings re-identify."""
   verdicts = verdicts or VERDICTS
   trials = len(next(iter(verdicts.values())))
   stages = {'matching': True, **({'malicious server': False} if malicious else {})}
@@ -41,8 +50,16 @@ def found(verdicts=None, malicious=True, bounds=None, flags=None, **config):
       **config,
     },
     rows=[{**row, **marks[stage]} for stage, audit in audits.items() for row in audit.rows],
-    controls=[],
-    stages=[{'stage': stage, 'honest': honest} for stage, honest in stages.items()],
+    controls=[{**row, **marks[stage]} for stage, audit in audits.items() for row in audit.controls],
+    stages=[
+      {'stage': stage, 'honest': honest, 'attacks': ['x'], 'left_out': {}, 'skipped': {}, 'seconds': 1.25}
+      for stage, honest in stages.items()
+    ],
+    ranked=[rank(defense, named) for defense, named in (named or {}).items()],
+    baselines=[
+      {'baseline': 'grey image', 'score': 7.3, 'likeness': 0.0, 'exact': 0, 'recognisable': 0, 'named': 1}
+      | {'trials': trials}
+    ],
     flags={defense: (flags or {}).get(defense, []) for defense in verdicts},
     bounds=bounds or {},
     audits=audits,

@@ -88,6 +88,23 @@ def test_without_a_defense_one_upload_is_enough(scenario):
   assert found.config['listed'] > 100
 
 
+def test_noise_ranks_originals_first_as_often_as_chance(scenario, tmp_path):
+  """Of 48 uploads of noise one in some 150 is first by chance; noise changes no figure of the uploads beside it."""
+  defenses = [None, D.fragmentation(ratio=0.5)]
+  found = identify(scenario, defenses, workdir=tmp_path, controls=48)
+  bare = identify(scenario, defenses)
+  figures = [[(row['rank'], row['p_value'], row['statistic']) for row in one.rows] for one in (found, bare)]
+  assert figures[0] == figures[1] and found.pairs == bare.pairs and not bare.noise
+  for defense in ('none', 'fragmentation(ratio=0.5)'):
+    noise = [row for row in found.noise if row['defense'] == defense and row['statistic'] == 'direction']
+    assert [row['trial'] for row in noise] == list(range(48)) and all(row['candidates'] > 100 for row in noise)
+    ranks = np.asarray([row['rank'] for row in noise])
+    assert sum(row['identified'] for row in noise) == np.sum(ranks == 1) <= 4
+    assert stats.kstest(ranks / (noise[0]['candidates'] + 1), 'uniform').pvalue > 1e-3
+  assert identification.load(tmp_path).noise == found.noise
+  assert any('uploads of noise' in note for note in gl.report.identification.notes(found))
+
+
 def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
   private, public, _ = digits
   unlabelled = gl.data.gallery('digits', 'test', most=60).images

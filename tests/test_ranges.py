@@ -59,7 +59,7 @@ RANGES = {
   'attacks.peeling.peel': {'batch_size': COUNT, 'tolerance': FRACTION},
   'attacks.peeling.peeling': {'tolerance': FRACTION},
   'attacks.peeling.scale': {'batch_size': COUNT, 'tolerance': FRACTION},
-  'attacks.residual_peeling.residual_peeling': {'steps': COUNT, 'tv': WEIGHT},
+  'attacks.residual_peeling.residual_peeling': {'iterations': COUNT, 'tv': WEIGHT},
   'attacks.separation.alternating': {'steps': COUNT, 'damping': FRACTION, 'ridge': UNBOUNDED},
   'attacks.separation.cocktail_party': {'steps': COUNT, **PARTY},
   'attacks.separation.fast_ica': {'batch_size': COUNT, 'iterations': COUNT},

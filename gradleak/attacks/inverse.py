@@ -23,7 +23,7 @@ import numpy as np
 
 from gradleak.models.stages import Path, Stage, Stages
 
-_OUTPUT = 2.0  # the weight of the known map
+OUTPUT = 2.0  # the weight of the known map
 _DOUBTFUL = 0.01  # the softness from which on zeros of the known map may be small positive numbers
 _EDGE = 1e-2  # differences of pixels from which on the total variation grows linearly
 _PROBES = 8  # of the curvature's diagonal
@@ -113,7 +113,7 @@ def _residuals(
     pullbacks.append(pullback)
   active, last = behind.output > behind.slack, outputs[-1]
   free = jnp.maximum(last - behind.slack, 0)
-  found = [_OUTPUT * jnp.where(active, last - behind.output, free) / _norm(behind.output)]
+  found = [OUTPUT * jnp.where(active, last - behind.output, free) / _norm(behind.output)]
   found += [
     weights.joined * (jnp.maximum(made, 0) - following) / _norm(following)
     for made, following in zip(outputs, maps[1:], strict=False)

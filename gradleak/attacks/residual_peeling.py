@@ -25,7 +25,7 @@ import numpy as np
 import scipy.linalg
 
 from gradleak.attacks import base
-from gradleak.attacks.inverse import Behind, Weights, solve
+from gradleak.attacks.inverse import OUTPUT, Behind, Weights, solve
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Count, NonNegative
@@ -79,13 +79,13 @@ class Peeled(NamedTuple):
   """What was found.
 
   Attributes:
-    image: float32 [H, W, C].
+    image: float32 [H, W, C]; None where the last stage's equations contradict each other, as those of noise do.
     label: its class, or −1 where a further dense layer hides it.
     maps: the inputs of all stages, the image first.
     eigenvalue: the least eigenvalue of the closed form over the mean one, about 1e-12 where it is exact.
   """
 
-  image: np.ndarray
+  image: np.ndarray | None
   label: int
   maps: list[np.ndarray]
   eigenvalue: float
@@ -199,7 +199,7 @@ class _Run(NamedTuple):
   Attributes:
     net_of: () -> `Stages`, one function for all runs.
     params, observed: parameters and their gradient, float32 by path.
-    steps: of Levenberg–Marquardt at each softness.
+    iterations: of Levenberg–Marquardt at each softness.
     tv: by which the weights of the total variation are multiplied.
     classes: their number.
   """
@@ -207,7 +207,7 @@ class _Run(NamedTuple):
   net_of: Callable[[], Stages]
   params: dict[Path, Any]
   observed: dict[Path, Any]
-  steps: int
+  iterations: int
   tv: float
   classes: int
 
@@ -223,7 +223,9 @@ class _Run(NamedTuple):
     self, first: int, last: int, maps: Sequence[Any], behind: Behind, weights: Weights
   ) -> tuple[list[Any], float]:
     """Returns what `inverse.solve` finds."""
-    search = functools.partial(solve, self.net_of, first, last, maps, self.params, behind, weights, steps=self.steps)
+    search = functools.partial(
+      solve, self.net_of, first, last, maps, self.params, behind, weights, steps=self.iterations
+    )
     several = last - first > 1
     return search(iterations=_ITERATIONS[several], damping=_DAMPING[several])
 
@@ -252,12 +254,14 @@ def peel(run: _Run) -> Peeled:
   def behind() -> Behind:
     return Behind(maps[0], back, run.observed, negligible(maps[0]))
 
+  label = int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share alone is negative
   while place > 1 and equations(net.stages[place - 1], run.params, maps[0]) > _REDUNDANT:
     place -= 1
-    x = stage_input(run, place, behind())
+    x, left = stage_input(run, place, behind())
+    if left > contradiction(net.stages[place]):
+      return Peeled(None, label, maps, eigenvalue)
     back, maps = run.back(net.stages[place], x, back), [x, *maps]
   image = first_input(run, place, behind())
-  label = int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share alone is negative
   return Peeled(np.clip(image[0][0], 0, 1), label, [*map(np.asarray, image), *maps], eigenvalue)
 
 
@@ -273,8 +277,13 @@ def equations(stage: Stage, params: dict[Path, Any], output: np.ndarray) -> floa
   )
 
 
-def stage_input(run: _Run, place: int, behind: Behind) -> np.ndarray:
-  """Returns the input of one stage; it starts from the map behind, in its own shape."""
+def contradiction(stage: Stage) -> float:
+  """Returns the sum of squares that a map of zeros leaves: a solution that leaves more is none."""
+  return OUTPUT**2 + len(stage.paths)
+
+
+def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, float]:
+  """Returns (the input of one stage, the sum of squares that is left); it starts from the map behind, in its shape."""
   shape = run.net_of().stages[place].shape
   start = jax.image.resize(jnp.asarray(behind.output), (1, *shape[1:3], behind.output.shape[-1]), 'linear')
   more = start.shape[-1] - shape[-1]
@@ -288,7 +297,7 @@ def stage_input(run: _Run, place: int, behind: Behind) -> np.ndarray:
       best, least = maps, left
     if not _SOLVED < least < _HOPELESS:
       break
-  return np.maximum(np.asarray(best[0]), 0)
+  return np.maximum(np.asarray(best[0]), 0), least
 
 
 def first_input(run: _Run, place: int, behind: Behind) -> list[Any]:
@@ -312,12 +321,13 @@ def through(run: _Run, place: int, image: Any) -> list[Any]:
 
 
 @base.attack(citation='Peeling of residual networks: our own method.')
-def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0) -> base.Attack:
+def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative = 1.0) -> base.Attack:
   r"""Peeling of networks of convolutions, BatchNorm, ReLU and residual sums, from one gradient of one image.
 
   It runs on the host, and takes minutes for an image of CIFAR-10 in ResNet-20. The client runs BatchNorm on the
   statistics of the batch. The map before the last block is exact up to rounding. So are those before the blocks that
-  have many more weights than their map has entries. The image is found by search.
+  have many more weights than their map has entries. The image is found by search. Where a map explains the upload no
+  better than none, there is no image.
 
   Formula:
     f = \frac{\partial W \, \partial b}{\lVert \partial b \rVert^2}, \quad
@@ -327,7 +337,8 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
 
   Args:
     client: the `Client` that is attacked; it must share a gradient.
-    steps: of Levenberg–Marquardt at each softness of the slopes.
+    iterations: of Levenberg–Marquardt at each softness of the slopes. They are no steps of a search: the flag
+      `--steps` of the programs does not reach them.
     tv: by which the weights of the image's total variation are multiplied.
 
   Raises:
@@ -351,7 +362,9 @@ def residual_peeling(client: Client, *, steps: Count = 6, tv: NonNegative = 1.0)
     if not finite:
       return np.zeros((0, 1)), np.zeros(0)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
-    found = peel(_Run(net_of(observation), params, observed, steps, float(tv), observation.num_classes))
+    found = peel(_Run(net_of(observation), params, observed, iterations, float(tv), observation.num_classes))
+    if found.image is None:
+      return np.zeros((0, 1)), np.zeros(0)
     return found.image[np.newaxis], np.asarray([found.label])
 
   return base.host_form(net_of, read)

@@ -82,7 +82,7 @@ def plan(
     **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
   }
   stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
-  candidates = functools.cache(functools.partial(_gallery, scenario, num_trials * size))
+  candidates = functools.cache(functools.partial(galleries, scenario, num_trials * size))
   streams, groups = Streams(key), []
   for server in dict.fromkeys(attack.method.server for attack in stepped):
     sent, built = scenario, None
@@ -113,8 +113,8 @@ def _only(
   return {label: frozenset(int(trial) for trial in trials) for label, trials in only.items()}
 
 
-def _gallery(scenario: Scenario, private: int) -> dict[int, Any]:
-  """Returns label -> the gallery of the private images of that label: one for all of one kind."""
+def galleries(scenario: Scenario, private: int) -> dict[int, Any]:
+  """Returns label -> among what private samples of it are to be found, of the first ones: one for all of one kind."""
   given, images, labels = scenario.gallery, scenario.images[:private], scenario.classes[:private]
   make = scenario.client.modality.gallery
   if not given.by_class:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradleak.audit.verdict import LEVELS
+from gradleak.core import statistics
+from gradleak.modalities import of_rows
 from gradleak.report import blocks, findings, headline, html, wording
-from gradleak.report.formatting import aligned, count_range, number, upwards
+from gradleak.report.formatting import aligned, count_range, number, percent_range, upwards
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.page import READING, versions, write_files
 from gradleak.report.words import said
-from gradleak.studies.autoleak import AutoLeak
+from gradleak.studies.autoleak import AutoLeak, rankings
 from gradleak.studies.autoleak.bounds import RELATION
 from gradleak.studies.autoleak.ensemble import CONTROLS, WITNESSES
 from gradleak.summary import cases, worst
@@ -21,12 +23,13 @@ NOISE = 'noise (false alarms)'  # the line of the control runs
 def render_autoleak(found: AutoLeak) -> str:
   """Returns the report as one HTML page that loads nothing."""
   config, size = found.config, found.config['batch_size']
-  entries = cases.worst_case(_rows(found, True))
+  entries = cases.worst_case(_rows(found, True), found.named())
   bounds = {label: f'{upwards(100 * bound)} %' for label, bound in found.bounds.items()}
   lines = headline.lines(
     _rows(found, True),
     entries,
     lambda row: worst.pair(found.audits[row['stage']], row),
+    found.named(),
     flags={label: [flag.partition(':')[0] for flag in flags] for label, flags in found.flags.items()},
     bound=bounds,
     published=_published(found),
@@ -43,7 +46,12 @@ def render_autoleak(found: AutoLeak) -> str:
       headline.verdict_table(lines, flagged=True, bounded=bool(bounds)),
       blocks.Text(text(said('autoleak.verdicts', size=size, few=few), READING, said('autoleak.others')), 'note'),
     ],
-    [*_levels(found, entries), _attacks(found), _stages(found), _flags(found), _reading(found)],
+    [
+      *_levels(found, entries),
+      *_rankings(found),
+      *_baselines(found),
+      *(_attacks(found), _stages(found), _flags(found), _reading(found)),
+    ],
     [versions({name: known[name.lower()] for name in ('gradleak', 'JAX', 'Python')}, found.seconds)],
   )
   return html.page(made)
@@ -53,7 +61,7 @@ def autoleak_table(found: AutoLeak) -> str:
   """Returns the worst-case rates for the terminal, aligned, and the flags below them."""
   parts = []
   for title, honest in (('honest-but-curious server', True), ('malicious server', False)):
-    levels = worst.levels(_rows(found, honest))
+    levels = worst.levels(_rows(found, honest), found.named(honest))
     named = [(line['defense'], line) for line in levels] + [(NOISE, line) for line in alarms(found, honest)]
     lines = [(name, *(count_range({**line, **one}, 'count') for one in line['levels'])) for name, line in named]
     if levels:
@@ -69,8 +77,9 @@ def write_autoleak(found: AutoLeak, folder: Any) -> None:
 
 
 def alarms(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
-  """Returns `worst.alarms` of one kind of server."""
-  return worst.alarms([row for row in found.controls if row['honest'] == honest])
+  """Returns `worst.alarms` of one kind of server, of the defense whose rankings raise most."""
+  named = [rankings.alarms(found.ranked, defense) for defense in found.config['defenses']] if honest else [set()]
+  return worst.alarms([row for row in found.controls if row['honest'] == honest], max(named, key=len))
 
 
 def _published(found: AutoLeak) -> dict[str, str]:
@@ -87,7 +96,7 @@ def _noise(found: AutoLeak, entries: Sequence[dict]) -> str:
 
 def _levels(found: AutoLeak, entries: Sequence[dict]) -> list[blocks.Section]:
   """Returns the worst case per level, by honest-but-curious servers and by malicious ones."""
-  honest, malicious = (worst.levels(_rows(found, kind)) for kind in (True, False))
+  honest, malicious = (worst.levels(_rows(found, kind), found.named(kind)) for kind in (True, False))
   noise = alarms(found, True)
   beside = said('autoleak.noise', alarms=_noise(found, entries)) if noise else ''
   note = blocks.Text(said('autoleak.levels', size=found.config['batch_size'], noise=beside), 'note')
@@ -102,6 +111,64 @@ def _levels(found: AutoLeak, entries: Sequence[dict]) -> list[blocks.Section]:
       blocks.Section('malicious', 'Malicious servers', [blocks.Text(said('autoleak.malicious'), 'note'), table])
     )
   return made
+
+
+def _rankings(found: AutoLeak) -> list[blocks.Section]:
+  """Returns which of the two re-identifies: the likelihood of a list's candidates, or a picture."""
+  if not found.ranked:
+    return []
+  lines = []
+  for one in found.ranked:
+    pictures = _seen(found, one['defense'])
+    counts = [
+      *(len(one['named']), len(pictures), len(set(one['named']) - pictures), len(pictures - set(one['named']))),
+    ]
+    cells = [blocks.Cell(f'{count} of {one["trials"]}', [_interval(count, one['trials'])]) for count in counts]
+    false = blocks.Cell(f'{len(one["alarms"])} of {one["controls"]}', [_interval(len(one['alarms']), one['controls'])])
+    facts = f'{one["candidates"]:,}', str(one['rounds'])
+    lines.append(blocks.Row([method(one['defense'], _published(found).get(one['defense'])), *facts, *cells, false]))
+  columns = ['defense', 'candidates\nbeside', 'uploads', 'by likelihood', 'by pictures']
+  columns += ['by likelihood\nalone', 'by pictures\nalone', 'noise']
+  note = blocks.Text(said('autoleak.rankings'), 'note')
+  return [blocks.Section('rankings', 'Re-identified by which', [note, blocks.Table(columns, [blocks.Body(lines)])])]
+
+
+def _seen(found: AutoLeak, defense: str) -> set[int]:
+  """Returns the trials that pictures re-identify."""
+  enough = LEVELS[: LEVELS.index(rankings.NAMED) + 1]
+  return {row['trial'] for row in _rows(found, True) if row['defense'] == defense and row['verdict'] in enough}
+
+
+def _interval(count: int, n: int) -> str:
+  if not n:
+    return ''
+  _, low, high = statistics.proportion_interval(count, n)
+  return percent_range({'success_low': low, 'success_high': high})
+
+
+def _baselines(found: AutoLeak) -> list[blocks.Section]:
+  """Returns what shows without any upload."""
+  if not found.baselines:
+    return []
+  kind = of_rows(found.rows)
+  titles = {one.column: one.title for one in kind.shown}
+  columns = ['answer', *(titles.get(name, name) for name in (kind.score, kind.likeness))]
+  columns += [mark(level) for level in LEVELS[:3]]
+  rows = [
+    blocks.Row(
+      [
+        one['baseline'],
+        *(number(one['score']), number(one['likeness'])),
+        *(
+          blocks.Cell(f'{one[name]} of {one["trials"]}', [_interval(one[name], one['trials'])])
+          for name in ('exact', 'recognisable', 'named')
+        ),
+      ]
+    )
+    for one in found.baselines
+  ]
+  note = blocks.Text(said('autoleak.baselines'), 'note')
+  return [blocks.Section('baselines', 'Without any upload', [note, blocks.Table(columns, [blocks.Body(rows)])])]
 
 
 def _attacks(found: AutoLeak) -> blocks.Section:
@@ -134,6 +201,7 @@ def _stages(found: AutoLeak) -> blocks.Section:
   rows = []
   for stage in found.stages:
     left_out = [f'left out: {attack}: {why}' for attack, why in stage['left_out'].items()]
+    left_out += [f'not under {defense}: {why}' for defense, why in stage['skipped'].items()]
     attacks = blocks.Cell(code(*stage['attacks']), left_out)
     targets = f'{stage["targets"]} of {stage["all_targets"]}'
     rows.append(blocks.Row([stage['stage'], attacks, targets, number(stage['seconds'])]))

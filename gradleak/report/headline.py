@@ -55,10 +55,14 @@ def recovering(entries: Sequence[dict]) -> str:
   return said('headline.some', leaking=leaking, defenses=len(defended)) if defended else ''
 
 
-def lines(rows: Sequence[dict], found: Sequence[dict], picture: Callable, **more: Mapping[str, Any]) -> list[dict]:
+def lines(
+  rows: Sequence[dict], found: Sequence[dict], picture: Callable, named: Any = None, **more: Mapping[str, Any]
+) -> list[dict]:
   """Returns the lines of `worst.lines`, whose arguments these are, each with the 'meaning' of its verdict."""
   enough = worst.candidates(rows)['enough']
-  return [{**line, 'meaning': _meaning(line['verdict'], enough)} for line in worst.lines(rows, found, picture, **more)]
+  return [
+    {**line, 'meaning': _meaning(line['verdict'], enough)} for line in worst.lines(rows, found, picture, named, **more)
+  ]
 
 
 def gallery(rows: Sequence[dict], config: Mapping[str, Any]) -> dict[str, Any]:

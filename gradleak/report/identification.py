@@ -44,7 +44,11 @@ def notes(found: Identification) -> list[str]:
   models = {one['model'] for one in counts}
   told += [said(f'identification.model_{name}') for name in sorted(models) if REGRESSION not in names]
   pairs = [one['pairs'] for one in counts if one['present'] is not None]
-  return told + ([said('identification.present', one_in=round(1 / RATE), pairs=max(pairs))] if pairs else [])
+  told += [said('identification.present', one_in=round(1 / RATE), pairs=max(pairs))] if pairs else []
+  noise = [row for row in found.noise if row['statistic'] == found.decisive(row['copies'])]
+  return told + (
+    [said('identification.noise', n=len(noise), count=sum(row['identified'] for row in noise))] if noise else []
+  )
 
 
 def render_identification(found: Identification) -> str:

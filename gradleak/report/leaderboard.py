@@ -12,15 +12,19 @@ from gradleak.report import blocks, deploy, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, mark, method, text
+from gradleak.report.shares import shares_picture
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
+from gradleak.studies.autoleak.entry import FAMILY, number_of
 
 EARLIER = said('leaderboard.earlier')  # of entries that do not say what their gallery holds
 
 
 def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns the leaderboard as one HTML page that loads nothing; its script sorts the tables, nothing else.
+
+  One version of AutoLeak is shown, the newest. Tasks of former ones are folded away below it.
 
   Args:
     entries: name -> entry, from `gradleak.studies.autoleak.leaderboard.read`.
@@ -30,27 +34,44 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """
   if not entries:
     raise errors.UsageError('the leaderboard has no entries: add some by launch/leaderboard.py --add=WORKDIR')
-  tasks = together(
-    (json.dumps(entry['task'], sort_keys=True), {**entry, 'name': name}) for name, entry in entries.items()
-  )
-  ordered = sorted(map(_task, tasks.values()), key=lambda one: one[:-1])
-  defenses = len({entry['text'] for entry in entries.values()} - {'none'})
+  newest = max(map(number_of, entries.values()))
+  shown, former = _tasks(entries, newest), []
+  for version in sorted({*map(number_of, entries.values())} - {newest}, reverse=True):
+    for section in _tasks(entries, version):
+      title = f'{FAMILY}-{version}: {section.title}'
+      former.append(blocks.Details(title, section.blocks))
+  sections = [section._replace(name=f'task-{place}') for place, section in enumerate(shown, 1)]
+  if former:
+    note = blocks.Text(said('leaderboard.former', version=f'{FAMILY}-{newest}'), 'note')
+    sections.append(blocks.Section('former', 'Earlier versions', [note, *former]))
+  current = [entry for entry in entries.values() if number_of(entry) == newest]
+  defenses = len({entry['text'] for entry in current} - {'none'})
   sorts = blocks.Html(f'<span class="sorts" hidden>{said("leaderboard.sorts")}</span>')
   made = blocks.Page(
     'leaderboard',
     'Leaderboard of defenses',
-    'AutoLeak: a fixed ensemble of attacks, the same for every defense',
+    f'{FAMILY}-{newest}: a fixed ensemble of attacks, the same for every defense',
     'Leaderboard of defenses',
     [
-      blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(tasks)), 'meaning'),
+      blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(shown)), 'meaning'),
       blocks.Text(text(said('leaderboard.order'), sorts), 'note'),
     ],
-    [section._replace(name=f'task-{place}') for place, (*_, section) in enumerate(ordered, 1)],
+    sections,
     [blocks.Text(said('leaderboard.footer'))],
     'Tasks',
     html.resource('leaderboard.js'),
   )
   return html.page(made)
+
+
+def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int) -> list[blocks.Section]:
+  """Returns a section per task of the entries of one version."""
+  tasks = together(
+    (json.dumps(entry['task'], sort_keys=True), {**entry, 'name': name})
+    for name, entry in entries.items()
+    if number_of(entry) == version
+  )
+  return [section for *_, section in sorted(map(_task, tasks.values()), key=lambda one: one[:-1])]
 
 
 def write_leaderboard(folder: Any, path: Any) -> None:
@@ -87,7 +108,8 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
     'bounded': bounded,
     'alarms': any('noise' in entry['honest'] for entry in entries),
-    'likelihood': any('likelihood' in entry for entry in entries),
+    'likelihood': any(entry.get('likelihood') for entry in entries),
+    'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
     'flag': True,
   }
   facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION}
@@ -100,6 +122,8 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
     _board(ordered, bool(malicious), bounded, known['likelihood']),
     blocks.Text(' '.join([said('deploy.title'), *map(str, deploy.advice(ordered))]), 'meaning'),
     blocks.Text(below, 'note'),
+    *_baselines(entries[0]),
+    *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Details(
       'How the verdicts differ',
@@ -119,7 +143,7 @@ def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool,
     *((mark(level), '', 'number') for level in LEVELS),
   ]
   if named:
-    among = {entry['likelihood']['candidates'] for entry in ordered if 'likelihood' in entry}
+    among = {entry['likelihood']['candidates'] for entry in ordered if entry.get('likelihood')}
     columns.append((f'by likelihood,\namong {listed(f"{each:,}" for each in sorted(among))}', '', 'number'))
   columns += [('malicious server’s\nown attacks alone', 'left', 'number')] * malicious
   columns += [('found at most,\nby DP', '', 'number')] * bounded
@@ -171,7 +195,18 @@ def _named(entry: Mapping[str, Any]) -> blocks.Cell:
     return blocks.Cell('not run', value='')
   _, low, high = metrics.proportion_interval(found['identified'], found['n'])
   interval = percent_range({'success_low': low, 'success_high': high})
-  return blocks.Cell(f'{found["identified"]} of {found["n"]}', [interval], value=high)
+  alone = found.get('alone') and f'{found["alone"]} by it alone'
+  return blocks.Cell(f'{found["identified"]} of {found["n"]}', [interval, alone], value=high)
+
+
+def _baselines(entry: Mapping[str, Any]) -> list[blocks.Details]:
+  """Returns what shows without any upload, which is the same for all defenses of a task."""
+  lines = [
+    f'{one["baseline"]}: exact {one["exact"]}, recognisable {one["recognisable"]}, re-identified {one["named"]} of '
+    f'{one["trials"]}; mean score {number(one["score"])}'
+    for one in entry.get('baselines', ())
+  ]
+  return [blocks.Details('Without any upload', [blocks.Bullets(lines)])] if lines else []
 
 
 def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
@@ -209,9 +244,19 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
     blocks.Text(repeated),
     blocks.Text(text('SHA-256 of its rows: ', code(entry['rows_sha256']))),
     entry['places'] and blocks.Text(acts),
+    entry.get('stages') and blocks.Text(_stages(entry['stages'])),
   ]
   title = 'How to repeat it' + (', and what the cost is from' if cost is not None else '')
   return text(first, blocks.Html(html.rendered([blocks.Details(title, [one for one in told if one])])))
+
+
+def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
+  """Returns what the stages of the run took, for all of its defenses, and why some did not attack this one."""
+  told = '; '.join(
+    f'{one["stage"]}: {number(one["seconds"])} s' + (f' (not here: {one["skipped"]})' if one['skipped'] else '')
+    for one in stages
+  )
+  return f'Stages of the run, for all of its defenses: {told}.'
 
 
 def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
@@ -250,12 +295,17 @@ def _interval(level: Mapping[str, Any]) -> str:
 
 
 def _alarms(found: Mapping[str, Any] | None) -> str:
-  """Returns how often noise came to a level, in words; empty where the entry does not say."""
+  """Returns how often noise came to each level, with exact intervals, in words; empty where the entry does not say."""
   noise = (found or {}).get('noise')
   if noise is None:
     return ''
-  came = [f'{one["level"]} {one["count"]}' for one in noise['levels'] if one['count']]
-  return f'false alarms, of {noise["n"]}: {", ".join(came) or "none"}'
+
+  def rate(count: int) -> str:
+    _, low, high = metrics.proportion_interval(count, noise['n'])
+    return f'({percent_range({"success_low": low, "success_high": high})})'
+
+  came = [f'{one["level"]} {one["count"]} {rate(one["count"])}' for one in noise['levels'] if one['count']]
+  return f'false alarms, of {noise["n"]}: {", ".join(came) or f"none {rate(0)}"}'
 
 
 def _plainly(value: Any) -> str:

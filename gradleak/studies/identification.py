@@ -63,7 +63,7 @@ COMBINED, REGRESSION = 'combined', 'regression'
 RATE = 1e-3  # of false matches, at which a presence test is stated
 EXACT = 'exact'
 RESULT = 'identification.json'  # seals what stands beside it
-_FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl'}
+_FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl', 'noise': 'noise.jsonl'}
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
 
@@ -92,6 +92,10 @@ class IdentificationSettings:
   copies: str = setting(
     EXACT, 'What the list holds: exact, or names of altered copies, joined by commas.', group='attacker'
   )
+  controls: int = setting(
+    0, 'Uploads of noise that are ranked, too: an original at rank 1 is then a false match.', group='run', low=0,
+    high=10**6, integer=True,
+  )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -108,12 +112,16 @@ class Identification:
     pairs: one dict per defense, copies and statistic: the 'false' matches of the presence test among 'n' pairs of an
       upload and an innocent candidate. Its thresholds are from other uploads.
     seconds: wall time.
+    noise: one dict per control run, place in its batch, defense, copies and statistic, of an upload of noise with the
+      norms of an upload: 'rank' of an original in place of which the noise was sent, 'candidates' and 'identified',
+      which is a false match. Control run j stands for the originals of trial j modulo T, as in `gradleak.audit`.
   """
 
   config: dict[str, Any]
   rows: list[dict[str, Any]]
   pairs: list[dict[str, Any]]
   seconds: float
+  noise: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
   def counts(self) -> list[dict[str, Any]]:
     """Returns one dict per defense, copies and statistic: 'identified' and 'present' of 'n', with 95 % intervals."""
@@ -227,7 +235,7 @@ def identify(
   check_group_size(group_size)
   show = progress if progress is None or callable(progress) else reporter(progress)
   size = driver.default_group_size(scenario.variables, 1) if group_size is None else group_size
-  started, rows, pairs = time.monotonic(), [], []
+  started, tables = time.monotonic(), {name: [] for name in _FILES}
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': size})
     run = _Run(key, scenario, given, listed, num_trials, size, show)
@@ -242,12 +250,11 @@ def identify(
             if store is not None:
               store.save_part(part, *known)
           for row in known[0]:
-            (rows if row.pop('kind') == 'rows' else pairs).append(row)
+            tables[row.pop('kind')].append(row)
     finally:
       end(show)
-    made = Identification(
-      {**config, 'defenses': {one.label: str(one.method) for one in chosen}}, rows, pairs, time.monotonic() - started
-    )
+    described = {**config, 'defenses': {one.label: str(one.method) for one in chosen}}
+    made = Identification(described, **tables, seconds=time.monotonic() - started)
     if store is not None:
       _write(store.path, made)
   return made
@@ -341,8 +348,8 @@ class _Run:
     self.sizes = tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(scenario.variables['params']))
     self.held: dict[tuple, Any] = {}
 
-  def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict]]:
-    """Returns the rows and pairs of one defense and one kind of copies."""
+  def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
+    """Returns the rows, pairs and control runs of one defense and one kind of copies."""
     label = defense.label
     bound = bind(defense.method, self.scenario.context)
     given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
@@ -354,7 +361,13 @@ class _Run:
     else:
       scores = self._statistics(given, updates, masks, samples, copies)
     facts = {'defense': label, 'copies': copies, 'model': given.model, 'rounds': updates.shape[1]}
-    return _judged(scores, self.listed, facts, given.stated)
+    sent, noise = ({name: score[part] for name, score in scores.items()} for part in self._parts)
+    return *_judged(sent, self.listed, facts, given.stated), _alarmed(noise, self.listed, facts)
+
+  @property
+  def _parts(self) -> tuple[slice, slice]:
+    """Where the trials and the control runs stand among uploads."""
+    return slice(self.num_trials), slice(self.num_trials, None)
 
   def _once(self, about: tuple, compute: Callable[[], Any]) -> Any:
     """Returns what is computed once for all defenses and copies, as long as all of it fits."""
@@ -366,20 +379,26 @@ class _Run:
     return made
 
   def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the uploads of all trials and rounds, float32 [T, R, P], and which entries are compared."""
+    """Returns the uploads of all trials and control runs, float32 [T + C, R, P], and which entries are compared.
+
+    The noise of a control run is cut to the entries that its trial sent.
+    """
     random = any(stage.traits.random for stage in bound.defense.stages)
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
     )  # fmt: skip
     with told(computing(self.show, f'uploads under {label}')):
-      sent = uploads(group, np.arange(self.num_trials), np.arange(0), self.size).sent[0]
-    update = _rows(sent.update)
+      made = uploads(group, np.arange(self.num_trials), np.arange(self.given.controls), self.size).sent
+    sent, update = made[0], _rows(made[0].update)
+    stand_ins = np.arange(self.given.controls) % self.num_trials
+    noise = _rows(made[1].update) if self.given.controls else update[stand_ins]
     if not given.masked:
-      return update, None
+      return np.concatenate([update, noise]), None
     declared = any(stage.traits.sparsifies == 'mask' for stage in bound.defense.stages)
     full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.mask, sent.update)
-    return update, _rows(full) if declared else update != 0
+    kept = _rows(full) if declared else update != 0
+    return np.concatenate([update, noise * kept[stand_ins]]), np.concatenate([kept, kept[stand_ins]])
 
   def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
     """Returns what some candidates would send, float32 [C, K, P]; K draws, or labels, or both.
@@ -521,6 +540,21 @@ def _judged(
         }
         rows.append(plain(row))
   return rows, pairs
+
+
+def _alarmed(scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, Any]) -> list[dict]:
+  """Returns how the originals of its trial are ranked by each control run, scores [C, N]."""
+  allowed, found = _allowed(listed), []
+  for name, score in scores.items():
+    for number, row in enumerate(score):
+      trial = number % len(listed.private)
+      for place, own in enumerate(listed.private[trial]):
+        beside = allowed[trial, place].copy()
+        beside[listed.private[trial]] = False
+        rank = 1 + int(np.sum(row[beside] >= row[own]))
+        of = {'statistic': name, 'trial': number, 'place': place, 'rank': rank, 'candidates': int(beside.sum())}
+        found.append(plain({**facts, **of, 'identified': rank == 1}))
+  return found
 
 
 def _allowed(listed: _List) -> np.ndarray:

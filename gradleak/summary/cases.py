@@ -3,7 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gradleak.audit.result import AuditResult, Case
@@ -13,6 +14,7 @@ from gradleak.modalities import Column, of_rows
 
 Row = dict[str, Any]
 Summary = dict[str, Any]
+_NOBODY: Mapping[str, Collection[int]] = MappingProxyType({})
 
 
 def summarise(rows: Iterable[Row]) -> list[Summary]:
@@ -54,11 +56,12 @@ def paired(summaries: Iterable[Summary]) -> dict[tuple[str, str], list[Summary]]
   return pairs
 
 
-def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def worst_case(rows: Iterable[Row], named: Mapping[str, Collection[int]] = _NOBODY) -> list[dict[str, Any]]:
   """Returns one entry per defense: of how many trials any attacker, non-adaptive or adaptive, recovers the images.
 
   Args:
     rows: of an audit.
+    named: defense -> the trials that are re-identified without a picture.
 
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
@@ -77,7 +80,7 @@ def worst_case(rows: Iterable[Row]) -> list[dict[str, Any]]:
     setting = ['no undefended run']
   elif not any(row['success'] for row in undefended):
     setting = ['undefended run fails']
-  return [_worst(defense, group, setting) for (defense,), group in groups.items()]
+  return [_worst(defense, group, setting, set(named.get(defense, ()))) for (defense,), group in groups.items()]
 
 
 def worst_case_of(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -230,8 +233,8 @@ def _summary(rows: Sequence[Row]) -> Summary:
   }
 
 
-def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[str, Any]:
-  """Returns one entry of `worst_case`; `setting` are the flags that all defenses have."""
+def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str], named: Collection[int]) -> dict[str, Any]:
+  """Returns one entry of `worst_case`; `setting` are the flags that all defenses have, `named` the trials of one."""
   trials = {row['trial'] for row in rows}
   recovered = _recovered(rows)
   non_adaptive = [row for row in rows if row.get('adaptive') is None]
@@ -253,8 +256,8 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str]) -> dict[st
     **counts,
     'recovered': recovered,
     **_fraction(recovered, len(trials)),
-    'verdict': worst({row['verdict'] for row in rows}),
-    'reached': {level: _reached(rows, level) for level in LEVELS},
+    'verdict': worst({row['verdict'] for row in rows} | ({LEVELS[2]} if named else set())),
+    'reached': {level: _reached(rows, level, named) for level in LEVELS},
     'attackers': len(by_case(rows)),
     'runs': runs,
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
@@ -279,10 +282,11 @@ def _recovered(rows: Iterable[Row]) -> int:
   return len({row['trial'] for row in rows if row['success']})
 
 
-def _reached(rows: Iterable[Row], level: str) -> int:
-  """Returns the number of trials of which any row has this verdict or a stronger one."""
+def _reached(rows: Iterable[Row], level: str, named: Collection[int]) -> int:
+  """Returns the number of trials of which any row has this verdict or a stronger one, or that are `named` at least."""
   enough = LEVELS[: LEVELS.index(level) + 1]
-  return len({row['trial'] for row in rows if row['verdict'] in enough})
+  also = set(named) if LEVELS[2] in enough else set()
+  return len({row['trial'] for row in rows if row['verdict'] in enough} | also)
 
 
 def _strength(summary: Summary) -> tuple[int, float]:

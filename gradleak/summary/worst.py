@@ -1,22 +1,25 @@
 """The worst attacker of each defense: one line each, the rates of every level, and how often noise comes there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gradleak.audit.result import AuditResult
-from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, false_alarms
+from gradleak.audit.verdict import CONTROL, LEVELS, MIN_CANDIDATES, false_alarms
 from gradleak.core import statistics
 from gradleak.modalities import Modality, of_rows
 from gradleak.summary import cases
 from gradleak.summary.shown import data_uri
+
+LIKELIHOOD = 'likelihood'  # the attacker who re-identifies without a picture
 
 
 def lines(
   rows: Sequence[dict],
   worst: Sequence[dict],
   picture: Callable[[dict], tuple[np.ndarray, np.ndarray]],
+  named: Mapping[str, Collection[int]] | None = None,
   **more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
   """Returns what the first screen shows of each defense, in the order of `worst`.
@@ -25,6 +28,7 @@ def lines(
     rows: of an audit.
     worst: from `cases.worst_case`.
     picture: row -> (private images, reconstructions) of it, [B, H, W, C].
+    named: defense -> the trials that are re-identified without a picture: by `LIKELIHOOD`.
     **more: name -> {defense: what else stands in its line}.
 
   Returns:
@@ -36,16 +40,20 @@ def lines(
   of = cases.grouped(rows, 'defense')
   return [
     {
-      **_line(entry, of[entry['defense'],], picture),
+      **_line(entry, of[entry['defense'],], picture, set((named or {}).get(entry['defense'], ()))),
       **{name: told.get(entry['defense']) for name, told in more.items()},
     }
     for entry in worst
   ]
 
 
-def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
+def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[int]) -> dict[str, Any]:
   verdict, n = entry['verdict'], entry['n']
   at = [row for row in rows if row['verdict'] == verdict]
+  by = cases.attackers(at)
+  if named and verdict == LEVELS[2]:
+    by = [LIKELIHOOD, *by] if len(named) >= len({row['trial'] for row in at}) else [*by, LIKELIHOOD]
+    at = at or [row for row in rows if row['trial'] in named]
   count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
   _, low, high = statistics.proportion_interval(count, n)
   example = max(at, key=_likeness)
@@ -58,7 +66,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable) -> dict[str, Any]:
     'n': n,
     'success_low': low,
     'success_high': high,
-    'by': cases.attackers(at),
+    'by': by,
     'truth': data_uri(truth),
     'found': data_uri(found),
     'example': example,
@@ -86,18 +94,19 @@ def pair(result: AuditResult, row: dict) -> tuple[np.ndarray, np.ndarray]:
   return result.truth[row['trial']], result.reconstructions[case][trials.index(row['trial'])]
 
 
-def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
+def levels(rows: Sequence[dict], named: Mapping[str, Collection[int]] | None = None) -> list[dict[str, Any]]:
   """Returns, per defense, its worst-case attack success rate at each level.
 
   Args:
     rows: of AutoLeak, by honest-but-curious servers or by malicious ones.
+    named: defense -> the trials that are re-identified without a picture.
 
   Returns:
     Dicts: 'defense', 'n' trials, and 'levels': one dict per level, from 'exact' to 'above chance', with 'level',
     'count' and the exact 95 % interval of the fraction, 'success_low' to 'success_high'.
   """
   found = []
-  for entry in cases.worst_case(rows):
+  for entry in cases.worst_case(rows, named or {}):
     rates = []
     for level in LEVELS:
       _, low, high = statistics.proportion_interval(entry['reached'][level], entry['n'])
@@ -106,16 +115,17 @@ def levels(rows: Sequence[dict]) -> list[dict[str, Any]]:
   return found
 
 
-def alarms(controls: Sequence[dict]) -> list[dict[str, Any]]:
+def alarms(controls: Sequence[dict], named: Collection[int] = ()) -> list[dict[str, Any]]:
   """Returns how often noise comes to each level: the `levels` of the control runs, one dict, or none without any.
 
   Each control run is judged as if it were an upload, by the others (`audit.verdict.false_alarms`). As of an upload, the
-  worst counts of all attackers that met the same noise.
+  worst counts of all attackers that met the same noise, adaptive attacks, restarts and rankings included.
 
   Args:
     controls: control runs of AutoLeak, by honest-but-curious servers or by malicious ones.
+    named: the control runs that are re-identified without a picture.
   """
-  return levels(false_alarms(list(controls)))
+  return levels(false_alarms(list(controls)), {CONTROL: named})
 
 
 def _nearest(kind: Modality, truth: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,10 +10,12 @@ from flax import linen as nn
 
 import gradleak as gl
 from gradleak import Client, Knowledge, Observation, UsageError
+from gradleak.attacks import REGISTRY as ATTACKS
 from gradleak.attacks import inverse
 from gradleak.core import trees
 from gradleak.models import layers, stages
 from gradleak.models.resnet import BasicBlock
+from gradleak.servers import REGISTRY as SERVERS
 
 peeling = importlib.import_module('gradleak.attacks.residual_peeling')  # attacks.residual_peeling is the attack
 
@@ -140,13 +142,25 @@ def test_an_image_comes_back_through_two_blocks(digits):
   assert np.argmax(ranking) == 0 and ranking[0] > 0.9
 
 
-def test_noise_of_the_same_norm_gives_nothing(digits):
-  client, seen = observed(digits, Small())
+@pytest.mark.parametrize('blocks', [1, 2])
+def test_noise_of_the_same_norm_gives_nothing(digits, blocks):
+  """Of two blocks the equations of the last but one contradict each other, and no image is searched."""
+  client, seen = observed(digits, Small(blocks))
   keys = iter(jax.random.split(jax.random.key(2), 100))
   noise = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), seen.update)
   noise = jax.tree.map(lambda x: x * trees.norm(seen.update) / trees.norm(noise), noise)
-  found = attacked(client, Observation(**{**vars(seen), 'update': noise}), steps=2)
-  assert np.isfinite(found.images).all() and abs(correlation(found.images, digits[0][0])) < 0.5
+  found = attacked(client, Observation(**{**vars(seen), 'update': noise}), iterations=2)
+  assert np.isfinite(found.images).all() and found.images.any() == (blocks == 1)
+  assert blocks == 2 or abs(correlation(found.images, digits[0][0])) < 0.5
+
+
+def test_the_steps_of_a_search_are_none_of_a_form_on_the_host():
+  """The flag --steps=1000 of the programs once made each solution of the peeling take up to a thousand steps."""
+  client = Client(gl.models.create('mlp(widths=8)', 10), num_classes=10)
+  methods = [factory() for factory in {**ATTACKS, **SERVERS}.values()]
+  on_host = [method for method in methods if method(client).on_host]
+  assert {method.name for method in on_host} >= {'residual_peeling', 'spear'}
+  assert not [method for method in on_host if method.takes({'steps': 7})]
 
 
 def test_an_upload_that_is_not_finite_gives_nothing(digits):

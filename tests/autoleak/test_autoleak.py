@@ -15,16 +15,17 @@ from gradleak import report
 from gradleak.audit.verdict import VERDICTS
 from gradleak.core import statistics, storage
 from gradleak.defenses import Mechanism
-from gradleak.studies.autoleak import bounds, ensemble, leaderboard
+from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 MODULE = importlib.import_module('gradleak.studies.autoleak')
 HIDDEN = gl.defenses.gaussian(stddev=1.0)
 SHORT = (
+  ensemble.Ranking('likelihood'),
   ensemble.Stage('closed forms', (gl.attacks.fidel(), gl.attacks.april())),
   ensemble.Stage('matching', (gl.attacks.csdlg_fast(steps=40, tv=1e-6),)),
-  ensemble.Stage('averaged rounds', (gl.attacks.csdlg_fast(steps=40, tv=1e-6),), rounds=2),
+  ensemble.Stage('averaged rounds', (gl.attacks.csdlg_fast(steps=40, tv=1e-6),), rounds=2, skips=ensemble.repeats),
   ensemble.Stage('malicious server', (gl.servers.imprint(bins=8),), honest=False),
 )
 LEARNED = ensemble.Stage('learned inverse', (gl.attacks.lti(steps=4, hidden=8, batch_size=8),))
@@ -57,7 +58,7 @@ def scenario():
 
 
 def run(scenario, patched, stages=SHORT, **settings):
-  patched.setattr(MODULE, 'STAGES', stages)
+  patched.setattr(MODULE, 'ENSEMBLES', {'images': stages})
   patched.setattr(MODULE, 'CONTROLS', 4)
   defenses = [gl.defenses.prune(rate=0.5), HIDDEN]
   return gl.autoleak(jax.random.key(1), scenario, defenses, 3, **{'progress': 'none', **settings})
@@ -69,7 +70,7 @@ def both(scenario, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patched:
     found = run(scenario, patched, workdir=folder)
     again = run(scenario, patched, workdir=folder, progress=HEARD)
-    return found, again, run(scenario, patched, SHORT[:2], staged=False), folder
+    return found, again, run(scenario, patched, SHORT[1:3], staged=False), folder
 
 
 def stage(found, name):
@@ -111,7 +112,7 @@ def test_attacks_that_do_not_fit_are_named(both):
 
 def test_without_public_images_what_learns_is_left_out(scenario):
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(MODULE, 'STAGES', (SHORT[0], LEARNED))
+    patched.setattr(MODULE, 'ENSEMBLES', {'images': (SHORT[1], LEARNED)})
     patched.setattr(MODULE, 'CONTROLS', 2)
     bare = scenario._replace(public=None)
     found = gl.autoleak(jax.random.key(1), bare, None, 1, progress='none')
@@ -120,6 +121,94 @@ def test_without_public_images_what_learns_is_left_out(scenario):
     and not found.stages[1]['attacks']
   )
   assert set(found.verdicts()) == {'none'}
+
+
+def test_a_ranking_re_identifies_without_a_picture(both):
+  """The digits of an undefended upload are first by likelihood; the noise of control runs is counted beside them."""
+  found = both[0]
+  assert {(one['defense'], one['rounds'], one['model']) for one in found.ranked} >= {('none', 1, 'exact')}
+  assert all(one['trials'] == 3 and one['controls'] == 4 and one['candidates'] >= 99 for one in found.ranked)
+  assert found.named()['none'] == {0, 1, 2} and found.named(False) == {}
+  none = next(one for one in found.ranked if one['defense'] == str(HIDDEN))
+  told = dataclasses.replace(
+    found, rows=[{**row, 'verdict': 'nothing seen', 'success': False} for row in found.rows],
+    ranked=[{**none, 'named': [1]}],
+  )  # fmt: skip
+  assert told.verdicts()[str(HIDDEN)] == ['nothing seen', 're-identified', 'nothing seen']
+  assert [told.success_rate(str(HIDDEN), level)[0] for level in VERDICTS[:4]] == [0, 0, 1, 1]
+  assert told.verdicts(False)[str(HIDDEN)] == ['nothing seen'] * 3
+  line = next(one for one in report.autoleak_table(told).splitlines() if one.startswith(str(HIDDEN)))
+  assert line.count('0 of 3') == 2 and line.count('1 of 3') == 2
+  assert leaderboard.load(both[3]).ranked == found.ranked
+
+
+def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
+  rows = [
+    {'trial': trial, 'identified': place < first} for trial, first in enumerate((0, 1, 2, 8)) for place in range(8)
+  ]
+  assert rankings._first(rows, 99, 8) == [2, 3], 'one of eight is first among 100 in 8 of 100 cases'
+  assert rankings._first(rows[:8] + rows[8:16], 999, 8) == [1]
+  assert rankings._first(rows, 98, 8) == [], 'of a short list nobody is re-identified'
+
+
+def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenario, tmp_path):
+  """Noise hides the original from one upload, eight are read of random defenses alone, and what is known is skipped."""
+  stages = (
+    ensemble.Ranking('likelihood'),
+    ensemble.Ranking('likelihood of rounds', rounds=8, skips=ensemble.repeats),
+    ensemble.Stage('closed forms', (gl.attacks.fidel(),)),
+    ensemble.Stage('known noise', (gl.attacks.bayes(steps=2, components=2),), rounds=2, skips=ensemble.known_noise),
+  )
+  strong, flat = gl.defenses.gaussian(stddev=30.0), gl.defenses.laplace(scale=0.1)
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'ENSEMBLES', {'images': stages})
+    patched.setattr(MODULE, 'CONTROLS', 2)
+    found = gl.autoleak(jax.random.key(1), scenario, [strong, flat], 3, progress='none', malicious=False)
+  second = stage(found, 'likelihood of rounds')
+  assert second['skipped'] == {'none': 'all uploads of the same samples are equal'} and second['targets'] in (3, 6)
+  rounds = {(one['stage'], one['rounds']) for one in found.ranked if one['defense'] == str(strong)}
+  assert rounds == {('likelihood', 1), ('likelihood of rounds', 8)}
+  noise = stage(found, 'known noise')
+  assert list(noise['skipped']) == [str(flat)] and 'Gaussian noise of known variance' in noise['skipped'][str(flat)]
+  attacked = {(row['defense'], row['trial']) for row in found.rows if row['stage'] == 'known noise'}
+  assert attacked == {('none', 0), ('none', 1), *((str(strong), trial) for trial in range(3))}
+
+
+def test_a_list_without_labels_is_ranked_by_every_label(scenario):
+  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none')
+  run_of.rank(ensemble.Ranking('likelihood'))
+  assert run_of.ranked[0]['named'] == [0, 1]
+  both = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 1, 2, True, None, 'none')
+  both.rank(ensemble.Ranking('likelihood'))
+  (entry,) = both.stages
+  assert not both.ranked and "labels='unknown' is for one sample" in entry['left_out']['likelihood']
+
+
+def test_what_shows_without_any_upload(scenario):
+  made = {one['baseline']: one for one in baseline.baselines(scenario, 3, 1)}
+  assert list(made) == ['grey image', 'class mean', 'nearest public image']
+  truth = scenario.images[:3]
+  grey = 10 * np.log10(1 / np.mean((truth - 0.5) ** 2, axis=(1, 2, 3)))
+  assert made['grey image']['score'] == pytest.approx(grey.mean(), rel=1e-5)
+  public = scenario.public[0].reshape(16, -1)
+  apart = [np.mean((public - one.ravel()) ** 2, axis=1).min() for one in truth]
+  assert made['nearest public image']['score'] == pytest.approx(np.mean(-10 * np.log10(apart)), rel=1e-5)
+  own = scenario._replace(public=(np.asarray(truth), scenario.labels[:3]))
+  held = {one['baseline']: one for one in baseline.baselines(own, 3, 1)}['nearest public image']
+  assert (held['exact'], held['recognisable'], held['named'], held['trials']) == (3, 3, 3, 3)
+  alone = own._replace(public=(np.asarray(truth[:1]), scenario.labels[:1]))
+  mean = {one['baseline']: one for one in baseline.baselines(alone, 3, 1)}['class mean']
+  assert mean['exact'] == 1 == mean['recognisable']
+  assert [one['baseline'] for one in baseline.baselines(scenario._replace(public=None), 3, 1)] == ['grey image']
+
+
+def test_a_modality_without_an_ensemble_is_refused():
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'ENSEMBLES', {'tables': ()})
+    test = gl.data.load('digits', 'test', limit=2)
+    one = gl.scenario(gl.models.mlp(10, widths=8), test.images, test.labels, key=jax.random.key(0))
+    with pytest.raises(gl.UsageError, match='AutoLeak-2 has ensembles for tables, and none for images'):
+      gl.autoleak(jax.random.key(0), one, None, 1)
 
 
 def test_only_random_defenses_are_averaged(both):
@@ -151,7 +240,7 @@ def test_rates(both):
 
 def test_one_callback_hears_all_stages_and_their_end(both):
   del both
-  assert [text.split()[0] for text in HEARD].count('stage') == 4  # what stands in the work directory is not run again
+  assert [text.split()[0] for text in HEARD].count('stage') == 5  # what stands in the work directory is not run again
   assert HEARD[-1] == 'end'  # else “no progress for 3 minutes” would follow a run that is over
 
 
@@ -159,7 +248,7 @@ def test_a_finished_run_is_found(both):
   found, again, _, folder = both
   assert again.rows == found.rows and all(result.resumed for result in again.audits.values())
   stored = json.loads((folder / 'autoleak.json').read_text())
-  assert stored['flags'] == found.flags and stored['config']['version'] == 'AutoLeak-1'
+  assert stored['flags'] == found.flags and stored['config']['version'] == 'AutoLeak-2'
   assert len((folder / 'rows.jsonl').read_text().splitlines()) == len(found.rows)
 
 
@@ -194,7 +283,7 @@ def test_stages_of_another_run_are_refused(both, tmp_path):
 def test_a_defense_is_added_to_a_finished_run(both, scenario, tmp_path):
   """What is there is not run again, and the rows are those of one run of all."""
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(MODULE, 'STAGES', SHORT)
+    patched.setattr(MODULE, 'ENSEMBLES', {'images': SHORT})
     patched.setattr(MODULE, 'CONTROLS', 4)
     settings = {'workdir': tmp_path / 'new', 'progress': 'none'}
     gl.autoleak(jax.random.key(1), scenario, [gl.defenses.prune(rate=0.5)], 3, **settings)
@@ -217,7 +306,11 @@ def test_the_page_and_the_table(both, tmp_path):
   report.write(found, tmp_path)
   page = Page((tmp_path / 'report.html').read_text('utf-8'))
   text = ' '.join(page.text)
-  assert page.headings[:3] == ['Worst case per level', 'Malicious servers', 'Every attack'] and 'AutoLeak-1' in text
+  assert (
+    page.headings[:5]
+    == ['Worst case per level', 'Malicious servers', 'Re-identified by which', 'Without any upload', 'Every attack']
+    and 'AutoLeak-2' in text
+  )
   lines = {row[0].strip(): row for row in page.rows[:4]}
   assert 'exact' in lines['none'][1] and lines['none'][2].startswith('3 of 3')
   assert 'published rates need 400 images or more, and there are 3' in text
@@ -225,7 +318,7 @@ def test_the_page_and_the_table(both, tmp_path):
   count, n = found.success_rate(str(HIDDEN), 'above chance')
   line = next(line for line in table.splitlines() if line.startswith(str(HIDDEN)))
   assert f'{count} of {n}' in line and 'malicious server' in table
-  assert repr(found).splitlines()[0] == 'AutoLeak-1: mlp(widths=16) on digits'
+  assert repr(found).splitlines()[0] == 'AutoLeak-2: mlp(widths=16) on digits'
 
 
 def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
@@ -310,14 +403,19 @@ def test_the_bound_of_a_batch_is_that_of_any_of_its_images():
   facts = {'none': {'mechanisms': []}, 'dp': {'mechanisms': [{'noise': 4.0, 'unit': 'example', 'releases': 1}]}}
   rows = [{'defense': 'dp', 'rounds': 1, 'candidates': 99}]
   single = bounds.identification([Mechanism(4.0, 'example', 1)], 99)
-  assert MODULE._bounds(facts, rows, 1) == {'dp': single} and MODULE._bounds(facts, rows, 3) == {'dp': 3 * single}
-  assert MODULE._bounds(facts, rows, 1000) == {'dp': 1.0}
+  assert MODULE._bounds(facts, rows, [], 1) == {'dp': single} and MODULE._bounds(facts, rows, [], 3) == {
+    'dp': 3 * single
+  }
+  assert MODULE._bounds(facts, rows, [], 1000) == {'dp': 1.0}
+  read = [{'defense': 'dp', 'rounds': 8}]
+  repeated = bounds.identification([Mechanism(4.0, 'example', 8)], 99)
+  assert MODULE._bounds(facts, rows, read, 1) == {'dp': repeated}, 'a ranking may have read more uploads'
 
 
 def test_where_no_attack_can_run(scenario):
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(MODULE, 'STAGES', (ensemble.Stage('closed forms', (gl.attacks.april(),)),))
-    with pytest.raises(gl.UsageError, match=r'no attack of AutoLeak-1 can run here: .*position embedding'):
+    patched.setattr(MODULE, 'ENSEMBLES', {'images': (ensemble.Stage('closed forms', (gl.attacks.april(),)),)})
+    with pytest.raises(gl.UsageError, match=r'no attack of AutoLeak-2 can run here: .*position embedding'):
       gl.autoleak(jax.random.key(1), scenario, None, 1, progress='none')
 
 
@@ -328,8 +426,9 @@ def test_every_stage_runs_on_a_network_with_convolutions(scenario):
   public = tuple(np.concatenate([each] * 7) for each in scenario.public)  # as many as a generator needs
   other = gl.scenario(model, scenario.images, scenario.labels, key=jax.random.key(0), dataset='digits', public=public)
   run_of = MODULE._Run(jax.random.key(1), other, {'none': None}, 2, 1, True, None, 'none')
-  for one in ensemble.STAGES:
+  for one in (stage for stage in ensemble.ENSEMBLES['images'] if isinstance(stage, ensemble.Stage)):
     settings = gl.AuditSettings(restarts=one.restarts, rounds=one.rounds, labels='known', controls=2)
     left_out = run_of._left_out(one, settings)
-    assert all('dense layer' in why or 'position embedding' in why for why in left_out.values())
-    assert one.name in ('closed forms', 'malicious server') or not left_out
+    reasons = 'dense layer', 'position embedding', 'come apart into stages'
+    assert all(any(reason in why for reason in reasons) for why in left_out.values())
+    assert one.name in ('closed forms', 'residual peeling', 'malicious server') or not left_out

@@ -18,7 +18,7 @@ from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import checked
 from gradleak.studies.identification import Identification
-from tests.leaderboards import COMMAND, changed, found
+from tests.leaderboards import COMMAND, changed, found, rank
 
 PRUNE = 'prune(rate=0.9)'
 
@@ -54,15 +54,91 @@ def test_malicious_servers_are_apart(made):
   assert all(entry['malicious'] is None for entry in leaderboard.entries(found(malicious=False)))
 
 
-def test_false_alarms_are_counted_where_there_were_control_runs(made, run, tmp_path):
-  assert 'noise' not in made['none']['honest']
-  controls = [{**row, 'honest': True} for row in run.audits['matching'].controls]
-  entry = leaderboard.entries(dataclasses.replace(run, controls=controls))[0]
+def test_false_alarms_are_counted_for_all_attackers_of_a_defense_together(made, run, tmp_path):
+  entry = made['none']
   assert entry['honest']['noise'] == {'n': 2, 'levels': [{'level': level, 'count': 0} for level in LEVELS]}
-  assert 'noise' not in entry['malicious'] and leaderboard.name(entry) == leaderboard.name(made['none'])
+  ranked = [rank(PRUNE, [0, 3], alarms=[1]), rank('none', [0])]
+  told = leaderboard.entries(dataclasses.replace(run, ranked=ranked))
+  alarms = [[one['count'] for one in made['honest']['noise']['levels']] for made in told]
+  assert alarms == [[0] * 4, [0, 0, 1, 1], [0] * 4], 'a false match is an alarm of its own defense'
+  assert told[1]['malicious']['noise'] == entry['malicious']['noise']
+  entry = told[1]
   entry['honest']['noise']['levels'][-1]['count'] = 3
   with pytest.raises(UsageError, match='runs on noise, expected counts that rise'):
     leaderboard.add(tmp_path, entry)
+  with pytest.raises(UsageError, match='honest has no line of noise'):
+    leaderboard.entries(dataclasses.replace(run, controls=[]))
+
+
+def test_a_ranking_decides_with_pictures_and_stands_beside_them(run):
+  """Pruning: trials 0 and 1 by pictures, 0 and 3 by likelihood, of which 3 by it alone."""
+  ranked = [rank(PRUNE, [0]), rank(PRUNE, [0, 3], rounds=8), rank('laplace(scale=0.1)', [2])]
+  told = {entry['defense']: entry for entry in leaderboard.entries(dataclasses.replace(run, ranked=ranked))}
+  assert [one['count'] for one in told[PRUNE]['honest']['levels']] == [1, 2, 3, 4]
+  counts = {'identified': 2, 'n': 4, 'alone': 1, 'false': 0, 'controls': 2}
+  assert told[PRUNE]['likelihood'] == {**counts, 'candidates': 99, 'rounds': 8, 'model': 'exact'}
+  hidden = told['laplace(scale=0.1)']['honest']
+  assert (hidden['verdict'], hidden['count'], hidden['by']) == ('re-identified', 1, ['likelihood'])
+  assert told['laplace(scale=0.1)']['example']['trial'] == 2
+  assert told['none']['likelihood'] is None
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda e: e.pop('baselines'), 'has the field baselines'),
+    (lambda e: e.pop('likelihood'), 'has the field likelihood'),
+    (lambda e: e['honest'].pop('noise'), 'honest has no line of noise'),
+    (lambda e: e['malicious']['noise'].update(n=0), 'malicious has no line of noise'),
+    (lambda e: e['likelihood'].update(identified=4, alone=1), '4 of 4 are identified by likelihood, and 3 of 4'),
+    (lambda e: e['likelihood'].update(n=3), '2 of 3 are identified by likelihood'),
+    (lambda e: e['likelihood'].update(alone=3), "likelihood has {'identified': 2"),
+    (lambda e: e['likelihood'].update(false=3), "likelihood has {'identified': 2"),
+    (lambda e: e['likelihood'].pop('false'), 'likelihood lacks false'),
+  ],
+)
+def test_what_an_entry_of_this_version_has_to_say(run, tmp_path, change, words):
+  ranked = [rank(PRUNE, [0, 3])]
+  entry = next(one for one in leaderboard.entries(dataclasses.replace(run, ranked=ranked)) if one['defense'] == PRUNE)
+  assert checked(entry, 'it') == entry
+  wrong = json.loads(json.dumps(entry))
+  change(wrong)
+  with pytest.raises(UsageError) as error:
+    leaderboard.add(tmp_path, wrong)
+  assert words in str(error.value)
+
+
+def former(entry):
+  """Returns what AutoLeak-1 would have written."""
+  lacking = {name: value for name, value in entry.items() if name not in ('likelihood', 'baselines', 'stages')}
+  sides = {
+    side: {name: value for name, value in entry[side].items() if name != 'noise'} for side in ('honest', 'malicious')
+  }
+  return {**lacking, **sides, 'versions': {**entry['versions'], 'autoleak': 'AutoLeak-1'}}
+
+
+def test_entries_of_autoleak_1_remain_readable_and_are_folded_below(made, tmp_path):
+  for entry in made.values():
+    leaderboard.add(tmp_path, former(entry))
+  alone = render_leaderboard(leaderboard.read(tmp_path))
+  assert 'AutoLeak-1: a fixed ensemble' in alone and 'Earlier versions' not in alone
+  leaderboard.add(tmp_path, made[PRUNE], replace=True)
+  mixed = render_leaderboard(leaderboard.read(tmp_path))
+  shown, _, below = mixed.partition('Earlier versions</h2>')
+  assert 'AutoLeak-2: a fixed ensemble' in shown and '<summary>AutoLeak-1: ' in below
+  assert 'laplace' in below and 'laplace' not in shown and '1 defense of the updates' in shown
+
+
+def test_entries_of_one_task_are_about_the_same_weights(made, tmp_path):
+  leaderboard.add(tmp_path, made[PRUNE])
+  other = {**made['none'], 'fingerprints': {**made['none']['fingerprints'], 'weights': 'others'}}
+  with pytest.raises(UsageError, match=r'none-.* and prune-.* of one task, and of different weights|of one task'):
+    leaderboard.add(tmp_path, other)
+  assert len(leaderboard.read(tmp_path)) == 1
+  leaderboard.add(tmp_path, former(other))  # what AutoLeak-1 mixed remains readable
+  (tmp_path / f'{leaderboard.name(other)}.json').write_text(json.dumps(other))
+  with pytest.raises(UsageError, match='of different weights: run one of them again'):
+    leaderboard.read(tmp_path)
 
 
 def test_what_nobody_gave_is_null(made, run):
@@ -309,7 +385,8 @@ def identification(made, identified=3, **config):
 
 
 def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tmp_path):
-  entry = made[PRUNE]
+  entry = former(made[PRUNE])
+  assert leaderboard.identified(made[PRUNE], identification(made)) is None, 'it has rankings of its own'
   found = leaderboard.identified(entry, identification(made))
   assert found['likelihood'] == {'identified': 3, 'n': 4, 'candidates': 99, 'rounds': 1, 'model': 'exact'}
   assert {part: value for part, value in found.items() if part != 'likelihood'} == entry
@@ -318,7 +395,7 @@ def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tm
   assert 'by likelihood,' in page
   assert 'among 99' in page
   assert '3 of 4' in page
-  leaderboard.add(tmp_path, made['none'])
+  leaderboard.add(tmp_path, former(made['none']))
   assert 'not run' in render_leaderboard(leaderboard.read(tmp_path)), 'of the others it is not known'
 
 
@@ -326,17 +403,20 @@ def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tm
   'change', [{'model': 'mlp'}, {'local_epochs': 3}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}}]
 )
 def test_a_likelihood_of_another_task_or_defense_is_none_of_an_entry(made, change):
-  entry = made[PRUNE]
+  entry = former(made[PRUNE])
   assert leaderboard.identified(entry, identification(made, **change)) is None
 
 
 def test_altered_copies_alone_say_nothing_of_an_entry(made):
   found = identification(made)
   copies = dataclasses.replace(found, rows=[{**row, 'copies': 'jpeg'} for row in found.rows])
-  assert leaderboard.identified(made[PRUNE], copies) is None
+  assert leaderboard.identified(former(made[PRUNE]), copies) is None
 
 
 def test_more_originals_than_uploads_are_refused(made):
-  wrong = {**made[PRUNE], 'likelihood': {'identified': 5, 'n': 4, 'candidates': 99, 'rounds': 1, 'model': 'exact'}}
+  wrong = {
+    **former(made[PRUNE]),
+    'likelihood': {'identified': 5, 'n': 4, 'candidates': 99, 'rounds': 1, 'model': 'exact'},
+  }
   with pytest.raises(UsageError, match='5 of 4 are identified'):
     checked(wrong, 'it')

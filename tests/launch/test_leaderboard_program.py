@@ -66,6 +66,16 @@ def test_an_entry_with_the_weights_of_a_file_names_the_file(tmp_path):
   assert done.status == 2 and 'is of a model with the weights of mine.npz: give --weights=FILE' in done.err
 
 
+def test_an_entry_of_a_former_version_is_checked_by_that_version(board, tmp_path):
+  path = next(board.iterdir())
+  entry = json.loads(path.read_text('utf-8'))
+  entry['versions'] |= {'autoleak': 'AutoLeak-1', 'gradleak': '0.2.0'}
+  path.write_text(json.dumps(entry), 'utf-8')
+  done = programs.start('leaderboard', f'--check={path.stem}', f'--folder={board}', f'--workdir={tmp_path}/new')
+  assert done.status == 2 and not (tmp_path / 'new').exists()
+  assert 'is of AutoLeak-1, and this version runs AutoLeak-2: gradleak 0.2.0 can check it' in done.err
+
+
 def test_a_damaged_file_is_named_and_no_page_written(board, tmp_path):
   path = next(board.iterdir())
   path.write_text(path.read_text('utf-8')[:100], 'utf-8')

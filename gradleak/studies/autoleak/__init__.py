@@ -1,16 +1,18 @@
-"""AutoLeak: a fixed, parameter-free ensemble of attacks, and the worst that any of them sees of each image.
+"""AutoLeak: a fixed, parameter-free ensemble of attacks, and the worst that any of them sees of each sample.
 
 What AutoAttack (Croce, Hein: Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free
 Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one. An image
-that is reconstructed exactly under a defense is not attacked again under it.
+that is reconstructed exactly under a defense is not attacked again under it. The first stages need no picture: they
+rank a list of candidates by the likelihood of the upload (`gradleak.identify`).
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import jax
+import numpy as np
 
 from gradleak.audit import AuditResult, audit, plan
 from gradleak.audit.labelled import named_defenses
@@ -19,17 +21,30 @@ from gradleak.audit.settings import AuditSettings
 from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import errors
 from gradleak.core.storage import description, json_lines, made_folder, plain, seal, write_atomically
-from gradleak.defenses import Mechanism
-from gradleak.defenses.defense import Defense
+from gradleak.defenses import NO_DEFENSE, Mechanism
+from gradleak.defenses.defense import Defense, bind
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated.scenario import Scenario
 from gradleak.studies.autoleak import flags
+from gradleak.studies.autoleak.baseline import Baseline, baselines
 from gradleak.studies.autoleak.bounds import identification
-from gradleak.studies.autoleak.ensemble import CONTROLS, STAGES, VERSION, WITNESSES, Stage
+from gradleak.studies.autoleak.ensemble import (
+  CANDIDATES,
+  CONTROLS,
+  ENSEMBLES,
+  VERSION,
+  WITNESSES,
+  Ranking,
+  Stage,
+  anything,
+)
+from gradleak.studies.autoleak.rankings import NAMED, Ranked, ranked
+from gradleak.studies.identification import Identification, identify
 
 RESULT = 'autoleak.json'  # seals what stands beside it
+TOLD = ('config', 'stages', 'ranked', 'baselines', 'flags', 'bounds', 'seconds')  # of what it found, in this file
 
-__all__ = ['STAGES', 'VERSION', 'AutoLeak', 'Stage', 'autoleak']
+__all__ = ['ENSEMBLES', 'VERSION', 'AutoLeak', 'Ranking', 'Stage', 'autoleak']
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -40,8 +55,11 @@ class AutoLeak:
     config: the settings, plain JSON; 'version' is that of the ensemble.
     rows: of all attacks, one dict each, see docs/ROWS.md; also 'stage' and 'honest' (whether the server was).
     controls: of the null-gradient control runs, likewise.
-    stages: one dict each: 'stage', 'honest', 'attacks', 'left_out' ({attack: why it cannot run here}), 'targets' (pairs
-      of defense and trial that were attacked) of 'all_targets', and 'seconds'.
+    stages: one dict each: 'stage', 'honest', 'attacks', 'left_out' ({attack: why it cannot run here}), 'skipped'
+      ({defense: why it does not apply}), 'targets' (pairs of defense and trial that were attacked) of 'all_targets',
+      and 'seconds'.
+    ranked: what `rankings.ranked` makes of each ranking and defense: the trials that the likelihood re-identifies.
+    baselines: what shows at each level without any upload, see `baseline.baselines`.
     flags: defense -> reasons to distrust its verdict, sentences.
     bounds: defense -> the largest probability, by differential privacy, of finding any of a trial's B originals among
       the candidates (of one, times B), from as many uploads of it as its attackers have read.
@@ -54,11 +72,20 @@ class AutoLeak:
   rows: list[dict[str, Any]]
   controls: list[dict[str, Any]]
   stages: list[dict[str, Any]]
+  ranked: list[Ranked]
+  baselines: list[Baseline]
   flags: dict[str, list[str]]
   bounds: dict[str, float]
   audits: dict[str, AuditResult]
   defenses: dict[str, dict[str, Any]]
   seconds: float
+
+  def named(self, honest: bool = True) -> dict[str, set[int]]:
+    """Returns {defense: the trials that the likelihood re-identifies}; a malicious server is no part of rankings."""
+    found: dict[str, set[int]] = {}
+    for one in self.ranked if honest else ():
+      found.setdefault(one['defense'], set()).update(one['named'])
+    return found
 
   def verdicts(self, honest: bool = True) -> dict[str, list[str]]:
     """Returns {defense: the worst verdict on each trial}, by honest-but-curious servers or by malicious ones."""
@@ -66,6 +93,9 @@ class AutoLeak:
     for row in self.rows:
       if row['honest'] == honest:
         found.setdefault(row['defense'], {}).setdefault(row['trial'], set()).add(row['verdict'])
+    for defense, trials in self.named(honest).items():
+      for trial in trials:
+        found.setdefault(defense, {}).setdefault(trial, set()).add(NAMED)
     return {defense: [worst(trials[trial]) for trial in sorted(trials)] for defense, trials in found.items()}
 
   def success_rate(self, defense: str, level: str = 'recognisable', honest: bool = True) -> tuple[int, int]:
@@ -136,12 +166,22 @@ def autoleak(
   run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress)
   started = time.monotonic()
   try:
-    for stage in STAGES:
-      if stage.honest or malicious:
+    for stage in _stages(scenario):
+      if isinstance(stage, Ranking):
+        run.rank(stage)
+      elif stage.honest or malicious:
         run.attack(stage)
   finally:
     end(run.show)
   return run.result(time.monotonic() - started)
+
+
+def _stages(scenario: Scenario) -> tuple[Ranking | Stage, ...]:
+  """Returns the ensemble of a scenario's modality; raises `UsageError` where there is none."""
+  kind = scenario.client.modality.name
+  if kind not in ENSEMBLES:
+    raise errors.UsageError(f'{VERSION} has ensembles for {", ".join(ENSEMBLES)}, and none for {kind}: call gl.audit')
+  return ENSEMBLES[kind]
 
 
 class _Run:
@@ -163,6 +203,7 @@ class _Run:
     self.show = progress if progress is None or callable(progress) else reporter(progress)
     self.folder = None if workdir is None else made_folder(workdir)
     self.audits: dict[str, AuditResult] = {}
+    self.ranked: list[Ranked] = []
     self.stages: list[dict[str, Any]] = []
 
   def attack(self, stage: Stage) -> None:
@@ -172,17 +213,9 @@ class _Run:
     )
     left_out = self._left_out(stage, settings)
     attacks = [attack for attack in stage.attacks if str(attack) not in left_out]
-    targets = self._targets(stage)
-    entry = {
-      'stage': stage.name,
-      'honest': stage.honest,
-      'attacks': [str(attack) for attack in attacks],
-      'left_out': left_out,
-      'targets': sum(len(trials) for trials in targets.values()),
-      'all_targets': len(self.defenses) * self.num_trials,
-      'seconds': 0.0,
-    }
-    self.stages.append(entry)
+    targets, skipped = self._targets(stage)
+    entry = self._entry(stage, targets, honest=stage.honest, attacks=[str(attack) for attack in attacks])
+    entry |= {'left_out': left_out, 'skipped': skipped}
     if not attacks or not entry['targets']:
       return
     note(self.show, f'stage “{stage.name}”: {entry["targets"]} of {entry["all_targets"]} uploads are attacked')
@@ -201,23 +234,82 @@ class _Run:
     entry['seconds'] = found.seconds
     self.audits[stage.name] = found
 
-  def _targets(self, stage: Stage) -> dict[str, list[int]]:
-    """Returns {defense: trials} to attack; without a defense always some, as witnesses that an attack works."""
+  def rank(self, stage: Ranking) -> None:
+    """Ranks the candidates of the defenses under which not all trials are re-identified yet."""
+    skipped = self._skipped(stage)
+    wanted = [
+      label
+      for label in self.defenses
+      if label not in skipped
+      and len({t for one in self.ranked if one['defense'] == label for t in one['named']}) < self.num_trials
+    ]
+    entry = self._entry(stage, dict.fromkeys(wanted, range(self.num_trials)), honest=True, attacks=['likelihood'])
+    entry['skipped'] = skipped
+    if not wanted:
+      return
+    note(self.show, f'stage “{stage.name}”: the candidates of {entry["targets"]} uploads are ranked')
+    try:
+      found = self._identified(stage, wanted)
+    except errors.UsageError as error:
+      entry.update(targets=0, attacks=[], left_out={'likelihood': str(error)})
+      return
+    entry['seconds'] = found.seconds
+    self.ranked += ranked(stage.name, found, self.batch_size)
+
+  def _identified(self, stage: Ranking, wanted: list[str]) -> Identification:
+    return identify(
+      self.key,
+      self.scenario,
+      {label: self.defenses[label] for label in wanted},
+      self.num_trials,
+      batch_size=self.batch_size,
+      candidates=max(CANDIDATES, self.num_trials * self.batch_size),
+      rounds=stage.rounds,
+      labels='known' if np.all(self.scenario.gallery.labels >= 0) else 'unknown',
+      controls=CONTROLS,
+      workdir=None if self.folder is None else self.folder / folder_of(stage.name),
+      progress='none' if self.show is None else self.show,
+    )
+
+  def _entry(self, stage: Ranking | Stage, targets: Mapping[str, Sized], **more: Any) -> dict[str, Any]:
+    """Returns what is recorded of a stage, and records it."""
+    counted = {'targets': sum(map(len, targets.values())), 'all_targets': len(self.defenses) * self.num_trials}
+    self.stages.append({'stage': stage.name, **more, 'left_out': {}, 'skipped': {}, **counted, 'seconds': 0.0})
+    return self.stages[-1]
+
+  def _skipped(self, stage: Ranking | Stage) -> dict[str, str]:
+    """Returns {defense: why the stage does not apply under it}."""
+    context = self.scenario.context
+    told = {
+      label: stage.skips(bind(NO_DEFENSE if defense is None else defense, context), context, self.batch_size)
+      for label, defense in self.defenses.items()
+    }
+    return {label: why for label, why in told.items() if why}
+
+  def _targets(self, stage: Stage) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Returns the trials to attack of each defense, and why the stage does not apply under the others.
+
+    Without a defense some trials are always attacked, as witnesses that an attack works.
+    """
     broken = {
       (row['defense'], row['trial'])
       for name, found in self.audits.items()
       for row in found.rows
-      if row['verdict'] == 'exact' and _of(name).honest == stage.honest and self.staged
+      if row['verdict'] == 'exact' and self._honest(name) == stage.honest and self.staged
     }
-    targets = {}
+    targets, skipped = {}, self._skipped(stage)
     for label, defense in self.defenses.items():
       keep = WITNESSES if defense is None else 0
       trials = [t for t in range(self.num_trials) if t < keep or (label, t) not in broken]
-      if stage.rounds > 1 and not _random(defense):
-        trials = trials[:keep]  # all rounds are equal
+      trials = trials[:keep] if label in skipped else trials
       if trials:
         targets[label] = trials
-    return targets if stage.rounds == 1 or any(self.defenses[label] is not None for label in targets) else {}
+    applies = stage.skips is anything or any(label not in skipped for label in targets)
+    return targets if applies else {}, {label: why for label, why in skipped.items() if label != 'none'}
+
+  def _honest(self, name: str) -> bool:
+    """Returns whether the server of a stage that ran is honest."""
+    return next(entry['honest'] for entry in self.stages if entry['stage'] == name)
 
   def _left_out(self, stage: Stage, settings: AuditSettings) -> dict[str, str]:
     """Returns {attack: why it cannot run here}."""
@@ -237,7 +329,7 @@ class _Run:
     if not self.audits:
       reasons = dict.fromkeys(reason for stage in self.stages for reason in stage['left_out'].values())
       raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')
-    rows, controls, facts = gathered(self.audits, {name: _of(name).honest for name in self.audits})
+    rows, controls, facts = gathered(self.audits, {name: self._honest(name) for name in self.audits})
     first = next(iter(self.audits.values()))
     dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
     config = {name: value for name, value in first.config.items() if name not in dropped}
@@ -247,8 +339,10 @@ class _Run:
       rows,
       controls,
       self.stages,
+      self.ranked,
+      baselines(self.scenario, self.num_trials, self.batch_size),
       self._flags(rows, controls),
-      _bounds(facts, rows, self.batch_size),
+      _bounds(facts, rows, self.ranked, self.batch_size),
       self.audits,
       facts,
       seconds,
@@ -257,7 +351,7 @@ class _Run:
       contents = {name: json_lines(plain(each)) for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls))}
       for name, content in contents.items():
         write_atomically(self.folder / name, content)
-      told = {name: getattr(made, name) for name in ('config', 'stages', 'flags', 'bounds', 'seconds')}
+      told = {name: getattr(made, name) for name in TOLD}
       files = {name: description(content) for name, content in contents.items()}
       seal(self.folder / RESULT, plain(told, finite=False), files)
     return made
@@ -304,18 +398,18 @@ def gathered(
   return rows, controls, facts
 
 
-def _bounds(facts: Mapping[str, dict], rows: list[dict], batch_size: int) -> dict[str, float]:
+def _bounds(facts: Mapping[str, dict], rows: list[dict], ranked: list[Ranked], batch_size: int) -> dict[str, float]:
   """Returns `AutoLeak.bounds`."""
   found = {}
   for label, known in facts.items():
-    mechanisms = [_repeated(Mechanism(**one), _rounds(rows, label)) for one in known['mechanisms']]
+    mechanisms = [_repeated(Mechanism(**one), _rounds([*rows, *ranked], label)) for one in known['mechanisms']]
     bound = identification(mechanisms, rows[0]['candidates'])
     if bound is not None:
       found[label] = min(1.0, batch_size * bound)
   return found
 
 
-def _rounds(rows: list[dict], defense: str) -> int:
+def _rounds(rows: Sequence[Mapping[str, Any]], defense: str) -> int:
   """Returns how many uploads of the same samples an attacker of a defense has read at most."""
   return max((row['rounds'] for row in rows if row['defense'] == defense), default=1)
 
@@ -326,7 +420,3 @@ def _repeated(mechanism: Mechanism, times: int) -> Mechanism:
 
 def _random(defense: Defense | None) -> bool:
   return defense is not None and any(stage.traits.random for stage in defense.stages)
-
-
-def _of(name: str) -> Stage:
-  return next(stage for stage in STAGES if stage.name == name)

@@ -1,11 +1,36 @@
-"""The fixed ensemble: stages of attacks, from the cheapest on, with budgets that nobody chooses."""
+"""The fixed ensembles, as data: stages of attacks for each modality, with budgets that nobody chooses."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gradleak import attacks, servers
+from gradleak.adaptive import likelihood
 from gradleak.attacks import AttackMethod
+from gradleak.defenses.defense import Bound, Context
 
-VERSION = 'AutoLeak-1'
+VERSION = 'AutoLeak-2'
+CONTROLS = 16  # runs on noise, of each attack and each ranking
+WITNESSES = 2  # trials on which every attack also runs without a defense
+CANDIDATES = 1000  # of a ranking, where there are as many
+
+
+def anything(bound: Bound, context: Context, batch_size: int) -> str:
+  """Returns why a stage is not run under a defense; '' where it is: always."""
+  del bound, context, batch_size
+  return ''
+
+
+def repeats(bound: Bound, context: Context, batch_size: int) -> str:
+  """Returns why several uploads of the same samples tell no more than one; '' where they do."""
+  del context, batch_size
+  return '' if any(one.traits.random for one in bound.defense.stages) else 'all uploads of the same samples are equal'
+
+
+def known_noise(bound: Bound, context: Context, batch_size: int) -> str:
+  """Returns why the density of an upload is not that of Gaussian noise on every entry; '' where it is."""
+  found = likelihood.expected(bound, context, batch_size)
+  gaussian = found.model == 'noise' and not found.laplace
+  return '' if gaussian else 'it does not add Gaussian noise of known variance to every entry'
 
 
 class Stage(NamedTuple):
@@ -15,8 +40,9 @@ class Stage(NamedTuple):
     name: of the stage, and of its folder.
     attacks: as `gradleak.audit` takes them, by a non-adaptive attacker and by adaptive ones.
     restarts: starts of each.
-    rounds: uploads of the same samples that the attacker reads; more than one are averaged, where a defense is random.
+    rounds: uploads of the same samples that the attacker reads.
     honest: whether the server sends the model that it should.
+    skips: (defense, context, samples behind an upload) -> why the stage is not run under a defense, '' where it is.
   """
 
   name: str
@@ -24,17 +50,34 @@ class Stage(NamedTuple):
   restarts: int = 1
   rounds: int = 1
   honest: bool = True
+  skips: Callable[[Bound, Context, int], str] = anything
 
 
-STAGES = (
-  Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),
-  Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
-  Stage('learned inverse', (attacks.lti(steps=300, hidden=256),)),
-  Stage('L-BFGS matching', (attacks.dga(steps=300, start='uniform'),)),
-  Stage('signed matching', (attacks.csdlg(steps=500, tv=1e-4),), restarts=2),
-  Stage('generator', (attacks.gias(steps=250, latent_steps=100, training_steps=260),)),
-  Stage('averaged rounds', (attacks.csdlg_fast(steps=500, tv=1e-6),), rounds=8),
-  Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
-)
-CONTROLS = 16  # runs on noise, of each attack
-WITNESSES = 2  # trials on which every attack also runs without a defense
+class Ranking(NamedTuple):
+  """A ranking of a list of candidates by the likelihood of the upload (`gradleak.identify`), without a picture.
+
+  Attributes:
+    name, rounds, skips: see `Stage`.
+  """
+
+  name: str
+  rounds: int = 1
+  skips: Callable[[Bound, Context, int], str] = anything
+
+
+# By the name of the modality; tables and text have none yet.
+ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
+  'images': (
+    Ranking('likelihood'),
+    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),
+    Stage('residual peeling', (attacks.residual_peeling(),)),
+    Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
+    Stage('learned inverse', (attacks.lti(steps=300, hidden=256),)),
+    Stage('L-BFGS matching', (attacks.dga(steps=300, start='uniform'),)),
+    Stage('generator', (attacks.gias(steps=250, latent_steps=100, training_steps=260),)),
+    Stage('averaged rounds', (attacks.csdlg_fast(steps=500, tv=1e-6),), rounds=8, skips=repeats),
+    Stage('known noise', (attacks.bayes(steps=300),), rounds=8, skips=known_noise),
+    Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
+  )
+}

@@ -15,6 +15,7 @@ from gradleak.federated import ClientSettings
 from gradleak.studies.autoleak.ensemble import VERSION
 
 FORMAT = 2  # of the files
+FAMILY, _, _NEWEST = VERSION.rpartition('-')
 # Words of format 1 -> those of today, where they are levels, verdicts or names of fields.
 _FORMER = {'identifying': 're-identified', 'traces': 'above chance', 'not solved': 'inconclusive', 'steps': 'levels'}
 FINGERPRINTS = ('data', 'weights', 'public', 'gallery')
@@ -100,10 +101,32 @@ FORM = {
   'flags': [str],
   'bound': _Maybe(_Within(float, 0, 1)),
   'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
-  # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): a run of its own.
+  # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): in AutoLeak-1 a run of its
+  # own.
+  # From AutoLeak-2 on it is part of the ensemble; null where no ranking could be run. It then has false matches among
+  # control runs, and how many originals no picture re-identifies.
   'likelihood': _Optional(
-    {'identified': _COUNT, 'n': _Within(int, 1), 'candidates': _Within(int, 1), 'rounds': _Within(int, 1), 'model': str}
+    _Maybe(
+      {
+        'identified': _COUNT,
+        'n': _Within(int, 1),
+        'candidates': _Within(int, 1),
+        'rounds': _Within(int, 1),
+        'model': str,
+        **{name: _Optional(_COUNT) for name in ('alone', 'false', 'controls')},
+      }
+    )
   ),
+  'baselines': _Optional(
+    [
+      {
+        'baseline': str,
+        **dict.fromkeys(('score', 'likeness'), _Within(float)),
+        **dict.fromkeys(('exact', 'recognisable', 'named', 'trials'), _COUNT),
+      }
+    ]
+  ),
+  'stages': _Optional([{'stage': str, 'seconds': _Within(float, 0), 'skipped': str}]),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
   'example': {'private': str, 'seen': str, 'by': str, 'trial': _COUNT},
@@ -213,8 +236,7 @@ def _unplain(value: Any, path: str, deep: int) -> str:
 def _contradiction(entry: dict[str, Any]) -> str:
   """Returns what of an entry of the right form cannot be, in words; '' for nothing."""
   version = entry['versions']['autoleak']
-  family, _, number = VERSION.rpartition('-')
-  if not re.fullmatch(rf'{family}-[1-9]\d{{0,3}}', version) or int(version.rpartition('-')[2]) > int(number):
+  if not re.fullmatch(rf'{FAMILY}-[1-9]\d{{0,3}}', version) or int(version.rpartition('-')[2]) > int(_NEWEST):
     return f'its version is {errors.shown(version)}, and this version of gradleak knows those up to {VERSION}'
   for side in ('honest', 'malicious'):
     if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
@@ -233,12 +255,43 @@ def _contradiction(entry: dict[str, Any]) -> str:
     return f'the interval of the cost is {errors.shown(cost["interval"])}, expected [low, high] around {cost["points"]}'
   if (named := entry.get('likelihood')) and named['identified'] > named['n']:
     return f'{named["identified"]} of {named["n"]} are identified by likelihood'
+  if number_of(entry) > 1 and (wrong := _lacking(entry)):
+    return wrong
   settings = entry['settings'] or {}
   for setting, value in settings.items():
     if setting not in SETTINGS or not isinstance(value, str | int | float):
       return f'the setting {errors.shown(setting)} is {errors.shown(value)}, expected a flag of launch/autoleak.py'
   if settings and settings.get('defenses') != entry['text']:
     return f'its settings repeat {errors.shown(settings.get("defenses"))}, and its defense is {entry["text"]}'
+  return ''
+
+
+def number_of(entry: Mapping[str, Any]) -> int:
+  """Returns the number of the version of AutoLeak that an entry is of."""
+  return int(entry['versions']['autoleak'].rpartition('-')[2])
+
+
+def _lacking(entry: dict[str, Any]) -> str:
+  """Returns what an entry from AutoLeak-2 on lacks, or what of its rankings cannot be, in words; '' for nothing."""
+  for part in ('likelihood', 'baselines', 'stages'):
+    if part not in entry:
+      return f'an entry of {entry["versions"]["autoleak"]} has the field {part}'
+  for side in ('honest', 'malicious'):
+    if entry[side] is not None and not entry[side].get('noise', {}).get('n'):
+      return f'{side} has no line of noise: false alarms are counted in each entry of {entry["versions"]["autoleak"]}'
+  named = entry['likelihood']
+  if named is None:
+    return ''
+  levels = {one['level']: one['count'] for one in entry['honest']['levels']}
+  if missing := {'alone', 'false', 'controls'} - named.keys():
+    return f'likelihood lacks {sorted(missing)[0]}'
+  if named['n'] != entry['trials'] or named['identified'] > levels['re-identified']:
+    return (
+      f'{named["identified"]} of {named["n"]} are identified by likelihood, and {levels["re-identified"]} of '
+      f'{entry["trials"]} re-identified'
+    )
+  if named['alone'] > named['identified'] or named['false'] > named['controls']:
+    return f'likelihood has {errors.shown(named)}'
   return ''
 
 

@@ -23,15 +23,16 @@ from gradleak.core.storage import (
   sealed,
   write_atomically,
 )
-from gradleak.studies.autoleak import RESULT, AutoLeak, folder_of, gathered
+from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
 from gradleak.studies.autoleak.costs import Cost
-from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name
+from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
 from gradleak.studies.identification import EXACT, Identification, IdentificationSettings
 from gradleak.summary import cases, worst
 
 BITS = 'the rows are not the same bits'
 TRAINED = 'the weights, which are trained before, are not the same bits'
 ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
+_WORDS = 300  # characters of a reason
 SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
 _TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
 # Entries of an AutoLeak's config that belong to the run, not to the task.
@@ -52,13 +53,15 @@ def load(workdir: Any) -> AutoLeak:
   try:
     told = sealed(path, again)
     files = told.pop('files')
-    run = [stage for stage in told['stages'] if stage['attacks'] and stage['targets']]
+    ranks = {one['stage'] for one in told['ranked']}
+    run = [one for one in told['stages'] if one['attacks'] and one['targets'] and one['stage'] not in ranks]
     audits = {stage['stage']: load_audit(folder / folder_of(stage['stage'])) for stage in run}
     rows, controls, facts = gathered(audits, {stage['stage']: stage['honest'] for stage in run})
     for name, each in (('rows.jsonl', rows), ('controls.jsonl', controls)):
       if description(json_lines(plain(each))) != files[name]:
         raise damaged(folder / name, 'the stages hold others', again)
-    return AutoLeak(rows=rows, controls=controls, audits=audits, defenses=facts, **told)
+    known = {name: told[name] for name in TOLD}
+    return AutoLeak(rows=rows, controls=controls, audits=audits, defenses=facts, **known)
   except errors.UsageError:
     raise
   except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -95,6 +98,9 @@ def entries(
       **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations')},
       'candidates': rows[0]['candidates'],
       'honest': honest[label]['counts'],
+      'likelihood': _likelihood(found, label),
+      'baselines': [dict(one) for one in found.baselines],
+      'stages': _stages(found, label),
       'malicious': malicious[label]['counts'] if malicious else None,
       'flags': found.flags[label],
       'bound': found.bounds.get(label),
@@ -132,11 +138,10 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
   rows = [row for row in found.rows if row['honest'] == honest]
   if not rows:
     return {}
-  noise = [
-    {'n': line['n'], 'levels': [{part: one[part] for part in ('level', 'count')} for one in line['levels']]}
-    for line in worst.alarms([row for row in found.controls if row['honest'] == honest])
-  ]
-  lines = worst.lines(rows, cases.worst_case(rows), lambda row: worst.pair(found.audits[row['stage']], row))
+  named = found.named(honest)
+  lines = worst.lines(
+    rows, cases.worst_case(rows, named), lambda row: worst.pair(found.audits[row['stage']], row), named
+  )
   return {
     line['defense']: {
       'counts': {
@@ -145,7 +150,7 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
           {'level': one['level'], 'count': one['count'], 'low': one['success_low'], 'high': one['success_high']}
           for one in level['levels']
         ],
-        **({'noise': noise[0]} if noise else {}),
+        **_noise(found, honest, line['defense']),
       },
       'example': {
         'private': line['truth'],
@@ -154,8 +159,48 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
         'trial': line['example']['trial'],
       },
     }
-    for line, level in zip(lines, worst.levels(rows), strict=True)
+    for line, level in zip(lines, worst.levels(rows, named), strict=True)
   }
+
+
+def _noise(found: AutoLeak, honest: bool, defense: str) -> dict[str, Any]:
+  """Returns the false alarms of all attackers of a defense together, {'noise': …}; {} without control runs."""
+  controls = [row for row in found.controls if row['honest'] == honest]
+  named = rankings.alarms(found.ranked, defense) if honest else ()
+  told = [
+    {'n': line['n'], 'levels': [{part: one[part] for part in ('level', 'count')} for one in line['levels']]}
+    for line in worst.alarms(controls, named)
+  ]
+  return {'noise': told[0]} if told else {}
+
+
+def _likelihood(found: AutoLeak, defense: str) -> dict[str, Any] | None:
+  """Returns how many originals of a defense the rankings re-identify, some of them alone; None without a ranking.
+
+  The figures beside them are those of the ranking of most uploads.
+  """
+  of = [one for one in found.ranked if one['defense'] == defense]
+  if not of:
+    return None
+  named = found.named()[defense]
+  seen = {
+    row['trial']
+    for row in found.rows
+    if row['honest'] and row['defense'] == defense and row['verdict'] in LEVELS[: LEVELS.index(rankings.NAMED) + 1]
+  }
+  last, false = max(of, key=lambda one: one['rounds']), rankings.alarms(found.ranked, defense)
+  told = {name: last[name] for name in ('candidates', 'rounds', 'model')}
+  counts = {'identified': len(named), 'n': last['trials'], 'alone': len(named - seen)}
+  return {**counts, **told, 'false': len(false), 'controls': last['controls']}
+
+
+def _stages(found: AutoLeak, defense: str) -> list[dict[str, Any]]:
+  """Returns the stages of a run, each with its seconds for all defenses, and why it did not attack this one."""
+  made = []
+  for stage in found.stages:
+    why = stage['skipped'].get(defense, '') or '; '.join(stage['left_out'].values()) * (not stage['attacks'])
+    made.append({'stage': stage['stage'], 'seconds': round(stage['seconds'], 1), 'skipped': why[:_WORDS]})
+  return made
 
 
 def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
@@ -168,9 +213,11 @@ def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any
   """Returns an entry with how many originals a run of `gradleak.identify` ranks first; None for one of another task.
 
   The run is of the same task, public data and defense; it may have more trials. Entries of earlier versions do not say
-  what their gallery holds, which is then not compared.
+  what their gallery holds, which is then not compared. Those from AutoLeak-2 on have rankings of their own.
   """
   given, config = checked(errors.check_json('entry', entry), 'the entry'), found.config
+  if number_of(given) > 1:
+    return None  # its own ensemble has ranked the candidates
   task = _task(config, (*(field.name for field in dataclasses.fields(IdentificationSettings)), 'listed'))
   if 'gallery' not in given['task']['more']:
     task['more'].pop('gallery', None)
@@ -221,6 +268,7 @@ def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib
   """
   given = checked(errors.check_json('entry', entry), 'the entry')
   path = made_folder(folder) / f'{name(given)}.json'
+  _check_weights({**{one.stem: _read(one) for one in path.parent.glob('*.json') if one != path}, path.stem: given})
   if path.exists() and not replace:
     old = _read(path)
     differing = [part for part in FORM if old.get(part) != given.get(part)]
@@ -241,7 +289,24 @@ def read(folder: Any) -> dict[str, dict[str, Any]]:
   folder = errors.check_path('the folder', folder)
   if not folder.is_dir():
     raise errors.UsageError(f'the folder of the leaderboard is {errors.shown(str(folder))}, which is none')
-  return {path.stem: _read(path) for path in sorted(folder.glob('*.json'))}
+  found = {path.stem: _read(path) for path in sorted(folder.glob('*.json'))}
+  _check_weights(found)
+  return found
+
+
+def _check_weights(entries: Mapping[str, Mapping[str, Any]]) -> None:
+  """Raises `UsageError` if entries of one task, seed and version, from AutoLeak-2 on, are about different weights."""
+  first: dict[str, tuple[str, Any]] = {}
+  for file, entry in entries.items():
+    if number_of(entry) < 2:
+      continue
+    about = json.dumps([entry[part] for part in ('task', 'seed')] + [entry['versions']['autoleak']], sort_keys=True)
+    other, weights = first.setdefault(about, (file, entry['fingerprints']['weights']))
+    if weights != entry['fingerprints']['weights']:
+      raise errors.UsageError(
+        f'{file} and {other} are of one task, and of different weights: run one of them again where the other was run, '
+        'or remove it'
+      )
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

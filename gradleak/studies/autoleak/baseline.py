@@ -1,0 +1,112 @@
+"""What shows of private samples without any upload: answers that an attacker has before it attacks."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from gradleak.audit.plan import galleries
+from gradleak.audit.verdict import MIN_CANDIDATES
+from gradleak.federated.scenario import Scenario
+
+
+class Baseline(TypedDict):
+  """How near one answer without an upload comes.
+
+  Attributes:
+    baseline: its name.
+    score, likeness: means over the samples, of the columns of their modality.
+    exact, recognisable, named: the trials of which a sample comes to this level; 'named' is re-identified. The first
+      needs a correlation of 0.98, the others rank 1 among the candidates, as of a reconstruction.
+    trials: how many there are.
+  """
+
+  baseline: str
+  score: float
+  likeness: float
+  exact: int
+  recognisable: int
+  named: int
+  trials: int
+
+
+class _Held(NamedTuple):
+  """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones."""
+
+  private: np.ndarray
+  labels: np.ndarray
+  public: np.ndarray
+  public_labels: np.ndarray
+
+
+def _grey(held: _Held) -> np.ndarray:
+  """Returns flat images of half the largest value."""
+  return np.full_like(held.private, 0.5)
+
+
+def _class_mean(held: _Held) -> np.ndarray:
+  """Returns the mean public sample of each label; of all where it has none."""
+  means = [
+    held.public[of if (of := held.public_labels == label).any() else slice(None)].mean(axis=0) for label in held.labels
+  ]
+  return np.asarray(means, held.private.dtype)
+
+
+def _nearest(held: _Held) -> np.ndarray:
+  """Returns the public sample nearest to each private one: more than any attacker without an upload can know."""
+  public = held.public.reshape(len(held.public), -1)
+  apart = [np.sum((public - one.ravel()) ** 2, axis=1) for one in held.private]
+  return held.public[[int(np.argmin(each)) for each in apart]]
+
+
+# Modality -> {name of an answer: (what makes it, whether it needs public samples)}.
+ANSWERS: dict[str, dict[str, tuple[Callable[[_Held], np.ndarray], bool]]] = {
+  'images': {
+    'grey image': (_grey, False),
+    'class mean': (_class_mean, True),
+    'nearest public image': (_nearest, True),
+  }
+}
+
+
+def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Baseline]:
+  """Returns how near each answer of the scenario's modality comes; those of public samples where there are some.
+
+  Args:
+    scenario: what is audited.
+    num_trials: T.
+    batch_size: samples behind one upload.
+  """
+  count, kind = num_trials * batch_size, scenario.client.modality
+  images, labels = scenario.images[:count], scenario.labels[:count]
+  public = None if scenario.public is None else tuple(np.asarray(part) for part in scenario.public)
+  held = _Held(images, labels, *(public or (images[:0], labels[:0])))
+  among = galleries(scenario, count)
+  made: list[Baseline] = []
+  for name, (answer, needs_public) in ANSWERS.get(kind.name, {}).items():
+    if needs_public and not len(held.public):
+      continue
+    found = answer(held)
+    batches = [slice(start, start + batch_size) for start in range(0, count, batch_size)]
+    figures = [
+      kind.evaluate(found[of], images[of], labels[of], labels[of], signed=True, blank=True, among=among)
+      for of in batches
+    ]
+    made.append(_told(name, figures, kind))
+  return made
+
+
+def _told(name: str, figures: list[dict[str, Any]], kind: Any) -> Baseline:
+  enough = [one['candidates'] >= MIN_CANDIDATES for one in figures]
+  return Baseline(
+    baseline=name,
+    score=float(np.mean([one[kind.score] for one in figures])),
+    likeness=float(np.mean([one[kind.likeness] for one in figures])),
+    exact=sum(one['revealed'] > 0 for one in figures),
+    recognisable=sum(one['revealed'] > 0 or one['recognised'] > 0 for one in figures),
+    named=sum(
+      bool(one['revealed'] or one['recognised'] or (one['identified'] and many))
+      for one, many in zip(figures, enough, strict=True)
+    ),
+    trials=len(figures),
+  )

@@ -1,0 +1,82 @@
+"""Which originals a ranking of candidates re-identifies, in the terms of AutoLeak's levels, and how often of noise."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES
+from gradleak.studies.identification import Identification
+
+NAMED = LEVELS[2]  # what a ranking can come to: 're-identified'
+
+
+class Ranked(TypedDict):
+  """What one ranking found under one defense.
+
+  Attributes:
+    stage: its name.
+    defense: the label.
+    model: what was assumed of the upload, one of `likelihood.MODELS`.
+    rounds: uploads of the same samples.
+    candidates: others beside the original, the least of all.
+    named: the trials that are re-identified.
+    trials: how many there were.
+    alarms: the control runs that are, too: false matches.
+    controls: how many there were.
+  """
+
+  stage: str
+  defense: str
+  model: str
+  rounds: int
+  candidates: int
+  named: list[int]
+  trials: int
+  alarms: list[int]
+  controls: int
+
+
+def ranked(stage: str, found: Identification, batch_size: int) -> list[Ranked]:
+  """Returns a `Ranked` per defense, by the decisive statistic.
+
+  Where the upload says nothing, all candidates are exchangeable, and each original is first with a probability of one
+  in the length of its list. A trial is re-identified if more of its originals are first than that allows in 95 of 100
+  cases. A single original has to be first. The list has to have at least `MIN_CANDIDATES` others.
+  """
+  decisive, made = found.decisive(), []
+  rows, noise = ([row for row in of if row['statistic'] == decisive] for of in (found.rows, found.noise))
+  for defense in dict.fromkeys(row['defense'] for row in rows):
+    of = [row for row in rows if row['defense'] == defense]
+    null = [row for row in noise if row['defense'] == defense]
+    least = min(row['candidates'] for row in of)
+    made.append(
+      Ranked(
+        stage=stage,
+        defense=defense,
+        model=of[0]['model'],
+        rounds=of[0]['rounds'],
+        candidates=least,
+        named=_first(of, least, batch_size),
+        trials=len({row['trial'] for row in of}),
+        alarms=_first(null, least, batch_size),
+        controls=len({row['trial'] for row in null}),
+      )
+    )
+  return made
+
+
+def _first(rows: Iterable[Mapping[str, Any]], candidates: int, batch_size: int) -> list[int]:
+  """Returns the trials of which more originals are first than chance allows."""
+  from scipy import stats
+
+  if candidates < MIN_CANDIDATES:
+    return []
+  allowed = stats.binom.ppf(0.95, batch_size, 1 / (candidates + 1))
+  counts: dict[int, int] = {}
+  for row in rows:
+    counts[row['trial']] = counts.get(row['trial'], 0) + row['identified']
+  return sorted(trial for trial, count in counts.items() if count > allowed)
+
+
+def alarms(found: Sequence[Ranked], defense: str) -> set[int]:
+  """Returns the control runs that any ranking under a defense re-identifies."""
+  return {number for one in found if one['defense'] == defense for number in one['alarms']}
