@@ -12,6 +12,7 @@ import pkgutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import gradleak as gl
@@ -40,6 +41,7 @@ SAMPLED = {**SPENT, 'sampling_rate': 'float [1e-12, 1]'}
 SLICED = {'stddev': WEIGHT, 'ratio': FRACTION, 'num_slices': COUNT}
 BOUND = {'delta': 'float [0, 1]', 'confidence': 'float [1e-09, 0.999999999]'}
 GUESSED = {'canaries': COUNT, 'guesses': NATURAL, 'correct': NATURAL}
+REDUCED = {'reduction': 'mean|sum'}
 MATRIX = {'rule': 'band|below', 'layout': 'columns|rows'}
 CONCEALED = dict.fromkeys(('dissimilarity', 'latent', 'learning_rate', 'tolerance', 'margin'), WEIGHT)
 PARTY = dict.fromkeys(('learning_rate', 'tv', 'decorrelation', 'temperature', 'negentropy'), UNBOUNDED)
@@ -137,6 +139,16 @@ RANGES = {
     'share': 'gradient|delta', 'batch_norm': 'train|eval', 'precision': 'float32|bfloat16', 'extra_gradients': NATURAL,
   },
   'federated.earlier.earlier': {'rounds': COUNT, 'clients': COUNT, 'rate': WEIGHT},
+  'federated.losses.binary_cross_entropy': REDUCED,
+  'federated.losses.binary_focal': {'gamma': WEIGHT, 'alpha': 'float? [0, 1]', **REDUCED},
+  'federated.losses.cross_entropy': {'smoothing': FRACTION, 'average': 'weights|samples', **REDUCED},
+  'federated.losses.dice': {'smooth': POSITIVE, **REDUCED},
+  'federated.losses.focal': {'gamma': WEIGHT, **REDUCED},
+  'federated.losses.huber': {'delta': POSITIVE, **REDUCED},
+  'federated.losses.mean_squared_error': REDUCED,
+  'federated.losses.squared_error': REDUCED,
+  'federated.optimizers.accumulated': {'batches': COUNT},
+  'federated.optimizers.proximal': {'weight': WEIGHT},
   'federated.roughness.roughness': {'batch_size': COUNT},
   'federated.simulation.Federation': {
     'per_round': COUNT, 'weighting': 'samples|equal', 'server_noise': WEIGHT, 'drop_out': FRACTION,
@@ -194,6 +206,7 @@ GIVEN = {
   'num_clients': 1,
   'mechanisms': (),
 }
+GIVEN |= {'optimizer': optax.sgd(0.1)}
 GIVEN |= {'client': Client(MODEL, 10), 'images': IMAGES, 'partition': [np.arange(4)], 'per_round': 1}
 MADE = [*gl.defenses.REGISTRY.values(), *gl.attacks.REGISTRY.values(), *gl.servers.REGISTRY.values()]
 MADE += [*models.REGISTRY.values(), *models.WRAPPERS.values()]
@@ -250,7 +263,9 @@ def test_every_range_is_written_down():
   ranged = set()
   for module in pkgutil.walk_packages(gl.__path__, 'gradleak.'):
     for name, one in vars(importlib.import_module(module.name)).items():
-      if getattr(one, '__module__', None) == module.name and (inspect.isfunction(one) or dataclasses.is_dataclass(one)):
+      if getattr(one, '__module__', None) == module.name and (
+        inspect.isfunction(one) or (inspect.isclass(one) and dataclasses.is_dataclass(one))
+      ):
         parts = {name: one} | {
           f'{name}.{k}': v for k, v in vars(one).items() if inspect.isclass(one) and inspect.isfunction(v)
         }

@@ -70,8 +70,8 @@ def _side(side: str, undefended: Sequence[Mapping[str, Any]], affordable: Sequen
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], affordable: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of an attacker with a list of candidates."""
-  known = [entry for entry in affordable if 'likelihood' in entry]
-  if not known or not any('likelihood' in entry for entry in undefended):
+  known = [entry for entry in affordable if entry.get('likelihood')]
+  if not known or not any(entry.get('likelihood') for entry in undefended):
     return []
   best = min(known, key=lambda entry: entry['likelihood']['identified'] / entry['likelihood']['n'])
   seen = best['likelihood']
