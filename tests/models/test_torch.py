@@ -483,7 +483,7 @@ def test_the_size_of_a_batch_may_be_asked_for_and_may_not_be_fixed():
       self.fc, self.fixed = nn.Linear(12, 2), fixed
 
     def forward(self, x):
-      return self.fc(x.reshape(3 if self.fixed else len(x), -1)) * len(x) + torch.ones(len(x), 1)
+      return self.fc(x.reshape(3 if self.fixed else len(x), -1)) * len(x) + torch.ones(len(x) + 2, 1)[2:]
 
   module, x = Counted(False), images(5, 3, 2, 2)
   model, variables = gl.models.from_torch(module, x[:3])
