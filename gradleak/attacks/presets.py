@@ -252,6 +252,15 @@ def ladder(
     d(x) = 1 - \cos(\nabla_\theta L(f_\theta(x), y), g)
 
     k = \max \{ k : d(x_k) \le \text{slack} \cdot \min_j d(x_j) \}
+
+  Args:
+    steps: number of steps of each rung.
+    learning_rate: of Adam at the first step.
+    lowest, highest: weights of total variation of the first rung and of the last.
+    rungs: their number, 2 to 16.
+    slack: how many times the least distance the kept rung may have, at least 1.
+    descent: how many times its weight a rung starts with, at least 1.
+    start: the first images, as in `gradient_matching`.
   """
   solver = first_order('adam', learning_rate, steps, gradient='sign', decay='cosine')
   base = Preset(solver, steps, {'distance': 'cosine', 'box': True, 'start': start})
