@@ -22,6 +22,7 @@ AGREES = 1e-3  # relative difference of two updates up to which they are of the 
 REPEATS = 1e-6  # and of two calls of a client that draws nothing
 _WHITE = 3.0  # ratio of the largest to the least deviation of noise that is the same in all parts of all tensors
 _FEW = 64  # entries of a part whose deviation says nothing
+_FLIPS = 6  # fair coins that a client tosses before it counts as one that draws nothing
 _ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not have; Laplace's kurtosis is 6
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
@@ -86,8 +87,8 @@ def compare(
 ) -> Comparison:
   """Returns the `Comparison` of a client with the simulated one.
 
-  The client is called twice on the samples. If the two updates differ, it is called twice on the first sample as well:
-  an order needs several samples. Noise is what has the same deviation in every tensor.
+  The client is called until two updates on the samples differ, or seven times at most. If they differ, it is called on
+  the first sample as well: an order needs several samples. Noise is what has the same deviation in every tensor.
 
   Args:
     fit: (images, labels) -> the delta of the parameters that the client returns, a tree like the parameters.
@@ -101,7 +102,7 @@ def compare(
     UsageError: where the client returns what it was sent.
   """
   simulate = functools.partial(_simulated, model, variables, num_classes)
-  pair = fit(images, labels), fit(images, labels)
+  pair = _two(fit, images, labels)
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
   repeat = _apart(*pair)
@@ -181,12 +182,22 @@ def _gradient(client: Any) -> Callable:
   return jax.jit(client.gradient)
 
 
+def _two(fit: Fit, images: np.ndarray, labels: np.ndarray) -> tuple[Tree, Tree]:
+  """Returns two updates of the client, different ones if it draws: two flips of one sample are often the same."""
+  first = second = fit(images, labels)
+  for _ in range(-(-_FLIPS // len(images))):
+    second = fit(images, labels)
+    if _apart(first, second) >= REPEATS:
+      break
+  return first, second
+
+
 def _drawn(fit: Fit, first: Tree, second: Tree, images: np.ndarray, labels: np.ndarray) -> tuple[str, float]:
   """Returns (what the client draws, the deviation of its noise)."""
   white = _white(first, second)
   if white:
     return 'noise', white
-  if len(images) > 1 and _apart(*(fit(images[:1], labels[:1]) for _ in range(2))) < REPEATS:
+  if len(images) > 1 and _apart(*_two(fit, images[:1], labels[:1])) < REPEATS:
     return 'order', 0.0
   return 'samples', 0.0
 

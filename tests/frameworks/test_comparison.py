@@ -112,6 +112,8 @@ def test_orders_augmentation_and_noise_are_told_apart(check):
   assert found.draws == 'order' and not found.agrees and found.explanations[0].changes == {'learning_rate': 0.03}
   found = check(transform=lambda x, y: (x + draw.normal(0, 0.3, x.shape).astype(np.float32), y))
   assert found.draws == 'samples' and not found.agrees and 'augments' in found.words[-1]
+  coins = iter([0, 0, 1, 0, 0, 0, 0, 1])  # flips that come out the same several times, on all samples and on one
+  assert check(transform=lambda x, y: (x[:, :, ::-1] if next(coins) else x, y)).draws == 'samples'
   kept = check(after=lambda u: jax.tree.map(lambda x: x * draw.integers(0, 2, x.shape).astype(x.dtype), u))
   assert kept.draws == 'samples'  # as dropout does
 
