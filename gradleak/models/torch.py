@@ -26,7 +26,8 @@ from gradleak.models.state_dict import Entry, Layout
 # Operations that are run as they are, and not taken apart first.
 _WHOLE = tuple(
   """
-  linear.default lstm.input gru.input rnn_tanh.input rnn_relu.input layer_norm.default group_norm.default
+  detach.default linear.default lstm.input gru.input rnn_tanh.input rnn_relu.input layer_norm.default
+  group_norm.default
   scaled_dot_product_attention.default dropout.default silu.default pixel_shuffle.default upsample_nearest1d.default
   upsample_nearest2d.default upsample_nearest2d.vec upsample_linear1d.default upsample_bilinear2d.default
   upsample_bilinear2d.vec upsample_bicubic2d.default upsample_bicubic2d.vec upsample_nearest1d.vec

@@ -496,8 +496,8 @@ def test_the_size_of_a_batch_may_be_asked_for_and_may_not_be_fixed():
 @pytest.mark.parametrize(
   ('change', 'parts'),
   [
-    (('relu', lambda run, x: x), ['in evaluation: the logits differ', 'the output of 1 is the first that departs']),
-    (('relu', 'stopped'), ['the gradient of the model departs', 'in evaluation, first in 0.']),
+    (('relu', lambda run, x: x), ['in evaluation: the logits differ', 'the output of 2 is the first that departs']),
+    (('relu', 'stopped'), ['the gradient of the model departs', 'in evaluation, first in 1.']),
     (('add', lambda run, a, b: a), ['num_batches_tracked after a step of training']),
   ],
 )
@@ -507,7 +507,9 @@ def test_it_checks_itself_and_names_the_first_layer_that_departs(change, parts, 
     real = aten.OPERATIONS['relu']
     function = lambda run, x: jax.tree.map(jax.lax.stop_gradient, real(run, aten.plain(x)))  # noqa: E731
   monkeypatch.setitem(aten.OPERATIONS, name, function)
-  module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+  module = nn.Sequential(
+    nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)
+  )
   with pytest.raises(gl.UsageError) as error:
     gl.models.from_torch(module, images(3, 3, 4, 4))
   assert all(part in str(error.value) for part in parts), str(error.value)
