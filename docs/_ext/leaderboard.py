@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
-from gradleak.report.formatting import together
+from gradleak.report.formatting import listed, together
 from gradleak.studies.autoleak import leaderboard
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -24,6 +24,38 @@ def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
     parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
     parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
   return '\n\n'.join(parts) + '\n'
+
+
+def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """Returns what the leaderboard found, in Markdown, a line for each: README.md holds them word for word."""
+  of = {(entry['task']['dataset'], entry['text']): entry for entry in entries.values()}
+  noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
+  faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
+  deep = [entry for (data, _), entry in of.items() if data == 'cifar10' and entry.get('likelihood')]
+  named = [entry['likelihood'] for entry in deep if entry['defense'] != 'none']
+  assert deep and all(one['identified'] == one['n'] for one in named)
+  seen, undone = named[0], of['faces', faces[0]]['honest']['n']
+  return [
+    f'**{_share(outpost)} to {_share(noisy)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
+    f'under OUTPOST and Gaussian noise, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
+    f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
+    f'{listed([f"`{text}`" for text in sorted(faces)])}.',
+    f'**{seen["n"]} of {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
+    f'an upload names each among {seen["candidates"]} others, under each of {len(named)} defenses.',
+  ]
+
+
+def _shown(entry: Mapping[str, Any]) -> float:
+  """Returns the share of images that are recognisable to an honest-but-curious server."""
+  return next(one['count'] for one in entry['honest']['levels'] if one['level'] == deploy.SHOWN) / entry['honest']['n']
+
+
+def _share(entry: Mapping[str, Any]) -> str:
+  return f'{100 * _shown(entry):.0f} %'
+
+
+def _at_most(*entries: Mapping[str, Any]) -> str:
+  return f'{max(entry["cost"]["points"] for entry in entries):.1f}'
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:

@@ -290,7 +290,8 @@ def _fitted(
       entries = torch_weights.common_names(entries)
     is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
     known = theirs if is_torch and model.layout is None else ours
-  floating = {name for name, place in known.items() if _floats(paths, place)}
+  counts = {one.name for one in (model.layout.entries if model.layout else ()) if np.dtype(one.dtype).kind in 'iub'}
+  floating = {name for name, place in known.items() if _floats(paths, place)} - counts
   sources.refuse_integers(about, {name: x for name, x in entries.items() if name in floating})
   in_file = {name: values.shape for name, values in entries.items()}
   if known is theirs and theirs != ours:
