@@ -184,7 +184,7 @@ def audit(
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   found = compare(fit, model, variables, images, labels, settings, _classes(model, variables, images), defense)
   explained = next((one.changes for one in found.explanations if one.changes), {})
-  order = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
+  order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
   settings = dataclasses.replace(settings, **explained, **order)
   captured = None
   if key is not None:
