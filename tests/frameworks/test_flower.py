@@ -183,7 +183,7 @@ def test_clients_that_are_not_understood_are_refused(network, tmp_path):
 
 
 def test_secure_aggregation_rounds_as_theirs():
-  """Of one client: its weights, times its share, are rounded to levels, and its share is divided out again."""
+  """A client rounds its weights, times its share, to levels; the server divides the share out again."""
   from flwr.common.secure_aggregation.quantization import dequantize, quantize
 
   draw = np.random.default_rng(0)
