@@ -57,7 +57,7 @@ def test_the_wheel_has_one_name_and_all_that_lies_in_the_checkout(built):
     inside = {'/'.join(name.split('/')[1:]) for name in archive.getnames()}
   top = {'README.md', 'BUILD.md', 'CHANGELOG.md', 'LICENSE', 'Makefile', 'pyproject.toml', 'setup.py'}
   below = {
-    'docs/audit.png',
+    'docs/slide.png',
     'tests/test_audit.py',
     'launch/audit.py',
     'examples/audit_your_model.py',

@@ -202,3 +202,14 @@ def test_site_is_built_without_a_warning(tmp_path):
   assert 'compensated' in page
   board = (tmp_path / 'site' / 'leaderboard.html').read_text()
   assert all(path.stem in board for path in (ROOT / 'results' / 'leaderboard').glob('*.json'))
+
+
+def test_readme_holds_the_findings_of_the_leaderboard(extensions):
+  """Each is made of stored entries: a figure that changes there has to change in README.md."""
+  from gradleak.studies.autoleak import leaderboard
+
+  text = ' '.join((ROOT / 'README.md').read_text('utf-8').split())
+  found = extensions('leaderboard').findings(leaderboard.read(ROOT / 'results' / 'leaderboard'))
+  assert len(found) == 3
+  for one in found:
+    assert one in text
