@@ -40,7 +40,7 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'under OUTPOST and Gaussian noise, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed([f"`{text}`" for text in sorted(faces)])}.',
-    f'**{seen["n"]} of {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
+    f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
     f'an upload names each among {seen["candidates"]} others, under each of {len(named)} defenses.',
   ]
 
