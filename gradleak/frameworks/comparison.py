@@ -283,7 +283,12 @@ def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[
   yield fields(batch_norm=('train', 'eval'))
   yield [*fields(local_epochs=(1, 2, 3, 4, 5, 10)), *fields(local_batch_size=(None, *_sizes(count)))]
   yield [*fields(momentum=(0.0, 0.5, 0.9, 0.99)), *fields(weight_decay=(0.0, 1e-4, 5e-4, 1e-3, 1e-2))]
-  yield [(f'optimizer={one!r}', {'optimizer': one, 'momentum': 0.0}, same) for one in ('sgd', 'adam')]
+  yield [
+    *((f'optimizer={one!r}', {'optimizer': one, 'momentum': 0.0}, same) for one in ('sgd', 'adam', 'rmsprop')),
+    ("optimizer='adamw'", {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01}, same),  # PyTorch's default
+  ]
+  yield [*fields(last_batch=('kept', 'dropped')), *fields(accumulate=(1, 2, 4, 8))]
+  yield [*fields(proximal=(0.0, 1e-3, 1e-2, 0.1, 1.0)), *fields(loss=('cross_entropy', 'cross_entropy(smoothing=0.1)'))]
   yield [
     (f'local_epochs={epochs} and {words}', {'local_epochs': epochs, **changes}, same)
     for epochs, (words, changes, _) in itertools.product(
