@@ -6,8 +6,10 @@ matrix products of `patches`. With weights shared by all trials, a native convol
 `hybrid` uses the faster one for each operation.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -105,6 +107,19 @@ def general(
   return jnp.einsum('...gk,gfk->...gf', seen, weight).reshape(*seen.shape[:-2], -1)
 
 
+_plain: contextvars.ContextVar[bool] = contextvars.ContextVar('plain', default=False)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+  """In this block `fast` is XLA's own operation, by which who reads a traced network knows a convolution."""
+  token = _plain.set(True)
+  try:
+    yield
+  finally:
+    _plain.reset(token)
+
+
 def fast(
   images: jax.Array,
   kernel: jax.Array,
@@ -126,7 +141,7 @@ def fast(
   given = (tuple(one or (1,) * sides) for one in (lhs_dilation, rhs_dilation))
   dilation, strides = (next(given), next(given)), tuple(strides)
   asked = precision is not None or any(one is not None for one in others.values())
-  if default_formulation() == 'native' or max(dilation[0]) > 1 or asked or sides < 1:
+  if _plain.get() or default_formulation() == 'native' or max(dilation[0]) > 1 or asked or sides < 1:
     return jax.lax.conv_general_dilated(
       images, kernel, strides, padding, *dilation, dimension_numbers, feature_group_count, 1, precision, **others
     )

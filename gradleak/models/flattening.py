@@ -18,7 +18,7 @@ import numpy as np
 
 from gradleak.core import trees
 from gradleak.core.trees import Tree
-from gradleak.models import repeated
+from gradleak.models import convolution, repeated
 from gradleak.models.model import Model
 
 # Act on entries alone, so that entry i of the result is made of entry i of each operand.
@@ -81,7 +81,7 @@ def orders(model: Model, variables: Tree, image_shape: Sequence[int]) -> dict[tu
   """
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
-  with repeated.apart():
+  with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, False, None)[0])(shapes, image)
   walk = _Walk()
   given = [_parameter(path, leaf) for path, leaf in jax.tree.leaves_with_path(shapes)]

@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
-from gradleak.models import repeated
+from gradleak.models import convolution, repeated
 from gradleak.models.model import Model
 
 Path = tuple[str, ...]
@@ -132,7 +132,7 @@ def stages(model: Model, variables: Tree, image_shape: Sequence[int], train: boo
   """
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
-  with repeated.apart():
+  with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, train, None)[0])(shapes, image)
   flat = _Flat(model.name)
   leaves = [trees.path_names(path) for path, _ in jax.tree.leaves_with_path(shapes)]

@@ -357,8 +357,9 @@ def has_published_names(params: Tree) -> bool:
   """Returns whether these are parameters of our residual networks, VGGs or vision transformers."""
   if not isinstance(params, Mapping):
     return False
-  patches = params.get('patch_embed')  # a module of PyTorch may have this name, and another within it
-  return not {'layer1_0', 'features_0'}.isdisjoint(params) or (isinstance(patches, Mapping) and 'kernel' in patches)
+  patches = params.get('patch_embed')  # a network of PyTorch may have this name, and its own names within
+  ours = isinstance(patches, Mapping) and 'kernel' in patches.get('proj', {})
+  return ours or not {'layer1_0', 'features_0'}.isdisjoint(params)
 
 
 def without_prefixes(entries: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
