@@ -204,7 +204,9 @@ def test_the_server_clips_each_upload_and_divides_the_noise_by_the_clients():
   assert scipy.stats.kstest(added, scipy.stats.norm(scale=0.9 * 10 / 4).cdf).pvalue < 1e-6
 
 
-@pytest.mark.parametrize(('counts', 'direction'), [('clipped', -1), ('unclipped', 1)])
+@pytest.mark.parametrize(
+  ('counts', 'direction'), [('clipped', -1), pytest.param('unclipped', 1, marks=pytest.mark.slow)]
+)
 def test_the_adaptive_norm_moves_towards_the_quantile_as_published_alone(counts, direction):
   uploads = {'w': jnp.ones((200, 9))}  # all of norm 3, above the norm of 1
   weights = jnp.full(200, 1 / 200)

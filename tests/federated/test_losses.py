@@ -192,8 +192,10 @@ def test_one_logit_is_one_flag(small_images):
   assert built.settings['loss'] == 'binary_cross_entropy' and built.classes.tolist() == [0] * N
 
 
-@pytest.mark.parametrize(('loss', 'given'), [('binary_cross_entropy', FLAGS), ('mean_squared_error', VALUES)])
-@pytest.mark.parametrize('labels', ['known', 'optimised'])
+@pytest.mark.parametrize(
+  ('loss', 'given', 'labels'),
+  [('binary_cross_entropy', FLAGS, 'optimised'), ('mean_squared_error', VALUES, 'known')],
+)
 def test_an_audit_of_other_targets(loss, given, labels, small_images):
   """Matching finds what a dense layer cannot hide; labels are not scored, for there are none."""
   model = gl.models.create('mlp(widths=8)', 3)

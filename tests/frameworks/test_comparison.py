@@ -58,12 +58,17 @@ def test_the_same_client_agrees(check):
     {'local_batch_size': None},
     {'momentum': 0.9},
     {'weight_decay': 0.01},
-    {'optimizer': 'adam', 'momentum': 0.0, 'learning_rate': 0.001},
-    {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01, 'learning_rate': 0.003},
-    {'proximal': 1.0},
-    {'loss': 'cross_entropy(smoothing=0.1)'},
-    {'local_epochs': 1, 'local_batch_size': 1},
     {'momentum': 0.0, 'learning_rate': 0.02},
+    *(
+      pytest.param(late, marks=pytest.mark.slow)  # kinds that are tried after all others
+      for late in (
+        {'optimizer': 'adam', 'momentum': 0.0, 'learning_rate': 0.001},
+        {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01, 'learning_rate': 0.003},
+        {'proximal': 1.0},
+        {'loss': 'cross_entropy(smoothing=0.1)'},
+        {'local_epochs': 1, 'local_batch_size': 1},
+      )
+    ),
   ],
   ids=str,
 )
