@@ -11,6 +11,7 @@ from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
 from gradleak.report.formatting import listed, together
 from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak.entry import number_of
 
 DOCS = pathlib.Path(__file__).parents[1]
 ENTRIES = DOCS.parent / 'results' / 'leaderboard'
@@ -18,17 +19,23 @@ ENTRIES = DOCS.parent / 'results' / 'leaderboard'
 
 def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns what to deploy on each task, in Markdown: a heading for each, and a line for each finding."""
-  grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in entries.values())
   parts = []
-  for of in sorted(grouped.values(), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
+  for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
     parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
     parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
   return '\n\n'.join(parts) + '\n'
 
 
+def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+  """Returns the entries of each task, of the newest version of AutoLeak that it was run with."""
+  grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in entries.values())
+  newest = [(max(map(number_of, of)), of) for of in grouped.values()]
+  return [[entry for entry in of if number_of(entry) == version] for version, of in newest]
+
+
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   """Returns what the leaderboard found, in Markdown, a line for each: README.md holds them word for word."""
-  of = {(entry['task']['dataset'], entry['text']): entry for entry in entries.values()}
+  of = {(entry['task']['dataset'], entry['text']): entry for task in _newest(entries) for entry in task}
   noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
   faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
   deep = [entry for (data, _), entry in of.items() if data == 'cifar10' and entry.get('likelihood')]
