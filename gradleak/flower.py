@@ -20,7 +20,7 @@ from gradleak.federated import ClientSettings
 from gradleak.frameworks.comparison import Comparison, compare
 from gradleak.frameworks.exchange import Exchange, read, write
 from gradleak.models import Model
-from gradleak.models.model import check_model
+from gradleak.models.model import check_model, outputs_shape
 from gradleak.studies.captured import Captured, attack
 
 __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of']
@@ -175,6 +175,7 @@ def audit(
     client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
   )
   sent, exchanges = _sent(model, variables), list[Exchange]()
+  classes = outputs_shape(model, variables, images.shape[1:])[-1]
 
   def fit(images: np.ndarray, labels: np.ndarray) -> Tree:
     app = _app(client_fn(*_tensors(images, labels)))
@@ -182,7 +183,7 @@ def audit(
     return update_of(exchanges[-1], model)
 
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
-  found = compare(fit, model, variables, images, labels, settings, _classes(model, variables, images), defense)
+  found = compare(fit, model, variables, images, labels, settings, classes, defense)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
   settings = dataclasses.replace(settings, **explained, **order)
@@ -258,11 +259,6 @@ def _tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
   import torch
 
   return torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, -1, 1))), torch.from_numpy(labels.astype(np.int64))
-
-
-def _classes(model: Model, variables: Mapping, images: np.ndarray) -> int:
-  shape = jax.eval_shape(lambda: model.apply(variables, images[:1], False)[0]).shape
-  return int(shape[-1])
 
 
 def _app(made: Any) -> Any:

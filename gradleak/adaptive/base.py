@@ -24,6 +24,7 @@ from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, St
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
+from gradleak.models.model import outputs_shape
 
 # Weights of total variation under noise and dropped entries, in units of the distance: `prior` of `matching`.
 PRIORS = (1e-3, 1e-2, 5e-2)
@@ -600,6 +601,6 @@ def typical_zeros(client: Any, image_shape: tuple, num_samples: int, variables: 
 def _typical(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
   pixels, classes = jax.random.split(jax.random.key(0))
   images = jax.random.uniform(pixels, (num_samples, *image_shape))
-  outputs = jax.eval_shape(lambda v, x: client.model.apply(v, x, False, None)[0], variables, images).shape
-  labels = client.loss.targets.draw(classes, outputs)
+  outputs = outputs_shape(client.model, variables, image_shape)
+  labels = client.loss.targets.draw(classes, (num_samples, *outputs))
   return client.undefended().local_update(None, variables, images, labels).update

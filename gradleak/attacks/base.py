@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -194,17 +193,11 @@ def attack(
         return made
       return dataclasses.replace(made, server=server(**{key: made.settings[key] for key in needed}))
 
-    make.__signature__ = _without_first(factory)  # type: ignore[attr-defined]
+    make.__signature__ = methods.signature(factory)  # type: ignore[attr-defined]
     make.setting_names = methods.setting_names(factory)  # type: ignore[attr-defined]
     return make
 
   return decorate
-
-
-def _without_first(factory: Callable) -> inspect.Signature:
-  """Returns the signature of a factory without its positional parameters."""
-  signature = inspect.signature(factory)
-  return signature.replace(parameters=[p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY])
 
 
 def wrap(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE, *, version: str = '') -> AttackMethod:

@@ -111,6 +111,11 @@ def _numeric(factory: Callable) -> tuple[str, ...]:
   return tuple(name for name, one in _settings(factory).items() if limits(one.annotation)[0] == (float,))
 
 
+def signature(factory: Callable) -> inspect.Signature:
+  """Returns the signature of a factory without its positional parameters."""
+  return inspect.signature(factory).replace(parameters=list(_settings(factory).values()))
+
+
 def name_of(factory: Callable) -> str:
   """Returns the name of a function; of another callable, such as a `functools.partial`, that of its type."""
   return getattr(factory, '__name__', type(factory).__name__)

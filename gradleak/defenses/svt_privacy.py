@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradleak.core import trees
@@ -108,19 +109,11 @@ def svt_privacy(
     passed = _passed(query, jax.lax.stop_gradient(jnp.abs(cut)), count, limit, epsilon, tau)
     chosen = (_with if replace else _without)(draw, passed, count)
     noise = 2 * limit / jnp.asarray(noise_var, jnp.float32) * trees.draws(jax.random.laplace, value, flat)
-    sent = jnp.split(jnp.where(chosen, cut + noise, 0.0), [*_ends(leaves)])
+    sent = jnp.split(jnp.where(chosen, cut + noise, 0.0), np.cumsum([leaf.size for leaf in leaves])[:-1])
     new = [u if not u.ndim else s.reshape(u.shape).astype(u.dtype) for u, s in zip(leaves, sent, strict=True)]
     return treedef.unflatten(new)
 
   return stateless('svt_privacy', release, random=True)
-
-
-def _ends(leaves: list) -> list[int]:
-  """Returns where each leaf but the last ends in their concatenation."""
-  ends = [leaves[0].size]
-  for leaf in leaves[1:]:
-    ends.append(ends[-1] + leaf.size)
-  return ends[:-1]
 
 
 def _passed(

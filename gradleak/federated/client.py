@@ -127,20 +127,21 @@ class Client:
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
       )
 
-  def targets(self, labels: Any, count: int, outputs: tuple[int, ...] | None = None) -> jax.Array:
+  def targets(self, labels: Any, count: int, outputs: tuple[int, ...] | None = None, dtype: Any = float) -> jax.Array:
     """Returns labels as the floats that the loss compares outputs with.
 
     Args:
       labels: as the loss takes them.
       count: number of samples.
       outputs: shape of what the model returns for one sample; None where it is not known.
+      dtype: of what is made of whole numbers.
 
     Raises:
       UsageError: for labels that the loss does not take, or of another shape than the outputs.
     """
     kind = self.loss.targets
     labels = kind.checked(labels, count, self.num_classes)
-    found = kind.encode(labels, self.num_classes, jnp.result_type(float))
+    found = kind.encode(labels, self.num_classes, jnp.result_type(dtype))
     if outputs is not None and found.shape != (count, *outputs):
       raise errors.UsageError(
         f'labels are {labels.dtype} of shape {labels.shape}, and the model returns outputs of shape '
@@ -289,8 +290,7 @@ class Client:
     """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
     images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
     self.modality.check_batch(images)
-    labels = self.loss.targets.checked(labels, images.shape[0], self.num_classes)
-    return images, self.loss.targets.encode(labels, self.num_classes, images.dtype)
+    return images, self.targets(labels, images.shape[0], dtype=images.dtype)
 
   def _init_step(self, variables: Mapping) -> Any:
     return optax.with_extra_args_support(self.step).init(variables['params'])

@@ -351,7 +351,7 @@ def _gains(
     for path in layer.paths[1:]
     if path[-1] == 'bias' and _weights(layer, variables['params'])[1] is not None
   )
-  outputs = jax.eval_shape(lambda v: model.apply(v, images[:1], False, None)[0], variables).shape[-1]
+  outputs = models.outputs_shape(model, variables, images.shape[1:])[-1]
   targets = loss.targets.encode(loss.targets.checked(labels, len(images), outputs), outputs, jnp.float32)
   measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(images), targets)
   error, lengths, shares = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(measured))

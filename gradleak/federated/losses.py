@@ -6,7 +6,6 @@ such as the pixels of a segmentation. Names, reductions and defaults are those o
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -84,9 +83,7 @@ def _loss(targets: Targets, activation: str = '', divisor: Callable | None = Non
       given = {key: _numbers(key, value) if key in _WEIGHTS else value for key, value in settings.items()}
       return Loss(function, given, targets=targets, activation=activation, divisor=divisor)
 
-    parameters = inspect.signature(function).parameters.values()
-    keywords = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
-    make.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    make.__signature__ = methods.signature(function)  # type: ignore[attr-defined]
     return make
 
   return decorate

@@ -15,7 +15,7 @@ from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
-from gradleak.federated.targets import CLASSES, kept
+from gradleak.federated.targets import CLASSES
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import (
@@ -138,7 +138,7 @@ def scenario(
   check = functools.partial(client.targets, outputs=outputs_shape(model, variables, image_shape))
   images, labels = data.pair('the samples', (images, labels), check=kind.check, check_targets=check)
   heads.check_client(client, variables, image_shape)
-  public = _checked_public(kind, public, image_shape, check)
+  public = _checked_public(kind, public, image_shape, client, check)
   previous = _checked_previous(model, previous, image_shape)
   classes = classes_of(labels, client)
   given = _checked_gallery(kind, (images, classes) if gallery is None else gallery, image_shape, num_classes)
@@ -159,7 +159,7 @@ def scenario(
     'gallery': composition,
   }
   floating = np.float64 if double else np.float32
-  images, labels = images.astype(floating), kept(labels, floating)
+  images, labels = images.astype(floating), client.loss.targets.kept(labels, floating)
   return Scenario(client, dict(variables), images, labels, described, found, public, previous)
 
 
@@ -248,12 +248,14 @@ def _client(
   return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded()
 
 
-def _checked_public(kind: Modality, public: tuple | None, image_shape: tuple, check: Callable) -> tuple | None:
+def _checked_public(
+  kind: Modality, public: tuple | None, image_shape: tuple, client: Client, check: Callable
+) -> tuple | None:
   """Returns public images and labels as they are kept."""
   if public is None:
     return None
   images, labels = data.pair('public', public, None, image_shape, kind.check, check)
-  return images.astype(np.float32), kept(labels)
+  return images.astype(np.float32), client.loss.targets.kept(labels)
 
 
 def _candidates(

@@ -26,7 +26,7 @@ from gradleak.engine import driver
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import Loss, cross_entropy
 from gradleak.federated.server import layer_average
-from gradleak.federated.targets import CLASSES, kept
+from gradleak.federated.targets import CLASSES
 from gradleak.models import Model, check_variables
 from gradleak.models.model import check_logits, check_model, outputs_shape
 
@@ -287,7 +287,7 @@ def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -
   chosen = np.stack([np.resize(part, longest) for part in parts])
   return {
     'images': federation.images[chosen],
-    'labels': kept(federation.labels)[chosen],
+    'labels': federation.client.loss.targets.kept(federation.labels)[chosen],
     'weights': np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32),
   }
 
@@ -432,7 +432,7 @@ def decided(loss: Loss, labels: Any) -> np.ndarray:
     )
   if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and loss.targets is CLASSES:
     return labels
-  labels = labels if loss.targets is CLASSES else labels.reshape(len(labels), -1) - 0.5
+  labels = labels if loss.targets is CLASSES else loss.targets.kept(labels) - 0.5
   return np.asarray(loss.targets.decide(labels))
 
 
@@ -469,7 +469,7 @@ def classified(
   predicted, total, score = [], 0.0, _score(model, loss)
   for first in range(0, len(images), batch_size):
     some = slice(first, first + batch_size)
-    found = score(variables, images[some], kept(labels[some]))
+    found = score(variables, images[some], loss.targets.kept(labels[some]))
     predicted.append(np.asarray(found[0]))
     total += float(found[1])
   return np.concatenate(predicted), total / len(images)

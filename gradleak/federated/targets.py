@@ -44,6 +44,13 @@ class Targets:
   def __repr__(self) -> str:
     return self.name
 
+  def kept(self, targets: np.ndarray, floating: Any = np.float32) -> np.ndarray:
+    """Returns targets as they are kept: classes as int32, others as floats with the axis of the outputs."""
+    targets = np.asarray(targets)
+    if self is CLASSES:
+      return targets.astype(np.int32 if _integral(targets) else floating)
+    return targets.astype(floating).reshape(len(targets), *(targets.shape[1:] or (1,)))
+
   def checked(self, targets: Any, count: int, outputs: int) -> Any:
     """Returns targets as an array; the values of traced ones are not read.
 
@@ -116,12 +123,6 @@ CLASSES = Targets(
   lambda key, shape: jax.random.randint(key, shape[:-1], 0, shape[-1]),
   functools.partial(jnp.argmax, axis=-1),
 )
-
-
-def kept(targets: np.ndarray, floating: Any = np.float32) -> np.ndarray:
-  """Returns targets as they are kept: whole numbers as int32, others as floats."""
-  targets = np.asarray(targets)
-  return targets.astype(np.int32 if np.issubdtype(targets.dtype, np.integer) else floating)
 
 
 _MOST_FLAGS = 30  # of which a combination is one number

@@ -26,6 +26,7 @@ _FLIPS = 6  # fair coins that a client tosses before it counts as one that draws
 _ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not have; Laplace's kurtosis is 6
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
+_NOT_QUICK = ('frozen', 'private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
 _REFINED = 8  # rates that are tried for one change
 _NORMALISED = {
   '0.5 and 0.5': ((0.5,), (0.5,)),
@@ -161,14 +162,16 @@ def _quick(
   model: Model, variables: Mapping, num_classes: int, settings: ClientSettings, images: np.ndarray, labels: np.ndarray
 ) -> Tree:
   """Returns what `_simulated` does, without compiling the training anew for each setting."""
-  if settings.frozen or settings.augment != 'none' or settings.cohort > 1 or settings.precision != 'float32':
+  usual = ClientSettings()
+  if any(getattr(settings, name) != getattr(usual, name) for name in _NOT_QUICK):
     return _simulated(model, variables, num_classes, settings, images, labels)
   client = settings.client(model, num_classes)
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
   optimizer = promoting(client.optimizer)
   params, size = variables['params'], settings.local_batch_size or len(images)
   state = optimizer.init(params)
-  for start in list(range(0, len(images), size)) * settings.local_epochs:
+  dropped = len(images) % size if settings.last_batch == 'dropped' else 0
+  for start in list(range(0, len(images) - dropped, size)) * settings.local_epochs:
     part = slice(start, start + size)
     updates, state = optimizer.update(
       gradient({**variables, 'params': params}, images[part], labels[part]), state, params

@@ -20,8 +20,8 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Args:
     entries: of the leaderboard, of one task.
   """
-  undefended = [entry for entry in entries if entry['defense'] == 'none']
-  defended = [entry for entry in entries if entry['defense'] != 'none']
+  undefended = [entry for entry in entries if entry['text'] == 'none']
+  defended = [entry for entry in entries if entry['text'] != 'none']
   affordable = [entry for entry in defended if _affordable(entry)]
   told = [
     one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in affordable if e[side]])
@@ -41,7 +41,7 @@ def _affordable(entry: Mapping[str, Any]) -> bool:
 
 
 def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
-  """Returns how many images are shown to an attacker: {'count', 'n', 'success_low', 'success_high'}."""
+  """Returns how many images are shown to an attacker: {'count', 'n', 'range'}."""
   level = next(one for one in entry[side]['levels'] if one['level'] == SHOWN)
   return {
     'count': level['count'],

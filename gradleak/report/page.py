@@ -26,8 +26,12 @@ _STAGGER = (0, -4, 4, -2, 2, -5, 5)
 READING = blocks.Html('<a href="#reading">How to read this page</a>')
 
 
-def render(result: AuditResult) -> str:
+def render(result: AuditResult, picture: bytes | None = None) -> str:
   """Returns the report as one HTML page that loads nothing; the same result gives the same text.
+
+  Args:
+    result: an `AuditResult`.
+    picture: its `slide`, where that is made already.
 
   Raises:
     UsageError: for anything but an `AuditResult`, as all functions of `gradleak.report` that take one.
@@ -49,7 +53,7 @@ def render(result: AuditResult) -> str:
     f'{model or "A model"} on {data or "private data"}',
     [
       blocks.Text(headline.sentence(worst, config), 'meaning'),
-      blocks.Picture(slide(result), said('audit.slide')),
+      blocks.Picture(picture or slide(result), said('audit.slide')),
       headline.verdict_table(lines),
       blocks.Text(text(said('audit.verdicts', size=size), READING, said('audit.others')), 'note'),
     ],
@@ -94,8 +98,9 @@ def write_audit(result: AuditResult, folder: Any) -> None:
     folder: a path, made if it does not exist.
   """
   check_result(result)
-  drawn = {'slide.png': slide(result), 'grid.png': pictures.grid(result)}
-  written = {'summary.csv': cases.summary_csv(result.rows), 'report.html': render(result)}
+  picture = slide(result)
+  drawn = {'slide.png': picture, 'grid.png': pictures.grid(result)}
+  written = {'summary.csv': cases.summary_csv(result.rows), 'report.html': render(result, picture)}
   write_files(folder, {**drawn, **written})
 
 

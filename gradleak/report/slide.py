@@ -34,7 +34,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
   truth, shown = pictures.select(result, _TILES)
-  columns = list(worst)[:MOST]
+  columns, summaries = list(worst)[:MOST], cases.summarise(result.rows)
   left, top, gap, foot = 1.5, 0.95, 0.16, 1.25 if costs else 0.95
   side = min((WIDTH - left - gap * len(columns)) / len(columns), (HEIGHT - top - foot - 2 * gap) / len(_ROWS))
   left += (WIDTH - left - (side + gap) * len(columns)) / 2
@@ -47,7 +47,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
       middle = across + side / 2
       for i, line in enumerate(reversed(wrap(defense, max(8, int(side / 0.098)))[:3])):
         axes.text(middle, top - 0.14 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold')
-      for r, found in enumerate([truth, *_strongest(result, defense, shown)]):
+      for r, found in enumerate([truth, *_strongest(summaries, defense, shown)]):
         _draw_cell(axes, found, across, top + r * (side + gap), side)
       below, entry = top + len(_ROWS) * (side + gap), worst[defense]
       axes.text(middle, below + 0.12, f'{entry["recovered"]} of {entry["n"]}', ha='center', va='center', fontsize=14)
@@ -62,13 +62,13 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
 
 
 def _strongest(
-  result: AuditResult, defense: str, shown: Mapping[Case, Sequence[pictures.Picture]]
+  summaries: Sequence[cases.Summary], defense: str, shown: Mapping[Case, Sequence[pictures.Picture]]
 ) -> list[Sequence[pictures.Picture] | None]:
   """Returns the pictures by the non-adaptive and by the adaptive attacker that recover most under a defense.
 
   None stands for an attacker that was not run.
   """
-  summaries = [one for one in cases.summarise(result.rows) if one['defense'] == defense]
+  summaries = [one for one in summaries if one['defense'] == defense]
   found: list[Sequence[pictures.Picture] | None] = []
   for adaptive in (False, True):
     known = [one for one in summaries if (one['adaptive'] is not None) is adaptive and cases.case(one) in shown]

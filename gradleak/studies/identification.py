@@ -311,6 +311,11 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
     raise errors.UsageError(
       f'{num_trials} trials of {given.batch_size} need {count}, and there are {len(scenario.images)}'
     )
+  scenario.client.loss.require_classes('identification')
+  if scenario.labels.ndim != 1:
+    raise errors.UsageError(
+      f'identification is for one class of each sample, and the labels have the shape {scenario.labels.shape}'
+    )
   gallery, dtype = scenario.gallery, scenario.images.dtype
   samples = np.concatenate([scenario.images[:count], gallery.images.astype(dtype)])
   labels = np.concatenate([scenario.labels[:count], gallery.labels])

@@ -190,6 +190,10 @@ def test_one_logit_is_one_flag(small_images):
   error = (sigmoid(np.asarray(z)) - FLAGS[:, :1]) / N
   np.testing.assert_allclose(found['w'], images.reshape(N, -1).T @ error, rtol=1e-4, atol=1e-7)
   assert built.settings['loss'] == 'binary_cross_entropy' and built.classes.tolist() == [0] * N
+  result = gl.audit(
+    jax.random.key(0), built, [None], [gl.attacks.csdlg(tv=0.0, steps=2)], 2, batch_size=3, labels='known', controls=1
+  )
+  assert all(row['objective_at_truth'] < 1e-6 < row['objective'] for row in result.rows)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +256,17 @@ def test_rules_say_which_losses_they_apply_to(small_images):
   built = gl.scenario(model, small_images[0][:N, ::2, ::2], FLAGS, variables=variables, loss='binary_cross_entropy')
   with pytest.raises(gl.UsageError, match=r"does not apply to the loss binary_cross_entropy.*labels='optimised'"):
     gl.audit(jax.random.key(0), built, [None], [gl.attacks.csdlg(steps=2)], 1, labels='inferred')
+
+
+def test_what_compares_classes_refuses_other_targets(small_images):
+  model, variables = linear()
+  images = small_images[0][:N, ::2, ::2]
+  flags = gl.scenario(model, images, FLAGS, variables=variables, loss='binary_cross_entropy')
+  with pytest.raises(gl.UsageError, match='identification is for classes, and the loss binary_cross_entropy'):
+    gl.identify(jax.random.key(0), flags, [None], 2)
+  soft = gl.scenario(model, images, SOFT, variables=variables)
+  with pytest.raises(gl.UsageError, match=r'one class of each sample, and the labels have the shape \(6, 3\)'):
+    gl.identify(jax.random.key(0), soft, [None], 2)
 
 
 def test_a_loss_of_one_s_own():

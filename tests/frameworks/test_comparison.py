@@ -80,6 +80,13 @@ def test_a_wrong_setting_is_named(check, change):
   assert any(f'{name}=' in found.words[0] for name in change)
 
 
+def test_a_dropped_last_batch_is_named(check):
+  """Of four samples in batches of three, one is left out."""
+  believed = dataclasses.replace(BELIEVED, local_batch_size=3)
+  found = check({'local_batch_size': 3, 'last_batch': 'dropped'}, believed=believed)
+  assert [one.changes for one in found.explanations] == [{'last_batch': 'dropped'}]
+
+
 def test_a_missing_normalisation_is_named(check):
   found = check(transform=lambda images, labels: ((images - np.float32(0.5)) / np.float32(0.5), labels))
   assert [one.words for one in found.explanations] == ['a normalisation 0.5 and 0.5'] and not found.agrees

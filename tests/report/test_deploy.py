@@ -17,6 +17,7 @@ def entry(defense, honest, n=40, malicious=None, cost=(0.0, [-1.0, 1.0]), likeli
   """Returns the parts of an entry that advice reads."""
   made = {
     'defense': defense,
+    'text': defense,
     'honest': side(honest, n),
     'malicious': None if malicious is None else side(malicious, n),
     'cost': None if cost is None else {'points': cost[0], 'interval': cost[1], **more},

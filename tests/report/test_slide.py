@@ -39,7 +39,7 @@ def test_columns_show_the_attackers_that_recover_most(build):
   module = __import__('gradleak.report.slide', fromlist=['_strongest'])
   for entry in cases.worst_case(result.rows):
     summaries = [one for one in cases.summarise(result.rows) if one['defense'] == entry['defense']]
-    found = module._strongest(result, entry['defense'], shown)
+    found = module._strongest(cases.summarise(result.rows), entry['defense'], shown)
     for seen, adaptive in zip(found, (False, True), strict=True):
       known = [one for one in summaries if (one['adaptive'] is not None) is adaptive]
       assert (seen is None) == (not known)

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradleak.audit.plan import galleries
 from gradleak.audit.verdict import MIN_CANDIDATES
-from gradleak.federated.scenario import Scenario
+from gradleak.federated.scenario import Scenario, classes_of
 
 
 class Baseline(TypedDict):
@@ -78,8 +78,8 @@ def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Base
     batch_size: samples behind one upload.
   """
   count, kind = num_trials * batch_size, scenario.client.modality
-  images, labels = scenario.images[:count], scenario.labels[:count]
-  public = None if scenario.public is None else tuple(np.asarray(part) for part in scenario.public)
+  images, labels = scenario.images[:count], scenario.classes[:count]
+  public = scenario.public and (np.asarray(scenario.public[0]), classes_of(scenario.public[1], scenario.client))
   held = _Held(images, labels, *(public or (images[:0], labels[:0])))
   among = galleries(scenario, count)
   made: list[Baseline] = []
