@@ -67,9 +67,9 @@ RANGES = {
   'attacks.separation.fast_ica': {'batch_size': COUNT, 'iterations': COUNT},
   'attacks.separation.nmf': {'batch_size': COUNT, 'iterations': COUNT},
   'attacks.spear.spear': {
-    'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]', 'rank': 'int? [1, inf)',
+    'programs': COUNT, 'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]', 'rank': 'int? [1, inf)',
   },
-  'attacks.spear.spear_attack': {'submatrices': COUNT},
+  'attacks.spear.spear_attack': {'submatrices': COUNT, 'programs': COUNT},
   'data.check_classes': {'num_classes': 'int? [1, 2147483648]'},
   'data.gallery': {'most': COUNT},
   'data.load': {'limit': 'int? [1, inf)', 'image_size': 'int? [1, 4096]', 'largest_pixel': 'float? [1e-06, inf)'},

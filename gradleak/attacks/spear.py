@@ -5,13 +5,17 @@ For a dense layer `Z = XW + b` in front of a ReLU, `∂L/∂W = Xᵀ ∂L/∂Z` 
 half of each column Lq zero. A few rows of L in which one column is zero throughout determine that q. Written from a
 description of the paper. It runs on the host, in NumPy float64. It fails where the same neurons are active for all
 samples, as for images in [0, 1] at random weights. The same images less their mean are separated.
+
+Random submatrices find a direction with probability 2^(1−B), so that they end at about ten samples. A second dense
+layer takes the search further, see `gradleak.attacks.rays`.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from gradleak.attacks import base
+from gradleak.attacks import base, rays
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
@@ -21,8 +25,11 @@ from gradleak.models.model import require
 from gradleak.threat import Observation
 
 _ROUND = 10_000  # submatrices that are solved at a time
+_PROGRAMS = 25  # linear programs that are solved at a time
+_IDLE = 20  # such times without a new ray, after which no more are solved
 _CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
 _INDEPENDENT = 1e-6  # the least singular value of unit vectors that count as linearly independent
+_ROUNDING = 10  # times the precision, relative to the largest singular value: what is lost to rounding
 _SINGULAR = -690  # the logarithm of the smallest determinant that is not singular
 _TINY = np.finfo(np.float64).tiny
 
@@ -53,6 +60,8 @@ def spear(
   bias: Any,
   rng: np.random.Generator,
   *,
+  following: Any = None,
+  programs: Count = 4000,
   submatrices: Count = 300_000,
   sparsity: Fraction = 0.3,
   tolerance: Annotated[float | None, Range(0, 1)] = None,
@@ -64,10 +73,13 @@ def spear(
     kernel_gradient: [in, neurons], of one step at known weights.
     bias_gradient: [neurons].
     kernel, bias: the weights, [in, neurons] and [neurons].
-    rng: draws the submatrices.
+    rng: draws the objectives and the submatrices.
+    following: the kernel's gradient of the next dense layer, [neurons, out], or None.
+    programs: linear programs that are solved at most, of the next layer.
     submatrices: how many are tried at most; about 2^(B−1)·log B are needed.
     sparsity: the least fraction of zeros in a direction.
-    tolerance: magnitudes up to this count as zero, relative to 1; the root of the gradient's precision by default.
+    tolerance: magnitudes up to this count as zero, relative to 1; by default the root of the gradient's
+      precision, or what rounding leaves of its least singular value.
     rank: B, if it is known; under noise the gradient itself has full rank.
 
   Raises:
@@ -76,7 +88,6 @@ def spear(
   precision = np.finfo(np.asarray(kernel_gradient).dtype).eps
   if rank is not None:
     errors.check_number('rank', rank, low=1, high=min(np.shape(kernel_gradient)), integer=True)
-  tolerance = precision**0.5 if tolerance is None else tolerance
   gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
   if not (np.isfinite(gradient).all() and np.isfinite(shares).all()):
     return Separated(np.zeros((0, len(gradient))), 0.0, 0, 0)
@@ -86,16 +97,18 @@ def spear(
     rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
   if not rank or rank == min(gradient.shape):
     return Separated(np.zeros((0, len(gradient))), 0.0, rank, 0)
+  if tolerance is None:  # the vectors of the smallest values are rounded most
+    tolerance = max(precision**0.5, _ROUNDING * precision * values[0] / values[rank - 1])
   left, right = left[:, :rank], values[:rank, np.newaxis] * right[:rank]
 
   size = np.linalg.norm(left, axis=1)
-  rows = left[size > tolerance * size.max()]
-  rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+  alive = size > tolerance * size.max()
+  rows = left[alive] / size[alive, np.newaxis]
   dead = len(left) - len(rows)  # neurons that no sample activates are zero in every direction
   projected = right @ kernel  # Z − b = Q⁻¹ of it
   directions, agreement, mixing = np.zeros((0, rank)), 0.0, None
-  for _ in range(-(-submatrices // _ROUND)):
-    drawn = np.concatenate([directions, _null_vectors(rows, rng)])
+  for drawn in _drawn(rows, alive, following, rng, programs, submatrices):
+    drawn = np.concatenate([directions, drawn])
     zeros = np.sum(np.abs(rows @ drawn.T) <= tolerance, axis=0)
     sparse = (zeros + dead > sparsity * len(left)) & (zeros >= 2 * (rank - 1))  # any direction has rank − 1
     directions = _distinct(drawn[sparse], zeros[sparse], tolerance)[: 3 * rank]
@@ -105,6 +118,25 @@ def spear(
         break
   inputs = np.zeros((0, len(gradient))) if mixing is None else np.linalg.solve(mixing, right)
   return Separated(inputs, float(agreement), rank, len(directions))
+
+
+def _drawn(
+  rows: np.ndarray, alive: np.ndarray, following: Any, rng: np.random.Generator, programs: int, submatrices: int
+) -> Iterator[np.ndarray]:
+  """Yields directions to try, [any number, rank]: those of the next layer's rays, and then of random submatrices."""
+  if following is not None:
+    basis = rays.basis(following)[alive]
+    seen: set[bytes] = set()
+    idle = 0
+    for _ in range(-(-programs // _PROGRAMS) if basis.size else 0):
+      zeros = rays.inactive(basis, rng, _PROGRAMS)
+      new = {zero.tobytes() for zero in zeros} - seen
+      seen, idle = seen | new, 0 if new else idle + 1
+      if idle == _IDLE:
+        break
+      yield rays.directions(rows, zeros[zeros.sum(axis=1) >= rows.shape[1] - 1])
+  for _ in range(-(-submatrices // _ROUND)):
+    yield _null_vectors(rows, rng)
 
 
 def _agreeing(
@@ -177,10 +209,11 @@ def _independent(directions: np.ndarray) -> list[int]:
   'NeurIPS 2024.',
   name='spear',
 )
-def spear_attack(client: Client, *, submatrices: Count = 300_000) -> base.Attack:
+def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Count = 4000) -> base.Attack:
   r"""SPEAR as an attack on networks whose first layer is dense and followed by ReLU: `spear`, on the host.
 
-  It returns no labels.
+  A dense layer behind that ReLU tells which neurons each sample activates, see `gradleak.attacks.rays`. That takes it
+  from batches of about ten samples to some twenty. It returns no labels.
 
   Formula:
     (\partial L / \partial W)^\top = \mathcal{L} R, \quad X = Q^{-1} R, \quad
@@ -188,7 +221,7 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000) -> base.Attack
 
   Args:
     client: the `Client` that is attacked; it must share a gradient.
-    submatrices: as `spear` takes it.
+    submatrices, programs: as `spear` takes them.
 
   Raises:
     UsageError: when run, for another network or a client that shares its delta.
@@ -201,9 +234,19 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000) -> base.Attack
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())
     observation = in_pixels(client.model, observation)
+    own = paths(observation)
     both = (observation.update, observation.variables['params'])
-    four = [trees.get(tree, path) for tree in both for path in paths(observation)]
-    found = spear(*four, rng, submatrices=submatrices)  # type: ignore[arg-type, misc]
+    four = [trees.get(tree, path) for tree in both for path in own]
+    following = _following(require(client.model, 'layers')(observation.image_shape[1:]), own[0], observation)
+    found = spear(*four, rng, following=following, submatrices=submatrices, programs=programs)  # type: ignore[arg-type, misc]
     return found.inputs[: observation.image_shape[0]], None
 
   return base.host_form(paths, read)
+
+
+def _following(layers: Sequence[trees.Layer], path: tuple[str, ...], observation: Observation) -> Any:
+  """Returns the kernel's gradient of the layer after the one at a path, if it is dense and takes its outputs."""
+  place = [layer.paths[0] for layer in layers].index(path)
+  after = [trees.get(observation.update, layer.paths[0]) for layer in layers[place + 1 : place + 2]]
+  neurons = trees.get(observation.update, path).shape[1]
+  return next((found for found in after if found.ndim == 2 and found.shape[0] == neurons), None)

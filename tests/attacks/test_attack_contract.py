@@ -91,7 +91,7 @@ ROWS = {
   'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),
   'fidel': Row({}, {'bias': 'no', 'combine': 'no'}),
   'peeling': Row({}, {}),
-  'spear': Row({'submatrices': 10}, {}),
+  'spear': Row({'submatrices': 10, 'programs': 10}, {}),
   'imprint': Row({'bins': 4}, {'sparse': 1, 'residual': 1}),
   'trap': Row({}, {}),
   'class_fishing': Row({**SHORT, 'target': 1}, FISHING, DIRECTION, like='csdlg'),

@@ -7,24 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradleak.attacks import rays
 from gradleak.attacks.spear import spear
 from gradleak.core import errors
 
 
 def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):
   """Returns (inputs, (kernel gradient, bias gradient, kernel, bias)) of the first of three layers."""
+  return two_layers(batch, seed, dtype, neurons, size, dead)[:2]
+
+
+def two_layers(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):
+  """Returns the same, the kernel's gradient of the second layer, and which neurons each sample activates."""
   rng = np.random.default_rng(seed)
-  sizes = [size, neurons, 40, 10]
-  layers = [
-    tuple((rng.uniform(-1, 1, shape) / np.sqrt(i)).astype(dtype) for shape in ((i, o), (o,)))
-    for i, o in itertools.pairwise(sizes)
-  ]
+  layers = drawn([size, neurons, 40, 10], rng, dtype)
   layers[0][1][:dead] = -100
   inputs, labels = rng.normal(size=(batch, size)).astype(dtype), rng.integers(10, size=batch)
   with jax.enable_x64(dtype == np.float64):
     gradient = jax.device_get(gradient_of_mean(layers, inputs, labels))
   assert gradient[0][0].dtype == dtype
-  return inputs, (*gradient[0], *layers[0])
+  return inputs, (*gradient[0], *layers[0]), gradient[1][0], inputs @ layers[0][0] + layers[0][1] > 0
+
+
+def drawn(sizes, rng, dtype):
+  """Returns [(kernel, bias)] of dense layers, as PyTorch draws them."""
+  return [
+    tuple((rng.uniform(-1, 1, shape) / np.sqrt(i)).astype(dtype) for shape in ((i, o), (o,)))
+    for i, o in itertools.pairwise(sizes)
+  ]
 
 
 @jax.jit
@@ -87,6 +97,53 @@ def test_the_rank_is_that_of_the_layer_at_most():
   _, layer = victim(2)
   with pytest.raises(errors.UsageError, match='rank is 61'):
     spear(*layer, np.random.default_rng(0), rank=61)
+
+
+@pytest.mark.parametrize('dtype, error', [(np.float64, 1e-9), (np.float32, 1e-2)])
+def test_the_next_layer_tells_a_batch_apart(dtype, error):
+  inputs, layer, following, _ = two_layers(12, dtype=dtype)
+  found = spear(*layer, np.random.default_rng(0), following=following, submatrices=1)
+  assert furthest(found, inputs) < error and found.agreement > 0.99
+  assert not len(spear(*layer, np.random.default_rng(0), submatrices=1).inputs)  # nothing else tells it
+
+
+def test_extreme_rays_are_the_inactive_neurons_of_samples():
+  _, (gradient, *_), following, active = two_layers(4, neurons=100)
+  zeros = rays.inactive(rays.basis(following), np.random.default_rng(0), 60)
+  assert {tuple(one) for one in ~active} <= {tuple(one) for one in zeros}
+  left = np.linalg.svd(gradient.T, full_matrices=False)[0][:, :4]
+  found = left @ rays.directions(left, ~active).T
+  assert np.abs(found[~active.T]).max() < 1e-9 < 1e-3 < np.abs(found[active.T]).mean()
+
+
+@pytest.mark.parametrize('what', ['full rank', 'not finite', 'nothing'])
+def test_a_gradient_that_tells_nothing_has_no_basis(what):
+  gradient = {'full rank': np.eye(5), 'not finite': np.full((5, 3), np.nan), 'nothing': np.zeros((5, 3))}[what]
+  assert rays.basis(gradient).shape == (5, 0)
+  assert rays.inactive(rays.basis(gradient), np.random.default_rng(0), 3).shape == (0, 5)
+
+
+def test_another_layers_gradient_does_not_mislead():
+  inputs, layer = victim(4)
+  following = np.random.default_rng(0).normal(size=(200, 4)) @ np.random.default_rng(1).normal(size=(4, 40))
+  found = spear(*layer, np.random.default_rng(0), following=following, programs=25)
+  assert furthest(found, inputs) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('batch', [8, 16])
+def test_rows_of_a_table_are_exact(batch, seed):
+  from sklearn import datasets
+
+  table = datasets.load_breast_cancer()
+  rows = (table.data - table.data.mean(axis=0)) / table.data.std(axis=0)
+  chosen = np.random.default_rng(seed).choice(len(rows), batch, replace=False)
+  inputs, labels = rows[chosen].astype(np.float32), table.target[chosen]
+  layers = drawn([30, 100, 100, 2], np.random.default_rng(seed), np.float32)
+  gradient = jax.device_get(gradient_of_mean(layers, inputs, labels))
+  found = spear(*gradient[0], *layers[0], np.random.default_rng(seed), following=gradient[1][0])
+  assert len(found.inputs) == batch and furthest(found, inputs) < 0.01
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def photographs():
 
 
 CLOSED = [gl.attacks.fidel(), gl.servers.imprint(bins=16), gl.servers.trap()]
-HOST = [gl.attacks.peeling(), gl.attacks.spear(submatrices=10_000)]
+HOST = [gl.attacks.peeling(), gl.attacks.spear(submatrices=10_000, programs=25)]
 
 
 @pytest.mark.slow
