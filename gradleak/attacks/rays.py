@@ -13,6 +13,7 @@ _ZERO = 1e-3  # activations up to this, relative to the mean one of the ray, cou
 _SLACK = 1e-7  # of the constraints, relative to the mean activation that is held: the rounding of a float32 gradient
 _HELD = 5  # neurons that are to be active
 _SHARE = 0.15  # of the neurons, that are not
+_TRUSTED = 0.9  # of the neurons that are zero at a ray
 _TIGHT = 1.5  # times the constraints that are tight at any extreme ray
 
 
@@ -68,8 +69,18 @@ def _objective(rng: np.random.Generator, neurons: int, everywhere: bool) -> tupl
 def directions(rows: np.ndarray, zeros: np.ndarray) -> np.ndarray:
   """Returns the unit vectors q [rays, rank] for which `rows @ q` is nearest to zero at the neurons of each ray.
 
+  A neuron whose activation is tiny may count as zero by mistake. So the tenth that is furthest from zero is left out.
+
   Args:
     rows: of the layer before, [neurons, rank].
     zeros: bool [rays, neurons].
   """
-  return np.array([np.linalg.svd(rows[zero])[2][-1] for zero in zeros]).reshape(-1, rows.shape[1])
+
+  def nearest(chosen: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(chosen)[2][-1]
+
+  found = []
+  for zero in zeros:
+    apart = np.abs(rows[zero] @ nearest(rows[zero]))
+    found.append(nearest(rows[zero][apart <= np.quantile(apart, _TRUSTED)]))
+  return np.array(found).reshape(-1, rows.shape[1])

@@ -26,8 +26,8 @@ from gradleak.threat import Observation
 
 _ROUND = 10_000  # submatrices that are solved at a time
 _PROGRAMS = 25  # linear programs that are solved at a time
-_IDLE = 20  # such times without a new ray, after which no more are solved
-_CERTAIN = 0.99  # the agreement at which the search ends; one wrong direction costs several per cent of a batch
+_IDLE = 60  # such times without a new ray, after which no more are solved
+_CERTAIN = 0.997  # the agreement at which the search ends; a wrong direction costs 0.9 % of a batch of 16, or more
 _INDEPENDENT = 1e-6  # the least singular value of unit vectors that count as linearly independent
 _ROUNDING = 10  # times the precision, relative to the largest singular value: what is lost to rounding
 _SINGULAR = -690  # the logarithm of the smallest determinant that is not singular
