@@ -23,7 +23,9 @@ extensions = [
   'leaderboard',
   'mathml',
   'methods',
+  'narrow',
   'plain',
+  'tables',
 ]
 exclude_patterns = ['_build', '_ext', '_deploy']
 nb_execution_mode = 'off'  # a test executes the notebook

@@ -352,8 +352,7 @@ def _picture(found: Iterable[facts.Table]) -> list[str]:
 
 def _linked(table: facts.Table) -> str:
   title = docstrings.markdown(table.title)
-  shown = (DOCS / 'results' / f'{table.page}.md').is_file()
-  return f'[{title}](../results/{table.page}.md#{table.name})' if shown else title
+  return f'[{title}](../results/{table.name}.md)' if table.scale == facts.SHOWN else title
 
 
 def write(folder: pathlib.Path, texts: Mapping[str, str]) -> None:

@@ -74,7 +74,7 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
   assert {name: found for name, found in counted.items() if found} == {'clip': [1], 'graddefense': [1], 'dga': [2]}
   (table,) = facts.tables('graddefense')
   assert table.counts == {**dict.fromkeys(judgement.COUNTED, 0), statuses[0]: 1}
-  assert (table.title, table.page) == ('A, B: Table IX', 'graddefense')
+  assert table.title == 'A, B: Table IX'
   shown = '\n'.join(extensions('methods')._tables('graddefense'))
   assert '| mini | 1 |' in shown and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
 
