@@ -67,7 +67,7 @@ def _at_most(*entries: Mapping[str, Any]) -> str:
 
 def _write(app: Sphinx, exception: Exception | None) -> None:
   if exception is None and app.builder.format == 'html':
-    write_leaderboard(ENTRIES, pathlib.Path(app.outdir, 'leaderboard.html'))
+    write_leaderboard(ENTRIES, pathlib.Path(app.outdir, 'leaderboard.html'), 'methods/')
 
 
 def _tasks() -> None:

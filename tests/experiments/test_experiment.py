@@ -232,7 +232,8 @@ def test_the_table_sets_ours_beside_the_papers():
 def test_markdown_says_how_it_was_run():
   text = table.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
   for said in (
-    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 *agrees* | 3 of 4 |', 'Not measured here: LPIPS.',
+    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 *agrees* | 3 of 4 |',
+    'Not measured here: LPIPS.',
     '## other', 'They disagree.\n', 'All in all.', '- Scale mini, seed 3.', '- A choice.',
     '- run: model convnet(width=8) instead of convnet(width=64); trials 4 instead of 100',
   ):  # fmt: skip
