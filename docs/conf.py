@@ -24,6 +24,8 @@ extensions = [
   'mathml',
   'methods',
   'narrow',
+  'outputs',
+  'pieces',
   'plain',
   'tables',
 ]

@@ -72,7 +72,9 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
 
 def _tasks() -> None:
   folder = made_folder(DOCS / '_deploy')
-  (folder / 'tasks.md').write_text(tasks(leaderboard.read(ENTRIES)), 'utf-8')
+  entries = leaderboard.read(ENTRIES)
+  (folder / 'tasks.md').write_text(tasks(entries), 'utf-8')
+  (folder / 'findings.md').write_text('\n'.join(f'- {one}' for one in findings(entries)) + '\n', 'utf-8')
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -12,6 +12,7 @@ import pytest
 import gradleak as gl
 from tests import programs
 from tests.docs import blocks as documents
+from tests.docs import outputs
 from tests.docs.blocks import DOCUMENTS, ROOT, Block, blocks, check_command, check_names, commands, slow_from
 
 ALL = {path: blocks(path) for path in DOCUMENTS}
@@ -34,26 +35,26 @@ def name(path):
   return str(path.relative_to(ROOT))
 
 
-def run(python, folder, monkeypatch):
-  """Runs blocks in order, in one namespace, in a folder of their own."""
+def run(path, python, folder, monkeypatch):
+  """Runs blocks in order, in a folder of their own; what they print is what the site shows behind them."""
   monkeypatch.chdir(folder)
-  namespace = {'__name__': 'document'}
-  for block in python:
-    if block.runs:
-      code = '\n' * (block.line - 1) + block.code  # so that a traceback names the line of the document
-      exec(compile(code, str(block.path), 'exec'), namespace)
+  stored = outputs.read().get(name(path), {})
+  for key, text in outputs.executed(python, {'__name__': 'document'}).items():
+    again = f'python -m tests.docs.outputs {name(path)}'
+    assert key in stored, f'{name(path)} prints what is not stored, {again}:\n{text}'
+    assert outputs.agree(text, stored[key]), f'{again}:\n{text}\n\nstored:\n{stored[key]}'
 
 
 @pytest.mark.usefixtures('fast_compilation')
 @pytest.mark.parametrize('path', SHORT, ids=name)
 def test_python_runs(path, tmp_path, monkeypatch):
-  run(PYTHON[path][: slow_from(PYTHON[path])], tmp_path, monkeypatch)
+  run(path, PYTHON[path][: slow_from(PYTHON[path])], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('path', LONG, ids=name)
 def test_long_python_runs(path, tmp_path, monkeypatch):
-  run(PYTHON[path], tmp_path, monkeypatch)
+  run(path, PYTHON[path], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize('path', [path for path in DOCUMENTS if PYTHON[path]], ids=name)
@@ -93,9 +94,27 @@ def test_commands_run(block, checkout):
     pytest.skip('it installs, makes or downloads')
   place = pathlib.Path(sys.executable).parent
   environment = {**os.environ, 'PYTHONPATH': str(checkout), 'PATH': f'{place}{os.pathsep}{os.environ["PATH"]}'}
+  printed = ''
   for words in own:
     done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f'{block}: {" ".join(words)}\n{done.stderr[-3000:]}'
+    printed += done.stdout
+  if stored := outputs.read().get(name(block.path), {}).get(outputs.key(block)):
+    assert outputs.agree(outputs.trimmed(printed), stored), f'{block} prints\n{printed}'
+
+
+def test_outputs_are_of_blocks_that_are_there():
+  """An output is stored under the digest of its block's code: one of a block that was changed is stale."""
+  there = {name(path): set(map(outputs.key, outputs.kept(path))) for path in DOCUMENTS}
+  stale = {path: set(found) - there.get(path, set()) for path, found in outputs.read().items()}
+  assert not any(stale.values()), stale
+
+
+def test_outputs_agree_where_figures_differ_and_nowhere_else():
+  table = 'attack  verdict  dB\ncsdlg  exact  31.5'
+  assert outputs.agree(table, table.replace('31.5', '−2')) and outputs.agree(table, table.replace('exact', 'traces'))
+  assert not outputs.agree(table, table.replace('attack', 'defense'))
+  assert not outputs.agree(table, table + '\nmore and more and more and more')
 
 
 def test_what_is_not_run_has_a_reason():
