@@ -24,7 +24,6 @@ extensions = [
   'mathml',
   'methods',
   'narrow',
-  'outputs',
   'pieces',
   'plain',
   'tables',

@@ -100,7 +100,8 @@ def explorer(rows: Iterable[Mapping[str, Any]]) -> str:
   script = (DOCS / '_static' / 'explorer.js').read_text('utf-8')
   return (
     f'<form class="explorer">{fields}<label>strength <input type="range" name="strength" min="0" step="1"> '
-    '<output></output></label></form><div class="explored" aria-live="polite"></div>'
+    '<output></output></label></form><div class="explored" aria-live="polite"><noscript>The explorer '
+    'needs JavaScript; the <a href="gallery.html">gallery</a> does not.</noscript></div>'
     f'<script type="application/json" id="explored">{data}</script><script>{script}</script>\n'
   )
 

@@ -36,13 +36,17 @@ def name(path):
 
 
 def run(path, python, folder, monkeypatch):
-  """Runs blocks in order, in a folder of their own; what they print is what the site shows behind them."""
+  """Runs blocks in order, in a folder of their own; what they print stands behind them."""
   monkeypatch.chdir(folder)
-  stored = outputs.read().get(name(path), {})
-  for key, text in outputs.executed(python, {'__name__': 'document'}).items():
-    again = f'python -m tests.docs.outputs {name(path)}'
-    assert key in stored, f'{name(path)} prints what is not stored, {again}:\n{text}'
-    assert outputs.agree(text, stored[key]), f'{again}:\n{text}\n\nstored:\n{stored[key]}'
+  stored = outputs.stored(path)
+  for line, text in outputs.executed(python, {'__name__': 'document'}).items():
+    compare(f'{name(path)}:{line}', text, stored.get(line, ''))
+
+
+def compare(place, text, stored):
+  """Compares what a block prints with what its document says."""
+  again = f'python -m tests.docs.outputs {place.partition(":")[0]}'
+  assert outputs.agree(text, stored), f'{place} prints something else, {again} writes it:\n{text}\n\nnot\n{stored}'
 
 
 @pytest.mark.usefixtures('fast_compilation')
@@ -99,22 +103,32 @@ def test_commands_run(block, checkout):
     done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f'{block}: {" ".join(words)}\n{done.stderr[-3000:]}'
     printed += done.stdout
-  if stored := outputs.read().get(name(block.path), {}).get(outputs.key(block)):
-    assert outputs.agree(outputs.trimmed(printed), stored), f'{block} prints\n{printed}'
+  if stored := outputs.stored(block.path).get(block.line):
+    compare(str(block), outputs.trimmed(printed), stored)
 
 
-def test_outputs_are_of_blocks_that_are_there():
-  """An output is stored under the digest of its block's code: one of a block that was changed is stale."""
-  there = {name(path): set(map(outputs.key, outputs.kept(path))) for path in DOCUMENTS}
-  stale = {path: set(found) - there.get(path, set()) for path, found in outputs.read().items()}
-  assert not any(stale.values()), stale
+@pytest.mark.parametrize('path', DOCUMENTS, ids=name)
+def test_no_output_is_typed(path):
+  """Whatever looks like output stands behind a block that prints it, where a test compares."""
+  assert path.read_text('utf-8').count(f'\n{outputs.OPEN}\n') == len(outputs.stored(path))
 
 
 def test_outputs_agree_where_figures_differ_and_nowhere_else():
   table = 'attack  verdict  dB\ncsdlg  exact  31.5'
   assert outputs.agree(table, table.replace('31.5', '−2')) and outputs.agree(table, table.replace('exact', 'traces'))
   assert not outputs.agree(table, table.replace('attack', 'defense'))
-  assert not outputs.agree(table, table + '\nmore and more and more and more')
+  assert not outputs.agree(table, table + '\nmore and more and more and more') and not outputs.agree(table, '')
+
+
+def test_outputs_are_written_behind_their_blocks(tmp_path):
+  path, text = tmp_path / 'page.md', '# A\n\n```python\nprint(1)\n```\n\n```python\nx = 2\n```\n\nEnd.\n'
+  path.write_text(text)
+  for found in ('one', 'two\nlines'):
+    outputs.write(path, {4: found})
+    assert outputs.stored(path) == {4: found}
+  assert path.read_text() == text.replace('```\n\n```python\nx', '```\n\n```text\ntwo\nlines\n```\n\n```python\nx')
+  outputs.write(path, {})
+  assert path.read_text() == text
 
 
 def test_what_is_not_run_has_a_reason():
