@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import gradleak as gl
+from gradleak.audit import verdict
 from gradleak.core.storage import made_folder, write_atomically
 from gradleak.report.formatting import together
 from gradleak.summary import shown, worst
@@ -46,7 +47,7 @@ def rows() -> list[dict]:
   found = []
   for (attack, label, trial), of in together(((r['attack'], r['defense'], r['trial']), r) for r in result.rows).items():
     seen = {row['adaptive']: row for row in of}
-    best = max(of, key=lambda row: row['psnr'])
+    best = max(of, key=lambda row: (-verdict.VERDICTS.index(row['verdict']), row['psnr']))
     image = shown.data_uri(result.truth[trial, 0])
     for text, value in places[label]:
       row = {'attack': attack, 'defense': text.replace('{}', '…'), 'strength': value, 'trial': trial}

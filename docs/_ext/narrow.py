@@ -6,7 +6,7 @@ from typing import Any
 from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 
-FEW = 3  # columns that fit beside each other anywhere
+FEW, MANY = 2, 5  # columns that fit beside each other anywhere, and those that need small print
 _TABLE = re.compile(r'<table\b.*?</table>', re.S)
 
 
@@ -16,7 +16,7 @@ def labelled(table: str) -> str:
   heads = [head.get_text(' ', strip=True) for head in soup.select('thead tr:last-child > *')]
   if len(heads) <= FEW:
     return table
-  soup.table['class'] = [*soup.table.get('class', []), 'stacked']
+  soup.table['class'] = [*soup.table.get('class', []), 'stacked', *(['wide'] if len(heads) >= MANY else [])]
   for row in soup.select('tbody tr'):
     for cell, head in zip(row.find_all(['td', 'th'], recursive=False), heads, strict=False):
       cell['data-label'] = head

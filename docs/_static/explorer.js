@@ -14,7 +14,8 @@
       `<div class="trial"><figure><img src="${row.private}" alt=""><figcaption>private</figcaption></figure>` +
       figure('ignores the defense', row.ignores) + figure('knows the defense', row.knows) + '</div>').join('');
   };
-  strength.value = 0;
+  strength.max = 6;
+  strength.value = 4;
   form.addEventListener('input', draw);
   draw();
 })();

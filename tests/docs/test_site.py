@@ -13,6 +13,7 @@ import pytest
 
 import gradleak as gl
 from experiments import comparison, judgement
+from gradleak.audit.verdict import VERDICTS
 from gradleak.core import methods as named
 from gradleak.models.registry import WRAPPERS
 
@@ -54,7 +55,7 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   assert '| sparsifies | entries, which are sent as zeros |' in text
   assert '| `masked` | It compares only what was sent and is not zero. |' in text
   entry = next(one for one in extensions('facts').seen('prune') if one.side.startswith('honest'))
-  reached = ' | '.join(f'{count} of {entry.trials}' for count in entry.levels.values())
+  reached = ' | '.join(map(str, (entry.trials, *entry.levels.values())))
   assert f'| `{entry.defense}` | ' in text
   assert reached in text
 
@@ -78,7 +79,10 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
   assert table.counts == {**dict.fromkeys(judgement.COUNTED, 0), statuses[0]: 1}
   assert table.title == 'A, B: Table IX'
   shown = '\n'.join(extensions('methods')._tables('graddefense'))
-  assert '| mini | 1 |' in shown and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
+  assert (
+    'Table IX](../results/graddefense_9.md) | 1 |' in shown
+    and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
+  )
 
 
 def test_page_of_a_defense_says_what_it_cost_in_trainings(extensions, monkeypatch):
@@ -263,7 +267,8 @@ def test_the_explorer_has_both_attackers_of_each_choice(extensions):
   places = {(row['attack'], row['defense'], row['strength'], row['trial']) for row in rows}
   assert len(places) == len(rows) == 2 * 3 * 7 * 3
   for row in rows:
-    assert row['knows']['psnr'] >= row['ignores']['psnr'] and row['private'].startswith('data:image/png')
+    known, ignored = (VERDICTS.index(row[who]['verdict']) for who in ('knows', 'ignores'))
+    assert known <= ignored and row['private'].startswith('data:image/png')
   text = pieces.explorer(rows)
   assert text.count('<option>') == 5 and json.loads(re.search(r'id="explored">(.*?)</script>', text)[1]) == rows
   assert not re.search(r'https?://', text)
