@@ -61,7 +61,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = ''
     [
       blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(shown)), 'meaning'),
       blocks.Text(text(said('leaderboard.order'), sorts), 'note'),
-      _tools(entries),
+      _tools(entries, pages),
     ],
     sections,
     [blocks.Text(said('leaderboard.footer'))],
@@ -90,15 +90,16 @@ def write_leaderboard(folder: Any, path: Any, pages: str = '') -> None:
   storage.write_atomically(path, text)
 
 
-def _tools(entries: Mapping[str, Mapping[str, Any]]) -> blocks.Html:
-  """Returns the field that searches the tables, and the entries as files, which stand in the page itself."""
+def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
+  """Returns the field that searches the tables, the entries as files within the page, and the way to all methods."""
   finds = '<input type="search" class="finds" placeholder="Search defenses and attacks" aria-label="Search" hidden>'
   kinds = {'csv': ('text/csv', leaderboard_csv(entries)), 'json': ('application/json', json.dumps(listing(entries)))}
   files = []
   for kind, (of, made) in kinds.items():
     coded = base64.b64encode(made.encode()).decode()
     files.append(f'<a download="leaderboard.{kind}" href="data:{of};base64,{coded}">{kind.upper()}</a>')
-  return blocks.Html(f'<p class="tools">{finds} <span>All of it: {", ".join(files)}</span></p>')
+  methods = f' <a href="{pages}index.html">All methods</a>' if pages else ''
+  return blocks.Html(f'<p class="tools">{finds} <span>All of it: {", ".join(files)}</span>{methods}</p>')
 
 
 def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

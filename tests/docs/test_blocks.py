@@ -109,7 +109,7 @@ def test_commands_run(block, checkout):
 
 @pytest.mark.parametrize('path', DOCUMENTS, ids=name)
 def test_no_output_is_typed(path):
-  """Whatever looks like output stands behind a block that prints it, where a test compares."""
+  """What looks like output stands behind a block that prints it, where a test compares."""
   assert path.read_text('utf-8').count(f'\n{outputs.OPEN}\n') == len(outputs.stored(path))
 
 
