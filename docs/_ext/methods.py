@@ -33,7 +33,7 @@ SYMBOLS = (
 )
 # Setting -> the function and its parameter that it is handed to under another name.
 ALIASES = {'steps': (gradient_matching, 'num_steps'), 'optimizer': (first_order, 'name')}
-FEW, MOST = 4, 6  # attacks that a cell names, lines of a table that are not folded away
+FEW, MOST = 4, 4  # attacks that a cell names, lines of a table that are not folded away
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 
@@ -222,6 +222,12 @@ def _default(parameter: inspect.Parameter) -> str:
   return 'required' if parameter.default is parameter.empty else docstrings.markdown(f'`{parameter.default!r}`')
 
 
+def _long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+  """Returns a table, the lines beyond the first `MOST` folded away."""
+  more = rows[MOST:]
+  return [_grid(heading, rows[:MOST]), *([_folded(f'{len(more)} more', _grid(heading, more))] if more else [])]
+
+
 def _folded(title: str, text: str) -> str:
   """Returns Markdown that is folded away below its title."""
   return f':::{{dropdown}} {title}\n{text}\n:::'
@@ -299,22 +305,17 @@ def _board(name: str) -> list[str]:
   if not found:
     return []
   levels = list(found[0].levels)
-  rows, by = [], {}
+  rows, by = [], []
   for one in found:
-    reached = [str(one.levels[level]) for level in levels]
-    rows.append(
-      (f'`{one.defense}`', docstrings.markdown(one.task), one.side.split('-')[-1].split()[0], one.trials, *reached)
-    )
-    by[
-      f'- `{one.defense}`, {docstrings.markdown(one.task)}, {one.side}: ' + ', '.join(f'`{name}`' for name in one.by)
-    ] = one
+    task, server = docstrings.markdown(one.task), one.side.split('-')[-1].split()[0]
+    rows.append((f'`{one.defense}`', task, server, one.trials, *(one.levels[level] for level in levels)))
+    by.append(f'- `{one.defense}`, {task}, {server} server: ' + (', '.join(f'`{name}`' for name in one.by) or 'none'))
   parts = ['## Measured', 'Images that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
-  parts.append(_grid(('defense', 'task', 'server', 'images', *levels), rows))
-  parts.append(_folded('By which attackers', '\n'.join(by)))
+  parts += _long(('defense', 'task', 'server', 'images', *levels), rows)
+  parts.append(_folded('By which attackers', '\n'.join(dict.fromkeys(by))))
   costs = {(one.defense, *one.cost) for one in found if one.cost}
-  return parts + [
-    f'`{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)
-  ]
+  told = [f'- `{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)]
+  return parts + ([_folded('What it cost there', '\n'.join(told))] if told else [])
 
 
 def _costs(name: str) -> list[str]:
@@ -331,8 +332,7 @@ def _costs(name: str) -> list[str]:
     'Where the undefended model is hardly better than chance, the training was too short for a conclusion.'
   )
   heads = ('table', 'of', 'defense', 'accuracy %', 'undefended', 'against none', 'round, % over none')
-  shown = ['## Cost', what, _grid(heads, rows[:MOST])]
-  return [*shown, _folded(f'{len(rows) - MOST} more', _grid(heads, rows[MOST:]))] if len(rows) > MOST else shown
+  return ['## Cost', what, *_long(heads, rows)]
 
 
 def _adaptive_attacks_of(name: str) -> list[str]:
@@ -362,9 +362,7 @@ def _tables(name: str) -> list[str]:
   ]
   what = "The papers' figures that are about it, by how ours compare."
   heads = ('table', *comparison.VERDICTS, 'not counted')
-  shown = ['## In the papers’ tables', what, _grid(heads, rows[:MOST])]
-  shown += [_folded(f'{len(rows) - MOST} more', _grid(heads, rows[MOST:]))] if len(rows) > MOST else []
-  return [*shown, *_picture(found)]
+  return ['## In the papers’ tables', what, *_long(heads, rows), *_picture(found)]
 
 
 def _picture(found: Iterable[facts.Table]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 
-FEW, MANY = 2, 5  # columns that fit beside each other anywhere, and those that need small print
+FEW, MANY = 2, 4  # columns that fit beside each other anywhere, and those that need small print
 _TABLE = re.compile(r'<table\b.*?</table>', re.S)
 
 

@@ -227,5 +227,6 @@ def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table():
   agreeing, total = map(int, re.search(r'(\d+) of (\d+) figures that count agree', text).groups())
   assert 0 < agreeing == text.partition('The figures that agree')[2].count('\n| [') < total
   assert text.index('Claims of tables') < text.index('Pairs of methods') < text.index('\n## ')
-  tables = re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (?:\*\*.+?\*\*|no claim) \|', text, re.M)
+  tables = dict(re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (\*\*.+?\*\*|no claim) \|', text, re.M))
   assert sorted(tables) == sorted(results.read(TABLES, 'mini'))
+  assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())
