@@ -33,7 +33,7 @@ SYMBOLS = (
 )
 # Setting -> the function and its parameter that it is handed to under another name.
 ALIASES = {'steps': (gradient_matching, 'num_steps'), 'optimizer': (first_order, 'name')}
-FEW, MOST = 4, 4  # attacks that a cell names, lines of a table that are not folded away
+FEW, MOST = 4, 3  # attacks that a cell names, lines of a table that are not folded away
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 
@@ -295,7 +295,7 @@ def _known(name: str) -> list[str]:
     f'Adaptive attacks to `{facts.example(name)}`, as the library lists them for `{facts.MODEL}` and digits, where the '
     f'attacker has {facts.ROUNDS} uploads of the same samples.'
   )
-  shown = [*parts, where, _grid(('adaptive attack', 'the attacker', 'attacks'), rows)]
+  shown = [*parts, where, *_long(('adaptive attack', 'the attacker', 'attacks'), rows)]
   return [*shown, _folded('Which attacks these are', '\n'.join(which))] if which else shown
 
 

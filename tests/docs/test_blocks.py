@@ -26,7 +26,9 @@ TABLES = (ROOT / 'results' / 'tables' / 'mini').glob('*.json')
 # Folders of pages that the build writes -> names of what it writes there.
 MADE = {
   ROOT / 'docs' / 'results': {'index.md', *(f'{path.stem}.md' for path in TABLES)},
-  ROOT / 'docs' / 'methods': {f'{name}.md' for name in (*METHODS, 'index', 'attacks', 'defenses', 'malicious_servers', 'models')},
+  ROOT / 'docs' / 'methods': {
+    f'{name}.md' for name in (*METHODS, 'index', 'attacks', 'defenses', 'malicious_servers', 'models')
+  },
   ROOT / 'docs' / 'api': {'index.md'},
 }
 

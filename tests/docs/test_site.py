@@ -279,7 +279,7 @@ def test_cells_of_wide_tables_know_their_headings(extensions):
   row = '<tr><td>x</td><td></td><td><em>y</em></td><td>z</td></tr>'
   heads = ''.join(f'<th>{one}</th>' for one in ('a', 'b', 'c &amp; d', 'e'))
   text = labelled(f'<table class="t"><thead><tr>{heads}</tr></thead><tbody>{row}</tbody></table>')
-  assert '<table class="t stacked">' in text and '<td class="empty" data-label="b">' in text
+  assert '<table class="t stacked wide">' in text and '<td class="empty" data-label="b">' in text
   assert 'data-label="c &amp; d"' in text
   few = '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>x</td></tr></tbody></table>'
   assert labelled(few) == few
