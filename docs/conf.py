@@ -23,10 +23,15 @@ extensions = [
   'leaderboard',
   'mathml',
   'methods',
+  'narrow',
+  'pieces',
   'plain',
+  'tables',
 ]
 exclude_patterns = ['_build', '_ext', '_deploy']
-nb_execution_mode = 'off'  # a test executes the notebook
+nb_execution_mode = 'cache'  # the notebook is stored without outputs, and executed when it has changed
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
 myst_enable_extensions = ['colon_fence', 'dollarmath']
 myst_heading_anchors = 3
 html_theme = 'furo'

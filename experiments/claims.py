@@ -60,8 +60,8 @@ def whole(said: Iterable[str]) -> str:
   return SAID[1] if SAID[1] in listed else SAID[2] if SAID[2] in listed else SAID[0]
 
 
-def paragraphs(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale: str) -> list[str]:
-  """Returns the claim and what our rows say of it; a table that makes no claim only says what it shows.
+def pair(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale: str) -> dict[str, str]:
+  """Returns who claims -> the claim, and 'Here' -> what our rows say of it; empty for a table that makes no claim.
 
   Args:
     experiment: the `Experiment`.
@@ -70,9 +70,15 @@ def paragraphs(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale
   """
   claim = CLAIMS.get(experiment.name, ())
   if not claim:
-    return [experiment.shows]
+    return {}
   who = 'Claim' if experiment.paper.startswith(OURS) else 'The paper claims'
-  return [f'{who}: {experiment.shows}', f'Here: {_sentence(experiment, outcomes, scale, claim)}']
+  return {who: experiment.shows, 'Here': _sentence(experiment, outcomes, scale, claim)}
+
+
+def paragraphs(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale: str) -> list[str]:
+  """Returns what `pair` does, as sentences; a table that makes no claim only says what it shows."""
+  said = pair(experiment, outcomes, scale)
+  return [f'{who}: {what}' for who, what in said.items()] or [experiment.shows]
 
 
 def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale: str, claim: Sequence[Ordered]) -> str:

@@ -1,4 +1,4 @@
-"""Pages of the stored results: for each paper its tables, ours beside the paper's, each with a verdict.
+"""Pages of the stored results: an index by paper, and a page per table, ours beside the paper's, each with a verdict.
 
 Everything on them is computed from the stored rows (`results`) and from the declarations; nothing is typed.
 """
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from experiments import claims, comparison, judgement, results
 from experiments.experiment import Experiment, Outcome, duration
 from experiments.judgement import Judged
-from experiments.table import UNCOUNTED, VERDICT, grid, markdown, ordered
+from experiments.table import UNCOUNTED, VERDICT, folded, grid, markdown, ordered
 from gradleak.core.storage import made_folder, write_atomically
 from gradleak.report.formatting import number
 
-# Page -> what begins the names of its tables; the rest stands on the page BESIDE.
-PAPERS = ('ffl', 'fidel', 'graddefense', 'outpost', 'dcs2')
-BESIDE = 'beside'
+# What begins the names of the tables of a paper -> what the paper is called; all other tables stand together.
+PAPERS = {'ffl': 'FFL', 'fidel': 'Fidel', 'graddefense': 'GradDefense', 'outpost': 'OUTPOST', 'dcs2': 'DCS²'}
+BESIDE = 'Beside the five papers'
 UNKNOWN = 'Cause of the differences unknown'
 
 
@@ -41,7 +41,7 @@ def write(folder: str, stored: str, registry: Mapping[str, Experiment], scale: s
 def pages(
   stored: Mapping[str, results.Stored], registry: Mapping[str, Experiment], scale: str, pictures: str
 ) -> dict[str, str]:
-  """Returns file name -> text: index.md, and a page per paper.
+  """Returns file name -> text: index.md, and a page per table that is stored as it is declared.
 
   Args:
     stored: name of a table -> its results at this scale.
@@ -50,13 +50,8 @@ def pages(
     pictures: path from the pages to the folder of the stored pictures.
   """
   judged = judge(stored, registry, scale)
-  texts = {'index.md': _index(judged, stored, scale)}
-  for page, names in _grouped(registry).items():
-    tables = [judged[name] for name in names]
-    parts = [f'# {_title(page, tables)}', _counted(_sum(tables)), _order(tables), _claims(tables)]
-    parts += [_table(judged[name], stored.get(name), scale, pictures) for name in names]
-    texts[f'{page}.md'] = '\n\n'.join(part for part in parts if part) + '\n'
-  return texts
+  texts = {f'{name}.md': _page(table, stored[name], pictures) for name, table in judged.items() if table.outcomes}
+  return {'index.md': _index(judged, stored, scale), **texts}
 
 
 def judge(stored: Mapping[str, results.Stored], registry: Mapping[str, Experiment], scale: str) -> dict[str, Judged]:
@@ -68,23 +63,17 @@ def judge(stored: Mapping[str, results.Stored], registry: Mapping[str, Experimen
   return judgement.judge(found, scale)
 
 
-def page_of(name: str) -> str:
-  """Returns the page that a table stands on."""
-  paper = name.partition('_')[0]
-  return paper if paper in PAPERS else BESIDE
+def paper_of(name: str) -> str:
+  """Returns what the paper of a table is called."""
+  return PAPERS.get(name.partition('_')[0], BESIDE)
 
 
 def _grouped(registry: Iterable[str]) -> dict[str, list[str]]:
-  """Returns page -> names of its tables, those of the five papers first."""
-  grouped: dict[str, list[str]] = {page: [] for page in (*PAPERS, BESIDE)}
+  """Returns paper -> names of its tables, those of the five papers first."""
+  grouped: dict[str, list[str]] = {paper: [] for paper in (*PAPERS.values(), BESIDE)}
   for name in registry:
-    grouped[page_of(name)].append(name)
-  return {page: names for page, names in grouped.items() if names}
-
-
-def _title(page: str, tables: Sequence[Judged]) -> str:
-  """Returns the paper of a page."""
-  return tables[0].experiment.paper if page in PAPERS else 'Beside the five papers'
+    grouped[paper_of(name)].append(name)
+  return {paper: names for paper, names in grouped.items() if names}
 
 
 def _sum(tables: Iterable[Judged]) -> dict[str, int]:
@@ -98,11 +87,6 @@ def _counted(counts: Mapping[str, int]) -> str:
     return 'No figure of these tables is printed.'
   lines = [(status, str(count)) for status, count in counts.items()]
   return f'{sum(counts.values())} printed figures:\n\n{grid(("verdict", "figures"), lines)}'
-
-
-def _order(tables: Iterable[Judged]) -> str:
-  """Returns the sentences on the order of the methods of several tables."""
-  return ordered(judgement.total(table.order for table in tables))
 
 
 def _held(table: Judged) -> str:
@@ -126,13 +110,13 @@ def _agreeing(judged: Mapping[str, Judged]) -> str:
   """Returns the figures that agree, each beside the paper's."""
   lines = [
     (
-      f'[{table.experiment.table}]({page_of(name)}.md#{name})',
+      _link(table),
       f'{cell.column}: {cell.row}',
       comparison.HEADINGS[cell.metric][0],
       comparison.ours_text(cell.metric, found),
       comparison.paper_text(cell),
     )
-    for name, table in judged.items()
+    for table in judged.values()
     if table.outcomes is not None
     for cell, found, status in zip(table.experiment.cells, table.outcomes, table.statuses, strict=True)
     if status == comparison.VERDICTS[0]
@@ -140,24 +124,23 @@ def _agreeing(judged: Mapping[str, Judged]) -> str:
   return grid(('table', 'of', 'figure', 'ours', 'paper'), lines, 3) if lines else ''
 
 
+def _link(table: Judged) -> str:
+  """Returns the title of a table, as a link where it has a page."""
+  experiment = table.experiment
+  return experiment.table if table.outcomes is None else f'[{experiment.table}]({experiment.name}.md)'
+
+
 def _papers(judged: Mapping[str, Judged]) -> str:
   """Returns a line per paper: the order of its methods, and its claims."""
   lines = []
-  for page, names in _grouped(judged).items():
+  for paper, names in _grouped(judged).items():
     tables = [judged[name] for name in names]
     found = judgement.total(table.order for table in tables)
     held = collections.Counter(map(_held, tables))
     tau = found.tau()
-    lines.append(
-      (
-        f'[{_title(page, tables).partition(":")[0]}]({page}.md)',
-        *(str(found.pairs[kind]) for kind in judgement.ORDERS),
-        '' if tau is None else number(tau, 2),
-        *(str(held[word]) for word in claims.SAID),
-      )
-    )
-  head = ('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID))
-  return grid(head, lines)
+    counts = [str(found.pairs[kind]) for kind in judgement.ORDERS]
+    lines.append((paper, *counts, '' if tau is None else number(tau, 2), *(str(held[word]) for word in claims.SAID)))
+  return grid(('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID)), lines)
 
 
 def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], scale: str) -> str:
@@ -167,37 +150,44 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
   carried = ', '.join(f'{count} {kind}' for kind, count in found.carried.items())
   parts = [
     '# Results',
-    f'{counts[comparison.VERDICTS[0]]} of {counting} figures that count agree with the paper’s. They are listed '
-    'first, then the order of the methods, which is what a reader wants of a table.',
-    _agreeing(judged),
-    '## Order of the methods, and claims',
+    'Tables of five papers, and our own beside them, run again and compared with what is printed. For readers of these '
+    'papers, and for reviewers.',
+    _claims(judged.values()),
     ordered(found),
+    f'{counts[comparison.VERDICTS[0]]} of {counting} figures that count agree with the paper’s.',
+    _papers(judged),
+  ]
+  for paper, names in _grouped(judged).items():
+    lines = [_line(judged[name], stored.get(name), scale) for name in names]
+    parts += [f'## {paper}', judged[names[0]].experiment.paper if paper != BESIDE else '']
+    parts.append(grid(('table', 'claim', 'here', 'pairs as in the paper : opposite', 'figures that agree'), lines, 3))
+  parts += [
+    '## How it is compared',
+    f'{run} of {len(judged)} declared tables are stored at scale {scale}.',
     f'{sum(found.carried.values())} pairs carry an order: the undefended attack of their column works, and one of the '
     f'two shows something. They are {carried}.',
     'A pair is within noise where the 95 % interval of its difference, trial by trial, covers 0; a figure without an '
     'interval is taken to 5 %. The undefended line stands apart.',
-    _claims(judged.values()),
-    _papers(judged),
-    '## All figures',
-    f'{run} of {len(judged)} declared tables are stored at scale {scale}.',
     _counted(counts),
     f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
     'value.',
     f'`python launch/reproduce.py --all --scale={scale} --budget=2h --data_dir=data` runs what is missing; '
-    '`python launch/reproduce.py --pages=docs/results` makes these pages of what is stored.',
+    '`python launch/reproduce.py --pages=results/pages` makes these pages of what is stored.',
+    folded('The figures that agree', [_agreeing(judged)]),
   ]
-  for page, names in _grouped(judged).items():
-    head = ('table', 'claim', *comparison.VERDICTS, 'not counted', 'not shown', 'run')
-    lines = []
-    for name in names:
-      table = judged[name]
-      numbers = table.counts()
-      shown = [numbers[status] for status in comparison.VERDICTS]
-      shown += [sum(numbers[status] for status in judgement.UNCOUNTED), numbers[judgement.NOT_SHOWN]]
-      link = f'[{table.experiment.table}]({page}.md#{name})'
-      lines.append((link, _held(table), *(str(one or '') for one in shown), _state(table, stored.get(name), scale)))
-    parts += [f'## [{_title(page, [judged[name] for name in names])}]({page}.md)', grid(head, lines, 2)]
   return '\n\n'.join(part for part in parts if part) + '\n'
+
+
+def _line(table: Judged, stored: results.Stored | None, scale: str) -> tuple[str, ...]:
+  """Returns the line of a table in the index."""
+  claim = table.experiment.shows.partition('. ')[0].removesuffix('.')
+  if table.outcomes is None:
+    return table.experiment.table, claim, _state(table, stored, scale), '', ''
+  numbers, pairs = table.counts(), table.order.pairs
+  counting = sum(numbers[status] for status in comparison.VERDICTS)
+  order = ' : '.join(str(pairs[kind]) for kind in judgement.ORDERS[:2]) if any(pairs.values()) else ''
+  agree = f'{numbers[comparison.VERDICTS[0]]} of {counting}' if counting else ''
+  return _link(table), claim, f'**{held}**' if (held := _held(table)) else 'no claim', order, agree
 
 
 def _state(table: Judged, stored: results.Stored | None, scale: str) -> str:
@@ -222,21 +212,16 @@ def _unexplained(table: Judged, notes: Sequence[comparison.Note]) -> list[str]:
   )
 
 
-def _table(table: Judged, stored: results.Stored | None, scale: str, pictures: str) -> str:
-  """Returns the part of a page that is about one table; its anchor is the table's name."""
-  experiment, found = table.experiment, table.outcomes
-  again = f'`python launch/reproduce.py --experiment={experiment.name} --scale={scale} --data_dir=data`'
-  anchor = f'({experiment.name})=\n'
-  if found is None or stored is None:
-    state = f'Not shown at scale {scale}: {_state(table, stored, scale)}. {again}'
-    return '\n\n'.join([f'{anchor}## {experiment.table}', *claims.paragraphs(experiment, None, scale), state])
-  parts = [anchor + markdown(experiment, scale, stored.seed, found, level=2, known=table).rstrip()]
-  notes = comparison.fitting(experiment.notes, scale, stored.seed, False)
+def _page(table: Judged, stored: results.Stored, pictures: str) -> str:
+  """Returns the page of one table."""
+  experiment, found, more = table.experiment, table.outcomes, []
+  notes = comparison.fitting(experiment.notes, table.scale, stored.seed, False)
   unknown = _unexplained(table, [note for note in notes if comparison.holds(note, experiment.cells, found)])
   if unknown:
-    parts.append(f'{UNKNOWN}: {"; ".join(unknown)}.')
-  parts += [f'![{experiment.table}: picture {n + 1}]({pictures}/{name})' for n, name in enumerate(stored.pictures)]
+    more.append(f'{UNKNOWN}: {"; ".join(unknown)}.')
   made = ', '.join(f'{name} {version}' for name, version in stored.versions.items())
   revision = f', revision {stored.revision[:12]}' + stored.revision[40:] if stored.revision else ''
-  parts.append(f'Run in {duration(stored.seconds)} with {made}{revision}. Again: {again}')
-  return '\n\n'.join(parts)
+  again = f'`python launch/reproduce.py --experiment={experiment.name} --scale={table.scale} --data_dir=data`'
+  more += [f'Again: {again}, which took {duration(stored.seconds)}.', folded('Versions', [f'{made}{revision}.'])]
+  paths = [f'{pictures}/{name}' for name in stored.pictures]
+  return markdown(experiment, table.scale, stored.seed, found, table, paths, more)

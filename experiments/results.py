@@ -2,7 +2,7 @@
 
 There is a file for each table and scale, such as `results/tables/mini/ffl_1.json`. It has the rows that the table's
 figures are computed from, the settings, and the seed. It also has the versions, the revision of the code, and the time.
-The pages of docs/results are made from these files alone (`pages`).
+The pages of results are made from these files alone (`pages`).
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from experiments import claims, judgement
@@ -21,7 +22,8 @@ UNCOUNTED = (
   'Two kinds do not count. “By construction”: the figure follows from the declaration. “Repeated”: the same run and '
   'the same figure of the paper stand in an earlier table.'
 )
-EXPLAINED = 'What the verdicts mean is on the page [Results](index.md).'
+MOST_COLUMNS = 8  # of a table in Markdown
+MOST_LINES = 40  # of the tables of a page that are not folded away
 UNCOMPARED = 'No verdicts: this scale has other data and another network than the paper.'
 
 
@@ -89,33 +91,79 @@ def markdown(
   scale: str,
   seed: int,
   outcomes: Sequence[Outcome],
-  level: int = 1,
   known: judgement.Judged | None = None,
+  pictures: Sequence[str] = (),
+  more: Sequence[str] = (),
 ) -> str:
-  """Returns table.md: our figures and the paper's, what was changed, and where they differ.
+  """Returns a table as a page: what the paper claims and what we found, a picture, the figures, and folded the rest.
 
   Args:
     experiment, scale, seed: what was run.
     outcomes: one `Outcome` per cell, in their order.
-    level: of the first heading.
     known: the table beside all others, which tells what is repeated; None judges it alone.
+    pictures: paths of pictures; the first stands above the figures.
+    more: paragraphs below the figures' notes.
   """
-  hashes = '#' * level
   alone = judgement.Judged(experiment, outcomes, judged(experiment, scale, outcomes), scale)
   statuses = (known or alone).statuses
-  parts = [f'{hashes} {experiment.table}', *([experiment.paper] if level == 1 else [])]  # else the page names it
-  parts += said(experiment, scale, outcomes)
-  order = ordered((known or alone).order) if compares(scale) else ''
-  parts += [order] if order else []
-  parts.append(experiment.metrics)
+  parts = [f'# {experiment.table}', *said(experiment, scale, outcomes)]
+  parts.append(ordered((known or alone).order) if compares(scale) else '')
+  shown = [f'![{experiment.table}: picture {n}]({path})' for n, path in enumerate(pictures, 1)]
+  parts += [*shown[:1], '## Figures', experiment.metrics]
   parts += dict.fromkeys(run.intervals for run in experiment.runs.values())
   below = notes(experiment, scale, seed, outcomes)
-  for column, lines in sections(experiment, outcomes, statuses).items():
-    parts += [f'{hashes}# {column}\n\n{grid(lines[0], lines[1:], len(lines[0]))}', *below.get(column, [])]
-  parts += below.get('', [])
-  listed = settings(experiment, scale, seed, EXPLAINED if known else VERDICT)
-  parts.append(f'{hashes}# Settings\n\n' + '\n'.join(f'- {text}' for text in listed))
-  return '\n\n'.join(parts) + '\n'
+  columns = _grids(experiment, outcomes, statuses)
+  long = sum(grids[0].count('\n') for grids in columns.values()) > MOST_LINES
+  for index, (column, grids) in enumerate(columns.items()):
+    found = [*grids, *below.get(column, [])]
+    parts += [folded(column, found)] if long and index else [f'### {column}', *found]
+  parts += [*below.get('', []), *more]
+  parts.append(folded('All pictures, in full', shown) if shown else '')
+  parts.append(folded('Settings', ['\n'.join(f'- {text}' for text in settings(experiment, scale, seed))]))
+  parts.append(folded('Source', [experiment.paper]))
+  return '\n\n'.join(part for part in parts if part) + '\n'
+
+
+def folded(title: str, parts: Iterable[str]) -> str:
+  """Returns Markdown that is folded away below its title."""
+  return '\n\n'.join([f'<details><summary>{title}</summary>', *parts, '</details>'])
+
+
+def _grids(experiment: Experiment, outcomes: Sequence[Outcome], statuses: Sequence[str]) -> dict[str, list[str]]:
+  """Returns column -> its tables, each of at most `MOST_COLUMNS`; what has no figure of ours is only named below."""
+  grids = {}
+  remarks = {run.remarks for run in experiment.runs.values()}
+  for column, (head, *lines) in sections(experiment, outcomes, statuses).items():
+    last = [len(head) - 1] if head[-1] in remarks else []
+    groups: list[list[int]] = []  # the places of a metric's texts: ours, the paper's, the verdict
+    for place, text in enumerate(head[1 : len(head) - len(last)], 1):
+      if text not in ('paper', 'verdict'):
+        groups.append([place])
+      elif any(line[place] not in ('', '–') for line in lines):
+        groups[-1].append(place)
+    missing = [group for group in groups if all(line[group[0]] in ('', 'n/a') for line in lines)]
+    groups = [group for group in groups if group not in missing]
+    most = (MOST_COLUMNS - 1 - len(last)) // (2 if any(len(group) > 1 for group in groups) else 1)
+    found = []
+    for start in range(0, len(groups), most):
+      part = groups[start : start + most]
+      cells = [[line[0], *_merged(line, part), *(line[place] for place in last)] for line in (head, *lines)]
+      found.append(grid(cells[0], cells[1:], len(cells[0])))
+    if missing:
+      found.append(f'Not measured here: {", ".join(head[group[0]] for group in missing)}.')
+    grids[column] = found
+  return grids
+
+
+def _merged(line: Sequence[str], groups: Iterable[Sequence[int]]) -> list[str]:
+  """Returns the texts of a line; the paper's figure and its verdict share a cell."""
+  texts = []
+  for ours, *rest in groups:
+    texts.append(line[ours])
+    if rest:
+      paper, status = line[rest[0]], ''.join(line[place] for place in rest[1:])
+      texts.append(paper if status in ('', 'verdict') else f'{paper} *{status}*')
+  return texts
 
 
 def grid(head: Sequence[str], lines: Iterable[Sequence[str]], texts: int = 1) -> str:
@@ -125,8 +173,10 @@ def grid(head: Sequence[str], lines: Iterable[Sequence[str]], texts: int = 1) ->
 
 
 def said(experiment: Experiment, scale: str, outcomes: Sequence[Outcome]) -> list[str]:
-  """Returns the paper's claim, and whether it holds here; a scale with other data tells nothing of it."""
-  return claims.paragraphs(experiment, outcomes if compares(scale) else None, scale)
+  """Returns the paper's claim beside what is found here; a scale with other data tells nothing of it."""
+  found = claims.pair(experiment, outcomes if compares(scale) else None, scale)
+  shown = [re.sub(r'^([^.]+)', r'**\1**', what) if who == 'Here' else what for who, what in found.items()]
+  return [grid(list(found), [shown], 2)] if found else [experiment.shows]
 
 
 def ordered(found: judgement.Order) -> str:
@@ -143,19 +193,20 @@ def ordered(found: judgement.Order) -> str:
   return ' '.join(parts)
 
 
-def settings(experiment: Experiment, scale: str, seed: int, verdicts: str = VERDICT) -> list[str]:
+def settings(experiment: Experiment, scale: str, seed: int) -> list[str]:
   """Returns sentences on how this was run: the choices, the scale, and what it changed in each run."""
   by_change = {}
   for name, run in experiment.runs.items():
     by_change.setdefault('; '.join(run.changes(scale)) or 'nothing is scaled down', []).append(name)
-  about = [verdicts if compares(scale) else UNCOMPARED] if prints(experiment) else []
+  about = [VERDICT if compares(scale) else UNCOMPARED] if prints(experiment) else []
   lines = [f'Scale {scale}, seed {seed}.', *about, *experiment.choices]
   return lines + [f'{", ".join(names)}: {change}.' for change, names in by_change.items()]
 
 
 def terminal(experiment: Experiment, scale: str, seed: int, outcomes: Sequence[Outcome]) -> str:
   """Returns the table for the terminal, aligned, each column with its notes."""
-  parts, below = said(experiment, scale, outcomes), notes(experiment, scale, seed, outcomes)
+  parts = claims.paragraphs(experiment, outcomes if compares(scale) else None, scale)
+  below = notes(experiment, scale, seed, outcomes)
   for column, lines in sections(experiment, outcomes, judged(experiment, scale, outcomes)).items():
     parts += ['\n'.join([column, *aligned(lines)]), *below.get(column, [])]
   return '\n\n'.join([*parts, *below.get('', [])])

@@ -4,7 +4,7 @@
     python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
     python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
     python launch/reproduce.py --all --budget=2h --data_dir=data
-    python launch/reproduce.py --pages=docs/results
+    python launch/reproduce.py --pages=results/pages
 
 Each audit of the table has its own folder in the work directory, with its report. The trainings of each dataset have a
 folder with their curves. The files table.md and table.csv stand in the work directory itself. A run that was stopped

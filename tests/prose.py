@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = ('gradleak', 'experiments', 'launch', 'benchmarks', 'examples')
 PAGES = ('README.md', 'BUILD.md', 'docs')
-GENERATED = ('docs/results', 'docs/_build', 'docs/api', 'docs/methods')
+GENERATED = ('docs/results', 'docs/_build', 'docs/_deploy', 'docs/api', 'docs/methods')
 
 MOST_WORDS = 25
 MOST_FIGURES = 4

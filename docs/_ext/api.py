@@ -3,6 +3,7 @@
 import pathlib
 import re
 import types
+from collections.abc import Collection
 
 import docstrings
 import methods
@@ -12,6 +13,14 @@ import gradleak as gl
 from gradleak import flower, priors
 
 DOCS = pathlib.Path(__file__).parents[1]
+# Headings of the index -> the packages below each; none is the package itself.
+GROUPS = {
+  'Begin here': (),
+  'Attackers': ('attacks', 'servers', 'adaptive', 'priors'),
+  'Defenses': ('defenses',),
+  'What is audited': ('models', 'data', 'modalities', 'federated', 'flower'),
+  'Results': ('metrics', 'report'),
+}
 _DEEPEST = 2  # dots in the name of a module that has a page
 
 
@@ -40,10 +49,24 @@ def modules() -> dict[str, types.ModuleType]:
 
 def pages() -> dict[str, str]:
   """Returns file name -> text: index.md, and a page per module."""
-  listed = '\n'.join(modules())
-  parts = ['# API', 'Methods and models have [pages of their own](../methods/index.md).']
-  texts = {'index.md': '\n\n'.join(parts) + f'\n\n```{{toctree}}\n{listed}\n```\n'}
-  return texts | {f'{name}.md': page(module) for name, module in modules().items()}
+  parts = ['# API', '*For programmers.* Methods and models have [pages of their own](../methods/index.md).']
+  known, left = modules(), {**modules()}
+  for title, prefixes in GROUPS.items():
+    inside = {name: left.pop(name) for name in known if name in left and _within(name, prefixes)}
+    rows = [(f'[`{name}`]({name}.md)', _summary(module), len(names(module))) for name, module in inside.items()]
+    contents = '\n'.join(inside)
+    parts += [f'## {title}', methods._grid(('module', 'what it holds', 'names'), rows)]
+    parts.append(f'```{{toctree}}\n:hidden:\n\n{contents}\n```')
+  assert not left, f'modules without a group: {list(left)}'
+  return {'index.md': '\n\n'.join(parts) + '\n'} | {f'{name}.md': page(module) for name, module in known.items()}
+
+
+def _within(name: str, prefixes: Collection[str]) -> bool:
+  return name == 'gradleak' if not prefixes else name.split('.')[1:2] != [] and name.split('.')[1] in prefixes
+
+
+def _summary(module: types.ModuleType) -> str:
+  return docstrings.markdown((module.__doc__ or '').splitlines()[0])
 
 
 def page(module: types.ModuleType) -> str:

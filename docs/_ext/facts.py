@@ -53,6 +53,7 @@ EXAMPLES = {
 }
 MODEL, SAMPLES, DELTA = 'lenet(width=4)', 1, 1e-5
 TABLES, SCALES = ROOT / 'results' / 'tables', ('paper', 'mini')  # stored results
+SHOWN = 'mini'  # the scale of the tables that have pages
 ROUNDS = 16  # uploads that an attacker may average
 
 
@@ -160,7 +161,7 @@ def board() -> tuple[tuple[frozenset[str], Seen], ...]:
 def _sides(entries: Any) -> Iterator[tuple[frozenset[str], Seen]]:
   for entry in entries:
     task, cost = entry['task'], entry['cost']
-    where = f'{task["dataset"]}, {task["model"]}, {task["batch_size"]} per upload'
+    where = f'{task["dataset"]}, `{task["model"]}`' + f', {task["batch_size"]} per upload' * (task['batch_size'] > 1)
     names = frozenset(one.name for one in grammar.parse_chain(entry['text'], 'defense'))
     for side, words in leaderboard.SIDES.items():
       if entry[side] is not None:
@@ -179,7 +180,6 @@ class Table(NamedTuple):
 
   Attributes:
     name, title, scale: of the table, the paper's authors with its number, and the scale at which it was run.
-    page: of the site, that shows it.
     counts: verdict -> number of the paper's figures with it, of those that are about the method.
     pictures: of the table, paths from the root of the repository.
   """
@@ -187,7 +187,6 @@ class Table(NamedTuple):
   name: str
   title: str
   scale: str
-  page: str
   counts: dict[str, int]
   pictures: tuple[str, ...]
 
@@ -209,7 +208,7 @@ def _stored() -> tuple[tuple[Any, Any], ...]:
 
 def tables(name: str) -> list[Table]:
   """Returns the stored tables in which a method occurs: an attack, or a part of a defense."""
-  from experiments import judgement, pages
+  from experiments import judgement
 
   found = []
   for stored, judged in _stored():
@@ -226,7 +225,6 @@ def tables(name: str) -> list[Table]:
           experiment.name,
           f'{experiment.paper.partition(":")[0]}: {experiment.table}',
           stored.scale,
-          pages.page_of(experiment.name),
           counts,
           tuple(f'results/tables/{stored.scale}/{picture}' for picture in stored.pictures),
         )

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import methods
 from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
@@ -24,6 +25,38 @@ def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
     parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
     parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
   return '\n\n'.join(parts) + '\n'
+
+
+def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
+  """Returns the defense that shows least, by task and attacker, as a table in Markdown."""
+  attackers = {
+    'honest': 'a curious server',
+    'malicious': 'a malicious server',
+    'list': 'a server with a list of suspects',
+  }
+  lines = []
+  for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
+    told = dict.fromkeys(attackers, '')
+    for finding in deploy.advice(of):
+      kind, _, side = finding.name.removeprefix('deploy.').partition('_')
+      if kind in ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind'):
+        told[side or 'list'] = _answer(kind, finding.facts)
+    lines.append((f'{of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}', *told.values()))
+  return methods._grid(('task', *attackers.values()), lines) + '\n'
+
+
+def _answer(kind: str, facts: Mapping[str, Any]) -> str:
+  """Returns the cell of a finding."""
+  if kind == 'blind':
+    return 'pictures fail even undefended'
+  if kind == 'everyone':
+    return f'none hides it: {facts["n"]} of {facts["n"]} named'
+  if kind == 'listed':
+    return f'**`{facts["best"]}`**, {facts["identified"]} of {facts["n"]} named'
+  shown = f'`{facts["best"]}`, {facts["count"]} of {facts["n"]} shown'
+  return {'hidden': f'**deploy** {shown}', 'undecided': f'{shown}; more uploads would decide'}.get(
+    kind, f'none hides them; least: {shown}'
+  )
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -67,12 +100,15 @@ def _at_most(*entries: Mapping[str, Any]) -> str:
 
 def _write(app: Sphinx, exception: Exception | None) -> None:
   if exception is None and app.builder.format == 'html':
-    write_leaderboard(ENTRIES, pathlib.Path(app.outdir, 'leaderboard.html'))
+    write_leaderboard(ENTRIES, pathlib.Path(app.outdir, 'leaderboard.html'), 'methods/')
 
 
 def _tasks() -> None:
   folder = made_folder(DOCS / '_deploy')
-  (folder / 'tasks.md').write_text(tasks(leaderboard.read(ENTRIES)), 'utf-8')
+  entries = leaderboard.read(ENTRIES)
+  (folder / 'tasks.md').write_text(tasks(entries), 'utf-8')
+  (folder / 'answers.md').write_text(answers(entries), 'utf-8')
+  (folder / 'findings.md').write_text('\n'.join(f'- {one}' for one in findings(entries)) + '\n', 'utf-8')
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

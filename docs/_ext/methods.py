@@ -17,6 +17,7 @@ import facts
 from sphinx.application import Sphinx
 
 import gradleak as gl
+from experiments import comparison
 from gradleak.attacks.matching import PARTS, TERMS, gradient_matching
 from gradleak.attacks.matching.optimizers import first_order, lbfgs
 from gradleak.core.settings import Choice, limits
@@ -32,6 +33,7 @@ SYMBOLS = (
 )
 # Setting -> the function and its parameter that it is handed to under another name.
 ALIASES = {'steps': (gradient_matching, 'num_steps'), 'optimizer': (first_order, 'name')}
+FEW, MOST = 4, 3  # attacks that a cell names, lines of a table that are not folded away
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 
@@ -186,7 +188,7 @@ def _settings(factory: Callable, *documented: Callable, level: int = 2) -> list[
   shared = [row for name, row in rows.items() if name not in written]
   parts = [f'{"#" * level} Settings', _grid(heading, own) if own else 'It has none.']
   if shared:
-    parts.append(f':::{{dropdown}} Settings of all matching attacks\n{_grid(heading, shared)}\n:::')
+    parts.append(_folded('Settings of all matching attacks', _grid(heading, shared)))
   return parts
 
 
@@ -218,6 +220,17 @@ def _type(parameter: inspect.Parameter) -> str:
 
 def _default(parameter: inspect.Parameter) -> str:
   return 'required' if parameter.default is parameter.empty else docstrings.markdown(f'`{parameter.default!r}`')
+
+
+def _long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+  """Returns a table, the lines beyond the first `MOST` folded away."""
+  more = rows[MOST:]
+  return [_grid(heading, rows[:MOST]), *([_folded(f'{len(more)} more', _grid(heading, more))] if more else [])]
+
+
+def _folded(title: str, text: str) -> str:
+  """Returns Markdown that is folded away below its title."""
+  return f':::{{dropdown}} {title}\n{text}\n:::'
 
 
 def _grid(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -269,10 +282,12 @@ def _known(name: str) -> list[str]:
   merged: dict[tuple[str, str], list[str]] = {}
   for one in facts.adaptive_attacks(name):
     merged.setdefault((one.name, one.words), []).append(one.attack)
-  rows = []
+  rows, which = [], []
   for (adaptive, words), attacks in merged.items():
     listed = ', '.join(f'[`{attack}`]({attack}.md)' for attack in attacks)
-    rows.append((f'`{adaptive}`', docstrings.markdown(words), listed))
+    many = len(attacks) > FEW
+    rows.append((f'`{adaptive}`', docstrings.markdown(words), f'{len(attacks)} attacks' if many else listed))
+    which += [f'- `{adaptive}`: {listed}'] * many
   parts = ['## Attackers who know it']
   if not rows:
     return [*parts, 'No adaptive attack applies to what a client sends.']
@@ -280,7 +295,8 @@ def _known(name: str) -> list[str]:
     f'Adaptive attacks to `{facts.example(name)}`, as the library lists them for `{facts.MODEL}` and digits, where the '
     f'attacker has {facts.ROUNDS} uploads of the same samples.'
   )
-  return [*parts, where, _grid(('adaptive attack', 'the attacker', 'attacks'), rows)]
+  shown = [*parts, where, *_long(('adaptive attack', 'the attacker', 'attacks'), rows)]
+  return [*shown, _folded('Which attacks these are', '\n'.join(which))] if which else shown
 
 
 def _board(name: str) -> list[str]:
@@ -289,17 +305,17 @@ def _board(name: str) -> list[str]:
   if not found:
     return []
   levels = list(found[0].levels)
-  rows = []
+  rows, by = [], []
   for one in found:
-    by = '; '.join(f'`{attack}`' for attack in one.by) or 'none'
-    reached = [f'{one.levels[level]} of {one.trials}' for level in levels]
-    rows.append((f'`{one.defense}`', docstrings.markdown(one.task), one.side, *reached, by))
+    task, server = docstrings.markdown(one.task), one.side.split('-')[-1].split()[0]
+    rows.append((f'`{one.defense}`', task, server, one.trials, *(one.levels[level] for level in levels)))
+    by.append(f'- `{one.defense}`, {task}, {server} server: ' + (', '.join(f'`{name}`' for name in one.by) or 'none'))
   parts = ['## Measured', 'Images that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
-  parts.append(_grid(('defense', 'task', 'server', *levels, 'by'), rows))
+  parts += _long(('defense', 'task', 'server', 'images', *levels), rows)
+  parts.append(_folded('By which attackers', '\n'.join(dict.fromkeys(by))))
   costs = {(one.defense, *one.cost) for one in found if one.cost}
-  return parts + [
-    f'`{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)
-  ]
+  told = [f'- `{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)]
+  return parts + ([_folded('What it cost there', '\n'.join(told))] if told else [])
 
 
 def _costs(name: str) -> list[str]:
@@ -315,11 +331,8 @@ def _costs(name: str) -> list[str]:
     'Accuracy of models that were trained under it, beside those of undefended trainings, and the time of a round. '
     'Where the undefended model is hardly better than chance, the training was too short for a conclusion.'
   )
-  return [
-    '## Cost',
-    what,
-    _grid(('table', 'of', 'defense', 'accuracy %', 'undefended', 'against none', 'round, % over none'), rows),
-  ]
+  heads = ('table', 'of', 'defense', 'accuracy %', 'undefended', 'against none', 'round, % over none')
+  return ['## Cost', what, *_long(heads, rows)]
 
 
 def _adaptive_attacks_of(name: str) -> list[str]:
@@ -339,9 +352,17 @@ def _tables(name: str) -> list[str]:
   found = facts.tables(name)
   if not found:
     return []
-  rows = [(_linked(one), one.scale, *(count or '' for count in one.counts.values())) for one in found]
+  rows = [
+    (
+      _linked(one),
+      *(one.counts[verdict] or '' for verdict in comparison.VERDICTS),
+      sum(count for verdict, count in one.counts.items() if verdict not in comparison.VERDICTS) or '',
+    )
+    for one in found
+  ]
   what = "The papers' figures that are about it, by how ours compare."
-  return ['## In the papers’ tables', what, _grid(('table', 'scale', *found[0].counts), rows), *_picture(found)]
+  heads = ('table', *comparison.VERDICTS, 'not counted')
+  return ['## In the papers’ tables', what, *_long(heads, rows), *_picture(found)]
 
 
 def _picture(found: Iterable[facts.Table]) -> list[str]:
@@ -352,8 +373,7 @@ def _picture(found: Iterable[facts.Table]) -> list[str]:
 
 def _linked(table: facts.Table) -> str:
   title = docstrings.markdown(table.title)
-  shown = (DOCS / 'results' / f'{table.page}.md').is_file()
-  return f'[{title}](../results/{table.page}.md#{table.name})' if shown else title
+  return f'[{title}](../results/{table.name}.md)' if table.scale == facts.SHOWN else title
 
 
 def write(folder: pathlib.Path, texts: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """What the site adds to documents that are plain Markdown, so that they can be read without it.
 
-Some documents of the checkout stand outside of docs; links to these lead to the pages that include them. The index of
-the results, which a program writes, gets the table of contents of its pages.
+Some documents of the checkout stand outside of docs; links to these lead to the pages that include them.
 """
 
 import re
@@ -10,14 +9,11 @@ from sphinx.application import Sphinx
 
 PAGES = {'BUILD.md': '/development.md', 'CHANGELOG.md': '/changes.md'}
 _LINK = re.compile(rf'\]\((?:\.\./)+({"|".join(map(re.escape, PAGES))})')
-_CONTENTS = '\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n'
 
 
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
-  del app
+  del app, name
   source[0] = _LINK.sub(lambda found: f']({PAGES[found[1]]}', source[0])
-  if name == 'results/index' and '{toctree}' not in source[0]:
-    source[0] += _CONTENTS
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

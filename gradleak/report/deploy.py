@@ -22,18 +22,17 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """
   undefended = [entry for entry in entries if entry['text'] == 'none']
   defended = [entry for entry in entries if entry['text'] != 'none']
-  affordable = [entry for entry in defended if _affordable(entry)]
-  told = [
-    one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in affordable if e[side]])
-  ]
-  told += _likelihood(undefended, affordable)
+  cheap = [entry for entry in defended if affordable(entry)]
+  told = [one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in cheap if e[side]])]
+  told += _likelihood(undefended, cheap)
   unknown = [entry['defense'] for entry in defended if entry['cost'] is None]
-  costly = [entry['defense'] for entry in defended if entry['cost'] is not None and not _affordable(entry)]
+  costly = [entry['defense'] for entry in defended if entry['cost'] is not None and not affordable(entry)]
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
   return told + ([found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else [])
 
 
-def _affordable(entry: Mapping[str, Any]) -> bool:
+def affordable(entry: Mapping[str, Any]) -> bool:
+  """Returns whether the cost of a defense is known, and at most `AFFORDABLE` by the upper end of its interval."""
   cost = entry['cost']
   if cost is None or 'at_chance' in cost:
     return False
@@ -50,27 +49,27 @@ def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
   }
 
 
-def _side(side: str, undefended: Sequence[Mapping[str, Any]], affordable: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of one kind of server."""
   open_ = [_level(entry, side) for entry in undefended if entry[side]]
   if open_ and not any(one['count'] for one in open_):
     return [found(f'deploy.blind_{side}', n=open_[0]['n'])]
-  if not open_ or not affordable:
+  if not open_ or not cheap:
     return []
 
   def shown(entry: Mapping[str, Any]) -> tuple:
     return _level(entry, side)['range']['success_high'], _level(entry, 'honest')['range']['success_high']
 
-  best = min(affordable, key=lambda entry: (*shown(entry), entry['defense']))
+  best = min(cheap, key=lambda entry: (*shown(entry), entry['defense']))
   level = _level(best, side)
   high = level['range']['success_high']
   name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
   return [found(f'deploy.{name}_{side}', best=best['defense'], most=high, **level)]
 
 
-def _likelihood(undefended: Sequence[Mapping[str, Any]], affordable: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of an attacker with a list of candidates."""
-  known = [entry for entry in affordable if entry.get('likelihood')]
+  known = [entry for entry in cheap if entry.get('likelihood')]
   if not known or not any(entry.get('likelihood') for entry in undefended):
     return []
   best = min(known, key=lambda entry: entry['likelihood']['identified'] / entry['likelihood']['n'])

@@ -120,7 +120,10 @@ def _table(table: Table, label: str) -> str:
   width = sum(column.span for column in columns)
   for body in table.bodies:
     title = f'<tr><th class="group" scope="rowgroup" colspan="{width}"><span>{_inline(body.title)}</span></th></tr>\n'
-    rows = [f'<tr{_attributes(class_=row.kind)}>{_cells(table.first, columns, row.cells)}</tr>' for row in body.rows]
+    labelled = 'board' in table.kind.split()
+    rows = [
+      f'<tr{_attributes(class_=row.kind)}>{_cells(table.first, columns, row.cells, labelled)}</tr>' for row in body.rows
+    ]
     bodies.append('<tbody>\n' + (title if body.title else '') + '\n'.join(rows) + '\n</tbody>\n')
   head = ''.join(map(_heading, columns))
   head = f'<thead><tr>{head}</tr></thead>\n' if any(column.text for column in columns) else ''
@@ -132,19 +135,24 @@ def _heading(column: Column) -> str:
   if not column.text:
     return '<td></td>'
   sort = {'data_sort': column.sort, 'aria_sort': 'ascending' if 'first' in column.kind.split() else ''}
-  kinds = _attributes(class_=column.kind.removesuffix(' first'), colspan=column.span if column.span > 1 else '', **sort)
+  kinds = _attributes(
+    class_=column.kind.removesuffix('first').strip(), colspan=column.span if column.span > 1 else '', **sort
+  )
   return f'<th scope="col"{kinds}>{_inline(column.text)}</th>'
 
 
-def _cells(first: str, columns: Iterable[Column], given: Iterable[Any]) -> str:
-  """Returns the cells of a row, the first of which names it."""
+def _cells(first: str, columns: Iterable[Column], given: Iterable[Any], labelled: bool = False) -> str:
+  """Returns the cells of a row, the first of which names it; where labelled, each knows the heading of its column."""
   made, place = [], 0
-  kinds = [column.kind.removesuffix(' first') for column in columns for _ in range(column.span)]
+  over = [column for column in columns for _ in range(column.span)]
+  kinds = [column.kind.removesuffix('first').strip() for column in over]
   for one in given:
     cell = one if isinstance(one, Cell) else Cell(one)
     kind = ' '.join(filter(None, [kinds[place] if place < len(kinds) else '', cell.kind]))
     inside = _inline(cell.text) + ''.join(f'<small>{_inline(line)}</small>' for line in cell.small if line)
     shape = {'colspan': cell.span if cell.span > 1 else '', 'data_value': cell.value}
+    if labelled and place < len(over) and cell.span == 1:
+      shape['data_label'] = ' '.join(markup.unescape(re.sub(r'<[^>]+>', '', over[place].text)).split())
     if place == 0 and cell.span == 1:
       kind = ' '.join(filter(None, [first, kind]))
     names = 'spec' in kind.split() or (place == 0 and cell.span == 1)

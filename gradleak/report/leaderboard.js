@@ -1,4 +1,10 @@
-for (const note of document.querySelectorAll('.sorts')) note.hidden = false;
+for (const tool of document.querySelectorAll('.sorts, .finds')) tool.hidden = false;
+document.querySelector('.finds').addEventListener('input', event => {
+  const wanted = event.target.value.toLowerCase();
+  for (const body of document.querySelectorAll('.board tbody')) {
+    body.hidden = !body.textContent.toLowerCase().includes(wanted);
+  }
+});
 for (const heading of document.querySelectorAll('th[data-sort]')) {
   const button = document.createElement('button');
   button.type = 'button';

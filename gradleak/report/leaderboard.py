@@ -1,5 +1,8 @@
 """The page of a leaderboard: per task one table of defenses, the least leak first, with the pictures that were seen."""
 
+import base64
+import csv
+import io
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,11 +10,11 @@ from typing import Any
 
 from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
-from gradleak.core import errors, storage
+from gradleak.core import errors, grammar, storage
 from gradleak.report import blocks, deploy, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
-from gradleak.report.html import code, image, mark, method, text
+from gradleak.report.html import code, image, link, mark, method, tagged, text
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
@@ -21,23 +24,24 @@ from gradleak.studies.autoleak.entry import FAMILY, number_of
 EARLIER = said('leaderboard.earlier')  # of entries that do not say what their gallery holds
 
 
-def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns the leaderboard as one HTML page that loads nothing; its script sorts the tables, nothing else.
+def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = '') -> str:
+  """Returns the leaderboard as one HTML page that loads nothing; its script sorts and searches the tables.
 
   One version of AutoLeak is shown, the newest. Tasks of former ones are folded away below it.
 
   Args:
     entries: name -> entry, from `gradleak.studies.autoleak.leaderboard.read`.
+    pages: where the pages of methods stand, such as 'methods/'; '' links to none.
 
   Raises:
-    UsageError: if there is none.
+    UsageError: if there is no entry.
   """
   if not entries:
     raise errors.UsageError('the leaderboard has no entries: add some by launch/leaderboard.py --add=WORKDIR')
   newest = max(map(number_of, entries.values()))
-  shown, former = _tasks(entries, newest), []
+  shown, former = _tasks(entries, newest, pages), []
   for version in sorted({*map(number_of, entries.values())} - {newest}, reverse=True):
-    for section in _tasks(entries, version):
+    for section in _tasks(entries, version, pages):
       title = f'{FAMILY}-{version}: {section.title}'
       former.append(blocks.Details(title, section.blocks))
   sections = [section._replace(name=f'task-{place}') for place, section in enumerate(shown, 1)]
@@ -47,6 +51,8 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   current = [entry for entry in entries.values() if number_of(entry) == newest]
   defenses = len({entry['text'] for entry in current} - {'none'})
   sorts = blocks.Html(f'<span class="sorts" hidden>{said("leaderboard.sorts")}</span>')
+  submit = [blocks.Bullets([said(f'leaderboard.submit_{step}') for step in ('run', 'add', 'check', 'send')])]
+  sections.append(blocks.Section('submit', 'How to submit', submit))
   made = blocks.Page(
     'leaderboard',
     'Leaderboard of defenses',
@@ -55,6 +61,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
     [
       blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(shown)), 'meaning'),
       blocks.Text(text(said('leaderboard.order'), sorts), 'note'),
+      _tools(entries, pages),
     ],
     sections,
     [blocks.Text(said('leaderboard.footer'))],
@@ -64,25 +71,66 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]]) -> str:
   return html.page(made)
 
 
-def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int) -> list[blocks.Section]:
+def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int, pages: str) -> list[blocks.Section]:
   """Returns a section per task of the entries of one version."""
   tasks = together(
     (json.dumps(entry['task'], sort_keys=True), {**entry, 'name': name})
     for name, entry in entries.items()
     if number_of(entry) == version
   )
-  return [section for *_, section in sorted(map(_task, tasks.values()), key=lambda one: one[:-1])]
+  made = [_task(entries, pages) for entries in tasks.values()]
+  return [section for *_, section in sorted(made, key=lambda one: one[:-1])]
 
 
-def write_leaderboard(folder: Any, path: Any) -> None:
-  """Writes the page of a folder of entries to a file, all of it or nothing; the file's folder is made."""
-  text = render_leaderboard(leaderboard.read(folder))
+def write_leaderboard(folder: Any, path: Any, pages: str = '') -> None:
+  """Writes the page of a folder of entries to a file, all of it or nothing; `pages` is as above."""
+  text = render_leaderboard(leaderboard.read(folder), pages)
   path = errors.check_path('the page', path)
   storage.made_folder(path.parent)
   storage.write_atomically(path, text)
 
 
-def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, blocks.Section]:
+def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
+  """Returns the field that searches the tables, the entries as files within the page, and the way to all methods."""
+  finds = '<input type="search" class="finds" placeholder="Search defenses and attacks" aria-label="Search" hidden>'
+  kinds = {'csv': ('text/csv', leaderboard_csv(entries)), 'json': ('application/json', json.dumps(listing(entries)))}
+  files = []
+  for kind, (of, made) in kinds.items():
+    coded = base64.b64encode(made.encode()).decode()
+    files.append(f'<a download="leaderboard.{kind}" href="data:{of};base64,{coded}">{kind.upper()}</a>')
+  methods = f' <a href="{pages}index.html">All methods</a>' if pages else ''
+  return blocks.Html(f'<p class="tools">{finds} <span>All of it: {", ".join(files)}</span>{methods}</p>')
+
+
+def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the entries as flat rows, without pictures: the counts by level and server, the cost, and the versions."""
+  rows = []
+  for name, entry in sorted(entries.items()):
+    task, cost = entry['task'], entry['cost'] or {}
+    row = {'name': name, 'defense': entry['text'], 'published': entry['published']}
+    row |= {part: task[part] for part in ('dataset', 'model', 'batch_size')}
+    row |= {'cost_points': cost.get('points'), 'cost_source': cost.get('source')}
+    row |= dict(zip(('cost_low', 'cost_high'), cost.get('interval', (None, None)), strict=True))
+    for side in leaderboard.SIDES:
+      levels = {one['level']: one['count'] for one in entry[side]['levels']} if entry[side] else {}
+      row[f'{side}_n'] = entry[side]['n'] if entry[side] else None
+      row |= {f'{side}_{level.replace(" ", "_").replace("-", "_")}': levels.get(level) for level in LEVELS}
+    named = entry.get('likelihood') or {}
+    row |= {f'likelihood_{part}': named.get(part) for part in ('identified', 'n', 'candidates')}
+    rows.append(row | {**entry['versions'], 'seed': entry['seed'], 'rows_sha256': entry['rows_sha256']})
+  return rows
+
+
+def leaderboard_csv(entries: Mapping[str, Mapping[str, Any]]) -> str:
+  """Returns `listing` as CSV; what is not known is empty."""
+  rows, made = listing(entries), io.StringIO()
+  writer = csv.DictWriter(made, list(dict.fromkeys(name for row in rows for name in row)))
+  writer.writeheader()
+  writer.writerows(rows)
+  return made.getvalue()
+
+
+def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str, str, blocks.Section]:
   """Returns what tasks are ordered by, those with a leak of undefended images first, and the section of one."""
   task = entries[0]['task']
   described = [
@@ -95,97 +143,131 @@ def _task(entries: Sequence[dict[str, Any]]) -> tuple[bool, str, str, str, block
   about = ', '.join(filter(None, described))
   ordered = sorted(entries, key=_order)
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
-  gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
-  gallery['made'] = gallery['made'] or EARLIER
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
   found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
-  bounded = any(entry['bound'] is not None for entry in entries)
-  known = {
-    'few': any(entry['trials'] < ENOUGH for entry in entries),
-    'malicious': bool(malicious),
-    'cost': True,
-    'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
-    'bounded': bounded,
-    'alarms': any('noise' in entry['honest'] for entry in entries),
-    'likelihood': any(entry.get('likelihood') for entry in entries),
-    'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
-    'flag': True,
-  }
-  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION}
-  below = said('leaderboard.levels', size=task['batch_size'])
-  below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
-  meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.MEANINGS.items()]
+  advice = [*deploy.advice(ordered)]
   parts = [
-    blocks.Text(found, 'meaning'),
-    blocks.Text(f'The task: {about}. {gallery["made"]}', 'note'),
-    _board(ordered, bool(malicious), bounded, known['likelihood']),
-    blocks.Text(' '.join([said('deploy.title'), *map(str, deploy.advice(ordered))]), 'meaning'),
-    blocks.Text(below, 'note'),
-    *_baselines(entries[0]),
+    blocks.Text(found, 'meaning') if works else None,
+    blocks.Heading(said('deploy.title')),
+    blocks.Bullets(list(map(str, advice)), 'meaning'),
+    _board(ordered, pages, works),
     *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
-    blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
-    blocks.Details(
-      'How the verdicts differ',
-      [blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)])],
-    ),
+    blocks.Details('How to read it', _explained(entries, about)),
+    *_baselines(entries[0]),
   ]
   title = f'{task["model"]} on {task["dataset"]}'
   return not works, task['dataset'], task['model'], about, blocks.Section('', title, parts)
 
 
-def _board(ordered: Sequence[Mapping[str, Any]], malicious: bool, bounded: bool, named: bool) -> blocks.Table:
-  """Returns the table of a task: a line per entry, and below it what is known of its run."""
-  columns = [('defense', '', 'text'), ('private, seen', 'left')]
-  columns.append(('worst attacker\nsees', 'left verdict first', 'number'))
-  columns += [
-    ('accuracy\ncost, points', '', 'number'),
-    *((mark(level), '', 'number') for level in LEVELS),
+def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
+  """Returns what the columns and the verdicts of a task mean."""
+  task = entries[0]['task']
+  gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
+  known = {
+    'few': any(entry['trials'] < ENOUGH for entry in entries),
+    'malicious': any(entry['malicious'] for entry in entries),
+    'cost': True,
+    'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
+    'bounded': any(entry['bound'] is not None for entry in entries),
+    'alarms': any('noise' in entry['honest'] for entry in entries),
+    'likelihood': any(entry.get('likelihood') for entry in entries),
+    'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
+    'flag': True,
+  }
+  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE}
+  below = said('leaderboard.levels', size=task['batch_size'])
+  below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
+  meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.MEANINGS.items()]
+  return [
+    blocks.Text(f'The task: {about}. {gallery["made"] or EARLIER}', 'note'),
+    blocks.Text(below, 'note'),
+    blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
+    blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)]),
   ]
+
+
+def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blocks.Table:
+  """Returns the table of a task: a line per entry, and below it what is known of its run.
+
+  Args:
+    ordered: the entries of the task.
+    pages: as of `render_leaderboard`.
+    works: whether any honest-but-curious attacker recovers undefended images. Else what they do is left out.
+  """
+  malicious, named, bounded = (
+    any(entry.get(part) is not None for entry in ordered) for part in ('malicious', 'likelihood', 'bound')
+  )
+  columns: list[tuple[str, str] | tuple[str, str, str]] = [('defense', '', 'text')]
+  if works:
+    columns += [('private, seen', 'left'), ('recovered', 'first', 'number')]
+  columns += [('accuracy\ncost, points', '', 'number')]
+  if works:
+    columns += [(mark(level), '', 'number') for level in LEVELS if level != RECOVERED[-1]]
   if named:
     among = {entry['likelihood']['candidates'] for entry in ordered if entry.get('likelihood')}
     columns.append((f'by likelihood,\namong {listed(f"{each:,}" for each in sorted(among))}', '', 'number'))
-  columns += [('malicious server’s\nown attacks alone', 'left', 'number')] * malicious
+  columns += [('malicious server’s\nown attacks alone', 'left' + ' first' * (not works), 'number')] * malicious
   columns += [('found at most,\nby DP', '', 'number')] * bounded
   bodies = []
   for place, entry in enumerate(ordered):
     about = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
-    bodies.append(
-      blocks.Body([blocks.Row(_cells(entry, place, malicious, bounded, named)), blocks.Row([about], 'about')])
-    )
+    seen = _seen(entry, place) if works else ([], [])
+    cells = [_method(entry, pages), *seen[0], _cost(entry), *seen[1], *([_named(entry)] if named else [])]
+    cells += [_changed(entry)] * malicious + [_bound(entry)] * bounded
+    kind = '' if _counted(entry) else 'costly'
+    bodies.append(blocks.Body([blocks.Row(cells, kind), blocks.Row([about], 'about')]))
   return blocks.Table(columns, bodies, 'verdicts board')
 
 
-def _cells(entry: Mapping[str, Any], place: int, malicious: bool, bounded: bool, named: bool) -> list[blocks.Cell]:
-  """Returns the line of an entry."""
-  honest, example, changed, bound = entry['honest'], entry['example'], entry['malicious'], entry['bound']
+def _counted(entry: Mapping[str, Any]) -> bool:
+  """Returns whether a defense is no more expensive than what is deployed, as far as its cost is known."""
+  return entry['cost'] is None or deploy.affordable(entry)
+
+
+def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
+  """Returns the name of a defense, which leads to its page; a chain has a link for each of its parts."""
+  shown = method(entry['defense'], entry['published'])
+  names = [one.name for one in grammar.parse_chain(entry['text'], 'defense') if one.name != 'none'] if pages else []
+  text_ = [entry['defense'] != entry['text'] and entry['text']]
+  if len(names) == 1:
+    shown = link(shown, f'{pages}{names[0]}.html')
+  elif names:
+    text_.append(text('see ', *(link(f'{name} ', f'{pages}{name}.html') for name in names)))
+  return blocks.Cell(shown, text_, value=entry['defense'])
+
+
+def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list[blocks.Cell]]:
+  """Returns the cells on honest-but-curious attackers: a picture and what is recovered, and the other levels."""
+  honest, example = entry['honest'], entry['example']
   pictures = text(
     image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
     ' ',
     image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
   )
-  cells = [
-    blocks.Cell(
-      method(entry['defense'], entry['published']),
-      [entry['defense'] != entry['text'] and entry['text']],
-      value=entry['defense'],
-    ),
-    blocks.Cell(pictures),
-    blocks.Cell(mark(honest['verdict']), [_count(honest) + ', flagged' * bool(entry['flags'])], value=place),
-    _cost(entry),
+  levels = {one['level']: one for one in honest['levels']}
+  best = levels.pop(RECOVERED[-1])
+  share = f'{100 * best["count"] / honest["n"]:.0f} %'
+  count = f'{best["count"]} of {honest["n"]} ({_interval(best)})' + ', flagged' * bool(entry['flags'])
+  others = [
+    blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']) for one in levels.values()
   ]
-  for one in honest['levels']:
-    cells.append(blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']))
-  if named:
-    cells.append(_named(entry))
-  if malicious and changed is None:
-    cells.append(blocks.Cell('not run', value=''))
-  elif malicious:
-    order = changed['count'] / changed['n'] / 2 - VERDICTS.index(changed['verdict'])
-    cells.append(blocks.Cell(mark(changed['verdict']), [_count(changed)], value=order))
-  if bounded:
-    cells.append(blocks.Cell('–', value='') if bound is None else blocks.Cell(f'{upwards(100 * bound)} %', value=bound))
-  return cells
+  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count], value=place)], others
+
+
+def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
+  """Returns what only a malicious server sees."""
+  changed = entry['malicious']
+  if changed is None:
+    return blocks.Cell('not run', value='')
+  order = changed['count'] / changed['n'] / 2 - VERDICTS.index(changed['verdict'])
+  return blocks.Cell(mark(changed['verdict']), [_count(changed)], value=order)
+
+
+def _bound(entry: Mapping[str, Any]) -> blocks.Cell:
+  """Returns the largest probability that differential privacy allows."""
+  bound = entry['bound']
+  return blocks.Cell('–', value='') if bound is None else blocks.Cell(f'{upwards(100 * bound)} %', value=bound)
 
 
 def _named(entry: Mapping[str, Any]) -> blocks.Cell:
@@ -215,7 +297,8 @@ def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
   if cost is None:
     return blocks.Cell('–' if entry['text'] == 'none' else 'unknown', value='')
   ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
-  return blocks.Cell(minus(number(cost['points'])), [ends, 'at_chance' in cost and 'at chance'], value=cost['points'])
+  small = [ends, 'at_chance' in cost and 'at chance', not _counted(entry) and said('leaderboard.costly')]
+  return blocks.Cell(minus(number(cost['points'])), small, value=cost['points'])
 
 
 def _about(entry: Mapping[str, Any]) -> blocks.Html:
@@ -223,13 +306,11 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
   honest, cost, config = entry['honest'], entry['cost'], entry['task']
   others = f' and {len(honest["by"]) - 1} more' if len(honest['by']) > 1 else ''
   known = entry['versions']
-  parts = [
-    f'{known["autoleak"]}, gradleak {known["gradleak"]}, JAX {known["jax"]}',
-    '' if entry['seed'] is None else f'seed {entry["seed"]}',
-    _alarms(honest),
-  ]
+  made = [f'{known["autoleak"]}, gradleak {known["gradleak"]}, JAX {known["jax"]}']
+  made += [] if entry['seed'] is None else [f'seed {entry["seed"]}']
+  made += [noise] if (noise := _alarms(honest)) else []
   seen = text('Seen by ' if _range(honest) else 'Attacked by ', code(honest['by'][0]), others)
-  first = text(seen, *(f' · {part}' for part in parts if part), *(f'\nFlag: {flag}.' for flag in entry['flags']))
+  first = text(seen, *(f'\nFlag: {flag}.' for flag in entry['flags']))
   alarms, repeated = _alarms(entry['malicious']), said('leaderboard.not_launched')
   if entry['settings'] is not None:
     weights = ' --weights=FILE' if 'weights' in config['more'] else ''
@@ -239,6 +320,7 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
     repeated = text(names[0], ', which runs ', names[1], ' with ', names[2])
   acts = f'It acts at: {", ".join(entry["places"])}. {" ".join(entry["citations"])}'.strip()
   told = [
+    blocks.Text(f'{"; ".join(made)}.'),
     cost and blocks.Text(f'Cost: {cost["source"]}.'),
     alarms and blocks.Text(f'Malicious server: {alarms}.'),
     blocks.Text(repeated),

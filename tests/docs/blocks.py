@@ -29,7 +29,7 @@ from gradleak.core import grammar, settings
 from tests import programs
 
 ROOT = programs.ROOT
-GENERATED = {'methods', 'results', '_build', 'api'}
+GENERATED = {'methods', 'results', '_build', '_deploy', 'api'}
 DOCUMENTS = [
   ROOT / 'README.md',
   ROOT / 'BUILD.md',

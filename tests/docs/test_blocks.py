@@ -9,41 +9,58 @@ import sys
 
 import pytest
 
+import gradleak as gl
 from tests import programs
 from tests.docs import blocks as documents
+from tests.docs import outputs
 from tests.docs.blocks import DOCUMENTS, ROOT, Block, blocks, check_command, check_names, commands, slow_from
 
 ALL = {path: blocks(path) for path in DOCUMENTS}
 PYTHON = {path: [block for block in found if block.language == 'python'] for path, found in ALL.items()}
 SHELL = [block for found in ALL.values() for block in found if block.language == 'sh']
 SHORT = [path for path, python in PYTHON.items() if slow_from(python)]
+METHODS = (*gl.attacks.REGISTRY, *gl.servers.REGISTRY, *gl.defenses.REGISTRY)
 LONG = [path for path, python in PYTHON.items() if slow_from(python) < len(python)]
+
+TABLES = (ROOT / 'results' / 'tables' / 'mini').glob('*.json')
+# Folders of pages that the build writes -> names of what it writes there.
+MADE = {
+  ROOT / 'docs' / 'results': {'index.md', *(f'{path.stem}.md' for path in TABLES)},
+  ROOT / 'docs' / 'methods': {
+    f'{name}.md' for name in (*METHODS, 'index', 'attacks', 'defenses', 'malicious_servers', 'models')
+  },
+  ROOT / 'docs' / 'api': {'index.md'},
+}
 
 
 def name(path):
   return str(path.relative_to(ROOT))
 
 
-def run(python, folder, monkeypatch):
-  """Runs blocks in order, in one namespace, in a folder of their own."""
+def run(path, python, folder, monkeypatch):
+  """Runs blocks in order, in a folder of their own; what they print stands behind them."""
   monkeypatch.chdir(folder)
-  namespace = {'__name__': 'document'}
-  for block in python:
-    if block.runs:
-      code = '\n' * (block.line - 1) + block.code  # so that a traceback names the line of the document
-      exec(compile(code, str(block.path), 'exec'), namespace)
+  stored = outputs.stored(path)
+  for line, text in outputs.executed(python, {'__name__': 'document'}).items():
+    compare(f'{name(path)}:{line}', text, stored.get(line, ''))
+
+
+def compare(place, text, stored):
+  """Compares what a block prints with what its document says."""
+  again = f'python -m tests.docs.outputs {place.partition(":")[0]}'
+  assert outputs.agree(text, stored), f'{place} prints something else, {again} writes it:\n{text}\n\nnot\n{stored}'
 
 
 @pytest.mark.usefixtures('fast_compilation')
 @pytest.mark.parametrize('path', SHORT, ids=name)
 def test_python_runs(path, tmp_path, monkeypatch):
-  run(PYTHON[path][: slow_from(PYTHON[path])], tmp_path, monkeypatch)
+  run(path, PYTHON[path][: slow_from(PYTHON[path])], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('path', LONG, ids=name)
 def test_long_python_runs(path, tmp_path, monkeypatch):
-  run(PYTHON[path], tmp_path, monkeypatch)
+  run(path, PYTHON[path], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize('path', [path for path in DOCUMENTS if PYTHON[path]], ids=name)
@@ -83,9 +100,37 @@ def test_commands_run(block, checkout):
     pytest.skip('it installs, makes or downloads')
   place = pathlib.Path(sys.executable).parent
   environment = {**os.environ, 'PYTHONPATH': str(checkout), 'PATH': f'{place}{os.pathsep}{os.environ["PATH"]}'}
+  printed = ''
   for words in own:
     done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f'{block}: {" ".join(words)}\n{done.stderr[-3000:]}'
+    printed += done.stdout
+  if stored := outputs.stored(block.path).get(block.line):
+    compare(str(block), outputs.trimmed(printed), stored)
+
+
+@pytest.mark.parametrize('path', DOCUMENTS, ids=name)
+def test_no_output_is_typed(path):
+  """What looks like output stands behind a block that prints it, where a test compares."""
+  assert path.read_text('utf-8').count(f'\n{outputs.OPEN}\n') == len(outputs.stored(path))
+
+
+def test_outputs_agree_where_figures_differ_and_nowhere_else():
+  table = 'attack  verdict  dB\ncsdlg  exact  31.5'
+  assert outputs.agree(table, table.replace('31.5', '−2')) and outputs.agree(table, table.replace('exact', 'traces'))
+  assert not outputs.agree(table, table.replace('attack', 'defense'))
+  assert not outputs.agree(table, table + '\nmore and more and more and more') and not outputs.agree(table, '')
+
+
+def test_outputs_are_written_behind_their_blocks(tmp_path):
+  path, text = tmp_path / 'page.md', '# A\n\n```python\nprint(1)\n```\n\n```python\nx = 2\n```\n\nEnd.\n'
+  path.write_text(text)
+  for found in ('one', 'two\nlines'):
+    outputs.write(path, {4: found})
+    assert outputs.stored(path) == {4: found}
+  assert path.read_text() == text.replace('```\n\n```python\nx', '```\n\n```text\ntwo\nlines\n```\n\n```python\nx')
+  outputs.write(path, {})
+  assert path.read_text() == text
 
 
 def test_what_is_not_run_has_a_reason():
@@ -112,6 +157,9 @@ def test_relative_links_lead_somewhere(path):
     if '://' in target or file.startswith('/'):
       continue
     place = (path.parent / file).resolve() if file else path
+    if place.parent in MADE:
+      assert path != ROOT / 'README.md' and place.name in MADE[place.parent], f'{name(path)} links to {target}'
+      continue
     assert place.exists() and ROOT in place.parents, f'{name(path)} links to {target}'
     assert not anchor or anchor in anchors(place), f'{name(path)} links to {target}: there is no such heading'
 

@@ -1,8 +1,10 @@
 """The pages: each method has one, with its formula, settings and source, and the site is built without a warning."""
 
 import importlib
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -11,6 +13,7 @@ import pytest
 
 import gradleak as gl
 from experiments import comparison, judgement
+from gradleak.audit.verdict import VERDICTS
 from gradleak.core import methods as named
 from gradleak.models.registry import WRAPPERS
 
@@ -52,7 +55,7 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   assert '| sparsifies | entries, which are sent as zeros |' in text
   assert '| `masked` | It compares only what was sent and is not zero. |' in text
   entry = next(one for one in extensions('facts').seen('prune') if one.side.startswith('honest'))
-  reached = ' | '.join(f'{count} of {entry.trials}' for count in entry.levels.values())
+  reached = ' | '.join(map(str, (entry.trials, *entry.levels.values())))
   assert f'| `{entry.defense}` | ' in text
   assert reached in text
 
@@ -74,9 +77,12 @@ def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monke
   assert {name: found for name, found in counted.items() if found} == {'clip': [1], 'graddefense': [1], 'dga': [2]}
   (table,) = facts.tables('graddefense')
   assert table.counts == {**dict.fromkeys(judgement.COUNTED, 0), statuses[0]: 1}
-  assert (table.title, table.page) == ('A, B: Table IX', 'graddefense')
+  assert table.title == 'A, B: Table IX'
   shown = '\n'.join(extensions('methods')._tables('graddefense'))
-  assert '| mini | 1 |' in shown and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
+  assert (
+    'Table IX](../results/graddefense_9.md) | 1 |' in shown
+    and '![A, B: Table IX](../../results/tables/mini/graddefense_9-1.png)' in shown
+  )
 
 
 def test_page_of_a_defense_says_what_it_cost_in_trainings(extensions, monkeypatch):
@@ -216,3 +222,99 @@ def test_readme_holds_the_findings_of_the_leaderboard(extensions):
   assert len(found) == 3
   for one in found:
     assert one in text
+
+
+def test_claims_of_the_questions_hold():
+  """FAQ and comparison name figures of stored results in words; these are what the words stand for."""
+  from gradleak.studies.autoleak import leaderboard
+
+  entries = leaderboard.read(ROOT / 'results' / 'leaderboard').values()
+  bare = [entry for entry in entries if entry['text'] == 'none' and entry['task']['model'] == 'lenet']
+  assert len(bare) > 1
+  for entry in bare:
+    shown = {one['level']: one['count'] for one in entry['honest']['levels']}
+    assert shown['recognisable'] == entry['honest']['n']
+  speed = (DOCS / 'PERFORMANCE.md').read_text('utf-8')
+  said = re.search(r'LeNet takes ([\d.]+) ms .* and ([\d.]+) ms', (DOCS / 'comparison.md').read_text('utf-8'))
+  ours, theirs = re.search(r'\| LeNet \| ([\d.]+) \| .+?× \| ([\d.]+):', speed).groups()
+  assert (float(said[1]), float(said[2])) == (round(float(ours), 2), round(float(theirs), 1))
+
+
+def test_bibtex_holds_what_the_citation_file_names(extensions):
+  import yaml
+
+  citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text('utf-8'))
+  text = extensions('pieces').bibtex(citation)
+  names = re.findall(r'^@\w+\{(\w+),$', text, re.M)
+  assert len(names) == len(set(names)) == 1 + len(citation['references'])
+  for paper in citation['references']:
+    assert f'title = {{{{{paper["title"]}}}}}' in text and paper['authors'][-1]['family-names'] in text
+  assert f'version = {{{citation["version"]}}}' in text and text.count('{') == text.count('}')
+
+
+def test_tiers_and_times_are_tables(extensions):
+  from gradleak.threat.knowledge import TIERS
+
+  pieces = extensions('pieces')
+  assert re.findall(r'^\| (\w) \|', pieces.tiers(), re.M) == list(TIERS)
+  counts = re.findall(r'^\| .+? \| (\d+) \|', pieces.times(), re.M)
+  assert sum(map(int, counts)) == len(list((ROOT / 'results' / 'tables' / 'mini').glob('*.json')))
+
+
+def test_the_explorer_has_both_attackers_of_each_choice(extensions):
+  pieces = extensions('pieces')
+  rows = json.loads(extensions('explorer_rows').STORED.read_text('utf-8'))['rows']
+  places = {(row['attack'], row['defense'], row['strength'], row['trial']) for row in rows}
+  assert len(places) == len(rows) == 2 * 3 * 7 * 3
+  for row in rows:
+    known, ignored = (VERDICTS.index(row[who]['verdict']) for who in ('knows', 'ignores'))
+    assert known <= ignored and row['private'].startswith('data:image/png')
+  text = pieces.explorer(rows)
+  assert text.count('<option>') == 5 and json.loads(re.search(r'id="explored">(.*?)</script>', text)[1]) == rows
+  assert not re.search(r'https?://', text)
+
+
+def test_cells_of_wide_tables_know_their_headings(extensions):
+  labelled = extensions('narrow').labelled
+  row = '<tr><td>x</td><td></td><td><em>y</em></td><td>z</td></tr>'
+  heads = ''.join(f'<th>{one}</th>' for one in ('a', 'b', 'c &amp; d', 'e'))
+  text = labelled(f'<table class="t"><thead><tr>{heads}</tr></thead><tbody>{row}</tbody></table>')
+  assert '<table class="t stacked wide">' in text and '<td class="empty" data-label="b">' in text
+  assert 'data-label="c &amp; d"' in text
+  few = '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>x</td></tr></tbody></table>'
+  assert labelled(few) == few
+
+
+def test_results_have_a_page_per_table_and_pictures_that_are_there(extensions):
+  texts = extensions('tables').texts()
+  contents = re.search(r'\{toctree\}\n:hidden:\n\n(.*?)\n```', texts['index.md'], re.S)[1].split('\n')
+  assert {f'{one.partition(" ")[0]}.md' for one in contents} == set(texts) - {'index.md'}
+  for name, text in texts.items():
+    for picture in re.findall(r'\]\((\S+\.png)\)', text):
+      assert (DOCS / 'results' / picture).resolve().is_file(), f'{name}: {picture}'
+
+
+def test_each_module_stands_once_in_the_index_of_the_api(extensions):
+  api = extensions('api')
+  assert sorted(re.findall(r'^\| \[`([\w.]+)`\]', api.pages()['index.md'], re.M)) == sorted(api.modules())
+
+
+def test_each_page_says_for_whom_it_is():
+  written = [path for folder in ('', 'guides', 'concepts') for path in (DOCS / folder).glob('*.md')]
+  others = {'index', 'development', 'changes', 'ROWS'}  # the first, and those that include or are made of something
+  for path in written:
+    assert path.stem in others or re.match(r'# .+\n\n\*For ', path.read_text('utf-8')), path.name
+
+
+def test_answers_are_those_of_the_leaderboard(extensions):
+  from gradleak.report import deploy
+  from gradleak.studies.autoleak import leaderboard
+
+  board = extensions('leaderboard')
+  entries = leaderboard.read(ROOT / 'results' / 'leaderboard')
+  text = board.answers(entries)
+  best = {
+    finding.facts['best'] for of in board._newest(entries) for finding in deploy.advice(of) if 'best' in finding.facts
+  }
+  named = set(re.findall(r'`([^`]+)`', text))
+  assert named <= best and text.count('\n| ') == len(board._newest(entries)) + 1

@@ -232,13 +232,14 @@ def test_the_table_sets_ours_beside_the_papers():
 def test_markdown_says_how_it_was_run():
   text = table.markdown(EXPERIMENT, 'mini', 3, OUTCOMES)
   for said in (
-    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 | agrees | n/a | 0.500 |  | 3 of 4 |',
+    '# Table 1: toys\n', 'A, B: C. 2024.', '| none | 19.50 ± 1.25 | 20.41 ± 3.15 *agrees* | 3 of 4 |',
+    'Not measured here: LPIPS.',
     '## other', 'They disagree.\n', 'All in all.', '- Scale mini, seed 3.', '- A choice.',
     '- run: model convnet(width=8) instead of convnet(width=64); trials 4 instead of 100',
   ):  # fmt: skip
     assert said in text
   tables = [line for line in text.splitlines() if line.startswith('|')]
-  assert [line.count('|') for line in tables] == [9, 9, 9, 9, 5, 5, 5]
+  assert [line.count('|') for line in tables] == [5, 5, 5, 5, 4, 4, 4]
   claim, _, *shown = table.terminal(EXPERIMENT, 'mini', 3, OUTCOMES).splitlines()
   assert claim == EXPERIMENT.shows
   assert shown[0] == 'CIFAR-10' and len({len(line.partition('paper')[0]) for line in shown[1:2]}) == 1

@@ -222,8 +222,11 @@ def test_repeats_of_one_training_spread_less_than_a_single_one_leaves_open():
   assert repeats and max(max(found) - min(found) for found in repeats) < comparison.ONE_TRAINING
 
 
-def test_pages_open_with_what_agrees_and_with_the_order():
+def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table():
   text = pages.pages(results.read(TABLES, 'mini'), experiments.REGISTRY, 'mini', 'there')['index.md']
   agreeing, total = map(int, re.search(r'(\d+) of (\d+) figures that count agree', text).groups())
-  lines = text.partition('## Order')[0].count('\n| [')
-  assert 0 < agreeing == lines < total and text.index('Pairs of methods') < text.index('## All figures')
+  assert 0 < agreeing == text.partition('The figures that agree')[2].count('\n| [') < total
+  assert text.index('Claims of tables') < text.index('Pairs of methods') < text.index('\n## ')
+  tables = dict(re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (\*\*.+?\*\*|no claim) \|', text, re.M))
+  assert sorted(tables) == sorted(results.read(TABLES, 'mini'))
+  assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())

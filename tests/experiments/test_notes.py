@@ -155,7 +155,7 @@ def test_verdicts_and_notes_stand_in_the_table_but_not_at_scale_smoke():
   cells = tuple(cell._replace(run='mnist', defense='none') for cell in CELLS)
   toy = Experiment('toy', 'A.', 'Table', 'Shows.', {'mnist': run}, cells, 'So.', (), (Note('toy', 'Words.', 'MNIST'),))
   mini, smoke = (table.markdown(toy, scale, 0, OUTCOMES) for scale in ('mini', 'smoke'))
-  assert '| none | 60.00 ± 1.00 | 59.20 ± 2.70 | agrees | 4 of 4 |' in mini and '\n\nWords.\n' in mini
+  assert '| none | 60.00 ± 1.00 | 59.20 ± 2.70 *agrees* | 4 of 4 |' in mini and '\n\nWords.\n' in mini
   assert '| none | 60.00 ± 1.00 | 59.20 ± 2.70 | 4 of 4 |' in smoke and '\n\nNo note at this scale.\n' in smoke
   assert 'Verdicts are computed' in mini and 'No verdicts' in smoke and 'agrees' not in smoke
   assert 'agrees' in table.table_csv(toy, 'mini', OUTCOMES)

@@ -1,4 +1,4 @@
-"""Stored results hold what a table's figures are computed from; the pages of docs/results are computed from them."""
+"""Stored results hold what a table's figures are computed from; pages are computed from them."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from PIL import Image
 
 import experiments
 import launch
-from experiments import comparison, judgement, pages, results
+from experiments import claims, comparison, judgement, pages, results, table
 from experiments import experiment as machinery
 from experiments.comparison import Cell
 from experiments.experiment import Experiment, Run
@@ -73,23 +73,23 @@ def test_results_of_other_settings_are_not_shown(stored):
   assert results.current(one, TOY) and results.done(one, TOY, 3) and not results.done(one, TOY, 4)
   other = dataclasses.replace(TOY, runs={'run': RUN, 'other': RUN.replaced(restarts=3)})
   assert not results.current(one, other) and not results.done(None, TOY, 3)
-  text = pages.pages({'toy_1': one}, {'toy_1': other}, 'mini', 'there')['beside.md']
-  assert 'its settings have changed since' in text and '39.12' not in text
+  text = pages.pages({'toy_1': one}, {'toy_1': other}, 'mini', 'there')
+  assert list(text) == ['index.md'] and 'its settings have changed since' in text['index.md']
 
 
 def test_a_page_has_figures_verdicts_pictures_and_how_to_run_it_again(stored):
   _, one, _ = stored
   found = pages.pages({'toy_1': one}, {'toy_1': TOY}, 'mini', 'there')
-  page, index = found['beside.md'], found['index.md']
+  page, index = found['toy_1.md'], found['index.md']
   assert '39.26' in page and '![Table 1: picture 1](there/toy_1-1.png)' in page
-  assert '--experiment=toy_1' in page and 'trials 1 instead of 4' in page and 'Run in 12 s' in page
+  assert '--experiment=toy_1' in page and 'trials 1 instead of 4' in page and 'which took 12 s' in page
   judged = pages.judge({'toy_1': one}, {'toy_1': TOY}, 'mini')['toy_1']
   assert judged.counts() == {**dict.fromkeys(judgement.COUNTED, 0), 'agrees': 3}
   assert '3 printed figures:' in index and '3 of 3 figures that count agree' in index
-  assert index.index('39.26') < index.index('## Order of the methods') < index.index('## All figures')
-  assert '(beside.md#toy_1)' in index and '1 of 1 declared' in index
+  assert page.index('picture 1') < page.index('39.26') < page.index('<summary>Settings')
+  assert '| [Table 1](toy_1.md) | It shows | no claim |' in index and '1 of 1 declared' in index
   empty = pages.pages({}, {'toy_1': TOY}, 'mini', 'there')
-  assert '| not shown | 3 |' in empty['index.md'] and 'not yet' in empty['beside.md']
+  assert '| not shown | 3 |' in empty['index.md'] and '| Table 1 | It shows | not yet, on digits |' in empty['index.md']
 
 
 def test_a_difference_without_a_note_that_holds_is_of_unknown_cause(stored):
@@ -100,10 +100,10 @@ def test_a_difference_without_a_note_that_holds_is_of_unknown_cause(stored):
   fails = says._replace(holds=(('digits | none | psnr | paper', '<', 'digits | none | psnr'),))
   for notes, unknown in (((), True), ((fails,), True), ((says,), False)):
     noted = dataclasses.replace(bare, notes=notes)
-    page = pages.pages({'toy_1': one}, {'toy_1': noted}, 'mini', 'there')['beside.md']
+    page = pages.pages({'toy_1': one}, {'toy_1': noted}, 'mini', 'there')['toy_1.md']
     assert (pages.UNKNOWN in page) == unknown and ('Because.' in page) != unknown
     assert not unknown or f'{pages.UNKNOWN}: digits, PSNR dB.' in page
-  assert pages.UNKNOWN not in pages.pages({'toy_1': one}, {'toy_1': TOY}, 'mini', 'there')['beside.md']
+  assert pages.UNKNOWN not in pages.pages({'toy_1': one}, {'toy_1': TOY}, 'mini', 'there')['toy_1.md']
 
 
 def test_a_note_explains_the_column_and_the_metrics_that_it_names():
@@ -168,11 +168,14 @@ def test_the_pages_of_results_are_what_the_stored_rows_say():
   found = results.read(ROOT / 'results' / 'tables', 'mini')
   stale = [name for name, one in found.items() if not results.current(one, experiments.get(name))]
   assert found and not stale, f'the settings of {stale} have changed: run them again, or delete their results'
-  made = pages.pages(found, experiments.REGISTRY, 'mini', '../../results/tables/mini')
-  folder = ROOT / 'docs' / 'results'
-  assert {path.name for path in folder.glob('*.md')} == set(made)
+  made = pages.pages(found, experiments.REGISTRY, 'mini', 'there')
+  assert set(made) == {'index.md', *(f'{name}.md' for name in found)}
   for name, text in made.items():
-    assert (folder / name).read_text('utf-8') == text, f'launch/reproduce.py --pages=docs/results makes {name} anew'
+    widest = max((line.count('|') - 1 for line in text.splitlines() if line.startswith('| ')), default=0)
+    assert widest <= table.MOST_COLUMNS, name
+    above = text.partition('## Figures')[0]
+    assert name == 'index.md' or '![' in above or not found[name.removesuffix('.md')].pictures
+    assert name == 'index.md' or '| Here |' in above or not claims.CLAIMS.get(name.removesuffix('.md'))
   pictures = {path.name for path in (ROOT / 'results' / 'tables' / 'mini').glob('*.png')}
   assert pictures == {picture for one in found.values() for picture in one.pictures}
 
