@@ -6,7 +6,8 @@
 """
 
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Dataset(NamedTuple):
     labels: int32 [N], in [0, num_classes).
     class_names: a name for each label, also for classes without an image in this split.
     notes: sentences on what a user may not expect of these images: files that were left out, a small range.
+    settings: what tells what a sample is, plain JSON, see `gradleak.modalities.of_config`; {} for images.
   """
 
   name: str
@@ -36,6 +38,7 @@ class Dataset(NamedTuple):
   labels: np.ndarray
   class_names: tuple[str, ...]
   notes: tuple[str, ...] = ()
+  settings: Mapping[str, Any] = types.MappingProxyType({})
 
   @property
   def num_classes(self) -> int:

@@ -1,6 +1,6 @@
 """Modalities: what a sample is, how it is judged and shown."""
 
-from gradleak.modalities.base import REGISTRY, Column, Modality, Shown, modality, of_config, of_rows
+from gradleak.modalities.base import REGISTRY, Column, Modality, Piece, Shown, modality, of_config, of_rows
 from gradleak.modalities.images import IMAGES
 
-__all__ = ['IMAGES', 'REGISTRY', 'Column', 'Modality', 'Shown', 'modality', 'of_config', 'of_rows']
+__all__ = ['IMAGES', 'REGISTRY', 'Column', 'Modality', 'Piece', 'Shown', 'modality', 'of_config', 'of_rows']

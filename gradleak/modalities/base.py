@@ -50,6 +50,20 @@ class Shown(NamedTuple):
   significant: bool = False
 
 
+class Piece(NamedTuple):
+  """A part of a sample as people read it: a cell of a table, a token of a text.
+
+  Attributes:
+    text: what stands there.
+    right: whether it is what the private sample has; None where nothing is compared, as in the private sample itself.
+    of: what it is a part of, such as a column; '' where parts follow each other as in a text.
+  """
+
+  text: str
+  right: bool | None = None
+  of: str = ''
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Modality:
   """What a sample is. Modalities are compared as objects, and known to stored results by their names.
@@ -76,6 +90,10 @@ class Modality:
     further: what is folded away, as further figures.
     nearness: (reconstructions, truth), in pairs -> the score of each, float [N].
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
+    marked: (a reconstruction or a private sample, the private sample or None) -> its `Piece`s, as people read them,
+      each with whether it is right; None for samples that people look at.
+    sensitive: what `Piece.of` names that is worse to lose than the others.
+    remade: settings of a result -> the same modality with what they record of its samples; None where nothing is.
     copies: name -> what alters samples into copies that a list of candidates may hold in their place.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
@@ -108,6 +126,9 @@ class Modality:
   describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}
   copies: Mapping[str, Callable[[np.ndarray], np.ndarray]] = dataclasses.field(default_factory=dict)
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
+  marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
+  sensitive: frozenset[str] = frozenset()
+  remade: 'Callable[[Mapping[str, Any]], Modality] | None' = None
 
   def __post_init__(self) -> None:
     named = {column.name for column in self.columns}
@@ -191,7 +212,8 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> Modality:
 
 
 def of_config(config: Mapping[str, Any]) -> Modality:
-  """Returns the modality of a result's settings; raises `UsageError` for one that is not known."""
+  """Returns the modality of a result's settings, or of a dataset's; raises `UsageError` for one that is not known."""
   name = config.get('modality', 'images')
   errors.check_choice('modality', name, REGISTRY)
-  return REGISTRY[name]
+  found = REGISTRY[name]
+  return found if found.remade is None else found.remade(config)
