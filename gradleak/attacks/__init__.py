@@ -36,6 +36,7 @@ from gradleak.attacks.presets import (
 )
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
+from gradleak.attacks.text import lamp, tag
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
 REGISTRY = {
@@ -63,6 +64,8 @@ REGISTRY = {
   'residual_peeling': residual_peeling,
   'spear': spear,
   'april': april,
+  'tag': tag,
+  'lamp': lamp,
 }
 
 __all__ = [
@@ -94,6 +97,7 @@ __all__ = [
   'idlg',
   'labels',
   'ladder',
+  'lamp',
   'lti',
   'magia',
   'peeling',
@@ -101,5 +105,6 @@ __all__ = [
   'prefix',
   'residual_peeling',
   'spear',
+  'tag',
   'wrap',
 ]

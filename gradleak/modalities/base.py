@@ -75,6 +75,7 @@ class Relaxation(NamedTuple):
       where samples are integers.
     relaxed: (samples, variables) -> what the model takes of them.
     scale: variables -> the standard deviation of what a search starts from, in units of that of its start.
+    silent: path of the parameter that has no gradient of its own where samples are moved so: it is not compared.
   """
 
   shape: Callable[[tuple[int, ...], Any], tuple[int, ...]]
@@ -82,6 +83,7 @@ class Relaxation(NamedTuple):
   decide: Callable[[jax.Array, Any], jax.Array]
   relaxed: Callable[[jax.Array, Any], jax.Array]
   scale: Callable[[Any], jax.Array | float] = lambda variables: 1.0
+  silent: tuple[str, ...] = ()
 
 
 # Samples are moved as they are.

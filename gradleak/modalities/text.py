@@ -54,6 +54,7 @@ def _embeddings(model: Model) -> Relaxation:
     decide=lambda given, variables: _decided(given @ unit(table(variables, model).astype(given.dtype)).T),
     relaxed=lambda samples, variables: jnp.take(table(variables, model), samples, axis=0, mode='clip'),
     scale=lambda variables: jnp.std(table(variables, model)),
+    silent=() if model.first_block is None else model.first_block.table,
   )
 
 
@@ -247,6 +248,13 @@ def _picture(made: Tokeniser, text: np.ndarray) -> np.ndarray:
 def _remade(config: Mapping[str, Any]) -> Modality:
   described = config.get('tokeniser')
   return TEXT if described is None else of_tokeniser(tokenisers.restored(described))
+
+
+def of_scenario(settings: Mapping[str, Any]) -> Tokeniser:
+  """Returns the tokeniser of a scenario's settings; raises `UsageError` where its samples are no texts."""
+  if 'tokeniser' not in settings:
+    raise errors.UsageError('the attack reads texts, and the samples of this client are none')
+  return tokenisers.restored(settings['tokeniser'])
 
 
 TEXT = modality(of_tokeniser(tokenisers.in_bytes()))
