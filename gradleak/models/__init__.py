@@ -13,6 +13,7 @@ from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
 from gradleak.models.torch import from_torch
+from gradleak.models.transformers import bert, gpt, lstm
 from gradleak.models.vgg import vgg11, vgg16
 from gradleak.models.vit import vit_small, vit_tiny
 
@@ -23,6 +24,7 @@ __all__ = [
   'Model',
   'Normalisation',
   'agreement',
+  'bert',
   'check_apply',
   'check_variables',
   'cnn',
@@ -33,8 +35,10 @@ __all__ = [
   'from_functions',
   'from_nnx',
   'from_torch',
+  'gpt',
   'lenet',
   'lenet4',
+  'lstm',
   'mlp',
   'resnet18',
   'resnet20',

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gradleak.core import errors, grammar, methods
-from gradleak.models import convnets, lora, normalisation, precode, resnet, small, vgg, vit
+from gradleak.models import convnets, lora, normalisation, precode, resnet, small, transformers, vgg, vit
 from gradleak.models.model import Model
 
 REGISTRY: dict[str, Callable[..., Model]] = {
@@ -24,6 +24,9 @@ REGISTRY: dict[str, Callable[..., Model]] = {
   'vgg16': vgg.vgg16,
   'vit_tiny': vit.vit_tiny,
   'vit_small': vit.vit_small,
+  'gpt': transformers.gpt,
+  'bert': transformers.bert,
+  'lstm': transformers.lstm,
 }
 WRAPPERS: dict[str, Callable[..., Model]] = {
   'lora': lora.lora,
