@@ -29,6 +29,11 @@ SMALL = {'width': WIDTH, 'activation': ACTIVATION}
 RESNET = {'width': CHANNELS, 'norm': 'batch|group', 'pixels': 'unit|half|imagenet'}
 DEEP = {**RESNET, 'stem': 'cifar|imagenet'}
 VGG = {**RESNET, 'norm': 'none|batch?'}
+TOKENS = {
+  'vocabulary': 'int [3, 1048576]', 'width': WIDTH, 'layers': 'int [1, 128]', 'padding': 'int? [0, inf)',
+  'dropout': FRACTION,
+}  # fmt: skip
+ATTENTION = {**TOKENS, 'heads': COUNT, 'length': 'int [1, 65536]'}
 VIT = {'patch': CHANNELS, 'depth': 'int [1, 128]', 'width': WIDTH, 'heads': WIDTH, 'pixels': 'unit|half|imagenet'}
 FISHING = {'target': CLASS, 'statistics': 'running|public'}
 SEARCH = {'method': 'published|difference', 'multiplier': 'float [1e-06, inf)', 'max_queries': 'int [3, inf)'}
@@ -168,6 +173,9 @@ RANGES = {
   'models.small.lenet': SMALL,
   'models.small.lenet4': SMALL,
   'models.small.mlp': DENSE,
+  'models.transformers.bert': {**ATTENTION, 'head': 'first|mean|masked'},
+  'models.transformers.gpt': {**ATTENTION, 'head': 'last|mean|next'},
+  'models.transformers.lstm': {**TOKENS, 'head': 'last|mean|next'},
   'models.vgg.vgg11': VGG,
   'models.vgg.vgg16': VGG,
   'models.vit.vit_small': VIT,

@@ -1,4 +1,4 @@
-"""Sources of private samples: embedded data, folders of images, tables, TensorFlow Datasets.
+"""Sources of private samples: embedded data, folders of images, tables, texts, TensorFlow Datasets.
 
 >>> faces = load('faces', limit=8)
 >>> faces.images.shape, faces.class_names
@@ -14,7 +14,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.settings import Count, Range, ranged
-from gradleak.data import embedded, folder, images, table_files, tables, tfds
+from gradleak.data import embedded, folder, images, table_files, tables, text, tfds
 from gradleak.data.tables import Field, Schema
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
   'pair',
   'table',
   'tables',
+  'text',
   'tfds',
   'two',
   'validate',
@@ -47,7 +48,8 @@ class Dataset(NamedTuple):
   Attributes:
     name: as given to `load`.
     split: as given to `load`.
-    images: float32 [N, H, W, C], pixels in [0, 1]; of a table its rows, float32 [N, D], see `Schema`.
+    images: float32 [N, H, W, C], pixels in [0, 1]; of a table its rows, float32 [N, D], see `Schema`; of texts their
+      tokens, int32 [N, length].
     labels: int32 [N], in [0, num_classes).
     class_names: a name for each label, also for classes without a sample in this split.
     notes: sentences on what a user may not expect of these images: files that were left out, a small range.
@@ -80,13 +82,16 @@ def load(
   largest_pixel: Annotated[float | None, Range(1e-6, finite=True)] = None,
   label: str | None = None,
   schema: str | None = None,
+  tokeniser: str = 'words',
+  length: Annotated[int | None, Range(1, 65_536)] = None,
 ) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
 
   Args:
-    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), or a TFDS image-classification dataset such as
-      `mnist`, `emnist/letters` or `cifar10:3.0.2`, prepared by `launch/prepare_data.py`. Tables are `breast_cancer`,
-      `diabetes` and `table:PATH` (a CSV file with headings).
+    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), `breast_cancer`, `diabetes`, `table:PATH` (a CSV
+      file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder with
+      one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or `cifar10:3.0.2`,
+      prepared by `launch/prepare_data.py`.
     split: `test`, `train`, or another split of the dataset; TFDS datasets also take slices (`train[:10%]`).
     data_dir: the folder of TFDS datasets (None: `~/tensorflow_datasets`); not used for others.
     limit: the number of images to return, the first ones; only these are decoded (None: all).
@@ -96,13 +101,15 @@ def load(
     largest_pixel: the stored value that becomes 1, such as 4095 for 12 bits in files of 16 bits (None: the largest of
       the stored type).
     label, schema: of `table:PATH`: the column of the class, and a JSON file, see `table_files.read`.
+    tokeniser: of texts: `words`, `bytes`, `bpe:SIZE` (trained on the split train), or a file tokenizer.json.
+    length: tokens of a text that are kept (None: 24 words, 128 bytes, 32 tokens of a file). Shorter texts are padded.
 
   Raises:
     UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
       or channels if none are given, and pixels or labels out of range; see also the submodules.
   """
-  for what, text in (('name', name), ('split', split)):
-    errors.check_instance(f'the {what} of the dataset', text, str, 'a text')
+  for what, word in (('name', name), ('split', split)):
+    errors.check_instance(f'the {what} of the dataset', word, str, 'a text')
   if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels not in (1, 3)):
     shown = errors.shown(channels)
     raise errors.UsageError(f'channels is {shown}, expected 1 (grey), 3 (RGB) or none (as the images are)')
@@ -114,6 +121,8 @@ def load(
   for option, given in (('label', label), ('schema', schema)):
     if given is not None:
       raise errors.UsageError(f'{option} is of a table in a file, as table:PATH, and {name} is none: leave it out')
+  if text.knows(name):
+    return _texts(name, split, limit, tokeniser, length)
   try:
     source = _open(name, split, data_dir)
     if not source.size:
@@ -244,6 +253,9 @@ def gallery(
   """
   if by_class is not None:
     errors.check_instance('by_class', by_class, bool, 'True or False')
+  if text.knows(name):
+    found = load(name, split, limit=min(most, text.read(name, split).size), **options)
+    return Candidates(found.images, found.labels, bool(by_class), found.class_names)
   splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED or is_table(name) else [split]
   parts: list[Dataset] = []
   for one in splits:
@@ -356,6 +368,14 @@ def pair(
   if image_shape is not None and images.shape[1:] != tuple(image_shape):
     raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(image_shape)}')
   return images, labels
+
+
+def _texts(name: str, split: str, limit: int | None, tokeniser: str, length: int | None) -> Dataset:
+  """Returns a split of texts; arguments as of `load`."""
+  errors.check_instance('tokeniser', tokeniser, str, 'a text')
+  ids, found, made, told = text.tokens(name, split, limit, tokeniser, length)
+  settings = {'modality': text.MODALITY, 'tokeniser': made.described()}
+  return Dataset(name, split, ids, found.labels[: len(ids)], found.class_names, (*found.notes, *told), settings)
 
 
 def _open(name: str, split: str, data_dir: str | pathlib.Path | None) -> images.Source:

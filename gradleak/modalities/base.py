@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,11 +65,39 @@ class Piece(NamedTuple):
   of: str = ''
 
 
+class Relaxation(NamedTuple):
+  """What a search moves in place of samples, such as pixels as they are, or a number for each token that may stand there.
+
+  Attributes:
+    shape: (shape of the samples [N, …], variables of the model) -> the shape of what is moved.
+    apply: what is moved -> what the model takes.
+    decide: (what the model takes, variables) -> the samples that are settled on; −1 for numbers that are not finite,
+      where samples are integers.
+    relaxed: (samples, variables) -> what the model takes of them.
+    scale: variables -> the standard deviation of what a search starts from, in units of that of its start.
+  """
+
+  shape: Callable[[tuple[int, ...], Any], tuple[int, ...]]
+  apply: Callable[[jax.Array], jax.Array]
+  decide: Callable[[jax.Array, Any], jax.Array]
+  relaxed: Callable[[jax.Array, Any], jax.Array]
+  scale: Callable[[Any], jax.Array | float] = lambda variables: 1.0
+
+
+# Samples are moved as they are.
+PLAIN = Relaxation(
+  lambda shape, variables: shape,
+  lambda free: free,
+  lambda given, variables: given,
+  lambda samples, variables: samples,
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Modality:
   """What a sample is. Modalities are compared as objects, and known to stored results by their names.
 
-  A batch of samples is a float array [N, …]; batches of one upload have one shape.
+  A batch of samples is an array [N, …], floats or integers; batches of one upload have one shape.
 
   Attributes:
     name: what results call it, such as 'images'.
@@ -103,6 +132,11 @@ class Modality:
     shaped: the shape of one sample -> how sentences describe it.
     settle: samples that a search has moved -> the nearest that are allowed.
     terms: names of the special terms of matching that are defined on them, see `attacks.matching.terms`.
+    dtype: of samples: 'float32', or 'int32' for what is looked up.
+    relaxed_axes: how many axes one sample has as a search moves it, floats; None for those of the sample.
+    relaxations: name -> (model -> `Relaxation`), the usual one first; {} for samples that are moved as they are.
+    targets: name -> (samples, or what a search moves, **settings of a loss) -> (what the model is given, the targets
+      that the samples themselves give, floats [N, …, outputs]), see `losses.Loss.own`.
   """
 
   name: str
@@ -133,6 +167,10 @@ class Modality:
   sensitive: frozenset[str] = frozenset()
   words: Mapping[str, str] = dataclasses.field(default_factory=dict)
   remade: 'Callable[[Mapping[str, Any]], Modality] | None' = None
+  dtype: str = 'float32'
+  relaxed_axes: int | None = None
+  relaxations: Mapping[str, Callable[[Any], Relaxation]] = dataclasses.field(default_factory=dict)
+  targets: Mapping[str, Callable[..., tuple[jax.Array, jax.Array]]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     named = {column.name for column in self.columns}
@@ -150,11 +188,40 @@ class Modality:
 
   def check_batch(self, samples: Any) -> None:
     """Checks type and axes of samples, which may be traced; raises `UsageError` for others. Values are not read."""
-    if samples.ndim != 1 + self.axes or not samples.size or not jnp.issubdtype(samples.dtype, jnp.floating):
-      expected = f'[N, {", ".join(self.axis_names)}]'
-      raise errors.UsageError(
-        f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected floats {expected}, N ≥ 1'
-      )
+    floats = jnp.issubdtype(samples.dtype, jnp.floating)
+    integers = jnp.issubdtype(samples.dtype, jnp.integer)
+    fits = samples.ndim == 1 + self.axes and (integers if self.integral else floats)
+    moved = floats and self.relaxed_axes is not None and samples.ndim == 1 + self.relaxed_axes
+    if not (fits or moved) or not samples.size:
+      expected = f'{"integers" if self.integral else "floats"} [N, {", ".join(self.axis_names)}]'
+      raise errors.UsageError(f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1')
+
+  @property
+  def integral(self) -> bool:
+    """Whether samples are integers."""
+    return jnp.issubdtype(self.dtype, jnp.integer)
+
+  def cast(self, samples: Any, floating: Any = np.float32) -> np.ndarray:
+    """Returns samples as they are kept; `floating` is the dtype of those that are floats."""
+    return np.asarray(samples).astype(self.dtype if self.integral else floating)
+
+  def relaxation(self, name: str, model: Any) -> Relaxation:
+    """Returns what a search moves in place of the samples of a model.
+
+    Args:
+      name: of `relaxations`; '' for the usual one.
+      model: the `Model`.
+
+    Raises:
+      UsageError: for a name that is not among them.
+    """
+    if not self.relaxations and not name:
+      return PLAIN
+    if name not in self.relaxations and not self.relaxations:
+      raise errors.UsageError(f'{self.noun[1]} are moved as they are: leave out relaxation={name}')
+    chosen = name or next(iter(self.relaxations))
+    errors.check_choice('relaxation', chosen, self.relaxations)
+    return self.relaxations[chosen](model)
 
   @property
   def axes(self) -> int:

@@ -91,8 +91,8 @@ class FirstBlock(NamedTuple):
     table: path of the table of embeddings in the parameters.
     projections: paths of the kernels [d, …] of queries, keys and values.
     mlp: path of the kernel [d, …] of the block's first dense layer after attention.
-    parts: variables -> (table [V, d], embeddings of positions [length, d], scale [d] and shift [d] of the LayerNorm, its
-      epsilon).
+    parts: variables -> (table [V, d], embeddings of positions [length, d], scale [d], shift [d] and epsilon of the
+      LayerNorm).
     tokens: (variables, inputs [N, T, d]) -> queries, keys and values, each [N, T, d].
     mixed: (variables, what attention is added to, attended values, both [N, T, d]) -> the input of `mlp`.
     normalised_sum: whether attention is added to the LayerNorm of e + p, and not to e + p.

@@ -1,8 +1,8 @@
 """Networks on token ids: a decoder shaped as GPT-2, an encoder shaped as BERT, and a small LSTM.
 
-All take ids [N, T], integers. Floats in their place are probabilities of tokens [N, T, vocabulary], which are multiplied
-by the table of embeddings, or embeddings [N, T, width]: what a search over texts moves. Modules bear the names of
-Hugging Face's, so that published weights can be read from a file (`torch_weights.load`).
+All take ids [N, T], integers. Floats in their place are probabilities of tokens [N, T, vocabulary], or embeddings
+[N, T, width]: what a search over texts moves. Modules bear the names of Hugging Face's, so that published weights can
+be read from a file (`torch_weights.load`).
 """
 
 from collections.abc import Callable
@@ -318,6 +318,17 @@ class BertEncoder(nn.Module):
     return x
 
 
+class BertTransform(nn.Module):
+  """A dense layer, exact GELU and LayerNorm."""
+
+  shape: Shape
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    y = jax.nn.gelu(Dense(self.shape.width, self.shape.initial, name='dense')(x), approximate=False)
+    return _norm('LayerNorm', 1e-12)(y)
+
+
 class BertPredictions(nn.Module):
   """A dense layer, GELU and LayerNorm; products with the table of embeddings, and a bias for each token."""
 
@@ -325,8 +336,7 @@ class BertPredictions(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, table: jax.Array) -> jax.Array:
-    x = BertMlp(self.shape, self.shape.width, name='transform')(x)
-    x = _norm('LayerNorm', 1e-12)(x)
+    x = BertTransform(self.shape, name='transform')(x)
     return Bias(name='decoder')(x @ table.T)
 
 
@@ -353,10 +363,7 @@ class Bert(nn.Module):
     x = BertEncoder(shape, name='encoder')(x, counted[:, jnp.newaxis, :], train)
     if self.head == 'masked':
       return BertPredictions(shape, name='predictions')(x, table)
-    if self.head == 'first':
-      x = jnp.tanh(BertPooler(shape, name='pooler')(x[:, 0]))
-    else:
-      x = _mean(x, counted)
+    x = jnp.tanh(BertPooler(shape, name='pooler')(x[:, 0])) if self.head == 'first' else _mean(x, counted)
     return Dense(self.outputs, shape.initial, name='classifier')(_drop(shape, x, train))
 
 
@@ -535,8 +542,8 @@ def gpt(
 
   Args:
     num_classes: number of outputs; with the head 'next', the vocabulary.
-    init: 'default' draws weights from N(0, 0.02²) and sets biases to zero, as published; 'explicit' draws those of dense
-      layers from U(−0.5, 0.5), with which attention is nearly one-hot. Embeddings are from N(0, 0.02²) in both.
+    init: 'default' draws weights from N(0, 0.02²) and sets biases to zero, as published; 'explicit' draws dense layers
+      from U(−0.5, 0.5), with which attention is nearly one-hot. Embeddings are from N(0, 0.02²) in both.
     conv: not used; the network has no convolution.
     vocabulary: number of token ids.
     width: features of a token; the dense layers of a block have four times as many.
