@@ -13,12 +13,14 @@ from gradleak.modalities.base import (
   of_rows,
 )
 from gradleak.modalities.images import IMAGES
+from gradleak.modalities.tables import TABLE, table
 from gradleak.modalities.text import TEXT
 
 __all__ = [
   'IMAGES',
   'PLAIN',
   'REGISTRY',
+  'TABLE',
   'TEXT',
   'Column',
   'Modality',
@@ -28,4 +30,5 @@ __all__ = [
   'modality',
   'of_config',
   'of_rows',
+  'table',
 ]

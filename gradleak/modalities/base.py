@@ -123,7 +123,9 @@ class Modality:
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
     marked: (a reconstruction or a private sample, the private sample or None) -> its `Piece`s, as people read them,
       each with whether it is right; None for samples that people look at.
+    usual: the sample that is answered without any upload, from what is public; None for none.
     sensitive: what `Piece.of` names that is worse to lose than the others.
+    words: name of a sentence of the report -> the same of these samples; others speak of `noun` where images are meant.
     remade: settings of a result -> the same modality with what they record of its samples; None where nothing is.
     copies: name -> what alters samples into copies that a list of candidates may hold in their place.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
@@ -163,7 +165,9 @@ class Modality:
   copies: Mapping[str, Callable[[np.ndarray], np.ndarray]] = dataclasses.field(default_factory=dict)
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
   marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
+  usual: Any = None
   sensitive: frozenset[str] = frozenset()
+  words: Mapping[str, str] = dataclasses.field(default_factory=dict)
   remade: 'Callable[[Mapping[str, Any]], Modality] | None' = None
   dtype: str = 'float32'
   relaxed_axes: int | None = None

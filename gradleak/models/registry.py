@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gradleak.core import errors, grammar, methods
-from gradleak.models import convnets, lora, normalisation, precode, resnet, small, transformers, vgg, vit
+from gradleak.models import convnets, lora, normalisation, precode, resnet, small, tabular, transformers, vgg, vit
 from gradleak.models.model import Model
 
 REGISTRY: dict[str, Callable[..., Model]] = {
@@ -27,6 +27,9 @@ REGISTRY: dict[str, Callable[..., Model]] = {
   'gpt': transformers.gpt,
   'bert': transformers.bert,
   'lstm': transformers.lstm,
+  'logistic': tabular.logistic,
+  'resnet_mlp': tabular.resnet_mlp,
+  'ft_transformer': tabular.ft_transformer,
 }
 WRAPPERS: dict[str, Callable[..., Model]] = {
   'lora': lora.lora,
@@ -35,7 +38,14 @@ WRAPPERS: dict[str, Callable[..., Model]] = {
 }
 
 
-def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit', conv: str | None = None) -> Model:
+def create(
+  spec: str | grammar.Spec,
+  num_classes: int,
+  *,
+  init: str = 'explicit',
+  conv: str | None = None,
+  columns: tuple[int, ...] = (),
+) -> Model:
   """Returns the `Model` that `spec` describes, such as `convnet(width=8)` or `lenet+normalised(pixels=mnist)`.
 
   Args:
@@ -44,6 +54,8 @@ def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit'
     init: 'explicit' or 'default', see `gradleak.models.layers.initialiser`; wrappers have their own.
     conv: a name of `convolution.FORMULATIONS`; None takes the backend's faster one. It affects speed only.
 
+    columns: entries of each column of a table, for a network that takes them and is not given any.
+
   Raises:
     UsageError: for an unknown name, setting or init.
   """
@@ -51,7 +63,8 @@ def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit'
   if base.name in WRAPPERS:
     raise errors.UsageError(f'{base.name!r} wraps a model: write it after one, as in lenet+{base}')
   chosen = methods.from_spec(base, REGISTRY, 'model')
-  model = chosen.factory(num_classes, init, conv, **chosen.given)._replace(name=str(base))
+  known = {'columns': columns} if columns and 'columns' in chosen.settings else {}
+  model = chosen.factory(num_classes, init, conv, **{**known, **chosen.given})._replace(name=str(base))
   if len({wrapper.name for wrapper in wrappers}) < len(wrappers):
     raise errors.UsageError(f'a wrapper stands twice in the model {errors.shown(spec)}')
   for wrapper in wrappers:
