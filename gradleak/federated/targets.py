@@ -193,7 +193,7 @@ SAMPLES = Targets(
   lambda count, outputs: f'{count} integers, the kind of each sample: its targets are its own tokens',
   _of_samples,
   _check_known,
-  lambda targets, outputs, dtype: targets if _floating(targets) else jnp.zeros((targets.shape[0], 1), dtype),
+  lambda targets, outputs, dtype: targets if _floating(targets) else jnp.zeros((*targets.shape, 1), dtype),
   jax.nn.softmax,
   lambda key, shape: jnp.zeros(shape[:1], jnp.int32),
   functools.partial(jnp.argmax, axis=-1),

@@ -205,7 +205,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     correlation='bag',
     likeness='rouge2',
     oracle=('rouge1', 'rouge2', 'token_accuracy'),
-    shown=(Shown('rouge1', 'ROUGE-1'), Shown('rouge2', 'ROUGE-2'), Shown('token_accuracy', 'tokens\nright')),
+    shown=(Shown('rouge1', 'ROUGE-1'), Shown('rouge2', 'ROUGE-2'), Shown('token_accuracy', 'tokens right')),
     further=(
       Shown('rouge_l', 'ROUGE-L'),
       Shown('type_accuracy', 'tokens right,\neach kind once'),
