@@ -36,6 +36,7 @@ from gradleak.attacks.presets import (
 )
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
+from gradleak.attacks.tableak import tableak
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
 REGISTRY = {
@@ -62,6 +63,7 @@ REGISTRY = {
   'peeling': peeling,
   'residual_peeling': residual_peeling,
   'spear': spear,
+  'tableak': tableak,
   'april': april,
 }
 
@@ -101,5 +103,6 @@ __all__ = [
   'prefix',
   'residual_peeling',
   'spear',
+  'tableak',
   'wrap',
 ]
