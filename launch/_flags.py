@@ -20,7 +20,10 @@ from launch import _program
 _KINDS = {str: 'string', int: 'integer', float: 'float'}
 # Name -> (kind, default, help).
 SHARED: dict[str, tuple[str, Any, str]] = {
-  'dataset': ('string', 'faces', 'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name.'),
+  'dataset': (
+    'string', 'faces',
+    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH (CSV).',
+  ),
   'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
   'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
   'limit': ('integer', None, 'Take the first samples alone, of each split.'),
@@ -29,12 +32,15 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'largest_pixel': (
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
+  'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
+  'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
   'model': (
     'string', 'lenet',
     'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
-    "resnet152, vgg11, vgg16, vit_tiny, vit_small; settings as in 'convnet(width=8)'.",
+    "resnet152, vgg11, vgg16, vit_tiny, vit_small; for tables also logistic, "
+    "resnet_mlp, ft_transformer; settings as in 'convnet(width=8)'.",
   ),
   'torch_model': (
     'string', None,
@@ -71,7 +77,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
-OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel')  # of `gradleak.data.load`
+OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel', 'label', 'schema')  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
@@ -81,10 +87,13 @@ class Flags:
 
   def __init__(self) -> None:
     self._holders: dict[str, flags.FlagHolder] = {}
+    self._fitting: dict[str, Any] = {}  # defaults that suit what is audited
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_') or name not in self._holders:
       raise AttributeError(f'no flag {name!r} was defined')
+    if name in self._fitting and not self.present(name):
+      return self._fitting[name]
     return self._holders[name].value
 
   def __contains__(self, name: str) -> bool:
@@ -93,6 +102,24 @@ class Flags:
   def present(self, name: str) -> bool:
     """Returns whether the user gave a flag."""
     return self._holders[name].present
+
+  def fit(self, dataset: Any) -> None:
+    """Lets flags that are not given have the defaults that suit the samples of a dataset, where these have their own.
+
+    A program whose list of defenses does not begin with none has it among no others, too.
+    """
+    import gradleak as gl
+
+    own = dict(gl.modalities.of_config(dataset.settings).defaults)
+    usual = self._holders['defenses'].value if 'defenses' in self else ''
+    if ';' not in usual:  # a program that audits none by itself
+      own.pop('defenses', None)
+    elif 'defenses' in own and not usual.startswith('none'):
+      own['defenses'] = own['defenses'].removeprefix('none;')
+    self._fitting = {name: value for name, value in own.items() if name in self}
+    self.columns = dataset.columns
+
+  columns: tuple[int, ...] = ()  # entries of each column of a table
 
   def define(self, kind: str, name: str, default: Any, text: str) -> None:
     """Defines a flag of a kind of absl's."""
@@ -175,7 +202,8 @@ class Flags:
 
     if not self.torch_model:
       self._refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
-      return gl.models.create(self.model, num_classes, **({'init': self.init} if 'init' in self else {}))
+      init = {'init': self.init} if 'init' in self else {}
+      return gl.models.create(self.model, num_classes, **init, columns=self.columns)
     self._refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
     if 'seed' in self:
       seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')

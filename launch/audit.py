@@ -44,8 +44,9 @@ def main(argv):
   from gradleak.audit import plan
   from gradleak.report import terminal_table, write
 
-  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
+  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
   model = _GIVEN.network(dataset.num_classes, dataset.images.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir, settings = _GIVEN.workdir, _audited.settings(_GIVEN)

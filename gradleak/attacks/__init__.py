@@ -36,6 +36,7 @@ from gradleak.attacks.presets import (
 )
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
+from gradleak.attacks.tableak import tableak
 from gradleak.attacks.text import lamp, tag
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
@@ -63,6 +64,7 @@ REGISTRY = {
   'peeling': peeling,
   'residual_peeling': residual_peeling,
   'spear': spear,
+  'tableak': tableak,
   'april': april,
   'tag': tag,
   'lamp': lamp,
@@ -106,5 +108,6 @@ __all__ = [
   'residual_peeling',
   'spear',
   'tag',
+  'tableak',
   'wrap',
 ]

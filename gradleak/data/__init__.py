@@ -69,6 +69,12 @@ class Dataset(NamedTuple):
     """The number of classes of the dataset."""
     return len(self.class_names)
 
+  @property
+  def columns(self) -> tuple[int, ...]:
+    """How many entries of a row each column of a table takes; () for other samples."""
+    known = self.settings.get('schema')
+    return () if known is None else tuple(field.width for field in tables.from_json(known).fields)
+
 
 @ranged
 def load(

@@ -100,7 +100,7 @@ def read(path: str, split: str, label: str | None = None, schema: str | None = N
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
   told = f'the label is {chosen!r}' + ('' if label or 'label' in known else ', the last column: --label names another')
-  return made._replace(notes=(told, *made.notes))
+  return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields)))
 
 
 def parted(
@@ -132,10 +132,9 @@ def parted(
   known = dict(given or {})
   schema = tables.infer(columns, known, [int(place) for place in chosen['train']], sensitive)
   labels, names = classes_of(classes)
-  told = [field.in_words() for field in schema.fields]
   of = chosen[split]
   part = {key: [values[place] for place in of] for key, values in columns.items()}
-  return Table(schema.encode(part), labels[of], names, schema, tuple(told))
+  return Table(schema.encode(part), labels[of], names, schema)
 
 
 def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

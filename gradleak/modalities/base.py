@@ -126,6 +126,7 @@ class Modality:
     usual: the sample that is answered without any upload, from what is public; None for none.
     sensitive: what `Piece.of` names that is worse to lose than the others.
     words: name of a sentence of the report -> the same of these samples; others speak of `noun` where images are meant.
+    defaults: name of a program's flag -> its value where it is not given; others have those of images.
     remade: settings of a result -> the same modality with what they record of its samples; None where nothing is.
     copies: name -> what alters samples into copies that a list of candidates may hold in their place.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
@@ -168,6 +169,7 @@ class Modality:
   usual: Any = None
   sensitive: frozenset[str] = frozenset()
   words: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   remade: 'Callable[[Mapping[str, Any]], Modality] | None' = None
   dtype: str = 'float32'
   relaxed_axes: int | None = None

@@ -14,7 +14,7 @@ from gradleak.core.reuse import reusable
 from gradleak.data import check_labels
 from gradleak.data.tables import Schema, from_json
 from gradleak.metrics import label_scores
-from gradleak.modalities.base import NUMBER, Column, Modality, Piece, Shown, modality
+from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
 
 RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et al. 2023)
 EXACT = 0.01  # standard deviations
@@ -89,6 +89,16 @@ WORDS: dict[str, str] = {
 }
 
 
+# Of programs, where flags are not given.
+DEFAULTS: dict[str, Any] = {
+  'model': 'mlp(widths=100-100)',
+  'init': 'default',
+  'attacks': 'fidel;peeling;spear;tableak(seeds=4,steps=300)',
+  'defenses': 'none;gaussian(stddev=0.05);prune(rate=0.9);clip_samples(norm=1)+gaussian(stddev=0.05);'
+  'fragmentation(ratio=0.4);graddefense(stddev=0.1);outpost',
+}
+
+
 class Gallery(NamedTuple):
   """Rows among which an original is to be found.
 
@@ -131,6 +141,8 @@ def table(schema: Schema) -> Modality:
     usual=schema.usual,
     sensitive=frozenset(schema.sensitive),
     words=WORDS,
+    defaults=DEFAULTS,
+    relaxations={'plain': lambda model: PLAIN, 'cells': functools.partial(_cells, schema)},
     remade=_remade,
     **of,  # type: ignore[arg-type]
   )
@@ -386,6 +398,26 @@ def settle(schema: Schema, rows: jax.Array) -> jax.Array:
   """
   low, high = bounds(schema)
   return jnp.clip(rows, jnp.asarray(low, rows.dtype).reshape(1, -1), jnp.asarray(high, rows.dtype).reshape(1, -1))
+
+
+def _cells(schema: Schema, model: Any) -> Relaxation:
+  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number."""
+  del model
+  low, high = (end.astype(np.float32).reshape(1, -1) for end in bounds(schema))
+  blocks = [(place, field) for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
+
+  def apply(free: jax.Array) -> jax.Array:
+    rows = low + (high - low) * jax.nn.sigmoid(free)
+    for place, _ in blocks:
+      rows = rows.at[..., place].set(jax.nn.softmax(free[..., place], axis=-1))
+    return rows
+
+  def decide(rows: jax.Array, variables: Any) -> jax.Array:
+    for place, field in blocks:
+      rows = rows.at[..., place].set(jax.nn.one_hot(rows[..., place].argmax(axis=-1), field.width, dtype=rows.dtype))
+    return rows
+
+  return Relaxation(lambda shape, variables: shape, apply, decide, lambda rows, variables: rows)
 
 
 def bounds(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
