@@ -11,7 +11,7 @@ from gradleak.federated.earlier import RATE, earlier
 from launch import _program
 from launch._flags import NETWORK, Flags
 
-OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel', 'label', 'schema')  # how data are read
+OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
 
@@ -92,7 +92,7 @@ def scenario(
     dataset.images,
     dataset.labels,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
-    num_classes=dataset.num_classes,
+    num_classes=given.outputs(dataset),
     dataset=dataset.name,
     client=given.client(),
     public=public,

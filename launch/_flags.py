@@ -10,6 +10,7 @@ import os
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ _KINDS = {str: 'string', int: 'integer', float: 'float'}
 SHARED: dict[str, tuple[str, Any, str]] = {
   'dataset': (
     'string', 'faces',
-    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH (CSV).',
+    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH '
+    '(CSV); texts: notes, text:PATH (.txt, .tsv, .csv).',
   ),
   'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
   'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
@@ -33,6 +35,8 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
   'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
+  'tokeniser': ('string', 'words', 'Of texts: words, bytes, bpe:SIZE (trained on the split train), or a tokenizer.json.'),
+  'length': ('integer', None, 'Of texts: tokens that are kept; 24 words, 128 bytes, or 32 of others by default.'),
   'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
@@ -77,7 +81,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
-OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel', 'label', 'schema')  # of `gradleak.data.load`
+OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
@@ -117,7 +121,16 @@ class Flags:
     elif 'defenses' in own and not usual.startswith('none'):
       own['defenses'] = own['defenses'].removeprefix('none;')
     self._fitting = {name: value for name, value in own.items() if name in self}
-    self.columns = dataset.columns
+    self.columns, self.known = dataset.columns, dict(dataset.known)
+    head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''
+    if head:  # the outputs of the network are tokens
+      self.known['head'] = head.removesuffix('_token')
+
+  known: Mapping[str, Any] = types.MappingProxyType({})  # settings of a network that the data tell
+
+  def outputs(self, dataset: Any) -> int:
+    """Returns how many outputs a network has for the loss of the flags: classes, or tokens that it predicts."""
+    return self.known['vocabulary'] if 'vocabulary' in self.known and 'head' in self.known else dataset.num_classes
 
   columns: tuple[int, ...] = ()  # entries of each column of a table
 
@@ -203,7 +216,7 @@ class Flags:
     if not self.torch_model:
       self._refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
       init = {'init': self.init} if 'init' in self else {}
-      return gl.models.create(self.model, num_classes, **init, columns=self.columns)
+      return gl.models.create(self.model, num_classes, **init, columns=self.columns, known=self.known)
     self._refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
     if 'seed' in self:
       seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')

@@ -70,6 +70,12 @@ class Dataset(NamedTuple):
     return len(self.class_names)
 
   @property
+  def known(self) -> dict[str, Any]:
+    """Settings of networks that these samples tell: of texts their vocabulary, its padding and their length."""
+    of = self.settings.get('tokeniser')
+    return {} if of is None else {'vocabulary': of['size'], 'padding': of['pad'], 'length': self.images.shape[1]}
+
+  @property
   def columns(self) -> tuple[int, ...]:
     """How many entries of a row each column of a table takes; () for other samples."""
     known = self.settings.get('schema')

@@ -70,7 +70,7 @@ class Federation:
 
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
-    data.check_images(self.images)
+    self.client.modality.check(self.images)
     self.client.targets(self.labels, len(self.images))
     if self.client.private:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')

@@ -184,6 +184,25 @@ def _as_probabilities(made: Tokeniser, samples: jax.Array) -> jax.Array:
   return samples
 
 
+# Of programs, where flags are not given.
+DEFAULTS: dict[str, Any] = {
+  'model': 'gpt(width=32,layers=1,heads=2)',
+  'init': 'default',
+  'loss': 'next_token',
+  'attacks': 'tag(decay=cosine)',
+  'steps': 300,
+  'public': 1000,
+  'defenses': 'none;gaussian(stddev=0.01);prune(rate=0.99);dpsgd(norm=0.1,noise=0.1);fragmentation(ratio=0.4);'
+  'graddefense(stddev=0.1);outpost',
+}
+
+# Sentences of the report where texts are shown, not pictures.
+WORDS = {
+  'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. What '
+  'is right at its place is bold and has a colour. The last line counts it.',
+}
+
+
 @functools.lru_cache(maxsize=32)
 def of_tokeniser(made: Tokeniser) -> Modality:
   """Returns the modality of texts of a tokeniser, the same object for equal ones."""
@@ -220,6 +239,8 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     picture=functools.partial(_picture, made),
     marked=functools.partial(_marked, made),
     remade=_remade,
+    defaults=DEFAULTS,
+    words=WORDS,
     copies={
       'one token': functools.partial(_replaced, made),
       'shortened': functools.partial(_shortened, made),
