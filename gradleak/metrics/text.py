@@ -139,8 +139,10 @@ def calibrated(texts: np.ndarray, decode: Callable[[Any], str]) -> float:
   return float(np.percentile([rouge(read[a], read[b], 2) for a, b in zip(first, second, strict=True)], PERCENTILE))
 
 
-def ranks(found: np.ndarray, truth: np.ndarray, among: Bags, special: Collection[int]) -> np.ndarray:
-  """Returns the rank of each original among the candidates, by the cosine of weighted bags with its reconstruction.
+def standings(
+  found: np.ndarray, truth: np.ndarray, among: Bags, special: Collection[int]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns where each original stands among the candidates, by the cosine of weighted bags with its reconstruction.
 
   Args:
     found, truth: int [N, T], in pairs.
@@ -148,15 +150,22 @@ def ranks(found: np.ndarray, truth: np.ndarray, among: Bags, special: Collection
     special: tokens that stand for no text.
 
   Returns:
-    int [N], 1 for the most similar; a candidate that is as similar as the original is ahead of it.
+    The rank, int [N]: 1 for the most similar; a candidate that is as similar as the original is ahead of it. And from 1
+    for the first to −1 for the last, float [N], where half of those as similar are ahead: 0 on average by chance.
   """
   seen, own, candidates = _units(found, among, special), _units(truth, among, special), among.candidates(truth)
   itself = np.sum(seen * own, axis=1)
-  ahead = seen @ among.units.T >= itself[:, np.newaxis] - 1e-12
+  others = seen @ among.units.T
+  apart = others - itself[:, np.newaxis]
+  counted = np.zeros(others.shape, bool)
   for row, (text, count) in enumerate(zip(truth, candidates, strict=True)):
     place = among.places.get(_known_by(text))
-    ahead[row, slice(count, None) if place is None else place] = False
-  return np.where(itself > 0, 1 + ahead.sum(axis=1), 1 + candidates)
+    counted[row, slice(0, count) if place is None else slice(None)] = True
+    if place is not None:
+      counted[row, place] = False
+  ahead, level = (np.sum(counted & mask, axis=1) for mask in (apart > 1e-12, np.abs(apart) <= 1e-12))
+  ranks = np.where(itself > 0, 1 + ahead + level, 1 + candidates)
+  return ranks, 1 - 2 * (ahead + level / 2) / np.maximum(candidates, 1)
 
 
 def _units(texts: np.ndarray, among: Bags, special: Collection[int]) -> np.ndarray:
@@ -171,17 +180,6 @@ def _units(texts: np.ndarray, among: Bags, special: Collection[int]) -> np.ndarr
 
 def _known_by(text: np.ndarray) -> bytes:
   return np.ascontiguousarray(text, np.int64).tobytes()
-
-
-def bag_cosine(found: np.ndarray, truth: np.ndarray, special: Collection[int], among: Bags | None = None) -> float:
-  """Returns the cosine of two bags of tokens, weighted as a gallery's are; 0 where either has none."""
-  bags = [token_counts(one, special) for one in (found, truth)]
-  weights = {} if among is None else {token: among.weights[place] for token, place in among.columns.items()}
-  most = max(weights.values(), default=1.0)
-  sizes = [{token: count * weights.get(token, most) for token, count in one.items()} for one in bags]
-  dot = sum(size * sizes[1].get(token, 0.0) for token, size in sizes[0].items())
-  norms = [float(np.sqrt(sum(size**2 for size in one.values()))) for one in sizes]
-  return float(dot / (norms[0] * norms[1])) if min(norms) > 0 else 0.0
 
 
 def evaluate(
@@ -207,7 +205,8 @@ def evaluate(
 
   Returns:
     A dict of Python values, means over the N sequences; one without a reconstruction has 0. 'rouge1', 'rouge2' and
-    'rouge_l' are of words, 'bag' is the cosine of weighted bags of tokens. 'token_accuracy' is the share of the batch's
+    'rouge_l' are of words. 'standing' says where originals stand among the candidates, by their bags of tokens, see
+    `standings`; NaN without any. 'token_accuracy' is the share of the batch's
     tokens that are right, and 'type_accuracy' the same where each different token counts once, however frequent.
     'revealed' counts the sequences that are right throughout. The others are as of `gradleak.metrics.evaluate`.
 
@@ -238,7 +237,7 @@ def evaluate(
     'rouge_l': _mean(rouge_l(*pair) for pair in read),
     'token_accuracy': right,
     'type_accuracy': types,
-    'bag': _mean(bag_cosine(*pair, special, of) for *pair, of in zip(paired, truth, bags, strict=True)),
+    'standing': float('nan'),
     'revealed': int(exact(paired, truth, special).sum()),
     'flat': 0,
     **seen,
@@ -268,17 +267,19 @@ def _accuracies(found: np.ndarray, truth: np.ndarray, special: Collection[int]) 
 
 def _identified(
   found: np.ndarray, truth: np.ndarray, bags: list, special: Collection[int], read: list[tuple[list, list]]
-) -> dict[str, int]:
-  """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `gradleak.metrics.evaluate`."""
-  each = [
-    (int(ranks(one[np.newaxis], other[np.newaxis], of, special)[0]), int(of.candidates(other[np.newaxis])[0]))
+) -> dict[str, Any]:
+  """Returns 'standing', 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `gradleak.metrics.evaluate`."""
+  placed = [
+    [float(each[0]) for each in standings(one[np.newaxis], other[np.newaxis], of, special)]
     for one, other, of in zip(found, truth, bags, strict=True)
   ]
+  counts = [int(of.candidates(other[np.newaxis])[0]) for other, of in zip(truth, bags, strict=True)]
   alike = [rouge(*pair, 2) > of.threshold for pair, of in zip(read, bags, strict=True)]
-  first = [rank == 1 for rank, _ in each]
+  first = [rank == 1 for rank, _ in placed]
   return {
-    'rank': min(rank for rank, _ in each),
+    'standing': _mean(standing for _, standing in placed),
+    'rank': int(min(rank for rank, _ in placed)),
     'identified': sum(first),
     'recognised': sum(one and other for one, other in zip(first, alike, strict=True)),
-    'candidates': min(count for _, count in each),
+    'candidates': min(counts),
   }

@@ -26,7 +26,14 @@ COLUMNS = (
   Column('rouge_l', NUMBER, '[0, 1]', 'ROUGE-L, the F1 of the longest common subsequence.', _DIVERGED, _SHARE),
   Column('token_accuracy', NUMBER, '[0, 1]', 'Share of the tokens that are right at their place.', _DIVERGED, _SHARE),
   Column('type_accuracy', NUMBER, '[0, 1]', 'The same, each different token counted once.', _DIVERGED, _SHARE),
-  Column('bag', NUMBER, '[0, 1]', 'Cosine of the bags of tokens, rare ones weighted more.', _DIVERGED, _SHARE),
+  Column(
+    'standing',
+    NUMBER,
+    '[-1, 1]',
+    'Where the original stands among the candidates by their bags of tokens: 1 first, −1 last, 0 by chance.',
+    _DIVERGED,
+    (-1, 1),
+  ),
 )
 
 
@@ -221,14 +228,14 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     gallery=lambda candidates, private: metrics.gallery(candidates, private, special, made.decode),
     columns=COLUMNS,
     score='rouge1',
-    correlation='bag',
+    correlation='standing',
     likeness='rouge2',
     oracle=('rouge1', 'rouge2', 'token_accuracy'),
     shown=(Shown('rouge1', 'ROUGE-1'), Shown('rouge2', 'ROUGE-2'), Shown('token_accuracy', 'tokens right')),
     further=(
       Shown('rouge_l', 'ROUGE-L'),
       Shown('type_accuracy', 'tokens right,\neach kind once'),
-      Shown('bag', 'bag of\ntokens'),
+      Shown('standing', 'standing by\nbag of tokens'),
     ),
     nearness=lambda found, truth: np.asarray(
       [
