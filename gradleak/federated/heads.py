@@ -33,7 +33,7 @@ def one_logit(name: str) -> errors.UsageError:
 
 
 def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) -> None:
-  """Checks that the network of a `Client` follows its mode of BatchNorm, and returns what its loss takes.
+  """Checks that a `Client`'s network follows its mode of BatchNorm, and that its loss takes the outputs and samples.
 
   Args:
     client: the `Client`.
@@ -41,8 +41,9 @@ def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) ->
     image_shape: (H, W, C).
 
   Raises:
-    UsageError: as `check_mode` of models and `check_head` do.
+    UsageError: as `check_mode` of models, `check_head` and `Loss.require_samples` do.
   """
+  client.loss.require_samples(client.modality)
   check_mode(client.model, variables, image_shape, client.batch_norm)
   if client.loss.activation:
     check_head(client.model, variables, image_shape)

@@ -55,9 +55,13 @@ class Loss(methods.Method):
     Raises:
       UsageError: for samples that give none.
     """
-    if self.own not in kind.targets:
-      raise errors.UsageError(f'the loss {self} predicts parts of a sample, and {kind.noun[1]} have none that it knows')
+    self.require_samples(kind)
     return kind.targets[self.own](samples, **{name: self.settings[name] for name in self.hides})
+
+  def require_samples(self, kind: Any) -> None:
+    """Raises `UsageError` where the loss makes its targets of samples, and those of a modality give none."""
+    if self.own and self.own not in kind.targets:
+      raise errors.UsageError(f'the loss {self} predicts parts of a sample, and {kind.noun[1]} have none that it knows')
 
   @property
   def summed(self) -> bool:

@@ -109,7 +109,7 @@ def test_files_of_lines_and_folders(tmp_path):
 
 def test_a_tokeniser_that_is_trained(tmp_path):
   pytest.importorskip('tokenizers')
-  found = gl.data.load('notes', limit=4, tokeniser='bpe:400', length=32)
+  found = gl.data.load('notes', limit=4, tokeniser='bpe:400', length=64)
   made = tokenisers.restored(found.settings['tokeniser'])
   assert made.size == 400 and made.decode(found.images[0]) == notes.note('test', 0)[0]
   path = tmp_path / 'tokenizer.json'
