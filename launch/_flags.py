@@ -192,6 +192,17 @@ class Flags:
     """Returns the arguments of `gradleak.data.load` that are flags of this program."""
     return {name: getattr(self, name) for name in OPTIONS if name in self}
 
+  def gallery_options(self) -> dict[str, Any]:
+    """Returns the arguments of `gradleak.data.gallery` that are flags of this program."""
+    return {name: value for name, value in self.options().items() if name != 'limit'}
+
+  def images_alone(self, dataset: Any) -> None:
+    """Raises `UsageError` for a dataset of other samples than images, which this program does not take."""
+    from gradleak.core import errors
+
+    if dataset.settings:
+      raise errors.UsageError(f'this program is for images, and {dataset.name} holds others: take gradleak audit')
+
   def read(self, split: str, **options: Any) -> Any:
     """Returns the samples of a split, and writes what a user may not expect of them to standard error."""
     import gradleak as gl

@@ -29,7 +29,7 @@ from launch._flags import NETWORK, Flags
 _GIVEN = Flags()
 with _program.group('what is trained'):
   _GIVEN.shared(
-    *('dataset', 'data_dir', 'limit', 'largest_pixel', *NETWORK, 'init', 'weights', 'public'),
+    *('dataset', 'data_dir', 'limit', 'largest_pixel', 'label', 'schema', *NETWORK, 'init', 'weights', 'public'),
     dataset='digits',
     public=(100, 'The last training images are public, for defenses that need any.'),
   )
@@ -58,6 +58,7 @@ def main(argv):
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else []
   _program.say(f'reading {_GIVEN.dataset} …')
   samples, test = map(_GIVEN.read, ('train', 'test'))
+  _GIVEN.fit(samples)
   errors.check_number('public', _GIVEN.public, low=0, high=len(samples.images) - 1, integer=True)
   kept = len(samples.images) - _GIVEN.public
   train = samples.images[:kept], samples.labels[:kept]
@@ -77,7 +78,7 @@ def main(argv):
     variables=variables,
     client=_GIVEN.client(),
     public=(samples.images[kept:], samples.labels[kept:]) if _GIVEN.public else None,
-    gallery=gl.data.gallery(_GIVEN.dataset, 'train', data_dir=_GIVEN.data_dir) if attacks else None,
+    gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
     settings=_GIVEN.made(gl.FrontierSettings),
     config={
       'dataset': samples.name,
@@ -90,6 +91,7 @@ def main(argv):
     group_size=_GIVEN.group_size,
     progress=_GIVEN.progress,
     on_audit=report.write,
+    modality=gl.modalities.of_config(samples.settings),
   )
   report.write(found, _GIVEN.workdir)
   print(report.frontier_table(report.entries(found.trained, found.rows, found.config['num_classes']), found.config))

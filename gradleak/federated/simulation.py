@@ -460,11 +460,12 @@ def classified(
     UsageError: for samples that the loss does not take, or variables of another model; and as `decided` does.
   """
   loss = cross_entropy() if loss is None else loss
-  data.check_images(images)
+  if np.ndim(images) == 4:
+    data.check_images(images)
   check_variables(check_model(model), variables, np.shape(images)[1:])
   outputs = outputs_shape(model, variables, np.shape(images)[1:])[-1]
   check = functools.partial(loss.targets.checked, outputs=outputs)
-  images, labels = data.pair('the samples', (images, labels), check_targets=check)
+  images, labels = data.pair('the samples', (images, labels), check=np.asarray, check_targets=check)
   decided(loss, labels[:1])  # raises for what cannot be
   predicted, total, score = [], 0.0, _score(model, loss)
   for first in range(0, len(images), batch_size):
