@@ -120,6 +120,8 @@ class Flags:
       own.pop('defenses', None)
     elif 'defenses' in own and not usual.startswith('none'):
       own['defenses'] = own['defenses'].removeprefix('none;')
+    if 'attacks' in self and not self._holders['attacks'].value:  # a program that attacks nothing by itself
+      own.pop('attacks', None)
     self._fitting = {name: value for name, value in own.items() if name in self}
     self.columns, self.known = dataset.columns, dict(dataset.known)
     head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''

@@ -29,7 +29,8 @@ from launch._flags import NETWORK, Flags
 _GIVEN = Flags()
 with _program.group('what is trained'):
   _GIVEN.shared(
-    *('dataset', 'data_dir', 'limit', 'largest_pixel', 'label', 'schema', *NETWORK, 'init', 'weights', 'public'),
+    *('dataset', 'data_dir', 'limit', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length'),
+    *(*NETWORK, 'init', 'weights', 'public'),
     dataset='digits',
     public=(100, 'The last training images are public, for defenses that need any.'),
   )
@@ -62,7 +63,7 @@ def main(argv):
   errors.check_number('public', _GIVEN.public, low=0, high=len(samples.images) - 1, integer=True)
   kept = len(samples.images) - _GIVEN.public
   train = samples.images[:kept], samples.labels[:kept]
-  model = _GIVEN.network(samples.num_classes, samples.images.shape[1:])
+  model = _GIVEN.network(_GIVEN.outputs(samples), samples.images.shape[1:])
   keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), samples.images.shape[1:]
   variables = _GIVEN.variables(model, shape, (test.images, test.labels), 'test')
   if variables is None:

@@ -143,9 +143,7 @@ def _overdrawn(
 
 def _measured(federation: Federation, state: State, images: np.ndarray, labels: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
-  kind = federation.client.loss
-  predicted, loss = simulation.classified(federation.client.model, state.variables, images, labels, loss=kind)
-  truth = simulation.decided(kind, labels)
+  predicted, truth, loss = simulation.judged(federation.client, state.variables, images, labels)
   return {'accuracy': int(np.sum(predicted == truth)) / len(truth), 'loss': loss, **chance.facts(truth, predicted)}
 
 

@@ -436,8 +436,8 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  found, _ = simulation.classified(task.client.model, variables, *task.test, loss=task.client.loss)
-  return np.flatnonzero(found != simulation.decided(task.client.loss, task.test[1])).tolist()
+  found, truth, _ = simulation.judged(task.client, variables, *task.test)
+  return np.flatnonzero(found != truth).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:
