@@ -77,7 +77,7 @@ RANGES = {
   'attacks.spear.spear_attack': {'submatrices': COUNT},
   'attacks.text.lamp': {
     'steps': COUNT, 'learning_rate': 'float [1e-12, inf)', 'relaxation': 'softmax|embeddings', 'surprise': WEIGHT,
-    'size': WEIGHT, 'moves': 'int [1, 200]', 'starts': 'int [1, 10000]', 'partial': 'float? [0, 1]',
+    'size': WEIGHT, 'moves': 'int [1, 200]', 'every': COUNT, 'starts': 'int [1, 10000]', 'partial': 'float? [0, 1]',
   },
   'data.check_classes': {'num_classes': 'int? [1, 2147483648]'},
   'data.gallery': {'most': COUNT},

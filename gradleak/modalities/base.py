@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
 
 class Relaxation(NamedTuple):
-  """What a search moves in place of samples, such as pixels as they are, or a number for each token that may stand there.
+  """What a search moves in place of samples: pixels as they are, or a number for each token that may stand there.
 
   Attributes:
     shape: (shape of the samples [N, …], variables of the model) -> the shape of what is moved.

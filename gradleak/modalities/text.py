@@ -205,8 +205,8 @@ DEFAULTS: dict[str, Any] = {
 
 # Sentences of the report where texts are shown, not pictures.
 WORDS = {
-  'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. What '
-  'is right at its place is bold and has a colour. The last line counts it.',
+  'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. '
+  'What is right at its place is bold and has a colour. The last line counts it.',
 }
 
 
