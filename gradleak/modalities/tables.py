@@ -128,6 +128,7 @@ def table(schema: Schema) -> Modality:
     columns=COLUMNS,
     score='cells',
     correlation='trace',
+    margin=0.05,
     likeness='cells',
     oracle=('cells', 'cells_exact'),
     shown=(Shown('cells', 'cells right'), Shown('cells_exact', 'cells exact')),

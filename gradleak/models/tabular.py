@@ -15,7 +15,7 @@ from gradleak.models.small import Dropout
 from gradleak.models.vit import Attention
 
 CITATIONS = ('Gorishniy, Rubachev, Khrulkov, Babenko: Revisiting Deep Learning Models for Tabular Data. NeurIPS 2021.',)
-NORMS = ('batch', 'layer', 'none')
+NORMS = ('batch', 'layer', 'identity')
 Depth = Annotated[int, Range(1, 128)]
 
 
@@ -49,7 +49,7 @@ class ResidualMlp(nn.Module):
     def normed(x: jax.Array) -> jax.Array:
       if self.norm == 'batch':
         return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)(x)
-      return x if self.norm == 'none' else nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)
+      return x if self.norm == 'identity' else nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)
 
     x = layers.Dense(self.width, self.initial)(layers.flatten(rows))
     for _ in range(self.depth):
@@ -162,7 +162,7 @@ def resnet_mlp(
     width: features between the blocks.
     depth: number of blocks.
     factor: how many times as many features a block has inside.
-    norm: 'batch' as published, 'layer', or 'none'.
+    norm: 'batch' as published, 'layer', or 'identity' for none.
     dropout: rate behind each dense layer of a block.
   """
   del conv

@@ -317,6 +317,11 @@ def frontier(
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
   attacks = listed(() if attacks is None else attacks)
+  if attacks and modality is not IMAGES:
+    raise errors.UsageError(
+      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, and '
+      'call gradleak.audit for each defense'
+    )
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
