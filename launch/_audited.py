@@ -26,9 +26,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
   """
   given = Flags()
   with _program.group('what is audited'):
-    given.shared(
-      *('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults
-    )
+    given.shared(*('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults)
     rounds = defaults.pop('rounds_before', 0)
     given.integer(
       'rounds_before', rounds, 'Rounds of training on the public images before; 0: nobody has taken part yet.'

@@ -22,7 +22,8 @@ _KINDS = {str: 'string', int: 'integer', float: 'float'}
 SHARED: dict[str, tuple[str, Any, str]] = {
   'dataset': (
     'string', 'faces',
-    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH (CSV).',
+    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH '
+    '(CSV).',
   ),
   'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
   'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
@@ -33,7 +34,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
   'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
-  'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
+  'schema': ('string', None, 'table:PATH: JSON file with what is known: kinds of columns, levels, label, sensitive ones.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
   'model': (

@@ -19,7 +19,21 @@ COLUMNS = {
   'age': [30, 41, 52, 63, 28, 39, 44, 57, 35, 61, 48, 26, 33],
   'income': [1.5, 2.25, '?', 4.0, 1.0, 3.5, 2.0, 5.5, 1.75, 2.5, 3.25, 0.5, 2.75],
   'stage': ['I', 'II', 'III', 'I', 'II', 'III', 'I', 'II', 'I', 'I', 'II', 'I', 'III'],
-  'job': ['nurse', 'clerk', '', 'clerk', 'nurse', 'smith', 'clerk', 'nurse', 'smith', 'clerk', 'nurse', 'clerk', 'clerk'],
+  'job': [
+    'nurse',
+    'clerk',
+    '',
+    'clerk',
+    'nurse',
+    'smith',
+    'clerk',
+    'nurse',
+    'smith',
+    'clerk',
+    'nurse',
+    'clerk',
+    'clerk',
+  ],
   'smoker': ['yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes'],
   'children': [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 2, 3, 1],
 }
@@ -135,7 +149,10 @@ def test_values_beyond_a_schema_are_refused(schema, changed, said):
 
 
 def test_a_file_is_read_with_what_is_known_of_it(tmp_path):
-  lines = ['id;age;job;ill', *(f'{i};{20 + i % 37};{"nurse" if i % 3 else "clerk"};{"yes" if i % 2 else "no"}' for i in range(40))]
+  lines = [
+    'id;age;job;ill',
+    *(f'{i};{20 + i % 37};{"nurse" if i % 3 else "clerk"};{"yes" if i % 2 else "no"}' for i in range(40)),
+  ]
   (tmp_path / 'a.csv').write_text('\n'.join(lines))
   (tmp_path / 'a.json').write_text(json.dumps({'columns': {'id': 'ignore'}, 'sensitive': ['age']}))
   name, known = f'table:{tmp_path / "a.csv"}', str(tmp_path / 'a.json')
@@ -178,7 +195,9 @@ def test_frames_and_arrays_are_taken():
 @pytest.mark.parametrize(('name', 'width', 'rows'), [('breast_cancer', 30, 569), ('diabetes', 11, 442)])
 def test_embedded_tables(name, width, rows):
   test, train = (gl.data.load(name, split) for split in ('test', 'train'))
-  assert len(test.images) + len(train.images) == rows and test.images.shape[1] == width and test.settings == train.settings
+  assert (
+    len(test.images) + len(train.images) == rows and test.images.shape[1] == width and test.settings == train.settings
+  )
   assert not {one.tobytes() for one in test.images} & {one.tobytes() for one in train.images}
   numeric = [i for i, field in enumerate(tables.from_json(test.settings['schema']).fields) if field.numeric]
   np.testing.assert_allclose(train.images[:, numeric[:1]].mean(), 0, atol=1e-5)
@@ -213,7 +232,9 @@ def test_figures_are_those_of_a_reference(schema):
   figures = kind.evaluate(found[::-1], truth, np.zeros(0, int), np.zeros(6, int), among=kind.gallery(rows, truth))
   assert figures['permutation'] == [5, 4, 3, 2, 1, 0]
   for name, within in (('cells', 0.319), ('cells_exact', 0.01)):
-    assert figures[name] == pytest.approx(np.mean([reference(schema, *pair, within) for pair in zip(found, truth, strict=True)]))
+    assert figures[name] == pytest.approx(
+      np.mean([reference(schema, *pair, within) for pair in zip(found, truth, strict=True)])
+    )
   np.testing.assert_allclose(kind.nearness(found, truth).mean(), figures['cells'])
   assert figures['candidates'] == 12 and 0.3 < figures['trace'] <= 1 and math.isnan(figures['label_correct'])
   assert figures['cells'] == pytest.approx((3 * figures['numbers'] * 4 / 3 + figures['categories'] * 2) / 6)
@@ -227,7 +248,9 @@ def test_exact_rows_are_found_in_any_order_and_placeholders_are_no_answer(schema
   assert figures['revealed'] == 3 and figures['permutation'] == [1, 2, 0, -1] and figures['identified'] == 3
   assert figures['label_correct'] == 0.75 and figures['revealed_cells'] == 1
   empty = np.concatenate([rows[:1], np.zeros_like(rows[:1])])
-  answered, blank = (kind.evaluate(empty, rows[:2], np.zeros(0, int), given['labels'][:2], blank=b) for b in (False, True))
+  answered, blank = (
+    kind.evaluate(empty, rows[:2], np.zeros(0, int), given['labels'][:2], blank=b) for b in (False, True)
+  )
   assert answered['cells'] == 0.5 and blank['cells'] > 0.5 and answered['revealed'] == 1
   lost = kind.evaluate(rows[:2] * np.nan, rows[:2], np.zeros(0, int), given['labels'][:2], among=among)
   assert math.isnan(lost['cells']) and not lost['revealed'] and lost['rank'] == 13 and not lost['identified']
@@ -240,10 +263,15 @@ def test_noise_is_re_identified_by_chance_alone(mixed):
   rng = np.random.default_rng(1)
   guesses = rows[rng.permutation(len(rows))]
   labels = np.zeros(1, int)
-  ranks = [kind.evaluate(g[None], t[None], np.zeros(0, int), labels, among=among)['rank'] for g, t in zip(guesses, rows, strict=True)]
+  ranks = [
+    kind.evaluate(g[None], t[None], np.zeros(0, int), labels, among=among)['rank']
+    for g, t in zip(guesses, rows, strict=True)
+  ]
   count = len(among.cells)
   assert np.mean(np.asarray(ranks) == 1) < 0.03 and 0.35 < np.mean(ranks) / count < 0.65
-  traces = [kind.evaluate(g[None], t[None], np.zeros(0, int), labels)['trace'] for g, t in zip(guesses, rows, strict=True)]
+  traces = [
+    kind.evaluate(g[None], t[None], np.zeros(0, int), labels)['trace'] for g, t in zip(guesses, rows, strict=True)
+  ]
   assert abs(np.mean(traces)) < 0.1
 
 
@@ -251,7 +279,9 @@ def test_the_threshold_is_the_99th_percentile_of_different_rows(mixed):
   kind, rows = of_config(mixed['train'].settings), mixed['train'].images
   schema = tables.from_json(mixed['train'].settings['schema'])
   cells = schema.cells(rows)
-  shared = [judged._right(schema, cells[i : i + 1], cells[j : j + 1], 0.319).mean() for i in range(60) for j in range(i)]
+  shared = [
+    judged._right(schema, cells[i : i + 1], cells[j : j + 1], 0.319).mean() for i in range(60) for j in range(i)
+  ]
   assert kind.gallery(rows, rows[:1]).threshold == pytest.approx(np.percentile(shared, 99), abs=0.13)
   assert kind.gallery(rows[:1], rows[:1]).threshold == 1
   assert kind.distinct(np.concatenate([rows[:5], rows[:5]])) == [0, 1, 2, 3, 4]
@@ -302,9 +332,49 @@ def test_closed_forms_read_batches_exactly(scenario):
 def test_tableak_beats_matching_without_relaxation(scenario):
   attacks = [gl.attacks.tableak(steps=150, seeds=4), gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal')]
   found = audit(scenario, attacks, batch_size=4)
-  means = {name: np.mean([row['cells'] for row in found.rows if row['attack'].startswith(name)]) for name in ('tableak', 'csdlg')}
+  means = {
+    name: np.mean([row['cells'] for row in found.rows if row['attack'].startswith(name)])
+    for name in ('tableak', 'csdlg')
+  }
   assert means['tableak'] > 0.75 and means['tableak'] > means['csdlg'] + 0.05
   assert np.mean([row['cells'] for row in found.controls]) < 0.5
+
+
+@pytest.mark.parametrize(('rows', 'classes'), [(1, 2), (3, 4), (6, 10)])
+def test_softmax_regression_is_solved_for_fewer_rows_than_classes(rows, classes):
+  from gradleak.attacks.linear import solve
+
+  rng = np.random.default_rng(rows)
+  x, labels = rng.normal(size=(rows, 12)), rng.integers(0, classes, rows)
+  kernel, bias = rng.uniform(-0.3, 0.3, (12, classes)), rng.uniform(-0.3, 0.3, classes)
+  odds = np.exp(x @ kernel + bias)
+  residuals = odds / odds.sum(axis=1, keepdims=True) - np.eye(classes)[labels]
+  gradients = (x.T @ residuals / rows).astype(np.float32), (residuals.mean(axis=0)).astype(np.float32)
+  found = solve(gradients, (kernel, bias), np.eye(classes)[labels], np.random.default_rng(0))
+  apart = np.abs(found.rows[np.newaxis] - x[:, np.newaxis]).max(axis=2)
+  assert found.residual < 1e-4 and apart.min(axis=1).max() < 0.02 and len(set(apart.argmin(axis=1))) == rows
+  noise = rng.normal(size=gradients[0].shape) * 0.02
+  assert (
+    not len(solve((gradients[0] + noise, gradients[1]), (kernel, bias), np.eye(classes)[labels], rng, starts=2).rows)
+    or rows == 1
+  )
+  with pytest.raises(gl.UsageError, match='only where they are at most'):
+    solve(gradients, (kernel, bias), np.eye(classes)[np.zeros(classes, int)], rng)
+
+
+def test_the_attack_on_regression_reads_batches(mixed):
+  values = np.random.default_rng(0).normal(size=(60, 5))
+  data = gl.data.table(values, np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.images, data.labels, **given)
+  rows = audit(scenario, [gl.attacks.linear()], batch_size=3).rows
+  assert [row['revealed'] for row in rows] == [3, 3] and all(row['label_correct'] == 1 for row in rows)
+  with pytest.raises(gl.UsageError, match='at most 4: take fidel'):
+    audit(scenario, [gl.attacks.linear()], batch_size=5)
+  test = mixed['test']
+  other = gl.scenario(gl.models.mlp(2), test.images, test.labels, key=given['key'], modality=of_config(test.settings))
+  with pytest.raises(gl.UsageError, match='reads one dense layer, and mlp has 4 layers'):
+    audit(other, [gl.attacks.linear()])
 
 
 def test_pooling_matches_rows_first():
@@ -364,7 +434,9 @@ def test_the_page_shows_cells_bars_and_records(scenario, tmp_path):
   gl.report.write(found, tmp_path)
   page = (tmp_path / 'report.html').read_text('utf-8')
   assert 'class="piece right"' in page and 'without an upload' in page and 'How much of one record' in page
-  assert 'All cells of a private row are exact' in page and not re.search(r'[^/]\b[Ii]mages?\b', page.partition('id="granted"')[0].partition('</style>')[2])
+  assert 'All cells of a private row are exact' in page and not re.search(
+    r'[^/]\b[Ii]mages?\b', page.partition('id="granted"')[0].partition('</style>')[2]
+  )
   assert (tmp_path / 'slide.png').stat().st_size > 1000 and not (tmp_path / 'grid.png').exists()
   told = gl.report.terminal_table(found)
   assert 'cells right' in told and 'PSNR' not in told and 'Images' not in told and 'control 0.00' in told
@@ -402,8 +474,8 @@ def test_a_frontier_trains_on_rows(mixed, tmp_path):
   with pytest.raises(gl.UsageError, match='the PSNR of attacks, which rows have not'):
     gl.frontier(jax.random.key(0), model, train, test, [None], [gl.attacks.fidel()], clients=5, modality=kind)
   found = gl.frontier(
-    jax.random.key(0), model, train, test, [None], clients=5, modality=kind, rounds=2, workdir=tmp_path, progress='none',
-    learning_rate=0.5,
+    jax.random.key(0), model, train, test, [None], clients=5, per_round=5, modality=kind, rounds=2, learning_rate=0.5,
+    workdir=tmp_path, progress='none',
   )  # fmt: skip
   gl.report.write(found, tmp_path)
   assert found.trained and (tmp_path / 'training.html').exists()

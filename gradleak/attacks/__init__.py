@@ -18,6 +18,7 @@ from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
+from gradleak.attacks.linear import linear
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import (
@@ -64,6 +65,7 @@ REGISTRY = {
   'residual_peeling': residual_peeling,
   'spear': spear,
   'tableak': tableak,
+  'linear': linear,
   'april': april,
 }
 
@@ -96,6 +98,7 @@ __all__ = [
   'idlg',
   'labels',
   'ladder',
+  'linear',
   'lti',
   'magia',
   'peeling',

@@ -59,7 +59,9 @@ def _relaxed(client: Client) -> Generator:
   """Returns what makes relaxed rows of free variables; raises `UsageError` for samples without categories."""
   kind = client.modality
   if RELAXED not in kind.relaxations:
-    raise errors.UsageError(f'tableak relaxes the cells of a table, and this client trains on {kind.noun[1]}: take csdlg')
+    raise errors.UsageError(
+      f'tableak relaxes the cells of a table, and this client trains on {kind.noun[1]}: take csdlg'
+    )
   relaxation = kind.relaxation(RELAXED, client.model)
 
   def init(key: jax.Array, shape: tuple[int, ...], learned: Tree = None) -> tuple[Tree, Tree]:
@@ -94,10 +96,10 @@ def tableak(
   optimizer: str = 'adam',
   decay: str = 'constant',
 ) -> Any:
-  r"""TabLeak (Vero et al. 2023) on tables: categories relaxed by a softmax, numbers by a sigmoid, several starts pooled.
+  r"""TabLeak (Vero et al. 2023) on tables: a softmax for categories, a sigmoid for numbers, several starts pooled.
 
-  The defaults are those of the published code: cosine distance, Adam on the sign at a constant rate of 0.06, starts from
-  U(−1, 1), 30 of them, labels known. The rows of all starts are matched to those of the start with the least distance,
+  The defaults are those of the published code: cosine distance, Adam on the sign at a constant rate of 0.06, 30 starts
+  from U(−1, 1), labels known. The rows of all starts are matched to those of the start with the least distance,
   and the median of each entry is taken. What is returned are relaxed rows: where the starts agree, a block is nearly
   one-hot, and its entropy tells how sure a category is.
 

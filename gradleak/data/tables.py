@@ -1,7 +1,7 @@
 """Tables: what their columns hold, and the rows of numbers that networks take.
 
-A row is encoded as float32 [D]. A continuous or ordinal column is one number, standardised by the rows that a schema was
-inferred from. A categorical or binary column is a one-hot block. Gaps are a further level of such a block, and for
+A row is encoded as float32 [D]. A continuous or ordinal column is one number, standardised by the rows that a schema
+was inferred from. A categorical or binary column is a one-hot block. Gaps are a further level of such a block, and for
 numbers a further column of 0 and 1.
 """
 
@@ -80,7 +80,9 @@ class Field(NamedTuple):
   def in_words(self) -> str:
     """Returns what it holds, as 'age: continuous, 17 to 90, whole numbers'."""
     listed = ', '.join(self.levels[:6]) + (', …' if len(self.levels) > 6 else '')
-    told = [f'{self.low:.4g} to {self.high:.4g}' if self.kind == CONTINUOUS else f'{len(self.levels)} levels ({listed})']
+    told = [
+      f'{self.low:.4g} to {self.high:.4g}' if self.kind == CONTINUOUS else f'{len(self.levels)} levels ({listed})'
+    ]
     told += ['whole numbers'] if self.kind == CONTINUOUS and self.step == 1 else []
     return f'{self.name}: {self.kind}, {", ".join(told)}{", with gaps" if self.gaps else ""}'
 
@@ -122,8 +124,8 @@ class Schema(NamedTuple):
       columns: name -> values, numbers or texts; others than those of the schema are not read.
 
     Raises:
-      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a gap
-        where there are none; names the first row.
+      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a
+        gap where there are none; names the first row.
     """
     for field in self.fields:
       if field.name not in columns:
@@ -156,7 +158,10 @@ class Schema(NamedTuple):
   def texts(self, cells: np.ndarray) -> list[list[str]]:
     """Returns cells [N, F] as people write them."""
     return [
-      ['–' if np.isnan(cell) else field.written(_plain(field, cell)) for field, cell in zip(self.fields, row, strict=True)]
+      [
+        '–' if np.isnan(cell) else field.written(_plain(field, cell))
+        for field, cell in zip(self.fields, row, strict=True)
+      ]
       for row in cells
     ]
 
@@ -187,12 +192,12 @@ def infer(
   Args:
     columns: name -> values, numbers or texts; None, NaN, '' and '?' are gaps.
     given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order.
-    fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all rows. None for all.
+    fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all. None for all.
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
-    UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what is
-      given of a column that is not there.
+    UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
+      is given of a column that is not there.
   """
   given = {} if given is None else given
   for name in [*given, *sensitive]:
@@ -231,7 +236,9 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
   if beyond := [level for level in distinct if level not in levels]:
     raise errors.UsageError(f'the column {name!r} has {beyond[0]!r}, which is none of its levels: {", ".join(levels)}')
   if kind == BINARY and len(levels) != 2:
-    raise errors.UsageError(f'the column {name!r} is to be binary and has {len(levels)} levels: {", ".join(levels[:8])}')
+    raise errors.UsageError(
+      f'the column {name!r} is to be binary and has {len(levels)} levels: {", ".join(levels[:8])}'
+    )
   if kind == ORDINAL:
     field = Field(name, kind, levels, gaps=gaps)
     by_level = dict(zip(levels, field.values.tolist(), strict=True))
@@ -250,8 +257,8 @@ def _kind(numbers: list[float | None] | None, distinct: int, held: int, name: st
     return ORDINAL if whole and distinct <= _FEW else CONTINUOUS
   if distinct > _MANY or distinct > 0.9 * held > 10:
     raise errors.UsageError(
-      f'the column {name!r} has {distinct} different texts in {held} rows: leave it out (kind "ignore"), or say that it '
-      'is categorical'
+      f'the column {name!r} has {distinct} different texts in {held} rows: leave it out (kind "ignore"), or say that '
+      'it is categorical'
     )
   return CATEGORICAL
 

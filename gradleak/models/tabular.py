@@ -1,4 +1,4 @@
-"""Networks for rows of tables [N, D]: logistic regression, a residual MLP and FT-Transformer (Gorishniy et al. 2021)."""
+"""Networks for rows of tables [N, D]: logistic regression, a residual MLP, FT-Transformer (Gorishniy et al. 2021)."""
 
 from typing import Annotated
 

@@ -3,7 +3,7 @@
 What is right is marked. A modality has a `marked` function for it, see `modalities.base.Piece`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from gradleak.modalities import Modality, Piece, of_config
 from gradleak.report import blocks, figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import minus, number, wrap
-from gradleak.report.html import code, mark, method, text, tagged
+from gradleak.report.html import method, tagged, text
 from gradleak.report.words import said, worded
 from gradleak.summary import cases
 
@@ -250,11 +250,15 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
     axes = figure.add_axes((0, 0, 1, 1))
     for c, name in enumerate(['private', *(one.defense for one in found)]):
       for i, line in enumerate(reversed(wrap(name, max(8, int(across / 0.098)))[:3])):
-        axes.text(left + (c + 0.5) * across, top - 0.2 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold')
+        axes.text(
+          left + (c + 0.5) * across, top - 0.2 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold'
+        )
     for r, i in enumerate(order):
       middle = top + (r + 0.5) * down
       axes.text(left - 0.1, middle, _short(truth[i].of, 28), ha='right', va='center', fontsize=10)
-      axes.text(left + 0.5 * across, middle, _short(truth[i].text, int(across / 0.085)), ha='center', va='center', fontsize=10)
+      axes.text(
+        left + 0.5 * across, middle, _short(truth[i].text, int(across / 0.085)), ha='center', va='center', fontsize=10
+      )
       for c, one in enumerate(found):
         piece = one.pieces[0][0][i]
         style: dict[str, Any] = {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
@@ -300,7 +304,9 @@ def _running(
     for r, (name, count, pieces) in enumerate(lines):
       top = 0.5 + r * down
       for i, line in enumerate([*wrap(name, 28)[:2], *([f'recovered {count}'] if count else [])]):
-        axes.text(left - 0.2, top + 0.17 * i, line, ha='right', va='center', fontsize=10, weight='bold' if not i else None)
+        axes.text(
+          left - 0.2, top + 0.17 * i, line, ha='right', va='center', fontsize=10, weight='bold' if not i else None
+        )
       _flow(axes, pieces, left, top, width - 0.3, down)
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
@@ -316,7 +322,9 @@ def _flow(axes: Any, pieces: Sequence[Piece], left: float, top: float, end: floa
       x, y = left, y + 0.2
     if y > top + down - 0.15:
       return
-    style: dict[str, Any] = {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
+    style: dict[str, Any] = (
+      {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
+    )
     axes.text(x, y, piece.text, va='center', fontsize=9.5, family='DejaVu Sans Mono', **style)
     x += wide
 

@@ -319,8 +319,8 @@ def frontier(
   attacks = listed(() if attacks is None else attacks)
   if attacks and modality is not IMAGES:
     raise errors.UsageError(
-      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, and '
-      'call gradleak.audit for each defense'
+      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
+      'and call gradleak.audit for each defense'
     )
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
