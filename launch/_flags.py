@@ -34,7 +34,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
   'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
-  'schema': ('string', None, 'table:PATH: JSON file with what is known: kinds of columns, levels, label, sensitive ones.'),
+  'schema': ('string', None, 'table:PATH: JSON file on columns: kinds, levels, the label, which are sensitive.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
   'model': (

@@ -64,7 +64,7 @@ RANGES = {
   'attacks.fidel.fidel': {'candidates': NATURAL},
   'attacks.linear.linear': {'starts': COUNT, 'tolerance': FRACTION},
   'attacks.linear.solve': {'starts': COUNT, 'tolerance': FRACTION},
-  'attacks.tableak.tableak': {'seeds': 'int [1, 64]', 'pooling': 'median|mean|none'},
+  'attacks.tableak.tableak': {'seeds': 'int [1, 64]', 'pooling': 'median|mean|best'},
   'attacks.labels.infer': {'rule': 'idlg|yin|bias_corrected|wainakh|ilrg|geng|rlu'},
   'attacks.peeling.peel': {'batch_size': COUNT, 'tolerance': FRACTION},
   'attacks.peeling.peeling': {'tolerance': FRACTION},

@@ -21,7 +21,7 @@ from gradleak.threat import Observation
 
 CITATION = 'Vero, Balunović, Dimitrov, Vechev: TabLeak: Tabular Data Leakage in Federated Learning. ICML 2023.'
 RELAXED = 'cells'  # the relaxation of a modality that this attack searches in
-POOLINGS = ('median', 'mean', 'none')
+POOLINGS = ('median', 'mean', 'best')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pooled(Matching):
     """Returns the pooled rows [N, D], relaxed: entries of a block are the starts' shares of each level."""
     rows = self.samples.images(dummy, state.latents, observation, self.copies)
     best = super().chosen(dummy, state, observation)
-    if self.samples.seeds == 1 or self.pooling == 'none':
+    if self.samples.seeds == 1 or self.pooling == 'best':
       return best
     matched = jax.vmap(lambda one: one[order(best, one)])(rows)
     return jnp.median(matched, axis=0) if self.pooling == 'median' else jnp.mean(matched, axis=0)
@@ -113,7 +113,7 @@ def tableak(
     steps: number of steps of each start.
     learning_rate: of the first step.
     seeds: starts that are pooled, all together in one trial.
-    pooling: 'median' as published, 'mean', or 'none' for the start with the least distance.
+    pooling: 'median' as published, 'mean', or 'best' for the start with the least distance.
     distance, gradient, optimizer, decay: as `csdlg` takes them.
 
   Raises:

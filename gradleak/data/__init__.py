@@ -95,9 +95,9 @@ def load(
 
   Args:
     name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), `breast_cancer`, `diabetes`, `table:PATH` (a
-      CSV file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder with
-      one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or `cifar10:3.0.2`,
-      prepared by `launch/prepare_data.py`.
+      CSV file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder
+      with one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or
+      `cifar10:3.0.2`, prepared by `launch/prepare_data.py`.
     split: `test`, `train`, or another split of the dataset; TFDS datasets also take slices (`train[:10%]`).
     data_dir: the folder of TFDS datasets (None: `~/tensorflow_datasets`); not used for others.
     limit: the number of images to return, the first ones; only these are decoded (None: all).

@@ -239,10 +239,9 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
   found, truth = seen(result)[:8], private(result)[0][0]
-  right = [sum(bool(one.pieces[0][0][i].right) for one in found) for i in range(len(truth))]
-  order = sorted(range(len(truth)), key=lambda i: (-right[i], i))[:PARTS] if truth[0].of else None
-  if order is None:
+  if not truth[0].of:
     return _running(found, truth, worst, size)
+  order = range(min(len(truth), PARTS))
   width, height = size
   left, top, foot = 2.6, 0.95, 0.75
   across, down = (width - left - 0.2) / (len(found) + 1), (height - top - foot) / max(len(order), 1)
