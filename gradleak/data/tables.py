@@ -155,6 +155,23 @@ class Schema(NamedTuple):
     found = [_cell(field, rows[:, place]) for field, place in zip(self.fields, self.places, strict=True)]
     return np.stack(found, axis=1) if found else np.zeros((len(rows), 0))
 
+  def certainty(self, rows: Any) -> np.ndarray:
+    """Returns how sure each category of rows [N, D] is, float64 [N, F]; NaN for numbers, of which a row does not tell.
+
+    It is 1 less the entropy of the entries of a block, taken for shares, in units of the largest one (Vero et al. 2023,
+    section 4.3, for starts that are pooled).
+    """
+    rows = np.asarray(rows, np.float64)
+    found = np.full((len(rows), len(self.fields)), np.nan)
+    for number, (field, place) in enumerate(zip(self.fields, self.places, strict=True)):
+      block = np.clip(np.nan_to_num(rows[:, place]), 0, None)
+      total = block.sum(axis=1, keepdims=True)
+      if not field.numeric:
+        shares = np.divide(block, total, out=np.full_like(block, 1 / field.width), where=total > 0)
+        entropy = -np.sum(shares * np.log(np.maximum(shares, 1e-300)), axis=1)
+        found[:, number] = 1 - entropy / math.log(field.width)
+    return found
+
   def texts(self, cells: np.ndarray) -> list[list[str]]:
     """Returns cells [N, F] as people write them."""
     return [

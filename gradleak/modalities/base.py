@@ -58,11 +58,13 @@ class Piece(NamedTuple):
     text: what stands there.
     right: whether it is what the private sample has; None where nothing is compared, as in the private sample itself.
     of: what it is a part of, such as a column; '' where parts follow each other as in a text.
+    sure: how sure the attacker can be of it, in [0, 1]; None where nothing tells.
   """
 
   text: str
   right: bool | None = None
   of: str = ''
+  sure: float | None = None
 
 
 class Relaxation(NamedTuple):

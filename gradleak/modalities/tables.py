@@ -116,7 +116,8 @@ WORDS: dict[str, str] = {
   ),
   'marked.samples': (
     'What the strongest attacker of each defense makes of the first private rows, cell by cell. What is right has a '
-    'tick and a colour; the columns that leak under most defenses come first. The last line counts them.'
+    'tick and a colour. “Sure to” is what an attacker sees, too: one less the entropy of a relaxed category. The '
+    'columns that leak under most defenses come first, the surest of them before others. The last line counts them.'
   ),
   'marked.parts': (
     'How often each column is right, over all rows, as the strongest attacker of each defense sees it. “Without an '
@@ -488,7 +489,11 @@ def marked(schema: Schema, row: np.ndarray, truth: np.ndarray | None = None) -> 
   right: Sequence[Any] = [None] * len(texts)
   if truth is not None:
     right = _right(schema, cells, schema.cells(np.asarray(truth)[np.newaxis]), RIGHT)[0].tolist()
-  return [Piece(text, one, field.name) for text, one, field in zip(texts, right, schema.fields, strict=True)]
+  sure: Sequence[Any] = [None] * len(texts)
+  if truth is not None:
+    sure = [None if np.isnan(one) else float(one) for one in schema.certainty(np.asarray(row)[np.newaxis])[0]]
+  names = [field.name for field in schema.fields]
+  return [Piece(*one) for one in zip(texts, right, names, sure, strict=True)]
 
 
 def picture(schema: Schema, row: np.ndarray) -> np.ndarray:

@@ -116,6 +116,11 @@ def _marked(piece: Piece) -> blocks.Html:
   return blocks.Html(f'<span class="piece {kind}">{text(piece.text)}</span>')
 
 
+def _sure(piece: Piece) -> str:
+  """Returns how sure the attacker is, where it is not quite sure."""
+  return '' if piece.sure is None or piece.sure > 0.995 else f'sure to {100 * piece.sure:.0f} %'
+
+
 def sections(result: AuditResult, published: Mapping[str, str]) -> list[blocks.Section]:
   """Returns the sections on single samples, on the parts that leak, and on how much of a sample is known."""
   found, truth = seen(result), private(result)
@@ -146,12 +151,16 @@ def _across(
   truth: Sequence[Piece], columns: Sequence[tuple[Seen, Sequence[Piece]]], published: Mapping[str, str]
 ) -> blocks.Table:
   """Returns a table with a line for each part, the parts that most defenses leak first."""
-  order = sorted(range(len(truth)), key=lambda i: (-sum(bool(of[i].right) for _, of in columns), i))
+  def first(i: int) -> tuple[float, float, int]:
+    sure = [piece.sure for piece in (of[i] for _, of in columns) if piece.sure is not None]
+    return -sum(bool(of[i].right) for _, of in columns), -float(np.mean(sure)) if sure else 0.0, i
+
+  order = sorted(range(len(truth)), key=first)
   heads: list[Any] = ['column', ('private', 'left private')]
   heads += [blocks.Column(str(published.get(one.defense) or one.defense), 'left seen') for one, _ in columns]
   rows = []
   for i in order:
-    cells = [blocks.Cell(text(_marked(of[i])), kind='right' if of[i].right else 'wrong') for _, of in columns]
+    cells = [blocks.Cell(text(_marked(of[i])), [_sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns]
     rows.append(blocks.Row([truth[i].of, blocks.Cell(truth[i].text), *cells]))
   counts = [f'{sum(bool(p.right) for p in of)} of {len(of)}' for _, of in columns]
   by = [blocks.Cell(count, [one.case[0], *([f'adaptive: {one.case[2]}'] if len(one.case) > 2 else [])], 'sum')
