@@ -107,7 +107,7 @@ class Flags:
   def fit(self, dataset: Any) -> None:
     """Lets flags that are not given have the defaults that suit the samples of a dataset, where these have their own.
 
-    A program whose list of defenses does not begin with none has it among no others, too.
+    A program whose own list of defenses does not begin with none takes them without it.
     """
     import gradleak as gl
 

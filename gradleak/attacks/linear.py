@@ -1,8 +1,8 @@
 """The rows of a batch from the gradient of softmax regression, exactly: a network of one dense layer.
 
-With the residuals `δ_i = softmax(x_i W + b) − y_i`, the gradients are `G = Xᵀ Δ / B` and `g = Σ_i δ_i / B`. Δ has the
-rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R, with R [B, in]
-from its singular value decomposition and an unknown A [B, B]. The gradients at known labels are as many equations as A
+The residuals are `δ_i = softmax(x_i W + b) − y_i`. The gradients are `G = Xᵀ Δ / B` and `g = Σ_i δ_i / B`. Δ has the
+rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R.
+Here R [B, in] is from its singular value decomposition, and A [B, B] is unknown. The gradients at known labels are as many equations as A
 has entries or more. They are solved by least squares from several starts. A solution that leaves rounding errors alone
 is certified by that. More rows than classes less one leave a whole family of solutions: then there is no closed form.
 One row is the quotient of `fidel`, for any number of classes.

@@ -145,7 +145,7 @@ class Schema(NamedTuple):
     return found
 
   def cells(self, rows: Any) -> np.ndarray:
-    """Returns the cells that encoded rows [N, D] stand for, float64 [N, F], whatever a search has made of them.
+    """Returns the cells that encoded rows [N, D] stand for, float64 [N, F]; a search may have moved their entries.
 
     A number is standardised; it is moved to the nearest one that the column may have. A category is the place of its
     level, the largest entry of its block, and gaps stand behind all levels. A gap among numbers is infinite. What is
@@ -158,8 +158,8 @@ class Schema(NamedTuple):
   def certainty(self, rows: Any) -> np.ndarray:
     """Returns how sure each category of rows [N, D] is, float64 [N, F]; NaN for numbers, of which a row does not tell.
 
-    It is 1 less the entropy of the entries of a block, taken for shares, in units of the largest one (Vero et al. 2023,
-    section 4.3, for starts that are pooled).
+    It is 1 less the entropy of the entries of a block, which are taken for shares, in units of the largest entropy
+    (after Vero et al. 2023, for starts that are pooled).
     """
     rows = np.asarray(rows, np.float64)
     found = np.full((len(rows), len(self.fields)), np.nan)

@@ -132,7 +132,7 @@ WORDS: dict[str, str] = {
 }
 
 
-# Of programs, where flags are not given.
+# What programs take where flags are not given.
 DEFAULTS: dict[str, Any] = {
   'model': 'mlp(widths=100-100)',
   'init': 'default',
@@ -447,15 +447,20 @@ def settle(schema: Schema, rows: jax.Array) -> jax.Array:
 
 
 def _cells(schema: Schema, model: Any) -> Relaxation:
-  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number."""
+  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number.
+
+  The logits of a level with the share p are p + √(p(1 − p))·u: they move more slowly for rare levels, as in TabLeak's code.
+  """
   del model
   low, high = (end.astype(np.float32).reshape(1, -1) for end in bounds(schema))
   blocks = [(place, field) for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
 
   def apply(free: jax.Array) -> jax.Array:
     rows = low + (high - low) * jax.nn.sigmoid(free)
-    for place, _ in blocks:
-      rows = rows.at[..., place].set(jax.nn.softmax(free[..., place], axis=-1))
+    for place, field in blocks:
+      shares = np.asarray(field.shares, np.float32).reshape(1, -1)
+      logits = shares + np.sqrt(shares * (1 - shares)) * free[..., place]
+      rows = rows.at[..., place].set(jax.nn.softmax(logits, axis=-1))
     return rows
 
   def decide(rows: jax.Array, variables: Any) -> jax.Array:

@@ -238,6 +238,15 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
   return variables
 
 
+def _check_drawn(attacks: Sequence, modality: Modality) -> None:
+  """Raises `UsageError` for attacks on samples whose score the page of a training does not draw."""
+  if attacks and modality is not IMAGES:
+    raise errors.UsageError(
+      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
+      'and call gradleak.audit for each defense'
+    )
+
+
 def frontier(
   key: Any,
   model: Model,
@@ -317,11 +326,7 @@ def frontier(
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
   attacks = listed(() if attacks is None else attacks)
-  if attacks and modality is not IMAGES:
-    raise errors.UsageError(
-      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
-      'and call gradleak.audit for each defense'
-    )
+  _check_drawn(attacks, modality)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now

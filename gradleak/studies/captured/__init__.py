@@ -156,11 +156,6 @@ def attack(
   show = progress if progress is None or callable(progress) else reporter(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
-  if image_shape is not None and len(tuple(image_shape)) == 1:
-    raise errors.UsageError(
-      f'image_shape is {errors.shown(image_shape)}: captured updates are attacked for images (height, width, channels) '
-      'alone; an audit of rows is gradleak.audit'
-    )
   shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(labels, chosen.num_samples, of_classes)
