@@ -1,11 +1,11 @@
 """The rows of a batch from the gradient of softmax regression, exactly: a network of one dense layer.
 
 The residuals are `δ_i = softmax(x_i W + b) − y_i`. The gradients are `G = Xᵀ Δ / B` and `g = Σ_i δ_i / B`. Δ has the
-rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R.
-Here R [B, in] is from its singular value decomposition, and A [B, B] is unknown. The gradients at known labels are as many equations as A
-has entries or more. They are solved by least squares from several starts. A solution that leaves rounding errors alone
-is certified by that. More rows than classes less one leave a whole family of solutions: then there is no closed form.
-One row is the quotient of `fidel`, for any number of classes.
+rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R. Here R [B, in]
+is from the singular value decomposition of G, and A [B, B] is unknown. The gradients at known labels are as many
+equations as A has entries or more. They are solved by least squares from several starts. A solution that leaves only
+rounding errors is certified by that. More rows than classes less one leave a whole family of solutions: then there is
+no closed form. One row is the quotient of `fidel`, for any number of classes.
 """
 
 from typing import Any, NamedTuple

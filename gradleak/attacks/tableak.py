@@ -68,7 +68,11 @@ def _relaxed(client: Client) -> Generator:
     del learned
     return jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0), None
 
-  return Generator(init, lambda free, kept, shape, learned=None: relaxation.apply(free))
+  def apply(free: Tree, kept: Tree, shape: tuple[int, ...], learned: Tree = None) -> jax.Array:
+    del kept, shape, learned
+    return relaxation.apply(free)
+
+  return Generator(init, apply)
 
 
 def _pooled(client: Client, made: tuple[Preset, str], further: Mapping[str, Any]) -> Attack:

@@ -158,8 +158,8 @@ class Schema(NamedTuple):
   def certainty(self, rows: Any) -> np.ndarray:
     """Returns how sure each category of rows [N, D] is, float64 [N, F]; NaN for numbers, of which a row does not tell.
 
-    It is 1 less the entropy of the entries of a block, which are taken for shares, in units of the largest entropy
-    (after Vero et al. 2023, for starts that are pooled).
+    It is 1 less the entropy of a block's entries, in units of the largest entropy. The entries are taken for shares, as
+    Vero et al. (2023) do of pooled starts.
     """
     rows = np.asarray(rows, np.float64)
     found = np.full((len(rows), len(self.fields)), np.nan)
@@ -186,10 +186,10 @@ class Schema(NamedTuple):
 def from_json(made: Mapping[str, Any]) -> Schema:
   """Returns the `Schema` of what `Schema.to_json` made; raises `UsageError` for anything else."""
   try:
-    fields = [
-      Field(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})
-      for one in made['columns']
-    ]
+    fields = []
+    for one in made['columns']:
+      plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
+      fields.append(Field(**plain))
     return Schema(tuple(fields), tuple(made['sensitive']))
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.UsageError(f'the schema of a table is not one that was written by gradleak: {error}') from error

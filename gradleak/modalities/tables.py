@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -279,7 +279,7 @@ def evaluate(
     'cells_exact': mean(exact),
     'categories': mean(right[:, ~numeric]),
     'numbers': mean(right[:, numeric]),
-    'rows_right': mean(right.all(axis=1)),
+    'rows_right': mean(np.asarray(right.all(axis=1))),
     'trace': mean(_traces(schema, cells_of, of)),
     'revealed_cells': float(np.mean(shared)) if shared.size else math.nan,
     'revealed': int(whole.sum()),
@@ -449,7 +449,7 @@ def settle(schema: Schema, rows: jax.Array) -> jax.Array:
 def _cells(schema: Schema, model: Any) -> Relaxation:
   """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number.
 
-  The logits of a level with the share p are p + √(p(1 − p))·u: they move more slowly for rare levels, as in TabLeak's code.
+  The logits of a level with the share p are p + √(p(1 − p))·u, as in TabLeak's code: rare levels move more slowly.
   """
   del model
   low, high = (end.astype(np.float32).reshape(1, -1) for end in bounds(schema))
@@ -530,7 +530,7 @@ def describe(schema: Schema, rows: np.ndarray) -> dict[str, Any]:
   return {'schema': schema.to_json()}
 
 
-_OF_SCHEMA = {
+_OF_SCHEMA: dict[str, Callable[..., Any]] = {
   'check': check,
   'evaluate': evaluate,
   'distinct': distinct,

@@ -151,6 +151,7 @@ def _across(
   truth: Sequence[Piece], columns: Sequence[tuple[Seen, Sequence[Piece]]], published: Mapping[str, str]
 ) -> blocks.Table:
   """Returns a table with a line for each part, the parts that most defenses leak first."""
+
   def first(i: int) -> tuple[float, float, int]:
     sure = [piece.sure for piece in (of[i] for _, of in columns) if piece.sure is not None]
     return -sum(bool(of[i].right) for _, of in columns), -float(np.mean(sure)) if sure else 0.0, i
@@ -160,7 +161,9 @@ def _across(
   heads += [blocks.Column(str(published.get(one.defense) or one.defense), 'left seen') for one, _ in columns]
   rows = []
   for i in order:
-    cells = [blocks.Cell(text(_marked(of[i])), [_sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns]
+    cells = [
+      blocks.Cell(text(_marked(of[i])), [_sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns
+    ]
     rows.append(blocks.Row([truth[i].of, blocks.Cell(truth[i].text), *cells]))
   counts = [f'{sum(bool(p.right) for p in of)} of {len(of)}' for _, of in columns]
   by = [blocks.Cell(count, [one.case[0], *([f'adaptive: {one.case[2]}'] if len(one.case) > 2 else [])], 'sum')
@@ -215,7 +218,7 @@ def _together(
   total = sum(len(batch) for batch in found[0].pieces)
   levels = sorted({1, 2, 3, (len(chosen) + 1) // 2, len(chosen)} & set(range(1, len(chosen) + 1)))
   heads = ['defense', *(f'all {least}' if least == len(chosen) else f'{least} or more' for least in levels)]
-  lines = [(method(one.defense, published.get(one.defense)), one.pieces) for one in found]
+  lines: list[tuple[Any, Any]] = [(method(one.defense, published.get(one.defense)), one.pieces) for one in found]
   lines += [('without an upload', guess)] if guess else []
   rows = []
   for name, pieces in lines:
