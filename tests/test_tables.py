@@ -319,6 +319,23 @@ def test_marked_cells_say_what_is_right(schema):
   assert kind.sensitive == {'income'} and kind.picture(rows[0]).shape == (2, 3, 1)
 
 
+def test_closed_forms_read_rows_behind_a_standardisation(mixed):
+  test = mixed['test']
+  schema = tables.from_json(test.settings['schema'])
+  mean, std = schema.moments
+  np.testing.assert_allclose(mixed['train'].images.mean(axis=0), mean, atol=0.02)
+  np.testing.assert_allclose(mixed['train'].images.std(axis=0), std, atol=0.02)
+  inner = gl.models.mlp(2, 'default', widths='100-100')
+  model = gl.models.standardised(inner, mean, std)
+  variables = inner.init(jax.random.key(0), (12,))
+  expected = inner.apply(variables, (test.images[:3] - mean[None]) / std[None], False, None)[0]
+  np.testing.assert_allclose(model.apply(variables, test.images[:3], False, None)[0], expected, rtol=1e-6)
+  scenario = gl.scenario(model, test.images, test.labels, variables=variables, modality=of_config(test.settings))
+  assert [row['revealed'] for row in audit(scenario, [gl.attacks.peeling()], batch_size=4).rows] == [4, 4]
+  with pytest.raises(gl.UsageError, match='expected as many positive deviations'):
+    gl.models.standardised(inner, mean, std[1:])
+
+
 def test_closed_forms_read_batches_exactly(scenario):
   found = audit(scenario, [gl.attacks.peeling(), gl.attacks.spear()], batch_size=4)
   by_attack = {row['attack']: [] for row in found.rows}

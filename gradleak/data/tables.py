@@ -144,6 +144,16 @@ class Schema(NamedTuple):
         found[place.start + int(np.argmax(field.shares))] = 1
     return found
 
+  @property
+  def moments(self) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the deviation of each entry of a row, float32 [D]; 0 and 1 of numbers, which are standardised."""
+    mean, std = np.zeros(self.width, np.float32), np.ones(self.width, np.float32)
+    for field, place in zip(self.fields, self.places, strict=True):
+      shares = np.asarray(field.shares, np.float32)
+      of = slice(place.stop - len(shares), place.stop)
+      mean[of], std[of] = shares, np.sqrt(shares * (1 - shares))
+    return mean, std
+
   def cells(self, rows: Any) -> np.ndarray:
     """Returns the cells that encoded rows [N, D] stand for, float64 [N, F]; a search may have moved their entries.
 
