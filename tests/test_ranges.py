@@ -211,6 +211,8 @@ RANGES = {
 TOGETHER = {
   ('instahide', 'largest'),
   *((f'vit_{size}', name) for size in ('tiny', 'small') for name in ('width', 'heads')),
+  ('ft_transformer', 'width'),
+  ('ft_transformer', 'heads'),
 }
 
 MODEL = gl.models.mlp(10, widths=2)

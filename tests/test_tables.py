@@ -257,6 +257,15 @@ def test_exact_rows_are_found_in_any_order_and_placeholders_are_no_answer(schema
   assert kind.evaluate(-rows[:2], rows[:2], np.zeros(0, int), given['labels'][:2])['revealed'] == 0
 
 
+def test_candidates_that_are_as_near_as_the_original_are_ahead_of_it():
+  values = {'x': [0.5, 1.5, 2.5, 0.5, 1.5, 2.5], 'y': ['a', 'b', 'a', 'b', 'a', 'b']}
+  schema = tables.infer(values, {'x': 'continuous'})
+  rows, kind = schema.encode(values), table(schema)
+  between = (rows[:1] + rows[4:5]) / 2  # half a value from both, whose category is the same
+  figures = kind.evaluate(between, rows[:1], np.zeros(0, int), np.zeros(1, int), among=kind.gallery(rows, rows[:1]))
+  assert figures['rank'] == 2 and not figures['identified'] and figures['candidates'] == 5
+
+
 def test_noise_is_re_identified_by_chance_alone(mixed):
   kind, rows = of_config(mixed['train'].settings), mixed['train'].images
   among = kind.gallery(rows, rows[:1])

@@ -425,7 +425,7 @@ def _identified(
     itself = kind.places.get(known)
     kept = np.delete(apart, itself) if itself is not None else apart[:MOST]
     answered = np.isfinite(cells[place]) | np.isinf(cells[place])
-    ranks.append(1 + int(np.sum(kept <= own + 1e-9)) if answered.all() else 1 + len(kept))
+    ranks.append(1 + int(np.sum(kept <= own + 1e-6)) if answered.all() else 1 + len(kept))
     others.append(len(kept))
     enough.append(right[place].mean() >= kind.threshold)
   first = np.asarray(ranks) == 1
