@@ -18,6 +18,7 @@ from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
+from gradleak.attacks.linear import linear
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import (
@@ -65,6 +66,7 @@ REGISTRY = {
   'residual_peeling': residual_peeling,
   'spear': spear,
   'tableak': tableak,
+  'linear': linear,
   'april': april,
   'tag': tag,
   'lamp': lamp,
@@ -100,6 +102,7 @@ __all__ = [
   'labels',
   'ladder',
   'lamp',
+  'linear',
   'lti',
   'magia',
   'peeling',
