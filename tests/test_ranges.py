@@ -29,6 +29,11 @@ SMALL = {'width': WIDTH, 'activation': ACTIVATION}
 RESNET = {'width': CHANNELS, 'norm': 'batch|group', 'pixels': 'unit|half|imagenet'}
 DEEP = {**RESNET, 'stem': 'cifar|imagenet'}
 VGG = {**RESNET, 'norm': 'none|batch?'}
+TOKENS = {
+  'vocabulary': 'int [3, 1048576]', 'width': WIDTH, 'layers': 'int [1, 128]', 'padding': 'int? [0, inf)',
+  'dropout': FRACTION,
+}  # fmt: skip
+ATTENTION = {**TOKENS, 'heads': COUNT, 'length': 'int [1, 65536]'}
 VIT = {'patch': CHANNELS, 'depth': 'int [1, 128]', 'width': WIDTH, 'heads': WIDTH, 'pixels': 'unit|half|imagenet'}
 FISHING = {'target': CLASS, 'statistics': 'running|public'}
 SEARCH = {'method': 'published|difference', 'multiplier': 'float [1e-06, inf)', 'max_queries': 'int [3, inf)'}
@@ -57,6 +62,9 @@ RANGES = {
   'attacks.decoder.table_iv': {'steps': COUNT, 'batch_size': COUNT},
   'attacks.decoder.windows': {'context': NATURAL, 'hidden': NATURAL, 'steps': COUNT},
   'attacks.fidel.fidel': {'candidates': NATURAL},
+  'attacks.linear.linear': {'starts': COUNT, 'tolerance': FRACTION},
+  'attacks.linear.solve': {'starts': COUNT, 'tolerance': FRACTION},
+  'attacks.tableak.tableak': {'seeds': 'int [1, 64]', 'pooling': 'median|mean|best'},
   'attacks.labels.infer': {'rule': 'idlg|yin|bias_corrected|wainakh|ilrg|geng|rlu'},
   'attacks.peeling.peel': {'batch_size': COUNT, 'tolerance': FRACTION},
   'attacks.peeling.peeling': {'tolerance': FRACTION},
@@ -70,6 +78,10 @@ RANGES = {
     'programs': COUNT, 'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]', 'rank': 'int? [1, inf)',
   },
   'attacks.spear.spear_attack': {'submatrices': COUNT, 'programs': COUNT},
+  'attacks.text.lamp': {
+    'steps': COUNT, 'learning_rate': 'float [1e-12, inf)', 'relaxation': 'softmax|embeddings', 'surprise': WEIGHT,
+    'size': WEIGHT, 'moves': 'int [1, 200]', 'every': COUNT, 'starts': 'int [1, 10000]', 'partial': 'float? [0, 1]',
+  },
   'data.check_classes': {'num_classes': 'int? [1, 2147483648]'},
   'data.gallery': {'most': COUNT},
   'data.load': {'limit': 'int? [1, inf)', 'image_size': 'int? [1, 4096]', 'largest_pixel': 'float? [1e-06, inf)'},
@@ -145,7 +157,9 @@ RANGES = {
   'federated.losses.dice': {'smooth': POSITIVE, **REDUCED},
   'federated.losses.focal': {'gamma': WEIGHT, **REDUCED},
   'federated.losses.huber': {'delta': POSITIVE, **REDUCED},
+  'federated.losses.masked_token': {'share': 'float [1e-06, 1]', 'seed': 'int [0, 2147483647]', **REDUCED},
   'federated.losses.mean_squared_error': REDUCED,
+  'federated.losses.next_token': REDUCED,
   'federated.losses.squared_error': REDUCED,
   'federated.optimizers.accumulated': {'batches': COUNT},
   'federated.optimizers.proximal': {'weight': WEIGHT},
@@ -168,6 +182,16 @@ RANGES = {
   'models.small.lenet': SMALL,
   'models.small.lenet4': SMALL,
   'models.small.mlp': DENSE,
+  'models.tabular.ft_transformer': {
+    'width': WIDTH, 'heads': WIDTH, 'depth': 'int [1, 128]', 'dropout': 'float [0, 0.99]',
+  },
+  'models.tabular.resnet_mlp': {
+    'width': WIDTH, 'depth': 'int [1, 128]', 'factor': 'int [1, 16]', 'norm': 'batch|layer|identity',
+    'dropout': 'float [0, 0.99]',
+  },
+  'models.transformers.bert': {**ATTENTION, 'head': 'first|mean|masked'},
+  'models.transformers.gpt': {**ATTENTION, 'head': 'last|mean|next'},
+  'models.transformers.lstm': {**TOKENS, 'head': 'last|mean|next'},
   'models.vgg.vgg11': VGG,
   'models.vgg.vgg16': VGG,
   'models.vit.vit_small': VIT,
@@ -193,6 +217,8 @@ RANGES = {
 TOGETHER = {
   ('instahide', 'largest'),
   *((f'vit_{size}', name) for size in ('tiny', 'small') for name in ('width', 'heads')),
+  ('ft_transformer', 'width'),
+  ('ft_transformer', 'heads'),
 }
 
 MODEL = gl.models.mlp(10, widths=2)

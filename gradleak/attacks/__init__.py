@@ -18,6 +18,7 @@ from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
+from gradleak.attacks.linear import linear
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import (
@@ -36,6 +37,8 @@ from gradleak.attacks.presets import (
 )
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
+from gradleak.attacks.tableak import tableak
+from gradleak.attacks.text import lamp, tag
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
 REGISTRY = {
@@ -62,7 +65,11 @@ REGISTRY = {
   'peeling': peeling,
   'residual_peeling': residual_peeling,
   'spear': spear,
+  'tableak': tableak,
+  'linear': linear,
   'april': april,
+  'tag': tag,
+  'lamp': lamp,
 }
 
 __all__ = [
@@ -94,6 +101,8 @@ __all__ = [
   'idlg',
   'labels',
   'ladder',
+  'lamp',
+  'linear',
   'lti',
   'magia',
   'peeling',
@@ -101,5 +110,7 @@ __all__ = [
   'prefix',
   'residual_peeling',
   'spear',
+  'tag',
+  'tableak',
   'wrap',
 ]

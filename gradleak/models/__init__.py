@@ -12,7 +12,9 @@ from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
+from gradleak.models.tabular import ft_transformer, logistic, resnet_mlp, standardised
 from gradleak.models.torch import from_torch
+from gradleak.models.transformers import bert, gpt, lstm
 from gradleak.models.vgg import vgg11, vgg16
 from gradleak.models.vit import vit_small, vit_tiny
 
@@ -23,6 +25,7 @@ __all__ = [
   'Model',
   'Normalisation',
   'agreement',
+  'bert',
   'check_apply',
   'check_variables',
   'cnn',
@@ -33,8 +36,12 @@ __all__ = [
   'from_functions',
   'from_nnx',
   'from_torch',
+  'ft_transformer',
+  'gpt',
   'lenet',
   'lenet4',
+  'logistic',
+  'lstm',
   'mlp',
   'resnet18',
   'resnet20',
@@ -43,6 +50,8 @@ __all__ = [
   'resnet56',
   'resnet101',
   'resnet152',
+  'resnet_mlp',
+  'standardised',
   'vgg11',
   'vgg16',
   'vit_small',

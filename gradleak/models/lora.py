@@ -1,8 +1,8 @@
 """Low-rank adapters: clients train and share only these (Hu et al., LoRA, ICLR 2022)."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range, ranged
 from gradleak.core.trees import Layer, Tree
-from gradleak.models.model import ImageShape, Model, wrapped
+from gradleak.models.model import FirstBlock, ImageShape, Model, wrapped
 
 CITATION = (
   'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'
@@ -26,6 +26,7 @@ def lora(
   *,
   rank: Annotated[int, Range(1, 4096)] = 4,
   alpha: Annotated[float, Range(1e-6, finite=True)] = 8.0,
+  only: str = '',
 ) -> Model:
   r"""Returns `model` with W + (alpha / rank)·A·B in place of each weight matrix W, of which A and B are the parameters.
 
@@ -40,18 +41,27 @@ def lora(
     model: any `Model`.
     rank: columns of A; at most the smaller side of a matrix is used.
     alpha: scale of the adapters.
+    only: names of modules whose matrices alone are adapted, such as 'q-v', or 'query-value'; all by default.
 
   Raises:
-    UsageError: at `init`, for a model without a matrix.
+    UsageError: at `init`, for a model without a matrix, or without a module of these names.
   """
   scale = alpha / rank
+  chosen = tuple(name for name in only.split('-') if name)
+
+  def adapted(path: tuple[str, ...], leaf: Any) -> bool:
+    return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:
     given = model.init(jax.random.fold_in(key, 0), image_shape)
     adapters: dict = {}
     leaves, _ = jax.tree_util.tree_flatten_with_path(given['params'])
+    known = {name for path, _ in leaves for name in trees.path_names(path)[:-1]}
+    for name in chosen:
+      if name not in known:
+        raise errors.unknown('module to adapt', name, known)
     for i, (path, leaf) in enumerate(leaves):
-      if leaf.ndim >= 2:
+      if adapted(trees.path_names(path), leaf):
         rows, columns = math.prod(leaf.shape[:-1]), leaf.shape[-1]
         size = min(rank, rows, columns)
         a = jax.random.normal(jax.random.fold_in(key, i + 1), (rows, size), leaf.dtype) / math.sqrt(rows)
@@ -64,7 +74,7 @@ def lora(
     """Returns the variables of `model`."""
 
     def add(path: tuple, leaf: jax.Array) -> jax.Array:
-      if leaf.ndim < 2:
+      if not adapted(trees.path_names(path), leaf):
         return leaf
       adapter = trees.get(variables['params'], trees.path_names(path))
       return leaf + (jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])).reshape(leaf.shape)
@@ -76,18 +86,37 @@ def lora(
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))['params']
     found = []
     for layer in model.layers(image_shape):  # type: ignore[misc]
-      matrices = [path for path in layer.paths if len(trees.get(shapes, path).shape) >= 2]
+      matrices = [path for path in layer.paths if adapted(path, trees.get(shapes, path))]
       if matrices:
         found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))
     return tuple(found)
 
-  return wrapped(
+  made = wrapped(
     model,
-    f'{model.name}+lora(rank={rank},alpha={alpha:g})',
+    f'{model.name}+lora(rank={rank},alpha={alpha:g}{f",only={only}" if only else ""})',
     init,
     lambda variables, images: (merged(variables), images),
     layers=None if model.layers is None else layers,
     citations=(*model.citations, CITATION),
+  )
+  return made._replace(
+    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
+  )
+
+
+def _adapted_block(block: FirstBlock, merged: Callable[[Mapping], Tree], chosen: tuple[str, ...]) -> FirstBlock:
+  """Returns the first block of the adapted model: the paths of its adapters, and its functions on merged variables."""
+
+  def has(path: tuple[str, ...]) -> bool:
+    return not chosen or any(name in chosen for name in path[:-1])
+
+  return block._replace(
+    projections=tuple(path for path in block.projections if has(path)),
+    mlp=block.mlp if block.mlp is not None and has(block.mlp) else None,
+    parts=lambda variables: block.parts(merged(variables)),
+    tokens=lambda variables, x: block.tokens(merged(variables), x),
+    mixed=lambda variables, plain, attended: block.mixed(merged(variables), plain, attended),
+    adapters=True,
   )
 
 

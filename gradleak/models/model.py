@@ -19,6 +19,7 @@ from gradleak.models import convolution, masked, modes, repeated
 from gradleak.models.state_dict import Layout
 
 ImageShape = tuple[int, ...]
+DTYPES = ('float32', 'int32')  # of samples
 
 _EQUINOX = (
   'for an Equinox module, params, static = eqx.partition(module, eqx.is_array): let init return params and apply '
@@ -41,7 +42,9 @@ class Model(NamedTuple):
       adds nothing.
     citations: its sources.
     normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
-    axes: how many axes one sample has, 3 for images.
+    axes: how many axes one sample has, 3 for images; None for a network that flattens any.
+    dtype: of its samples: 'float32', or 'int32' for token ids.
+    first_block: what it does up to the dense layers of its first block, for a transformer of tokens.
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
   """
 
@@ -53,8 +56,20 @@ class Model(NamedTuple):
   penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
   citations: tuple[str, ...] = ()
   normalisation: 'Normalisation | None' = None
-  axes: int = 3
+  axes: int | None = 3
   layout: Layout | None = None
+  dtype: str = 'float32'
+  first_block: 'FirstBlock | None' = None
+
+  @property
+  def takes_ids(self) -> bool:
+    """Whether its samples are integers, such as token ids."""
+    return jnp.issubdtype(self.dtype, jnp.integer)
+
+  def samples(self, count: int, shape: Sequence[int], wide: bool = True) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a batch of its samples; of floats, float64 where that is enabled and `wide`."""
+    floats = jnp.result_type(float) if wide else jnp.dtype('float32')
+    return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(self.dtype) if self.takes_ids else floats)
 
 
 class Normalisation(NamedTuple):
@@ -62,6 +77,39 @@ class Normalisation(NamedTuple):
 
   mean: tuple[float, ...]
   std: tuple[float, ...]
+
+
+class FirstBlock(NamedTuple):
+  """The first block of a transformer of tokens, as functions of its variables.
+
+  The input of its queries, keys and values is a LayerNorm of e + p, an embedding of the token and one of its position.
+
+  Attributes:
+    causal: whether a position attends to those up to itself alone.
+    padding: the id of padding, which no position attends to; None for none.
+    heads: of the attention.
+    table: path of the table of embeddings in the parameters.
+    projections: paths of the kernels [d, …] of queries, keys and values.
+    mlp: path of the kernel [d, …] of the block's first dense layer after attention.
+    parts: variables -> (table [V, d], embeddings of positions [length, d], scale [d], shift [d] and epsilon of the
+      LayerNorm).
+    tokens: (variables, inputs [N, T, d]) -> queries, keys and values, each [N, T, d].
+    mixed: (variables, what attention is added to, attended values, both [N, T, d]) -> the input of `mlp`.
+    normalised_sum: whether attention is added to the LayerNorm of e + p, and not to e + p.
+    adapters: whether the paths of `projections` are those of LoRA's adapters, {'a': [d, r], 'b': [r, …]}.
+  """
+
+  causal: bool
+  padding: int | None
+  heads: int
+  table: tuple[str, ...]
+  projections: tuple[tuple[str, ...], ...]
+  mlp: tuple[str, ...] | None
+  parts: Callable[[Tree], tuple]
+  tokens: Callable[[Tree, jax.Array], tuple[jax.Array, ...]]
+  mixed: Callable[[Tree, jax.Array, jax.Array], jax.Array]
+  normalised_sum: bool
+  adapters: bool = False
 
 
 def wrapped(
@@ -102,6 +150,8 @@ def wrapped(
     layers,
     None if model.penalised is None else penalised,
     citations,
+    axes=model.axes,
+    dtype=model.dtype,
   )
 
 
@@ -148,7 +198,7 @@ def _losses(loss: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array
 
 def outputs_shape(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> tuple[int, ...]:
   """Returns the shape of what a model returns for one sample, (…, outputs)."""
-  image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  image = model.samples(1, image_shape, wide=False)
   return jax.eval_shape(lambda v, x: model.apply(v, x, False, None)[0], variables, image).shape[1:]
 
 
@@ -179,10 +229,11 @@ def check_model(model: Any) -> Model:
   )
 
 
-def check_image_shape(image_shape: Any, axes: int = 3) -> ImageShape:
+def check_image_shape(image_shape: Any, axes: int | None = 3) -> ImageShape:
   """Returns the shape of one sample, (H, W, C) of an image, as integers; raises `UsageError` for another one."""
-  if not isinstance(image_shape, tuple | list) or len(image_shape) != axes:
-    expected = '(height, width, channels)' if axes == 3 else f'{axes} sides'
+  if not isinstance(image_shape, tuple | list) or not image_shape or axes not in (None, len(image_shape)):
+    sides = 'at least one side' if axes is None else f'{axes} side{"s" * (axes != 1)}'
+    expected = '(height, width, channels)' if axes == 3 else sides
     raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected {expected}')
   return tuple(int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape)
 
@@ -279,7 +330,7 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
     UsageError: if it returns anything else, or fails.
   """
   image_shape = check_image_shape(image_shape, check_model(model).axes)
-  images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))  # float64 if that is enabled
+  images = model.samples(2, image_shape)
 
   def trace(variables: Tree, images: jax.Array) -> None:
     result = model.apply(variables, images, False, None)
@@ -290,9 +341,9 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
       )
     logits = result[0]
     if not (
-      getattr(logits, 'ndim', 0) == 2
+      getattr(logits, 'ndim', 0) in ((2, 3) if model.takes_ids else (2,))
       and len(logits) == len(images)
-      and logits.shape[1]
+      and logits.shape[-1]
       and jnp.issubdtype(logits.dtype, jnp.floating)
     ):
       raise errors.UsageError(f'the model {model.name!r} returns {_what(logits)}, expected logits alone: {expected}')
@@ -344,7 +395,7 @@ def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], bat
 def _modes(model: Model, structure: Any, shapes: tuple, image_shape: ImageShape) -> tuple[bool, bool]:
   """Returns (whether training and evaluation compute the same, whether training changes any of the batch_stats)."""
   variables = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*one) for one in shapes])
-  images = jax.ShapeDtypeStruct((2, *image_shape), jnp.result_type(float))
+  images = model.samples(2, image_shape)
 
   def traced(train: bool) -> Any:
     return jax.make_jaxpr(lambda variables, images: model.apply(variables, images, train, None))(variables, images)
@@ -384,6 +435,8 @@ def from_flax(
   *,
   mean: Sequence[float] | None = None,
   std: Sequence[float] | None = None,
+  axes: int | None = 3,
+  dtype: str = 'float32',
 ) -> Model:
   """Returns the `Model` of a Flax Linen module.
 
@@ -393,6 +446,8 @@ def from_flax(
       `Model.apply`, the last two as its opposite.
     name: how results call it; the class name by default.
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
+    axes: how many axes one sample has, 3 for images; None for any.
+    dtype: of the samples: 'float32', or 'int32' for token ids.
 
   Each `nn.Conv` is computed in the formulation that is fast where trials have gradients of their own (`convolution`),
   with the same values. Layers are found by calling the module once on shapes only. Every submodule that owns a
@@ -405,6 +460,7 @@ def from_flax(
   _check_linen(module)
   if (mean is None) != (std is None):
     raise errors.UsageError('from_flax takes mean and std together: give both or neither')
+  errors.check_choice('dtype of samples', dtype, DTYPES)
   if mean is not None:
     mean, std = (errors.host_array(what, values) for what, values in (('mean', mean), ('std', std)))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
@@ -412,8 +468,8 @@ def from_flax(
   call, normalise = _linen_caller(in_mode, mean, std)
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:
-    key, image_shape = errors.check_key('key', key), check_image_shape(image_shape)
-    images = jnp.zeros((1, *image_shape), jnp.float32)
+    key, image_shape = errors.check_key('key', key), check_image_shape(image_shape, axes)
+    images = jnp.zeros((1, *image_shape), dtype)
     made, options = in_mode(False)
     return dict(made.init(key, normalise(images), **options))
 
@@ -432,7 +488,7 @@ def from_flax(
         found.setdefault(called.path, own)
 
     def trace(key: jax.Array) -> Any:
-      return call(init(key, image_shape), jnp.zeros((1, *image_shape), jnp.float32), False, None, watch)
+      return call(init(key, image_shape), jnp.zeros((1, *image_shape), dtype), False, None, watch)
 
     with repeated.apart():
       jax.eval_shape(trace, jax.random.key(0))
@@ -453,7 +509,8 @@ def from_flax(
 
   given = () if mean is None or std is None else (mean, std)
   channels = [tuple(map(float, np.ravel(values))) for values in given]
-  return Model(name, init, apply, features, layers, normalisation=Normalisation(*channels) if channels else None)
+  normalised = Normalisation(*channels) if channels else None
+  return Model(name, init, apply, features, layers, normalisation=normalised, axes=axes, dtype=dtype)
 
 
 def _linen_modes(module: nn.Module) -> Callable[[bool], tuple[nn.Module, dict[str, bool]]]:
@@ -564,6 +621,7 @@ def from_functions(
   features: Callable[[Tree, jax.Array], jax.Array] | None = None,
   layers: Sequence[Layer] | None = None,
   axes: int = 3,
+  dtype: str = 'float32',
 ) -> Model:
   """Returns the `Model` of plain functions (plain JAX, Haiku, or an Equinox module partitioned into arrays and rest).
 
@@ -575,6 +633,7 @@ def from_functions(
     features: optional, (params, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
     axes: how many axes one sample has, 3 for images.
+    dtype: of the samples: 'float32', or 'int32' for token ids.
 
   Raises:
     UsageError: for anything but two functions of these arguments; when `init` is called, for leaves that are not
@@ -587,6 +646,7 @@ def from_functions(
         f'{errors.shown(function)}; wrap Flax modules by from_flax or from_nnx; {_EQUINOX}'
       )
 
+  errors.check_choice('dtype of samples', dtype, DTYPES)
   modes.arguments(init, 2, 'init of from_functions')
   taken = modes.arguments(apply, 2, 'apply of from_functions')
 
@@ -609,7 +669,7 @@ def from_functions(
 
   features_of = None if features is None else lambda variables, images: features(variables['params'], images)
   layers_of = None if layers is None else lambda image_shape: tuple(layers)
-  return Model(name, init_variables, apply_variables, features_of, layers_of, axes=axes)
+  return Model(name, init_variables, apply_variables, features_of, layers_of, axes=axes, dtype=dtype)
 
 
 def _is_function(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def apart() -> Iterator[None]:
 
 
 def chain(
-  parent: nn.Module, make: Callable[..., nn.Module], names: Sequence[str], x: jax.Array, *arguments: bool
+  parent: nn.Module, make: Callable[..., nn.Module], names: Sequence[str], x: jax.Array, *arguments: Any
 ) -> jax.Array:
   """Returns x after the blocks `names` of `parent`, modules with the same shapes of parameters and of input and output.
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
+from gradleak.models import token_weights
 from gradleak.models.model import Model, check_finite, check_image_shape, check_model
 
 _STORAGES = {
@@ -69,20 +70,22 @@ _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how files of PyTor
 
 
 def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, head: jax.Array | None = None) -> Tree:
-  """Returns the variables of `model`, a residual network, VGG or vision transformer, with the weights in a file.
+  """Returns the variables of `model`, a residual network, VGG or transformer, with the weights in a file.
 
   The entries are named as in published code. Residual networks: `conv1`, `bn1`, `layer1.0.conv1`, …,
   `layer2.0.shortcut.0` or torchvision's `layer2.0.downsample.0`. VGG: torchvision's `features.0`, …. Vision
   transformers: timm's `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.0.attn.qkv`, …. The last layer is `linear`,
-  `fc`, `classifier` or `head`. Common `PREFIXES` and entries `num_batches_tracked` are ignored. Convolutions
-  [out, in, row, column] become [out, column·row·in], that of the patches [row·column·in, out], and dense weights are
-  transposed.
+  `fc`, `classifier` or `head`. Networks of tokens: Hugging Face's `wte`, `h.0.attn.c_attn`, …, with or without
+  `transformer.`, and `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, …, with or without `bert.`;
+  heads that the model does not have are ignored. Common `PREFIXES` and entries `num_batches_tracked` are ignored.
+  Convolutions [out, in, row, column] become [out, column·row·in], that of the patches [row·column·in, out], and dense
+  weights are transposed.
 
   Args:
     path: a file in a format of `read`.
     model: a `Model` made by `gradleak.models.create`, with the settings that the weights were trained with: `pixels`,
       and `stem` or `patch`.
-    image_shape: (H, W, C).
+    image_shape: (H, W, C), or (T,) of tokens.
     head: a key, with which the last layer is drawn as `model.init` does; that of the file is ignored. For another
       number of classes, and for torchvision's VGGs, which end in three dense layers.
 
@@ -91,11 +94,13 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
       missing, superfluous or of another shape; lists them.
   """
   check_model(model)
-  image_shape = check_image_shape(image_shape)
+  image_shape = check_image_shape(image_shape, model.axes)
   shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  if model.first_block is not None and 'base' not in shapes:
+    return _load_tokens(path, model, image_shape, shapes, head)
   if not has_published_names(shapes['params']):
     raise errors.UsageError(
-      f'PyTorch weights are for residual networks, VGGs and vision transformers, and the model is {model.name!r}'
+      f'PyTorch weights are for residual networks, VGGs and transformers, and the model is {model.name!r}'
     )
   entries = common_names(read(path))
   if head is not None:
@@ -105,6 +110,23 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
   places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   names = {torch_name(place): place for place in places}
   ours = {name: our_layout(place, entries[name], image_shape[2]) for name, place in names.items() if name in entries}
+  return _fitted(path, model, shapes, names, ours, entries)
+
+
+def _fitted(
+  path: Any, model: Model, shapes: Tree, names: Mapping[str, tuple], ours: Mapping[str, np.ndarray], entries: Mapping
+) -> Tree:
+  """Returns the variables; raises `UsageError` for entries that are missing, superfluous or of another shape.
+
+  Args:
+    path: of the file.
+    model: the model.
+    shapes: of its variables.
+    names: published name -> path of the variable.
+    ours: published name -> values in our layout.
+    entries: what the file holds, by published name.
+  """
+  places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   faults = {
     'missing': [name for name in names if name not in entries],
     'not in the model': [name for name in entries if name not in names],
@@ -121,6 +143,20 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
   variables = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
   check_finite(f'the weights in {str(path)!r}', variables)
   return variables
+
+
+def _load_tokens(path: Any, model: Model, shape: tuple[int, ...], shapes: Tree, head: jax.Array | None) -> Tree:
+  """Returns the variables of a network of tokens, as `load` does."""
+  names = {
+    token_weights.published_name(place): place
+    for place in (trees.path_names(place)[1:] for place, _ in jax.tree.leaves_with_path(shapes))
+  }
+  found = token_weights.read_entries(without_prefixes(read(path)), list(names))
+  if head is not None:
+    drawn = jax.jit(lambda key: model.init(key, shape)['params'])(errors.check_key('head', head))
+    heads = {name for name in names if token_weights.is_head(name)}
+    found |= {name: np.asarray(trees.get(drawn, names[name])) for name in heads}
+  return _fitted(path, model, shapes, names, found, found)
 
 
 def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:

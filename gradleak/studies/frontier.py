@@ -38,6 +38,7 @@ from gradleak.federated import Client, ClientSettings, accounting, heads, simula
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model, check_apply, check_variables
 from gradleak.models.model import check_finite, check_model, check_parameters, outputs_shape
 
@@ -214,10 +215,16 @@ class Task:
       num_classes=self.client.num_classes,
       dataset=self.config['dataset'],
       client=dataclasses.replace(self.local, local_batch_size=None),
+      modality=self.client.modality,
       public=self.public,
       previous=previous,
       gallery=data.Candidates(*self.train) if self.gallery is None else self.gallery,
     )
+
+  @property
+  def context(self) -> Context:
+    """What defenses are made for."""
+    return Context(self.client, self.variables, np.shape(self.train[0])[1:], self.public)
 
   @property
   def audit_settings(self) -> AuditSettings:
@@ -234,6 +241,23 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
   check_apply(model, variables, shape)
   check_parameters(model, variables)
   return variables
+
+
+def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given: Any) -> list[Any]:
+  """Returns pairs (samples, labels) that are checked; None for None."""
+  return [
+    None if pair is None else data.pair(name, pair, None, shape, modality.check, check) for name, pair in given.items()
+  ]
+
+
+def _drawn(attacks: Any, modality: Modality) -> Any:
+  """Returns the attacks; raises `UsageError` for any on samples whose score the page of a training does not draw."""
+  if attacks and modality is not IMAGES:
+    raise errors.UsageError(
+      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
+      'and call gradleak.audit for each defense'
+    )
+  return attacks
 
 
 def frontier(
@@ -255,6 +279,7 @@ def frontier(
   group_size: int | None = None,
   progress: str = 'auto',
   on_audit: Callable[[AuditResult, Any], None] | None = None,
+  modality: Modality = IMAGES,
   **changes: Any,
 ) -> Frontier:
   """Trains a federation under each defense, and attacks the uploads of clients of one sample.
@@ -278,6 +303,7 @@ def frontier(
     group_size: clients that share one pass; changes speed, and bits.
     progress: 'auto', 'bar', 'lines' or 'none'.
     on_audit: called with (`AuditResult`, its folder) after each audit.
+    modality: what a sample is, as `scenario` takes it.
     **changes: fields of `FrontierSettings` and of `ClientSettings`.
 
   Raises:
@@ -285,15 +311,13 @@ def frontier(
   """
   given, local = paired('gradleak.frontier', FrontierSettings, settings, client, LOCAL, changes)
   key = errors.check_key('key', key, traced=False)
-  data.check_images(data.two('train', train)[0])
+  modality.check(data.two('train', train)[0])
   shape = np.shape(train[0])[1:]
   variables = _checked_variables(key, model, variables, shape)
-  made = local.client(model, outputs_shape(model, variables, shape)[-1])
+  made = dataclasses.replace(local.client(model, outputs_shape(model, variables, shape)[-1]), modality=modality)
   heads.check_client(made, variables, shape)
   check = functools.partial(made.targets, outputs=outputs_shape(model, variables, shape))
-  train = data.pair('train', train, check_targets=check)
-  test = data.pair('test', test, image_shape=shape, check_targets=check)
-  public = None if public is None else data.pair('public', public, image_shape=shape, check_targets=check)
+  train, test, public = _pairs(modality, shape, check, train=train, test=test, public=public)
   parts = _parts(key, simulation.decided(made.loss, train[1]), clients)
   identity = {
     **dataclasses.asdict(given),
@@ -305,13 +329,13 @@ def frontier(
     **errors.check_json('config', {} if config is None else config),
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
+    **({} if modality is IMAGES else {'modality': modality.name, **modality.describe(train[0])}),
   }
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
-  context = Context(made, variables, shape, public)
-  bound = [Labelled(label, bind(defense, context)) for label, defense in named_defenses(defenses)]
+  bound = [Labelled(label, bind(defense, task.context)) for label, defense in named_defenses(defenses)]
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
-  attacks = listed(() if attacks is None else attacks)
+  attacks = _drawn(listed(() if attacks is None else attacks), modality)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
@@ -431,8 +455,8 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  found, _ = simulation.classified(task.client.model, variables, *task.test, loss=task.client.loss)
-  return np.flatnonzero(found != simulation.decided(task.client.loss, task.test[1])).tolist()
+  found, truth, _ = simulation.judged(task.client, variables, *task.test)
+  return np.flatnonzero(found != truth).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

@@ -31,8 +31,12 @@ class Baseline(TypedDict):
 
 
 class _Held(NamedTuple):
-  """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones."""
+  """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones.
 
+  `usual` is `Modality.usual`.
+  """
+
+  usual: np.ndarray | None
   private: np.ndarray
   labels: np.ndarray
   public: np.ndarray
@@ -42,6 +46,11 @@ class _Held(NamedTuple):
 def _grey(held: _Held) -> np.ndarray:
   """Returns flat images of half the largest value."""
   return np.full_like(held.private, 0.5)
+
+
+def _usual(held: _Held) -> np.ndarray:
+  """Returns the answer that the columns alone give: their medians and commonest levels."""
+  return np.broadcast_to(np.asarray(held.usual, held.private.dtype), held.private.shape).copy()
 
 
 def _class_mean(held: _Held) -> np.ndarray:
@@ -65,7 +74,12 @@ ANSWERS: dict[str, dict[str, tuple[Callable[[_Held], np.ndarray], bool]]] = {
     'grey image': (_grey, False),
     'class mean': (_class_mean, True),
     'nearest public image': (_nearest, True),
-  }
+  },
+  'table': {
+    'medians and commonest levels': (_usual, False),
+    'class mean': (_class_mean, True),
+    'nearest public row': (_nearest, True),
+  },
 }
 
 
@@ -80,7 +94,7 @@ def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Base
   count, kind = num_trials * batch_size, scenario.client.modality
   images, labels = scenario.images[:count], scenario.classes[:count]
   public = scenario.public and (np.asarray(scenario.public[0]), classes_of(scenario.public[1], scenario.client))
-  held = _Held(images, labels, *(public or (images[:0], labels[:0])))
+  held = _Held(kind.usual, images, labels, *(public or (images[:0], labels[:0])))
   among = galleries(scenario, count)
   made: list[Baseline] = []
   for name, (answer, needs_public) in ANSWERS.get(kind.name, {}).items():
