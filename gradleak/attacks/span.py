@@ -20,6 +20,7 @@ CHUNK = 8192  # tokens that are tested at a time
 NULLS = 64  # tokens drawn at random, by which the residuals of wrong sequences are known
 BEAM = 4  # beginnings that are kept for each sequence of the batch
 TINY = 1e-300
+ALIKE = 150.0  # the largest ratio of residuals of right vectors that is expected
 EXCHANGES = 4000  # of sequences that are tried, beyond which only similar ones are
 FALSE = 1.0  # expected number of wrong vectors that a check lets pass in all its tests
 
@@ -61,7 +62,7 @@ def block_of(about: FirstBlock, variables: Any, length: int) -> Block:
   return Block(about, variables, table, positions, scale, shift, float(epsilon))
 
 
-def screened(block: Block, span: Span, allowed: np.ndarray) -> list[np.ndarray]:
+def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[np.ndarray]:
   """Returns the tokens of each position whose input of the first block is in the span: the first check.
 
   The input is γ(e + p − mean)/σ + β. Its coordinates are those of e and of p, up to the scalar σ: the tokens are taken
@@ -71,6 +72,7 @@ def screened(block: Block, span: Span, allowed: np.ndarray) -> list[np.ndarray]:
     block: the first block.
     span: of its inputs.
     allowed: tokens that may occur, integers [K].
+    most: sequences in the batch.
 
   Returns:
     For each position tokens, those with the smallest residual first.
@@ -103,8 +105,18 @@ def screened(block: Block, span: Span, allowed: np.ndarray) -> list[np.ndarray]:
     exact = span.residual(block.normalised(block.plain(allowed[near], np.full(len(near), place))))
     kept = known.log_p(exact) < level
     order = np.argsort(exact[kept], kind='stable')
-    found.append(allowed[near[kept][order]])
+    found.append(allowed[near[kept][order]][: _distinct(exact[kept][order], most)])
   return found
+
+
+def _distinct(residuals: np.ndarray, most: int) -> int:
+  """Returns how many of ascending residuals may be of right vectors, where at most so many are.
+
+  Right ones resemble each other, and noise lets wrong ones resemble them. Without noise they are orders apart.
+  """
+  if len(residuals) <= most:
+    return len(residuals)
+  return int(np.sum(residuals <= ALIKE * max(residuals[most - 1], TINY)))
 
 
 def _norms(block: Block, e: np.ndarray, p: np.ndarray, deviation: np.ndarray) -> np.ndarray:
@@ -206,6 +218,7 @@ def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, r
       regret = math.log(max(residual[i, j], TINY) / max(residual[i, : len(own)].min(), TINY))
       grown.append(growing[i].grown(int(own[j]), int(new[j]), inputs[i, j], regret))
     growing = sorted(grown, key=lambda one: one.regret)[:width]
+    growing = growing[: _distinct(np.exp([one.regret for one in growing]), most)]
     parts.tell(place + 1, len(candidates), 'positions')
     if not growing:
       break
