@@ -11,7 +11,7 @@ from gradleak.federated.earlier import RATE, earlier
 from launch import _program
 from launch._flags import NETWORK, Flags
 
-OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel')  # how data are read
+OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
 
@@ -27,7 +27,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
   given = Flags()
   with _program.group('what is audited'):
     given.shared(
-      'dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', 'trials', 'public', **defaults
+      *('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults
     )
     rounds = defaults.pop('rounds_before', 0)
     given.integer(
@@ -57,6 +57,7 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
     errors.check_number(name, getattr(given, name), low=low, high=10**6, integer=True)
   _program.say(f'reading {given.dataset} …')
   dataset = given.read(given.split, limit=given.trials * given.batch_size)
+  given.fit(dataset)
   if not given.public:
     return dataset, None
   split = 'test' if given.split.startswith('train') else 'train'
@@ -91,10 +92,11 @@ def scenario(
     dataset.images,
     dataset.labels,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
-    num_classes=dataset.num_classes,
+    num_classes=given.outputs(dataset),
     dataset=dataset.name,
     client=given.client(),
     public=public,
+    modality=gl.modalities.of_config(dataset.settings),
     gallery=_gallery(given.dataset, given.split, **given.options()),
     notes={
       'split': dataset.split,

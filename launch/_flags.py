@@ -10,6 +10,7 @@ import os
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,11 @@ from launch import _program
 _KINDS = {str: 'string', int: 'integer', float: 'float'}
 # Name -> (kind, default, help).
 SHARED: dict[str, tuple[str, Any, str]] = {
-  'dataset': ('string', 'faces', 'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name.'),
+  'dataset': (
+    'string', 'faces',
+    'faces, digits, folder:PATH (split/label/*.png|jpg), or a TFDS name; tables: breast_cancer, diabetes, table:PATH '
+    '(CSV); texts: notes, text:PATH (.txt, .tsv, .csv).',
+  ),
   'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
   'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
   'limit': ('integer', None, 'Take the first samples alone, of each split.'),
@@ -29,12 +34,17 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'largest_pixel': (
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
+  'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
+  'tokeniser': ('string', 'words', 'Of texts: words, bytes, bpe:SIZE (trained on the split train), or a tokenizer.json.'),
+  'length': ('integer', None, 'Of texts: tokens that are kept; 24 words, 128 bytes, or 32 of others by default.'),
+  'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
   'model': (
     'string', 'lenet',
     'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
-    "resnet152, vgg11, vgg16, vit_tiny, vit_small; settings as in 'convnet(width=8)'.",
+    "resnet152, vgg11, vgg16, vit_tiny, vit_small; for tables also logistic, "
+    "resnet_mlp, ft_transformer; settings as in 'convnet(width=8)'.",
   ),
   'torch_model': (
     'string', None,
@@ -71,7 +81,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
-OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel')  # of `gradleak.data.load`
+OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
@@ -81,10 +91,13 @@ class Flags:
 
   def __init__(self) -> None:
     self._holders: dict[str, flags.FlagHolder] = {}
+    self._fitting: dict[str, Any] = {}  # defaults that suit what is audited
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_') or name not in self._holders:
       raise AttributeError(f'no flag {name!r} was defined')
+    if name in self._fitting and not self.present(name):
+      return self._fitting[name]
     return self._holders[name].value
 
   def __contains__(self, name: str) -> bool:
@@ -93,6 +106,35 @@ class Flags:
   def present(self, name: str) -> bool:
     """Returns whether the user gave a flag."""
     return self._holders[name].present
+
+  def fit(self, dataset: Any) -> None:
+    """Lets flags that are not given have the defaults that suit the samples of a dataset, where these have their own.
+
+    A program whose list of defenses does not begin with none has it among no others, too.
+    """
+    import gradleak as gl
+
+    own = dict(gl.modalities.of_config(dataset.settings).defaults)
+    usual = self._holders['defenses'].value if 'defenses' in self else ''
+    if ';' not in usual:  # a program that audits none by itself
+      own.pop('defenses', None)
+    elif 'defenses' in own and not usual.startswith('none'):
+      own['defenses'] = own['defenses'].removeprefix('none;')
+    if 'attacks' in self and not self._holders['attacks'].value:  # a program that attacks nothing by itself
+      own.pop('attacks', None)
+    self._fitting = {name: value for name, value in own.items() if name in self}
+    self.columns, self.known = dataset.columns, dict(dataset.known)
+    head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''
+    if head:  # the outputs of the network are tokens
+      self.known['head'] = head.removesuffix('_token')
+
+  known: Mapping[str, Any] = types.MappingProxyType({})  # settings of a network that the data tell
+
+  def outputs(self, dataset: Any) -> int:
+    """Returns how many outputs a network has for the loss of the flags: classes, or tokens that it predicts."""
+    return self.known['vocabulary'] if 'vocabulary' in self.known and 'head' in self.known else dataset.num_classes
+
+  columns: tuple[int, ...] = ()  # entries of each column of a table
 
   def define(self, kind: str, name: str, default: Any, text: str) -> None:
     """Defines a flag of a kind of absl's."""
@@ -152,6 +194,17 @@ class Flags:
     """Returns the arguments of `gradleak.data.load` that are flags of this program."""
     return {name: getattr(self, name) for name in OPTIONS if name in self}
 
+  def gallery_options(self) -> dict[str, Any]:
+    """Returns the arguments of `gradleak.data.gallery` that are flags of this program."""
+    return {name: value for name, value in self.options().items() if name != 'limit'}
+
+  def images_alone(self, dataset: Any) -> None:
+    """Raises `UsageError` for a dataset of other samples than images, which this program does not take."""
+    from gradleak.core import errors
+
+    if dataset.settings:
+      raise errors.UsageError(f'this program is for images, and {dataset.name} holds others: take gradleak audit')
+
   def read(self, split: str, **options: Any) -> Any:
     """Returns the samples of a split, and writes what a user may not expect of them to standard error."""
     import gradleak as gl
@@ -175,7 +228,8 @@ class Flags:
 
     if not self.torch_model:
       self._refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
-      return gl.models.create(self.model, num_classes, **({'init': self.init} if 'init' in self else {}))
+      init = {'init': self.init} if 'init' in self else {}
+      return gl.models.create(self.model, num_classes, **init, columns=self.columns, known=self.known)
     self._refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
     if 'seed' in self:
       seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')

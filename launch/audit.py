@@ -44,9 +44,10 @@ def main(argv):
   from gradleak.audit import plan
   from gradleak.report import terminal_table, write
 
-  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
-  model = _GIVEN.network(dataset.num_classes, dataset.images.shape[1:])
+  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.images.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir, settings = _GIVEN.workdir, _audited.settings(_GIVEN)
   if _GIVEN.rounds_before:  # an error comes before the training

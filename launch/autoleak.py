@@ -36,9 +36,10 @@ def main(argv):
   from gradleak.core.storage import write_atomically
   from gradleak.report import autoleak_table, write
 
-  defenses = registry.defenses(_GIVEN.defenses)
+  registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
-  model = _GIVEN.network(dataset.num_classes, dataset.images.shape[1:])
+  defenses = registry.defenses(_GIVEN.defenses)
+  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.images.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir = _GIVEN.workdir
   found = gl.autoleak(

@@ -35,6 +35,7 @@ def main(argv):
   defenses = registry.defenses(_GIVEN.defenses)
   _program.say(f'reading {_GIVEN.dataset} …')
   data = _GIVEN.read(_GIVEN.split)
+  _GIVEN.images_alone(data)
   key = jax.random.key(_GIVEN.seed)
   model = gl.models.create(_GIVEN.model, data.num_classes, init=_GIVEN.init)
   variables = _GIVEN.variables(model, data.images.shape[1:], (data.images, data.labels), 'private')

@@ -18,7 +18,7 @@ from launch._flags import Flags
 _GIVEN = Flags()
 with _program.group('what is attacked'):
   _GIVEN.shared(
-    *('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', 'trials', 'public'),
+    *('dataset', 'split', *_audited.OPTIONS, 'trials', 'public'),
     *('model', 'init', 'weights', 'seed'),
   )
   _GIVEN.integer('rounds_before', 0, 'Rounds of training on the public images before.')
@@ -38,7 +38,7 @@ def main(argv):
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(_GIVEN.model, dataset.num_classes, init=_GIVEN.init)
+  model = gl.models.create(_GIVEN.model, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known)
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   found = gl.identify(
     key,

@@ -46,6 +46,7 @@ def main(argv):
   errors.check_number('public', _GIVEN.public, low=0, integer=True)
   _program.say(f'reading {_GIVEN.dataset} …')
   private = _GIVEN.read(_GIVEN.split)
+  _GIVEN.images_alone(private)
   order = _turns(private.labels)
   public = None
   if _GIVEN.public:

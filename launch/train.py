@@ -29,7 +29,8 @@ from launch._flags import NETWORK, Flags
 _GIVEN = Flags()
 with _program.group('what is trained'):
   _GIVEN.shared(
-    *('dataset', 'data_dir', 'limit', 'largest_pixel', *NETWORK, 'init', 'weights', 'public'),
+    *('dataset', 'data_dir', 'limit', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length'),
+    *(*NETWORK, 'init', 'weights', 'public'),
     dataset='digits',
     public=(100, 'The last training images are public, for defenses that need any.'),
   )
@@ -58,10 +59,11 @@ def main(argv):
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else []
   _program.say(f'reading {_GIVEN.dataset} …')
   samples, test = map(_GIVEN.read, ('train', 'test'))
+  _GIVEN.fit(samples)
   errors.check_number('public', _GIVEN.public, low=0, high=len(samples.images) - 1, integer=True)
   kept = len(samples.images) - _GIVEN.public
   train = samples.images[:kept], samples.labels[:kept]
-  model = _GIVEN.network(samples.num_classes, samples.images.shape[1:])
+  model = _GIVEN.network(_GIVEN.outputs(samples), samples.images.shape[1:])
   keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), samples.images.shape[1:]
   variables = _GIVEN.variables(model, shape, (test.images, test.labels), 'test')
   if variables is None:
@@ -77,7 +79,7 @@ def main(argv):
     variables=variables,
     client=_GIVEN.client(),
     public=(samples.images[kept:], samples.labels[kept:]) if _GIVEN.public else None,
-    gallery=gl.data.gallery(_GIVEN.dataset, 'train', data_dir=_GIVEN.data_dir) if attacks else None,
+    gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
     settings=_GIVEN.made(gl.FrontierSettings),
     config={
       'dataset': samples.name,
@@ -90,6 +92,7 @@ def main(argv):
     group_size=_GIVEN.group_size,
     progress=_GIVEN.progress,
     on_audit=report.write,
+    modality=gl.modalities.of_config(samples.settings),
   )
   report.write(found, _GIVEN.workdir)
   print(report.frontier_table(report.entries(found.trained, found.rows, found.config['num_classes']), found.config))

@@ -48,6 +48,7 @@ def main(argv: list[str]) -> None:
   errors.check_number('learning_rate', _GIVEN.learning_rate, low=1e-8, high=1)
   _program.say(f'reading {_GIVEN.dataset} …')
   data = _GIVEN.read(_GIVEN.split)
+  _GIVEN.images_alone(data)
   shape = data.images.shape[1:]
   errors.check_choice('kind', _GIVEN.kind, trained.KINDS)
   make = gan.training if _GIVEN.kind == 'generator' else denoiser.training

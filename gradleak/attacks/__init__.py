@@ -36,6 +36,8 @@ from gradleak.attacks.presets import (
 )
 from gradleak.attacks.residual_peeling import residual_peeling
 from gradleak.attacks.spear import spear_attack as spear
+from gradleak.attacks.tableak import tableak
+from gradleak.attacks.text import lamp, tag
 
 # By name: what a text may name. Attacks of malicious servers are in `gradleak.servers`.
 REGISTRY = {
@@ -62,7 +64,10 @@ REGISTRY = {
   'peeling': peeling,
   'residual_peeling': residual_peeling,
   'spear': spear,
+  'tableak': tableak,
   'april': april,
+  'tag': tag,
+  'lamp': lamp,
 }
 
 __all__ = [
@@ -94,6 +99,7 @@ __all__ = [
   'idlg',
   'labels',
   'ladder',
+  'lamp',
   'lti',
   'magia',
   'peeling',
@@ -101,5 +107,7 @@ __all__ = [
   'prefix',
   'residual_peeling',
   'spear',
+  'tag',
+  'tableak',
   'wrap',
 ]

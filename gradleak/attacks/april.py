@@ -52,6 +52,7 @@ def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...]
   Raises:
     UsageError: for a network without position embedding, or whose first layer is not dense on square patches.
   """
+  errors.check_image_batch('the attack april', observation.image_shape)
   _, height, width, channels = observation.image_shape
   layers = require(client.model, 'layers')(observation.image_shape[1:])
   position = next((path for layer in layers for path in layer.paths if path[-1] == _POSITION), None)

@@ -112,6 +112,8 @@ def _generative(
 
   def told(client: Client, made: tuple[str, Any], terms: Mapping[str, Any]) -> Attack:
     file, preset = made
+    if client is not None:
+      errors.check_image_batch('an attack with a generator or a denoiser', ('N', *client.modality.axis_names))
     return _told(make(client, preset, terms), file, kind)
 
   def decorate(function: Callable[..., Any]) -> Callable[..., AttackMethod]:

@@ -361,7 +361,8 @@ def lti(
   Raises:
     UsageError: for a setting out of range; when run, for a scenario without public images.
   """
-  del client
+  if client is not None:
+    errors.check_image_batch('the attack lti', ('N', *client.modality.axis_names))
   for name, value in (('hidden', hidden), ('steps', steps), ('batch_size', batch_size), ('reuse', reuse)):
     if value is not None or name != 'reuse':
       errors.check_number(f'lti({name})', value, low=1, integer=True)

@@ -35,7 +35,7 @@ MAGIA = (
 
 
 # Settings of `gradient_matching` that a preset has where it names them itself.
-_OWN = ('distance', 'layer_weighting', 'tv', 'l2', 'box', 'denoising', 'gaussian')
+_OWN = ('distance', 'layer_weighting', 'tv', 'l2', 'box', 'denoising', 'gaussian', 'relaxation')
 
 # How texts and tables call the types of settings whose default is None.
 _TYPES = {'generator': str | None, 'subset': int | None}

@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 1000  # characters of a text that a user gives, and of a message
@@ -53,6 +53,12 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> UsageError:
   near = difflib.get_close_matches(str(name), valid, n=1) if isinstance(name, str) else ()
   hint = f'; did you mean {near[0]!r}?' if near else ''
   return UsageError(f'unknown {kind} {shown(name)}{hint} (valid: {", ".join(valid)})')
+
+
+def check_image_batch(what: str, shape: Sequence[Any]) -> None:
+  """Raises `UsageError` unless samples have the shape of images, [N, H, W, C], for `what` is of images alone."""
+  if len(shape) != 4:
+    raise UsageError(f'{what} is for images [N, H, W, C], and these samples are [{", ".join(map(str, shape))}]')
 
 
 def check_choice(kind: str, value: Any, valid: Collection[str]) -> Any:

@@ -1,4 +1,4 @@
-"""Sources of private samples: embedded data, folders of images, TensorFlow Datasets.
+"""Sources of private samples: embedded data, folders of images, tables, texts, TensorFlow Datasets.
 
 >>> faces = load('faces', limit=8)
 >>> faces.images.shape, faces.class_names
@@ -6,28 +6,54 @@
 """
 
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.settings import Count, Range, ranged
-from gradleak.data import embedded, folder, images, tfds
+from gradleak.data import embedded, folder, images, table_files, tables, text, tfds
+from gradleak.data.tables import Field, Schema
+
+__all__ = [
+  'EMBEDDED',
+  'Candidates',
+  'Dataset',
+  'Field',
+  'Schema',
+  'check_classes',
+  'check_images',
+  'check_labels',
+  'gallery',
+  'images',
+  'is_table',
+  'load',
+  'pair',
+  'table',
+  'tables',
+  'text',
+  'tfds',
+  'two',
+  'validate',
+]
 
 EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
 
 
 class Dataset(NamedTuple):
-  """Images of one split, in a fixed order.
+  """Samples of one split, in a fixed order.
 
   Attributes:
     name: as given to `load`.
     split: as given to `load`.
-    images: float32 [N, H, W, C], pixels in [0, 1].
+    images: float32 [N, H, W, C], pixels in [0, 1]; of a table its rows, float32 [N, D], see `Schema`; of texts their
+      tokens, int32 [N, length].
     labels: int32 [N], in [0, num_classes).
-    class_names: a name for each label, also for classes without an image in this split.
+    class_names: a name for each label, also for classes without a sample in this split.
     notes: sentences on what a user may not expect of these images: files that were left out, a small range.
+    settings: what tells what a sample is, plain JSON, see `gradleak.modalities.of_config`; {} for images.
   """
 
   name: str
@@ -36,11 +62,24 @@ class Dataset(NamedTuple):
   labels: np.ndarray
   class_names: tuple[str, ...]
   notes: tuple[str, ...] = ()
+  settings: Mapping[str, Any] = types.MappingProxyType({})
 
   @property
   def num_classes(self) -> int:
     """The number of classes of the dataset."""
     return len(self.class_names)
+
+  @property
+  def known(self) -> dict[str, Any]:
+    """Settings of networks that these samples tell: of texts their vocabulary, its padding and their length."""
+    of = self.settings.get('tokeniser')
+    return {} if of is None else {'vocabulary': of['size'], 'padding': of['pad'], 'length': self.images.shape[1]}
+
+  @property
+  def columns(self) -> tuple[int, ...]:
+    """How many entries of a row each column of a table takes; () for other samples."""
+    known = self.settings.get('schema')
+    return () if known is None else tuple(field.width for field in tables.from_json(known).fields)
 
 
 @ranged
@@ -53,12 +92,18 @@ def load(
   image_size: Annotated[int | None, Range(1, 4096)] = None,
   channels: int | None = None,
   largest_pixel: Annotated[float | None, Range(1e-6, finite=True)] = None,
+  label: str | None = None,
+  schema: str | None = None,
+  tokeniser: str = 'words',
+  length: Annotated[int | None, Range(1, 65_536)] = None,
 ) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
 
   Args:
-    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), or a TFDS image-classification dataset such as
-      `mnist`, `emnist/letters` or `cifar10:3.0.2`, prepared by `launch/prepare_data.py`.
+    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), `breast_cancer`, `diabetes`, `table:PATH` (a CSV
+      file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder with
+      one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or `cifar10:3.0.2`,
+      prepared by `launch/prepare_data.py`.
     split: `test`, `train`, or another split of the dataset; TFDS datasets also take slices (`train[:10%]`).
     data_dir: the folder of TFDS datasets (None: `~/tensorflow_datasets`); not used for others.
     limit: the number of images to return, the first ones; only these are decoded (None: all).
@@ -67,16 +112,29 @@ def load(
     channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for unchanged.
     largest_pixel: the stored value that becomes 1, such as 4095 for 12 bits in files of 16 bits (None: the largest of
       the stored type).
+    label, schema: of `table:PATH`: the column of the class, and a JSON file, see `table_files.read`.
+    tokeniser: of texts: `words`, `bytes`, `bpe:SIZE` (trained on the split train), or a file tokenizer.json.
+    length: tokens of a text that are kept (None: 24 words, 128 bytes, 32 tokens of a file). Shorter texts are padded.
 
   Raises:
     UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
       or channels if none are given, and pixels or labels out of range; see also the submodules.
   """
-  for what, text in (('name', name), ('split', split)):
-    errors.check_instance(f'the {what} of the dataset', text, str, 'a text')
+  for what, word in (('name', name), ('split', split)):
+    errors.check_instance(f'the {what} of the dataset', word, str, 'a text')
   if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels not in (1, 3)):
     shown = errors.shown(channels)
     raise errors.UsageError(f'channels is {shown}, expected 1 (grey), 3 (RGB) or none (as the images are)')
+  if is_table(name):
+    for option, value in (('image_size', image_size), ('channels', channels), ('largest_pixel', largest_pixel)):
+      if value is not None:
+        raise errors.UsageError(f'{option} is of images, and {name} is a table: leave it out')
+    return _first(name, split, _table(name, split, label, schema), limit)
+  for option, given in (('label', label), ('schema', schema)):
+    if given is not None:
+      raise errors.UsageError(f'{option} is of a table in a file, as table:PATH, and {name} is none: leave it out')
+  if text.knows(name):
+    return _texts(name, split, limit, tokeniser, length)
   try:
     source = _open(name, split, data_dir)
     if not source.size:
@@ -93,6 +151,78 @@ def load(
   small = images.span(pixels)
   notes = (*source.notes, *([] if small is None else [images.span_in_words(*small)]))
   return Dataset(name, split, pixels, labels, source.class_names, notes)
+
+
+def is_table(name: str) -> bool:
+  """Returns whether a dataset's rows are those of a table."""
+  return name in table_files.EMBEDDED or name.startswith('table:')
+
+
+def table(
+  columns: Any,
+  labels: Any,
+  *,
+  names: Sequence[str] | None = None,
+  split: str = 'test',
+  name: str = 'custom',
+  given: Mapping[str, Any] | None = None,
+  sensitive: Sequence[str] = (),
+) -> Dataset:
+  """Returns a split of a table in memory: seven tenths of its rows are 'train', drawn once, and the others 'test'.
+
+  Args:
+    columns: a pandas frame, a dict of columns, or an array [N, F] of numbers or texts. None, NaN and '' are gaps.
+    labels: the class of each row, texts or numbers [N]; or the name of a column, which is then not one of the rows'.
+    names: headings of an array's columns; by default 'column 0' and so on.
+    split: 'test' or 'train'.
+    name: how results call it.
+    given: name of a column -> what is known better than what is inferred, see `tables.infer`.
+    sensitive: names of columns that are worse to lose than others.
+
+  Raises:
+    UsageError: for columns of differing lengths, and as `tables.infer` does.
+  """
+  found = _columns(columns, names)
+  if isinstance(labels, str):
+    errors.check_choice('column for the label', labels, found)
+    labels = found.pop(labels)
+  classes = np.asarray(labels)
+  lengths = {key: len(values) for key, values in found.items()}
+  if wrong := [key for key, length in lengths.items() if length != len(classes)]:
+    raise errors.UsageError(f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, expected {len(classes)}, as labels')
+  return _first(name, split, table_files.parted(found, classes, split, name, given, sensitive), None)
+
+
+def _columns(columns: Any, names: Sequence[str] | None) -> dict[str, Any]:
+  """Returns name -> values of a frame, a dict or an array."""
+  if isinstance(columns, Mapping) or hasattr(columns, 'columns'):
+    if names is not None:
+      raise errors.UsageError('names are of an array, and these columns have names of their own: leave them out')
+    return {str(key): list(columns[key]) for key in columns}
+  values = np.asarray(columns)
+  if values.ndim != 2 or not values.size:
+    raise errors.UsageError(f'the table has the shape {values.shape}, expected [N, columns], a frame or a dict')
+  headings = [f'column {place}' for place in range(values.shape[1])] if names is None else list(map(str, names))
+  if len(headings) != values.shape[1]:
+    raise errors.UsageError(f'there are {len(headings)} names for {values.shape[1]} columns')
+  return dict(zip(headings, values.T, strict=True))
+
+
+def _table(name: str, split: str, label: str | None = None, schema: str | None = None) -> table_files.Table:
+  """Returns a split of a table by name."""
+  if name not in table_files.EMBEDDED:
+    return table_files.read(name.partition(':')[2], split, label, schema)
+  if label is not None or schema is not None:
+    raise errors.UsageError(f'{name} has a label and a schema of its own: leave out label and schema')
+  return table_files.EMBEDDED[name](split)
+
+
+def _first(name: str, split: str, made: table_files.Table, limit: int | None) -> Dataset:
+  """Returns the first rows of a table as a `Dataset`."""
+  if limit is not None and limit > len(made.rows):
+    raise errors.UsageError(f'{limit} rows are asked for, but the split {split!r} of {name} has {len(made.rows)}')
+  settings = {'modality': 'table', 'schema': made.schema.to_json()}
+  return Dataset(name, split, made.rows[:limit], made.labels[:limit], made.class_names, made.notes, settings)
 
 
 class Candidates(NamedTuple):
@@ -128,23 +258,36 @@ def gallery(
     name, split: as `load` takes them.
     most: the number of images to return, or as many as there are. Of more than 1,001 of one kind the others are unused.
     by_class: whether each class is a kind of its own; None for what is known of the data: of `faces` it is.
-    **options: of `load`: data_dir, image_size, channels, largest_pixel.
+    **options: of `load`: data_dir, image_size, channels, largest_pixel, label, schema.
 
   Raises:
     UsageError: as `load` does.
   """
   if by_class is not None:
     errors.check_instance('by_class', by_class, bool, 'True or False')
-  splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED else [split]
+  if text.knows(name):
+    found = load(name, split, limit=min(most, text.read(name, split).size), **options)
+    return Candidates(found.images, found.labels, bool(by_class), found.class_names)
+  splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED or is_table(name) else [split]
   parts: list[Dataset] = []
   for one in splits:
     missing = most - sum(len(part.images) for part in parts)
     if missing:
-      size = _open(name, one, options.get('data_dir')).size
+      size = _size(name, one, **options)
       parts.append(load(name, one, limit=max(1, min(size, missing)), **options))
-  known = _open(name, split, options.get('data_dir')).by_class if by_class is None else by_class
+  known = _by_class(name, split, options.get('data_dir')) if by_class is None else by_class
   images, labels = (np.concatenate([getattr(part, each) for part in parts]) for each in ('images', 'labels'))
   return Candidates(images, labels, known, parts[0].class_names)
+
+
+def _size(name: str, split: str, data_dir: Any = None, label: Any = None, schema: Any = None, **options: Any) -> int:
+  """Returns the number of samples of a split."""
+  del options
+  return len(_table(name, split, label, schema).rows) if is_table(name) else _open(name, split, data_dir).size
+
+
+def _by_class(name: str, split: str, data_dir: Any) -> bool:
+  return not is_table(name) and _open(name, split, data_dir).by_class
 
 
 def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
@@ -237,6 +380,14 @@ def pair(
   if image_shape is not None and images.shape[1:] != tuple(image_shape):
     raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(image_shape)}')
   return images, labels
+
+
+def _texts(name: str, split: str, limit: int | None, tokeniser: str, length: int | None) -> Dataset:
+  """Returns a split of texts; arguments as of `load`."""
+  errors.check_instance('tokeniser', tokeniser, str, 'a text')
+  ids, found, made, told = text.tokens(name, split, limit, tokeniser, length)
+  settings = {'modality': text.MODALITY, 'tokeniser': made.described()}
+  return Dataset(name, split, ids, found.labels[: len(ids)], found.class_names, (*found.notes, *told), settings)
 
 
 def _open(name: str, split: str, data_dir: str | pathlib.Path | None) -> images.Source:

@@ -254,6 +254,7 @@ def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   'AAAI 2024.',
   random=True,
   arguments=lambda context, settings: (context.client, context.public),
+  moves=True,
   gradients=lambda context, settings: settings['steps'],
   idle=lambda settings: settings['sensitive'] == 0,
 )

@@ -128,6 +128,8 @@ class Traits:
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
+    moves: whether it moves samples, or looks at derivatives with respect to them, and so takes none that are whole
+      numbers. What acts on samples does.
   """
 
   place: Annotated[str, Choice(PLACES)] = 'upload'
@@ -149,6 +151,7 @@ class Traits:
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
+  moves: bool = False
 
   def __post_init__(self) -> None:
     check_fields(self)
@@ -441,6 +444,12 @@ def bind(defense: Defense | None, context: Context) -> Bound:
   errors.check_instance('context', context, Context, 'a gradleak.defenses.Context')
   if len(defense.at('data')) > 1:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
+  kind = context.client.modality
+  for stage in defense.stages:
+    if kind.integral and (stage.traits.moves or (stage.traits.place == 'data' and not stage.foreign)):
+      raise errors.UsageError(
+        f'the defense {stage.name} moves numbers such as pixels, and {kind.noun[1]} are whole ones, tokens: leave it out'
+      )
   bound = Bound(
     defense,
     tuple(stage.arguments_in(context) for stage in defense.stages),

@@ -59,7 +59,7 @@ def sensitivity(
   """Returns the leakage risk of each layer, float32 [L]: mean over the samples of ‖∂g_l(x)/∂x‖_F (equations 1 and 2).
 
   g_l is the gradient of one sample's loss, computed as by the undefended client. BatchNorm runs on the statistics of
-  that one sample, unless its mode is 'eval'. Layers are the model's where it offers them, else as
+  that one sample, unless its mode is 'eval'. Of texts, x are the probabilities of tokens. Layers are the model's where it offers them, else as
   `gradleak.core.trees.layer_numbers` finds them; l is the number that it gives the layer.
 
   Args:
@@ -95,8 +95,10 @@ def _squared_sensitivity(
   probes: int | None,
 ) -> jax.Array:
   """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
-  params, shape = variables['params'], images.shape[1:]
-  numbers, count = trees.layer_numbers(params, _layers(client, shape))
+  params, kind = variables['params'], client.modality
+  numbers, count = trees.layer_numbers(params, _layers(client, images.shape[1 : 1 + kind.axes]))
+  images = kind.relaxation('', client.model).relaxed(images, variables)  # whole numbers have no derivative
+  shape = images.shape[1:]
   single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None, cohort=1)
 
   def of_sample(sample: tuple) -> jax.Array:

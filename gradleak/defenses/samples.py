@@ -256,6 +256,7 @@ def ats(*, policy: str = PUBLISHED) -> Transform:
     return jnp.stack(outcomes)[jax.random.randint(chosen, (), 0, len(alternatives))]
 
   def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
+    errors.check_image_batch('the defense ats', images.shape)
     if not random:
       return jax.vmap(functools.partial(augment, None))(images), labels
     return jax.vmap(augment)(jax.random.split(_stream('ats', key), images.shape[0]), images), labels
@@ -372,6 +373,7 @@ def instahide(
     )
 
   def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
+    errors.check_image_batch('the defense instahide', images.shape)
     count, others = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
 
     def encode(key: jax.Array, i: jax.Array) -> Samples:

@@ -25,6 +25,7 @@ _TOGETHER = 32  # features that are differentiated at once: more is faster and t
   place='step',
   citation='Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning. CVPR 2021.',
   arguments=lambda context, settings: (context.client.model,),
+  moves=True,
   sparsifies='zeros',
   gradients=lambda context, settings: _num_features(context),
   idle=lambda settings: settings['rate'] == 0,

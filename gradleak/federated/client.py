@@ -142,7 +142,7 @@ class Client:
     kind = self.loss.targets
     labels = kind.checked(labels, count, self.num_classes)
     found = kind.encode(labels, self.num_classes, jnp.result_type(dtype))
-    if outputs is not None and found.shape != (count, *outputs):
+    if outputs is not None and not self.loss.own and found.shape != (count, *outputs):
       raise errors.UsageError(
         f'labels are {labels.dtype} of shape {labels.shape}, and the model returns outputs of shape '
         f'{(count, *outputs)}: expected {kind.expected(count, self.num_classes)}'
@@ -178,7 +178,7 @@ class Client:
   def gradient(self, variables: Mapping, images: jax.Array, labels: jax.Array) -> Tree:
     """Returns the gradient of the mean loss of samples, without dropout and defenses; arguments as `local_update`'s."""
     plain, (images, labels) = self.undefended(), self._samples(images, labels)
-    weights = jnp.ones(images.shape[:1], images.dtype)
+    weights = jnp.ones(images.shape[:1], labels.dtype)
     return plain._defended_gradient(None, variables, plain._init_step(variables), images, labels, weights)[0]
 
   def local_update(self, key: jax.Array | None, variables: Mapping, images: jax.Array, labels: jax.Array) -> Upload:
@@ -220,9 +220,9 @@ class Client:
     """
     key = None if key is None else errors.check_key('key', key)
     images, labels = self._samples(images, labels)
-    if has_init(self.model, images.shape[1:]):  # a model made by hand may have none
-      check_variables(self.model, variables, images.shape[1:])
-    check_mode(self.model, variables, images.shape[1:], self.batch_norm)
+    if has_init(self.model, self._shape(images)):  # a model made by hand may have none
+      check_variables(self.model, variables, self._shape(images))
+    check_mode(self.model, variables, self._shape(images), self.batch_norm)
     if self.cohort > 1:
       return self._together(key, variables, images, labels, weights, state)
     images, labels = self.transformed(key, images, labels)
@@ -230,7 +230,7 @@ class Client:
     if weights is not None:
       count = jnp.sum(weights).astype(jnp.int32)
     else:
-      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], images.dtype)
+      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], labels.dtype)
     steps = self.num_steps(images.shape[0])
     if self.share == 'gradient':
       if steps != 1:
@@ -290,7 +290,15 @@ class Client:
     """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
     images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
     self.modality.check_batch(images)
-    return images, self.targets(labels, images.shape[0], dtype=images.dtype)
+    floating = images.dtype if jnp.issubdtype(images.dtype, jnp.floating) else float
+    labels = self.targets(labels, images.shape[0], dtype=floating)
+    if self.loss.own and labels.ndim == 2:  # else they are made of these samples already
+      return self.loss.of_samples(images, self.modality)
+    return images, labels
+
+  def _shape(self, samples: jax.Array) -> tuple[int, ...]:
+    """Returns the shape of one sample, also where a search moves something else in its place."""
+    return samples.shape[1 : 1 + self.modality.axes]
 
   def _init_step(self, variables: Mapping) -> Any:
     return optax.with_extra_args_support(self.step).init(variables['params'])
@@ -334,7 +342,7 @@ class Client:
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     if self.frozen:
-      gradient = trees.masked(gradient, self.trained_layers(params, images.shape[1:]))
+      gradient = trees.masked(gradient, self.trained_layers(params, self._shape(images)))
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
       gradient,
@@ -441,7 +449,7 @@ class Client:
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
-        updates = trees.masked(updates, self.trained_layers(params, images.shape[1:]))
+        updates = trees.masked(updates, self.trained_layers(params, self._shape(images)))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
         filled = (jnp.all if self.drop_last else jnp.any)(batch[2] > 0)
@@ -483,7 +491,7 @@ class Client:
     update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
     mask = jax.tree.map(lambda x: jnp.ones((), bool), update)
     if self.frozen or self.private:
-      mask = self.shared_layers(params, images.shape[1:])
+      mask = self.shared_layers(params, self._shape(images))
     for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
       mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
     return Upload(trees.masked(update, mask), mask, count), state
@@ -550,7 +558,7 @@ def _in_precision(model: Model, precision: str) -> Model:
   def pass_through(function: Callable) -> Callable:
     def run(variables: Tree, images: jax.Array, *options: Any) -> tuple:
       with jax.numpy_dtype_promotion('standard'):  # norms compute their statistics in float32
-        found = function(cast(variables, low), images.astype(low), *options)
+        found = function(cast(variables, low), cast(images, low), *options)
       return cast(found, jnp.float32)
 
     return run

@@ -14,6 +14,7 @@ from gradleak.models.model import check_mode
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
 _CURVES = frozenset(('exp', 'exp2', 'logistic', 'tanh'))  # of which softmax and sigmoid are made
 _IMAGES, _DRAWS = 4, 8
+_TOKENS = 100  # ids that a sample is drawn from
 _WIDE = 10.0  # standard deviation of weights whose logits would leave [0, 1]
 _CLOSE = 1e-3  # to a sum of 1
 
@@ -32,7 +33,7 @@ def one_logit(name: str) -> errors.UsageError:
 
 
 def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) -> None:
-  """Checks that the network of a `Client` follows its mode of BatchNorm, and returns what its loss takes.
+  """Checks that a `Client`'s network follows its mode of BatchNorm, and that its loss takes the outputs and samples.
 
   Args:
     client: the `Client`.
@@ -40,8 +41,9 @@ def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) ->
     image_shape: (H, W, C).
 
   Raises:
-    UsageError: as `check_mode` of models and `check_head` do.
+    UsageError: as `check_mode` of models, `check_head` and `Loss.require_samples` do.
   """
+  client.loss.require_samples(client.modality)
   check_mode(client.model, variables, image_shape, client.batch_norm)
   if client.loss.activation:
     check_head(client.model, variables, image_shape)
@@ -61,20 +63,20 @@ def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> 
   Raises:
     UsageError: for probabilities.
   """
-  dtype = jnp.result_type(float)
-  shape = (_IMAGES, *image_shape)
+  sample = model.samples(_IMAGES, image_shape)
 
   def logits(variables: Mapping, images: jax.Array) -> jax.Array:
     return model.apply(variables, images, False, None)[0]
 
-  names = list(_primitives(jax.make_jaxpr(logits)(variables, jax.ShapeDtypeStruct(shape, dtype)).jaxpr))
+  names = list(_primitives(jax.make_jaxpr(logits)(variables, sample).jaxpr))
   products = [place for place, name in enumerate(names) if name in _PRODUCTS]
   if _CURVES.isdisjoint(names[max(products, default=0) :]):
     return
-  run, images = jax.jit(logits), jax.random.uniform(jax.random.key(0), shape, dtype)
+  run, images = jax.jit(logits), jax.random.uniform(jax.random.key(0), sample.shape)
+  images = (images * _TOKENS if model.takes_ids else images).astype(sample.dtype)
   found = np.asarray(run(variables, images), np.float64)
   advice = 'return the logits, or give gradleak.Client a loss of your own on probabilities, gradleak.losses.wrap'
-  if (found >= 0).all() and (np.abs(found.sum(axis=1) - 1) < _CLOSE).all():
+  if (found >= 0).all() and (np.abs(found.sum(axis=-1) - 1) < _CLOSE).all():
     raise errors.UsageError(
       f'the model {model.name!r} returns probabilities, which are at least 0 and sum to 1 for every image, and the '
       f'loss takes logits: {advice}'

@@ -301,13 +301,14 @@ def _on_batch(
 ) -> list[Finding]:
   """Checks whether single samples dominate the gradient of the client's own batch."""
   images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
-  fits = images.ndim == 4 and images.shape[1:] == tuple(image_shape) and labels.shape[:1] == images.shape[:1]
+  fits = images.shape[1:] == tuple(image_shape) and labels.shape[:1] == images.shape[:1]
   if not fits or len(images) < 2:
     raise errors.UsageError(
       f'the batch has images {images.shape} and labels {labels.shape}, expected N ≥ 2 images of {tuple(image_shape)} '
       'and as many labels'
     )
-  data.check_images(images)
+  if images.ndim == 4:
+    data.check_images(images)
   images = images.astype(np.float32)
   lengths, shares = _gains(model, variables, layers, images, labels, loss, train)
   found = []

@@ -15,7 +15,7 @@ import optax
 
 from gradleak.core import errors, grammar, methods
 from gradleak.core.settings import Choice, Fraction, NonNegative, Positive, Range
-from gradleak.federated.targets import CLASSES, FLAGS, KINDS, VALUES, Targets
+from gradleak.federated.targets import CLASSES, FLAGS, KINDS, SAMPLES, VALUES, Targets
 
 REDUCTIONS = ('mean', 'sum')
 _WEIGHTS = ('weight', 'positive')  # settings with a number for each output
@@ -30,16 +30,38 @@ class Loss(methods.Method):
     targets: the kind of targets.
     activation: what it applies to the outputs itself: 'softmax', 'sigmoid', or '' for nothing that is known.
     divisor: (targets, **settings) -> what the sum over a batch is divided by, for each sample, floats [N]; None for 1.
+    own: which targets the samples themselves give, a name of `Modality.targets`; '' where labels are the targets.
+    hides: settings that say what of a sample is hidden from the model.
   """
 
   kind: str = 'loss'
   targets: Targets = CLASSES
   activation: str = ''
   divisor: Callable[..., jax.Array] | None = None
+  own: str = ''
+  hides: tuple[str, ...] = ()
 
   def __call__(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the loss of each sample, as that of a batch of one."""
     return self.factory(outputs, targets, **self.settings)
+
+  def of_samples(self, samples: jax.Array, kind: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns (what the model is given of samples, the targets that they give themselves).
+
+    Args:
+      samples: of a modality, or what a search moves in their place.
+      kind: the `Modality`.
+
+    Raises:
+      UsageError: for samples that give none.
+    """
+    self.require_samples(kind)
+    return kind.targets[self.own](samples, **{name: self.settings[name] for name in self.hides})
+
+  def require_samples(self, kind: Any) -> None:
+    """Raises `UsageError` where the loss makes its targets of samples, and those of a modality give none."""
+    if self.own and self.own not in kind.targets:
+      raise errors.UsageError(f'the loss {self} predicts parts of a sample, and {kind.noun[1]} have none that it knows')
 
   @property
   def summed(self) -> bool:
@@ -58,7 +80,10 @@ class Loss(methods.Method):
       return jnp.sum(weights * losses)
     if self.divisor is not None:
       weights = weights * self.divisor(targets, **self.settings)
-    return jnp.sum(weights * losses) / jnp.sum(weights)
+    total = jnp.sum(weights)
+    if self.own:  # a batch may have no position that counts
+      total = jnp.where(total > 0, total, jnp.ones_like(total))
+    return jnp.sum(weights * losses) / total
 
   def require_cross_entropy(self, what: str) -> None:
     """Raises `UsageError` for anything but the mean cross-entropy of classes, which `what` is derived for."""
@@ -74,14 +99,16 @@ class Loss(methods.Method):
       raise errors.UsageError(f'{what} is for classes, and the loss {self} of this client takes {self.targets}')
 
 
-def _loss(targets: Targets, activation: str = '', divisor: Callable | None = None) -> Callable:
+def _loss(
+  targets: Targets, activation: str = '', divisor: Callable | None = None, own: str = '', hides: tuple[str, ...] = ()
+) -> Callable:
   """Returns the decorator that makes a function (outputs, targets, *, settings) a factory of `Loss`es."""
 
   def decorate(function: Callable) -> Callable[..., Loss]:
     @functools.wraps(function)
     def make(**settings: Any) -> Loss:
       given = {key: _numbers(key, value) if key in _WEIGHTS else value for key, value in settings.items()}
-      return Loss(function, given, targets=targets, activation=activation, divisor=divisor)
+      return Loss(function, given, targets=targets, activation=activation, divisor=divisor, own=own, hides=hides)
 
     make.__signature__ = methods.signature(function)  # type: ignore[attr-defined]
     return make
@@ -286,6 +313,61 @@ def huber(outputs: jax.Array, targets: jax.Array, *, delta: Positive = 1.0, redu
   return _reduced(near * (apart - near / 2), reduction)
 
 
+def _counted(targets: jax.Array, **settings: Any) -> jax.Array:
+  """Returns how many positions of each sample count, [N], as a share of all: those whose targets are not all zero."""
+  del settings
+  return jnp.mean(jnp.sum(targets, axis=-1), axis=1)
+
+
+def _of_tokens(outputs: jax.Array, targets: jax.Array, reduction: str) -> jax.Array:
+  """Returns −Σ_c y_c log softmax(z)_c, its sum or its mean over the positions that count, [N]; 0 where none does."""
+  losses = -jnp.sum(targets * jax.nn.log_softmax(outputs), axis=-1)
+  if reduction == 'sum':
+    return jnp.sum(losses, axis=1)
+  total = jnp.sum(targets, axis=(1, 2))
+  return jnp.sum(losses, axis=1) / jnp.where(total > 0, total, jnp.ones_like(total))
+
+
+@_loss(SAMPLES, 'softmax', _counted, own='next_token')
+def next_token(outputs: jax.Array, targets: jax.Array, *, reduction: Reduction = 'mean') -> jax.Array:
+  """Returns −log softmax(z_t)_{x_{t+1}}, averaged over the positions that a token follows: language modelling.
+
+  The targets are the sample's own tokens, shifted. Padding is ignored as PyTorch's `ignore_index` is. The mean over a
+  batch is over all positions of it that count, so that longer samples count more.
+
+  Args:
+    outputs: logits z, [N, T, vocabulary].
+    targets: probabilities of the tokens, [N, T, vocabulary]; zeros where a position does not count.
+    reduction: of a batch, 'mean' or 'sum'.
+  """
+  return _of_tokens(outputs, targets, reduction)
+
+
+@_loss(SAMPLES, 'softmax', _counted, own='masked_token', hides=('share', 'seed'))
+def masked_token(
+  outputs: jax.Array,
+  targets: jax.Array,
+  *,
+  share: Annotated[float, Range(1e-6, 1)] = 0.15,
+  seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
+  reduction: Reduction = 'mean',
+) -> jax.Array:
+  """Returns −log softmax(z_t)_{x_t}, averaged over the positions that are masked (Devlin et al. 2019).
+
+  The model is given the mask's token there. Positions are the same for all samples and steps, and an attacker knows
+  them. All chosen positions are masked; of BERT's, a tenth keeps its token and a tenth has a random one.
+
+  Args:
+    outputs: logits z, [N, T, vocabulary].
+    targets: probabilities of the tokens, [N, T, vocabulary]; zeros where a position is not masked.
+    share: of the positions that is masked, one at least.
+    seed: of the positions.
+    reduction: of a batch, 'mean' or 'sum'.
+  """
+  del share, seed
+  return _of_tokens(outputs, targets, reduction)
+
+
 LOSSES: dict[str, Callable[..., Loss]] = {
   'cross_entropy': cross_entropy,
   'squared_error': squared_error,
@@ -295,6 +377,8 @@ LOSSES: dict[str, Callable[..., Loss]] = {
   'binary_focal': binary_focal,
   'mean_squared_error': mean_squared_error,
   'huber': huber,
+  'next_token': next_token,
+  'masked_token': masked_token,
 }
 
 

@@ -15,7 +15,7 @@ from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
-from gradleak.federated.targets import CLASSES
+from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import (
@@ -159,7 +159,7 @@ def scenario(
     'gallery': composition,
   }
   floating = np.float64 if double else np.float32
-  images, labels = images.astype(floating), client.loss.targets.kept(labels, floating)
+  images, labels = kind.cast(images, floating), client.loss.targets.kept(labels, floating)
   return Scenario(client, dict(variables), images, labels, described, found, public, previous)
 
 
@@ -171,7 +171,7 @@ def classes_of(labels: np.ndarray, client: Client) -> np.ndarray:
     client: the client.
   """
   labels = np.asarray(labels)
-  if client.loss.targets is not CLASSES:
+  if client.loss.targets not in (CLASSES, SAMPLES):
     return np.zeros(len(labels), np.int32)
   if np.issubdtype(labels.dtype, np.floating):
     labels = labels.argmax(axis=-1)
@@ -255,7 +255,7 @@ def _checked_public(
   if public is None:
     return None
   images, labels = data.pair('public', public, None, image_shape, kind.check, check)
-  return images.astype(np.float32), client.loss.targets.kept(labels)
+  return kind.cast(images), client.loss.targets.kept(labels)
 
 
 def _candidates(
@@ -271,7 +271,7 @@ def _candidates(
     private: the labels of the private images, which decide what kinds there are to be.
     public: (images, labels) that everyone holds, or None; they count, too.
   """
-  images, labels = given.images.astype(np.float32), given.labels.astype(np.int32)
+  images, labels = kind.cast(given.images), given.labels.astype(np.int32)
   seen: set[bytes] = set()
   if public is not None:
     images, labels = np.concatenate([images, public[0]]), np.concatenate([labels, public[1]])
@@ -308,10 +308,9 @@ def _checked_gallery(kind: Modality, gallery: Any, image_shape: tuple, num_class
   labels = np.full(images.shape[:1], -1)
   if labelled:
     labels = errors.host_array('the labels of the gallery', given.labels)
-  if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.floating):
-    raise errors.UsageError(
-      f'the gallery is {images.dtype} of shape {images.shape}, expected floats [G, {", ".join(map(str, image_shape))}]'
-    )
+  if images.shape[1:] != image_shape or not np.issubdtype(images.dtype, np.integer if kind.integral else np.floating):
+    expected = f'{"integers" if kind.integral else "floats"} [G, {", ".join(map(str, image_shape))}]'
+    raise errors.UsageError(f'the gallery is {images.dtype} of shape {images.shape}, expected {expected}')
   if images.size:
     try:
       kind.check(images)

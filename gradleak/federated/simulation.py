@@ -26,7 +26,7 @@ from gradleak.engine import driver
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import Loss, cross_entropy
 from gradleak.federated.server import layer_average
-from gradleak.federated.targets import CLASSES
+from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.models import Model, check_variables
 from gradleak.models.model import check_logits, check_model, outputs_shape
 
@@ -70,7 +70,7 @@ class Federation:
 
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
-    data.check_images(self.images)
+    self.client.modality.check(self.images)
     self.client.targets(self.labels, len(self.images))
     if self.client.private:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
@@ -430,8 +430,8 @@ def decided(loss: Loss, labels: Any) -> np.ndarray:
     raise errors.UsageError(
       f'accuracy is of one class or some flags for each sample, and the loss {loss} is not: train without test samples'
     )
-  if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and loss.targets is CLASSES:
-    return labels
+  if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and loss.targets in (CLASSES, SAMPLES):
+    return labels  # where samples give their targets, the kind of each
   labels = labels if loss.targets is CLASSES else loss.targets.kept(labels) - 0.5
   return np.asarray(loss.targets.decide(labels))
 
@@ -460,11 +460,12 @@ def classified(
     UsageError: for samples that the loss does not take, or variables of another model; and as `decided` does.
   """
   loss = cross_entropy() if loss is None else loss
-  data.check_images(images)
+  if np.ndim(images) == 4:
+    data.check_images(images)
   check_variables(check_model(model), variables, np.shape(images)[1:])
   outputs = outputs_shape(model, variables, np.shape(images)[1:])[-1]
   check = functools.partial(loss.targets.checked, outputs=outputs)
-  images, labels = data.pair('the samples', (images, labels), check_targets=check)
+  images, labels = data.pair('the samples', (images, labels), check=np.asarray, check_targets=check)
   decided(loss, labels[:1])  # raises for what cannot be
   predicted, total, score = [], 0.0, _score(model, loss)
   for first in range(0, len(images), batch_size):
@@ -473,6 +474,42 @@ def classified(
     predicted.append(np.asarray(found[0]))
     total += float(found[1])
   return np.concatenate(predicted), total / len(images)
+
+
+def judged(
+  client: Client, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
+) -> tuple[np.ndarray, np.ndarray, float]:
+  """Returns (what a client's model decides, what it has to, int [N] each; the mean loss), see `classified`, `decided`.
+
+  Where samples give their own targets, these are tokens, one for each position that counts, and the mean is over them.
+
+  Args:
+    client: the `Client`, of whose model and loss it is.
+    variables, images, labels, batch_size: as `classified` takes them.
+  """
+  if not client.loss.own:
+    predicted, loss = classified(client.model, variables, images, labels, batch_size, client.loss)
+    return predicted, decided(client.loss, labels), loss
+  client.modality.check(images)
+  found, score = [], _score_of_tokens(client)
+  for first in range(0, len(images), batch_size):
+    found.append(jax.device_get(score(variables, jnp.asarray(images[first : first + batch_size]))))
+  predicted, truth, counted, losses = (np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True))
+  if not counted.any():
+    raise errors.UsageError(f'the loss {client.loss} predicts nothing of these {client.modality.noun[1]}')
+  return predicted[counted], truth[counted], float(losses.sum(dtype=np.float64) / counted.sum())
+
+
+@reusable(32)
+def _score_of_tokens(client: Client) -> Callable[..., tuple[jax.Array, ...]]:
+  @jax.jit
+  def score(variables: Mapping, images: jax.Array) -> tuple[jax.Array, ...]:
+    given, targets = client.loss.of_samples(images, client.modality)
+    outputs, _ = client.model.apply(variables, given, False, None)
+    logs = -jnp.sum(targets * jax.nn.log_softmax(outputs), axis=-1)
+    return jnp.argmax(outputs, axis=-1), jnp.argmax(targets, axis=-1), jnp.any(targets > 0, axis=-1), logs
+
+  return score
 
 
 @reusable(32)

@@ -47,7 +47,7 @@ class Targets:
   def kept(self, targets: np.ndarray, floating: Any = np.float32) -> np.ndarray:
     """Returns targets as they are kept: classes as int32, others as floats with the axis of the outputs."""
     targets = np.asarray(targets)
-    if self is CLASSES:
+    if self in (CLASSES, SAMPLES):
       return targets.astype(np.int32 if _integral(targets) else floating)
     return targets.astype(floating).reshape(len(targets), *(targets.shape[1:] or (1,)))
 
@@ -173,6 +173,30 @@ VALUES = Targets(
   _with_axis,
   lambda free: free,
   lambda key, shape: jax.random.normal(key, shape),
+)
+
+def _of_samples(targets: Any, count: int, outputs: int) -> bool:
+  if _integral(targets):
+    return targets.shape == (count,)
+  return _floating(targets) and (targets.shape == (count, 1) or (targets.ndim > 2 and _like_outputs(targets, count, outputs)))
+
+
+def _check_known(targets: Any, outputs: int) -> None:
+  del outputs
+  if _integral(targets):
+    data.check_classes(targets)
+
+
+# Targets that the samples give: what is given in their place says of what kind a sample is, and counts for no loss.
+SAMPLES = Targets(
+  'samples',
+  lambda count, outputs: f'{count} integers, the kind of each sample: its targets are its own tokens',
+  _of_samples,
+  _check_known,
+  lambda targets, outputs, dtype: targets if _floating(targets) else jnp.zeros((*targets.shape, 1), dtype),
+  jax.nn.softmax,
+  lambda key, shape: jnp.zeros(shape[:1], jnp.int32),
+  functools.partial(jnp.argmax, axis=-1),
 )
 
 KINDS = {one.name: one for one in (CLASSES, FLAGS, VALUES)}

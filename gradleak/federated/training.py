@@ -80,7 +80,8 @@ def train(
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
   errors.check_json('config', {} if config is None else config)
-  test = None if test is None else data.pair('test', test, check_targets=federation.client.targets)
+  kind = federation.client.modality
+  test = None if test is None else data.pair('test', test, check=kind.check, check_targets=federation.client.targets)
 
   def finished(state: State) -> bool:
     return state.number == rounds or _overdrawn(federation, state, key, privacy, budget)
@@ -142,9 +143,7 @@ def _overdrawn(
 
 def _measured(federation: Federation, state: State, images: np.ndarray, labels: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
-  kind = federation.client.loss
-  predicted, loss = simulation.classified(federation.client.model, state.variables, images, labels, loss=kind)
-  truth = simulation.decided(kind, labels)
+  predicted, truth, loss = simulation.judged(federation.client, state.variables, images, labels)
   return {'accuracy': int(np.sum(predicted == truth)) / len(truth), 'loss': loss, **chance.facts(truth, predicted)}
 
 

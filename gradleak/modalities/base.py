@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,11 +51,55 @@ class Shown(NamedTuple):
   significant: bool = False
 
 
+class Piece(NamedTuple):
+  """A part of a sample as people read it: a cell of a table, a token of a text.
+
+  Attributes:
+    text: what stands there.
+    right: whether it is what the private sample has; None where nothing is compared, as in the private sample itself.
+    of: what it is a part of, such as a column; '' where parts follow each other as in a text.
+  """
+
+  text: str
+  right: bool | None = None
+  of: str = ''
+
+
+class Relaxation(NamedTuple):
+  """What a search moves in place of samples, such as pixels as they are, or a number for each token that may stand there.
+
+  Attributes:
+    shape: (shape of the samples [N, …], variables of the model) -> the shape of what is moved.
+    apply: what is moved -> what the model takes.
+    decide: (what the model takes, variables) -> the samples that are settled on; −1 for numbers that are not finite,
+      where samples are integers.
+    relaxed: (samples, variables) -> what the model takes of them.
+    scale: variables -> the standard deviation of what a search starts from, in units of that of its start.
+    silent: path of the parameter that has no gradient of its own where samples are moved so: it is not compared.
+  """
+
+  shape: Callable[[tuple[int, ...], Any], tuple[int, ...]]
+  apply: Callable[[jax.Array], jax.Array]
+  decide: Callable[[jax.Array, Any], jax.Array]
+  relaxed: Callable[[jax.Array, Any], jax.Array]
+  scale: Callable[[Any], jax.Array | float] = lambda variables: 1.0
+  silent: tuple[str, ...] = ()
+
+
+# Samples are moved as they are.
+PLAIN = Relaxation(
+  lambda shape, variables: shape,
+  lambda free: free,
+  lambda given, variables: given,
+  lambda samples, variables: samples,
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Modality:
   """What a sample is. Modalities are compared as objects, and known to stored results by their names.
 
-  A batch of samples is a float array [N, …]; batches of one upload have one shape.
+  A batch of samples is an array [N, …], floats or integers; batches of one upload have one shape.
 
   Attributes:
     name: what results call it, such as 'images'.
@@ -76,6 +121,13 @@ class Modality:
     further: what is folded away, as further figures.
     nearness: (reconstructions, truth), in pairs -> the score of each, float [N].
     picture: a sample -> an image [H, W, C] with values in [0, 1] that people look at.
+    marked: (a reconstruction or a private sample, the private sample or None) -> its `Piece`s, as people read them,
+      each with whether it is right; None for samples that people look at.
+    usual: the sample that is answered without any upload, from what is public; None for none.
+    sensitive: what `Piece.of` names that is worse to lose than the others.
+    words: name of a sentence of the report -> the same of these samples; others speak of `noun` where images are meant.
+    defaults: name of a program's flag -> its value where it is not given; others have those of images.
+    remade: settings of a result -> the same modality with what they record of its samples; None where nothing is.
     copies: name -> what alters samples into copies that a list of candidates may hold in their place.
     by_networks: (model, variables, weights of LPIPS or None) -> a function (reconstructions, truth) -> more figures of
       pairs; None for none.
@@ -83,6 +135,11 @@ class Modality:
     shaped: the shape of one sample -> how sentences describe it.
     settle: samples that a search has moved -> the nearest that are allowed.
     terms: names of the special terms of matching that are defined on them, see `attacks.matching.terms`.
+    dtype: of samples: 'float32', or 'int32' for what is looked up.
+    relaxed_axes: how many axes one sample has as a search moves it, floats; None for those of the sample.
+    relaxations: name -> (model -> `Relaxation`), the usual one first; {} for samples that are moved as they are.
+    targets: name -> (samples, or what a search moves, **settings of a loss) -> (what the model is given, the targets
+      that the samples themselves give, floats [N, …, outputs]), see `losses.Loss.own`.
   """
 
   name: str
@@ -108,6 +165,16 @@ class Modality:
   describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}
   copies: Mapping[str, Callable[[np.ndarray], np.ndarray]] = dataclasses.field(default_factory=dict)
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
+  marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
+  usual: Any = None
+  sensitive: frozenset[str] = frozenset()
+  words: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  remade: 'Callable[[Mapping[str, Any]], Modality] | None' = None
+  dtype: str = 'float32'
+  relaxed_axes: int | None = None
+  relaxations: Mapping[str, Callable[[Any], Relaxation]] = dataclasses.field(default_factory=dict)
+  targets: Mapping[str, Callable[..., tuple[jax.Array, jax.Array]]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     named = {column.name for column in self.columns}
@@ -125,11 +192,40 @@ class Modality:
 
   def check_batch(self, samples: Any) -> None:
     """Checks type and axes of samples, which may be traced; raises `UsageError` for others. Values are not read."""
-    if samples.ndim != 1 + self.axes or not samples.size or not jnp.issubdtype(samples.dtype, jnp.floating):
-      expected = f'[N, {", ".join(self.axis_names)}]'
-      raise errors.UsageError(
-        f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected floats {expected}, N ≥ 1'
-      )
+    floats = jnp.issubdtype(samples.dtype, jnp.floating)
+    integers = jnp.issubdtype(samples.dtype, jnp.integer)
+    fits = samples.ndim == 1 + self.axes and (integers if self.integral else floats)
+    moved = floats and self.relaxed_axes is not None and samples.ndim == 1 + self.relaxed_axes
+    if not (fits or moved) or not samples.size:
+      expected = f'{"integers" if self.integral else "floats"} [N, {", ".join(self.axis_names)}]'
+      raise errors.UsageError(f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1')
+
+  @property
+  def integral(self) -> bool:
+    """Whether samples are integers."""
+    return jnp.issubdtype(self.dtype, jnp.integer)
+
+  def cast(self, samples: Any, floating: Any = np.float32) -> np.ndarray:
+    """Returns samples as they are kept; `floating` is the dtype of those that are floats."""
+    return np.asarray(samples).astype(self.dtype if self.integral else floating)
+
+  def relaxation(self, name: str, model: Any) -> Relaxation:
+    """Returns what a search moves in place of the samples of a model.
+
+    Args:
+      name: of `relaxations`; '' for the usual one.
+      model: the `Model`.
+
+    Raises:
+      UsageError: for a name that is not among them.
+    """
+    if not self.relaxations and not name:
+      return PLAIN
+    if name not in self.relaxations and not self.relaxations:
+      raise errors.UsageError(f'{self.noun[1]} are moved as they are: leave out relaxation={name}')
+    chosen = name or next(iter(self.relaxations))
+    errors.check_choice('relaxation', chosen, self.relaxations)
+    return self.relaxations[chosen](model)
 
   @property
   def axes(self) -> int:
@@ -191,7 +287,8 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> Modality:
 
 
 def of_config(config: Mapping[str, Any]) -> Modality:
-  """Returns the modality of a result's settings; raises `UsageError` for one that is not known."""
+  """Returns the modality of a result's settings, or of a dataset's; raises `UsageError` for one that is not known."""
   name = config.get('modality', 'images')
   errors.check_choice('modality', name, REGISTRY)
-  return REGISTRY[name]
+  found = REGISTRY[name]
+  return found if found.remade is None else found.remade(config)

@@ -12,6 +12,7 @@ from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
+from gradleak.models.tabular import ft_transformer, logistic, resnet_mlp
 from gradleak.models.torch import from_torch
 from gradleak.models.transformers import bert, gpt, lstm
 from gradleak.models.vgg import vgg11, vgg16
@@ -35,9 +36,11 @@ __all__ = [
   'from_functions',
   'from_nnx',
   'from_torch',
+  'ft_transformer',
   'gpt',
   'lenet',
   'lenet4',
+  'logistic',
   'lstm',
   'mlp',
   'resnet18',
@@ -47,6 +50,7 @@ __all__ = [
   'resnet56',
   'resnet101',
   'resnet152',
+  'resnet_mlp',
   'vgg11',
   'vgg16',
   'vit_small',

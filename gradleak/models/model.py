@@ -42,7 +42,7 @@ class Model(NamedTuple):
       adds nothing.
     citations: its sources.
     normalisation: what it does to its pixels before all else, a `Normalisation`; None if nothing of that is known.
-    axes: how many axes one sample has, 3 for images.
+    axes: how many axes one sample has, 3 for images; None for a network that flattens any.
     dtype: of its samples: 'float32', or 'int32' for token ids.
     first_block: what it does up to the dense layers of its first block, for a transformer of tokens.
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
@@ -56,7 +56,7 @@ class Model(NamedTuple):
   penalised: Callable[..., tuple[jax.Array, Tree, jax.Array]] | None = None
   citations: tuple[str, ...] = ()
   normalisation: 'Normalisation | None' = None
-  axes: int = 3
+  axes: int | None = 3
   layout: Layout | None = None
   dtype: str = 'float32'
   first_block: 'FirstBlock | None' = None
@@ -229,10 +229,11 @@ def check_model(model: Any) -> Model:
   )
 
 
-def check_image_shape(image_shape: Any, axes: int = 3) -> ImageShape:
+def check_image_shape(image_shape: Any, axes: int | None = 3) -> ImageShape:
   """Returns the shape of one sample, (H, W, C) of an image, as integers; raises `UsageError` for another one."""
-  if not isinstance(image_shape, tuple | list) or len(image_shape) != axes:
-    expected = '(height, width, channels)' if axes == 3 else f'{axes} sides'
+  if not isinstance(image_shape, tuple | list) or not image_shape or axes not in (None, len(image_shape)):
+    sides = 'at least one side' if axes is None else f'{axes} side{"s" * (axes != 1)}'
+    expected = '(height, width, channels)' if axes == 3 else sides
     raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected {expected}')
   return tuple(int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape)
 
@@ -434,7 +435,7 @@ def from_flax(
   *,
   mean: Sequence[float] | None = None,
   std: Sequence[float] | None = None,
-  axes: int = 3,
+  axes: int | None = 3,
   dtype: str = 'float32',
 ) -> Model:
   """Returns the `Model` of a Flax Linen module.
@@ -445,7 +446,7 @@ def from_flax(
       `Model.apply`, the last two as its opposite.
     name: how results call it; the class name by default.
     mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
-    axes: how many axes one sample has, 3 for images.
+    axes: how many axes one sample has, 3 for images; None for any.
     dtype: of the samples: 'float32', or 'int32' for token ids.
 
   Each `nn.Conv` is computed in the formulation that is fast where trials have gradients of their own (`convolution`),

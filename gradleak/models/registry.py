@@ -1,9 +1,10 @@
 """The built-in models by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gradleak.core import errors, grammar, methods
-from gradleak.models import convnets, lora, normalisation, precode, resnet, small, transformers, vgg, vit
+from gradleak.models import convnets, lora, normalisation, precode, resnet, small, tabular, transformers, vgg, vit
 from gradleak.models.model import Model
 
 REGISTRY: dict[str, Callable[..., Model]] = {
@@ -27,6 +28,9 @@ REGISTRY: dict[str, Callable[..., Model]] = {
   'gpt': transformers.gpt,
   'bert': transformers.bert,
   'lstm': transformers.lstm,
+  'logistic': tabular.logistic,
+  'resnet_mlp': tabular.resnet_mlp,
+  'ft_transformer': tabular.ft_transformer,
 }
 WRAPPERS: dict[str, Callable[..., Model]] = {
   'lora': lora.lora,
@@ -35,7 +39,15 @@ WRAPPERS: dict[str, Callable[..., Model]] = {
 }
 
 
-def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit', conv: str | None = None) -> Model:
+def create(
+  spec: str | grammar.Spec,
+  num_classes: int,
+  *,
+  init: str = 'explicit',
+  conv: str | None = None,
+  columns: tuple[int, ...] = (),
+  known: Mapping[str, Any] | None = None,
+) -> Model:
   """Returns the `Model` that `spec` describes, such as `convnet(width=8)` or `lenet+normalised(pixels=mnist)`.
 
   Args:
@@ -44,6 +56,10 @@ def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit'
     init: 'explicit' or 'default', see `gradleak.models.layers.initialiser`; wrappers have their own.
     conv: a name of `convolution.FORMULATIONS`; None takes the backend's faster one. It affects speed only.
 
+    columns: entries of each column of a table, for a network that takes them and is not given any.
+    known: settings that the data tell, such as the vocabulary of texts, for a network that takes them and is not given
+      others.
+
   Raises:
     UsageError: for an unknown name, setting or init.
   """
@@ -51,7 +67,9 @@ def create(spec: str | grammar.Spec, num_classes: int, *, init: str = 'explicit'
   if base.name in WRAPPERS:
     raise errors.UsageError(f'{base.name!r} wraps a model: write it after one, as in lenet+{base}')
   chosen = methods.from_spec(base, REGISTRY, 'model')
-  model = chosen.factory(num_classes, init, conv, **chosen.given)._replace(name=str(base))
+  told = {**(known or {}), **({'columns': columns} if columns else {})}
+  told = {name: value for name, value in told.items() if name in chosen.settings}
+  model = chosen.factory(num_classes, init, conv, **{**told, **chosen.given})._replace(name=str(base))
   if len({wrapper.name for wrapper in wrappers}) < len(wrappers):
     raise errors.UsageError(f'a wrapper stands twice in the model {errors.shown(spec)}')
   for wrapper in wrappers:

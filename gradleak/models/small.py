@@ -15,7 +15,7 @@ Dropout = Annotated[float, Range(0, 0.99)]
 
 
 class Mlp(nn.Module):
-  """Dense layers on the pixels."""
+  """Dense layers on the pixels of an image, or on a row of a table."""
 
   num_classes: int
   initial: str
@@ -89,7 +89,7 @@ def mlp(
   activation: Activation = 'relu',
   dropout: Dropout = 0.0,
 ) -> Model:
-  """Returns Fidel's fully connected network (Enthoven & Al-Ars 2021, table I).
+  """Returns Fidel's fully connected network (Enthoven & Al-Ars 2021, table I), for images and rows of tables.
 
   Args:
     num_classes: number of logits.
@@ -103,7 +103,7 @@ def mlp(
     UsageError: for other widths.
   """
   del conv
-  return from_flax(Mlp(num_classes, init, activation, dropout, parse_widths('mlp(widths)', widths)))
+  return from_flax(Mlp(num_classes, init, activation, dropout, parse_widths('mlp(widths)', widths)), axes=None)
 
 
 @builtin

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.models import convolution, layers
 from gradleak.priors.base import Generator
@@ -75,6 +76,7 @@ def network(shape: tuple[int, ...]) -> Network:
   Args:
     shape: (N, H, W, C).
   """
+  errors.check_image_batch('this generator', shape)
   count, height, width, channels = shape
   doublings = max(0, math.ceil(math.log2(max(height, width) / _GRID)))
   grid = (math.ceil(height / 2**doublings), math.ceil(width / 2**doublings))

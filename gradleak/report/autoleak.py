@@ -5,12 +5,12 @@ from typing import Any
 
 from gradleak.audit.verdict import LEVELS
 from gradleak.core import statistics
-from gradleak.modalities import of_rows
+from gradleak.modalities import of_config, of_rows
 from gradleak.report import blocks, findings, headline, html, wording
 from gradleak.report.formatting import aligned, count_range, number, percent_range, upwards
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.page import READING, versions, write_files
-from gradleak.report.words import said
+from gradleak.report.words import said, speaking
 from gradleak.studies.autoleak import AutoLeak, rankings
 from gradleak.studies.autoleak.bounds import RELATION
 from gradleak.studies.autoleak.ensemble import CONTROLS, WITNESSES
@@ -20,6 +20,7 @@ ENOUGH = 400  # images of a published rate
 NOISE = 'noise (false alarms)'  # the line of the control runs
 
 
+@speaking
 def render_autoleak(found: AutoLeak) -> str:
   """Returns the report as one HTML page that loads nothing."""
   config, size = found.config, found.config['batch_size']
@@ -30,6 +31,7 @@ def render_autoleak(found: AutoLeak) -> str:
     entries,
     lambda row: worst.pair(found.audits[row['stage']], row),
     found.named(),
+    of_config(config),
     flags={label: [flag.partition(':')[0] for flag in flags] for label, flags in found.flags.items()},
     bound=bounds,
     published=_published(found),
@@ -57,6 +59,7 @@ def render_autoleak(found: AutoLeak) -> str:
   return html.page(made)
 
 
+@speaking
 def autoleak_table(found: AutoLeak) -> str:
   """Returns the worst-case rates for the terminal, aligned, and the flags below them."""
   parts = []
@@ -158,7 +161,7 @@ def _baselines(found: AutoLeak) -> list[blocks.Section]:
     blocks.Row(
       [
         one['baseline'],
-        *(number(one['score']), number(one['likeness'])),
+        *(number(one[name], kind.shown[0].digits) for name in ('score', 'likeness')),
         *(
           blocks.Cell(f'{one[name]} of {one["trials"]}', [_interval(one[name], one['trials'])])
           for name in ('exact', 'recognisable', 'named')
@@ -179,14 +182,16 @@ def _attacks(found: AutoLeak) -> blocks.Section:
     ('attack', 'left by'),
     ('worst verdict', 'left'),
   ]
-  columns += ('in', 'PSNR, dB', 'control', 'mean rank')
+  kind = of_rows(found.rows)
+  columns += ('in', ', '.join(filter(None, (kind.shown[0].title, kind.shown[0].unit))), 'control', 'mean rank')
   rows: dict[str, list[blocks.Row]] = {}
   for (stage,), of_stage in cases.grouped(found.rows, 'stage').items():
     for one in cases.summarise(of_stage):
       of_defense = rows.setdefault(one['defense'], [])
       attack = blocks.Cell(code(one['attack']), [one['adaptive'] and f'adaptive: {one["adaptive"]}'])
       count = f'{one[cases.named(one["verdict"])]} of {one["n"]}'
-      figures = [number(one[name]) for name in ('psnr', 'control_psnr', 'rank')]
+      digits = kind.shown[0].digits
+      figures = [*(number(one[name], digits) for name in (kind.score, kind.controls[0])), number(one['rank'])]
       named = '' if of_defense else method(one['defense'], _published(found).get(one['defense']))
       of_defense.append(blocks.Row([named, stage, attack, mark(one['verdict']), count, *figures]))
   staged = '' if found.config['staged'] else said('autoleak.not_staged')

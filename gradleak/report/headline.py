@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import LEVELS, MIN_CANDIDATES, NOTHING, RECOVERED, VERDICTS
-from gradleak.report import blocks, wording
+from gradleak.modalities import Modality
+from gradleak.report import blocks, marked, wording
 from gradleak.report.formatting import percent_range
 from gradleak.report.html import code, image, mark, method, text
-from gradleak.report.words import said, texts
+from gradleak.report.words import said, texts, worded
 from gradleak.summary import worst
 
-# Verdict -> what it says of an image, in plain words.
+# Verdict -> what it says of an image, in plain words; of other samples `said` has others.
 MEANINGS = {verdict: meaning for verdict, meaning in texts()['meaning'].items() if verdict != 'unjudged'}
 
 
@@ -56,12 +57,18 @@ def recovering(entries: Sequence[dict]) -> str:
 
 
 def lines(
-  rows: Sequence[dict], found: Sequence[dict], picture: Callable, named: Any = None, **more: Mapping[str, Any]
+  rows: Sequence[dict],
+  found: Sequence[dict],
+  picture: Callable,
+  named: Any = None,
+  kind: Modality | None = None,
+  **more: Mapping[str, Any],
 ) -> list[dict]:
   """Returns the lines of `worst.lines`, whose arguments these are, each with the 'meaning' of its verdict."""
   enough = worst.candidates(rows)['enough']
   return [
-    {**line, 'meaning': _meaning(line['verdict'], enough)} for line in worst.lines(rows, found, picture, named, **more)
+    {**line, 'meaning': _meaning(line['verdict'], enough)}
+    for line in worst.lines(rows, found, picture, named, kind, **more)
   ]
 
 
@@ -73,12 +80,13 @@ def gallery(rows: Sequence[dict], config: Mapping[str, Any]) -> dict[str, Any]:
 def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, bounded: bool = False) -> blocks.Table:
   """Returns the table of `lines`, with the flags of each defense and the bound by DP, if asked for."""
   columns = ['defense', ('worst attacker sees', 'left verdict'), 'in']
-  columns += [('private,\nclearest seen', 'left'), ('by', 'left by')]
+  read = any(line['pieces'] for line in told)
+  columns += [('clearest seen', 'left summed') if read else ('private,\nclearest seen', 'left'), ('by', 'left by')]
   columns += [('flags', 'left flags')] * flagged + ['found at\nmost, by DP'] * bounded
   rows = []
   for line in told:
     example, others = line['example'], len(line['by']) - 1
-    pictures = text(
+    pictures = marked.summary(line['pieces']) if line['pieces'] else text(
       image(line['truth'], f'Private image of trial {example["trial"]}.'),
       ' ',
       image(line['found'], f'Its reconstruction by {example["attack"]}.'),
@@ -130,4 +138,4 @@ def verdict_terms(gallery: Mapping[str, Any], config: Mapping[str, Any]) -> list
 def _meaning(verdict: str, enough: bool) -> str:
   if verdict == 'above chance' and not enough:
     return said('meaning.unjudged', needed=MIN_CANDIDATES)
-  return MEANINGS[verdict]
+  return said(f'meaning.{verdict}')

@@ -11,13 +11,13 @@ from gradleak.audit import load
 from gradleak.audit.result import AuditResult, check_result
 from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
-from gradleak.modalities import Modality, Shown, of_rows
-from gradleak.report import blocks, descent, findings, formatting, headline, html, pictures, wording
+from gradleak.modalities import Modality, Shown, of_config, of_rows
+from gradleak.report import blocks, descent, findings, formatting, headline, html, marked, pictures, wording
 from gradleak.report.formatting import count, interval, number, percent, percent_range, scored, significant, together
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.pictures import Picture
 from gradleak.report.slide import slide
-from gradleak.report.words import said, texts
+from gradleak.report.words import said, speaking, texts, worded
 from gradleak.summary import cases, shown
 from gradleak.summary.worst import pair
 
@@ -26,6 +26,7 @@ _STAGGER = (0, -4, 4, -2, 2, -5, 5)
 READING = blocks.Html('<a href="#reading">How to read this page</a>')
 
 
+@speaking
 def render(result: AuditResult, picture: bytes | None = None) -> str:
   """Returns the report as one HTML page that loads nothing; the same result gives the same text.
 
@@ -37,10 +38,11 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
     UsageError: for anything but an `AuditResult`, as all functions of `gradleak.report` that take one.
   """
   config = check_result(result).config
+  kind = of_config(config)
   summaries, worst = cases.summarise(result.rows), cases.worst_case(result.rows)
   model, data = config.get('model'), config.get('dataset')
   lines = headline.lines(
-    result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods)
+    result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods), kind=kind
   )
   size = config.get('batch_size', 1)
   footer = (
@@ -59,7 +61,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
     ],
     [
       _shows(result, summaries, worst),
-      _pictures(result),
+      *([_pictures(result)] if kind.marked is None else marked.sections(result, wording.published(result.methods))),
       _figures(result, summaries),
       _worst(worst, wording.published(result.methods)),
       _curves(result, worst),
@@ -90,6 +92,7 @@ def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
   return links
 
 
+@speaking
 def write_audit(result: AuditResult, folder: Any) -> None:
   """Writes report.html, slide.png, grid.png and summary.csv, each whole or not at all.
 
@@ -99,7 +102,8 @@ def write_audit(result: AuditResult, folder: Any) -> None:
   """
   check_result(result)
   picture = slide(result)
-  drawn = {'slide.png': picture, 'grid.png': pictures.grid(result)}
+  looked_at = of_config(result.config).marked is None
+  drawn = {'slide.png': picture, 'grid.png': pictures.grid(result) if looked_at else None}
   written = {'summary.csv': cases.summary_csv(result.rows), 'report.html': render(result, picture)}
   write_files(folder, {**drawn, **written})
 
@@ -223,7 +227,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   score, bound, (first, *others) = scale.score, scale.controls[0], scale.shown
   finite = [row[score] for row in [*result.rows, *result.controls] if row[score] is not None]
   finite = [one for one in finite if math.isfinite(one)]
-  axis = min([0.0, *finite]), max([10.0, *finite]) * 1.04
+  axis = _axis(scale, finite)
   perceptual = any(summary.get('lpips') is not None for summary in summaries)
   restarted = config.get('restarts', 1) > 1
   columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (first.title, first.unit)))]
@@ -288,6 +292,15 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   return blocks.Section('figures', 'How much is recovered', parts, 'Figures')
 
 
+def _axis(scale: Modality, finite: Sequence[float]) -> tuple[float, float]:
+  """Returns the ends of the axis of the score of runs: its range, where that is known, else what the runs take."""
+  (column,) = (one for one in scale.columns if one.name == scale.score)
+  low, high = column.bounds or (-math.inf, math.inf)
+  if math.isfinite(low) and math.isfinite(high):
+    return low, high
+  return min([0.0, *finite]), max([10.0, *finite]) * 1.04
+
+
 def _more_figures(summaries: Sequence[cases.Summary], published: Mapping[str, str]) -> blocks.Details:
   """Returns further figures of all attackers, folded away."""
   titles = [one.title for one in of_rows(summaries).further]
@@ -317,7 +330,8 @@ def _more(summary: cases.Summary, paired: bool, published: Mapping[str, str]) ->
 def _meaning(kind: Modality) -> tuple[str, list[str]]:
   """Returns the name of the score and what it means."""
   (column,) = (one for one in kind.columns if one.name == kind.score)
-  meaning = said(f'scores.{kind.name}') if kind.name in texts()['scores'] else column.meaning
+  name = f'scores.{kind.name}'
+  meaning = said(name) if kind.name in texts()['scores'] or name in kind.words else column.meaning
   return kind.shown[0].title, [meaning]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak.audit.result import AuditResult, Case, check_result
-from gradleak.modalities import IMAGES, Modality, of_rows
+from gradleak.modalities import IMAGES, Modality, of_config
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import number, wrap
@@ -59,7 +59,7 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   truth = np.asarray(result.truth)
   images = min(truth.shape[1], columns)
   places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
-  shown, kind = {}, of_rows(result.rows)
+  shown, kind = {}, of_config(result.config)
   for case in (cases.case(summary) for pair in pairs for summary in pair):
     by_trial = {row['trial']: row for row in rows[case]}
     pixels = np.asarray(result.reconstructions[case])

@@ -5,7 +5,8 @@ from typing import Any
 
 from gradleak.audit.result import AuditResult, Case
 from gradleak.core import errors
-from gradleak.report import figures, pictures
+from gradleak.modalities import of_config
+from gradleak.report import figures, marked, pictures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import minus, number, wrap
 from gradleak.summary import cases
@@ -30,6 +31,8 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
   Raises:
     UsageError: for a cost of a defense that was not audited.
   """
+  if of_config(result.config).marked is not None:
+    return marked.slide(result, costs, (WIDTH, HEIGHT))
   worst = {entry['defense']: entry for entry in cases.worst_case(result.rows)}
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)

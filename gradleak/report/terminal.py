@@ -8,9 +8,11 @@ from gradleak.audit.result import AuditResult, check_result
 from gradleak.modalities import of_rows
 from gradleak.report import findings, wording
 from gradleak.report.formatting import aligned, count_range, listed, number, plus_minus, together
+from gradleak.report.words import speaking
 from gradleak.summary.cases import Summary, named, paired, summarise, worst_case
 
 
+@speaking
 def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
@@ -78,7 +80,8 @@ def _line(summary: Summary, size: int) -> tuple[str, ...]:
 def _thresholds(summaries: Iterable[Summary]) -> str:
   """Returns the threshold of an attack in words; a range where adaptive attacks have others."""
   given = list(summaries)
-  name = of_rows(given).controls[0]
+  kind = of_rows(given)
+  name, digits = kind.controls[0], kind.shown[0].digits
   found = sorted(summary[name] for summary in given if summary[name] is not None)
-  ends = dict.fromkeys(number(threshold) for threshold in (found[0], found[-1])) if found else {}
+  ends = dict.fromkeys(number(threshold, digits) for threshold in (found[0], found[-1])) if found else {}
   return f'control {"–".join(ends)}' if found else 'no control'

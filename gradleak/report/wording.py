@@ -5,7 +5,7 @@ from typing import Any
 
 from gradleak.modalities import of_config
 from gradleak.report.formatting import listed
-from gradleak.report.words import said
+from gradleak.report.words import said, worded
 
 
 def settings(config: Mapping[str, Any]) -> list[str]:
@@ -26,7 +26,7 @@ def gallery(config: Mapping[str, Any]) -> str:
     'total': sum(images.values()),
     'classes': len(classes),
     'least': min(images.values(), default=0),
-    'kinds': [f'{count:,} images of class {name}' for name, count in images.items()],
+    'kinds': [worded(f'{count:,} images of class {name}') for name, count in images.items()],
     'left': [f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'],
     'flat': f' {made["flat"]:,} flat ones are left out.' if made['flat'] else '',
     'public': f' {made["public"]:,} of them are public.' if made['public'] else '',
@@ -75,7 +75,7 @@ def _network(config: Mapping[str, Any]) -> str:
   start += f', with the weights of {config["weights"]}' if config.get('weights') else ''
   if config.get('rounds_before'):
     rounds = config['rounds_before']
-    start += f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images'
+    start += worded(f', after {rounds} round{"s" if rounds > 1 else ""} of federated training on public images')
     start += f' at a rate of {config["rate_before"]:g}' if 'rate_before' in config else ''
   norm = f'; BatchNorm runs in {config["batch_norm"]} mode' if config.get('batch_norm', 'none') != 'none' else ''
   return said('settings.network', model=config['model'], start=start, norm=norm)
@@ -83,7 +83,7 @@ def _network(config: Mapping[str, Any]) -> str:
 
 def _client(config: Mapping[str, Any]) -> str:
   size = config.get('batch_size', 1) // config.get('cohort', 1)  # those of all clients together
-  batch = 'one image' if size == 1 else f'a batch of {size} images'
+  batch = worded('one image' if size == 1 else f'a batch of {size} images')
   if config.get('share') not in ('delta', 'gradient'):
     return ''
   return said(f'settings.{config["share"]}', batch=batch, epochs=config.get('local_epochs') or 1, local=_local(config))

@@ -1,13 +1,22 @@
 """What pages and tables say: sentences of words.toml, with values in their places."""
 
+import contextlib
+import contextvars
 import functools
+import re
 import string
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from gradleak.modalities import IMAGES, Modality, of_config
 from gradleak.report import formatting
 from gradleak.report.html import resource
+
+P = ParamSpec('P')
+T = TypeVar('T')
+
+_KIND: contextvars.ContextVar[Modality] = contextvars.ContextVar('kind', default=IMAGES)
 
 # How a value is written; '{n:image|images}' chooses between one and several.
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
@@ -38,9 +47,50 @@ class Finding(NamedTuple):
 
 
 def said(name: str, /, **facts: Any) -> str:
-  """Returns the text 'table.name' of words.toml with values in their places."""
+  """Returns the text 'table.name' of words.toml with values in their places, in the words of the modality."""
   table, _, entry = name.partition('.')
-  return _Writer().vformat(texts()[table][entry], (), facts)
+  kind = _KIND.get()
+  template = kind.words[name] if name in kind.words else texts()[table][entry]
+  return _Writer().vformat(worded(template), (), facts)
+
+
+@contextlib.contextmanager
+def about(config: Mapping[str, Any]) -> Iterator[Modality]:
+  """Lets `said` and `worded` speak of the samples of a result's settings within a block; gives their modality."""
+  token = _KIND.set(of_config(config))
+  try:
+    yield _KIND.get()
+  finally:
+    _KIND.reset(token)
+
+
+def speaking(function: Callable[P, T]) -> Callable[P, T]:
+  """Decorates a function of a result, which has a `config`: its texts are `about` that."""
+
+  @functools.wraps(function)
+  def within(*args: P.args, **kwargs: P.kwargs) -> T:
+    with about(getattr(args[0], 'config', {})):
+      return function(*args, **kwargs)
+
+  return within
+
+
+def worded(text: str) -> str:
+  """Returns a text that speaks of images with the noun of the modality in their place."""
+  one, several = _KIND.get().noun
+  if one == 'image':
+    return text
+
+  def named(match: re.Match) -> str:
+    article, word = match.groups()
+    noun = several if word.endswith('s') else one
+    noun = noun.capitalize() if word[0].isupper() else noun
+    if not article:
+      return noun
+    an = 'an' if noun[0] in 'aeiou' else 'a'
+    return f'{an.capitalize() if article[0].isupper() else an} {noun}'
+
+  return re.sub(r'(?<!\{)\b(?:([Aa]n?) )?([Ii]mages?)\b', named, text)
 
 
 def found(name: str, /, **facts: Any) -> Finding:

@@ -89,6 +89,7 @@ def _dense_passage(size, image_shape):
 
 
 def _convolutional_passage(layers, params, size, image_shape):
+  errors.check_image_batch('a trap behind convolutions', (1, *image_shape))
   height, width, channels = image_shape
   shapes = []
   for layer in layers:

@@ -38,6 +38,7 @@ from gradleak.federated import Client, ClientSettings, accounting, heads, simula
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model, check_apply, check_variables
 from gradleak.models.model import check_finite, check_model, check_parameters, outputs_shape
 
@@ -214,6 +215,7 @@ class Task:
       num_classes=self.client.num_classes,
       dataset=self.config['dataset'],
       client=dataclasses.replace(self.local, local_batch_size=None),
+      modality=self.client.modality,
       public=self.public,
       previous=previous,
       gallery=data.Candidates(*self.train) if self.gallery is None else self.gallery,
@@ -255,6 +257,7 @@ def frontier(
   group_size: int | None = None,
   progress: str = 'auto',
   on_audit: Callable[[AuditResult, Any], None] | None = None,
+  modality: Modality = IMAGES,
   **changes: Any,
 ) -> Frontier:
   """Trains a federation under each defense, and attacks the uploads of clients of one sample.
@@ -278,6 +281,7 @@ def frontier(
     group_size: clients that share one pass; changes speed, and bits.
     progress: 'auto', 'bar', 'lines' or 'none'.
     on_audit: called with (`AuditResult`, its folder) after each audit.
+    modality: what a sample is, as `scenario` takes it.
     **changes: fields of `FrontierSettings` and of `ClientSettings`.
 
   Raises:
@@ -285,15 +289,15 @@ def frontier(
   """
   given, local = paired('gradleak.frontier', FrontierSettings, settings, client, LOCAL, changes)
   key = errors.check_key('key', key, traced=False)
-  data.check_images(data.two('train', train)[0])
+  modality.check(data.two('train', train)[0])
   shape = np.shape(train[0])[1:]
   variables = _checked_variables(key, model, variables, shape)
-  made = local.client(model, outputs_shape(model, variables, shape)[-1])
+  made = dataclasses.replace(local.client(model, outputs_shape(model, variables, shape)[-1]), modality=modality)
   heads.check_client(made, variables, shape)
   check = functools.partial(made.targets, outputs=outputs_shape(model, variables, shape))
-  train = data.pair('train', train, check_targets=check)
-  test = data.pair('test', test, image_shape=shape, check_targets=check)
-  public = None if public is None else data.pair('public', public, image_shape=shape, check_targets=check)
+  train = data.pair('train', train, check=modality.check, check_targets=check)
+  test = data.pair('test', test, None, shape, modality.check, check)
+  public = None if public is None else data.pair('public', public, None, shape, modality.check, check)
   parts = _parts(key, simulation.decided(made.loss, train[1]), clients)
   identity = {
     **dataclasses.asdict(given),
@@ -305,6 +309,7 @@ def frontier(
     **errors.check_json('config', {} if config is None else config),
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
+    **({} if modality is IMAGES else {'modality': modality.name, **modality.describe(train[0])}),
   }
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
   context = Context(made, variables, shape, public)
@@ -431,8 +436,8 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  found, _ = simulation.classified(task.client.model, variables, *task.test, loss=task.client.loss)
-  return np.flatnonzero(found != simulation.decided(task.client.loss, task.test[1])).tolist()
+  found, truth, _ = simulation.judged(task.client, variables, *task.test)
+  return np.flatnonzero(found != truth).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

@@ -20,6 +20,7 @@ def lines(
   worst: Sequence[dict],
   picture: Callable[[dict], tuple[np.ndarray, np.ndarray]],
   named: Mapping[str, Collection[int]] | None = None,
+  kind: Modality | None = None,
   **more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
   """Returns what the first screen shows of each defense, in the order of `worst`.
@@ -29,25 +30,28 @@ def lines(
     worst: from `cases.worst_case`.
     picture: row -> (private images, reconstructions) of it, [B, H, W, C].
     named: defense -> the trials that are re-identified without a picture: by `LIKELIHOOD`.
+    kind: the modality, where its samples need more than the columns of rows tell.
     **more: name -> {defense: what else stands in its line}.
 
   Returns:
     Dicts: 'defense', 'verdict', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
     interval 'success_low' to 'success_high', 'by' (the attackers that reach it, see `cases.attackers`), 'example' (the
     row with the highest SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the
-    highest PSNR), and `more`.
+    highest PSNR), 'pieces' (of samples that people read, what was found; else []), and `more`.
   """
   of = cases.grouped(rows, 'defense')
   return [
     {
-      **_line(entry, of[entry['defense'],], picture, set((named or {}).get(entry['defense'], ()))),
+      **_line(entry, of[entry['defense'],], picture, set((named or {}).get(entry['defense'], ())), kind or of_rows(rows)),
       **{name: told.get(entry['defense']) for name, told in more.items()},
     }
     for entry in worst
   ]
 
 
-def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[int]) -> dict[str, Any]:
+def _line(
+  entry: dict, rows: list[dict], picture: Callable, named: Collection[int], kind: Modality
+) -> dict[str, Any]:
   verdict, n = entry['verdict'], entry['n']
   at = [row for row in rows if row['verdict'] == verdict]
   by = cases.attackers(at)
@@ -57,8 +61,8 @@ def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[in
   count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
   _, low, high = statistics.proportion_interval(count, n)
   example = max(at, key=_likeness)
-  kind = of_rows(rows)
-  truth, found = map(kind.picture, _nearest(kind, *picture(example)))
+  pair_of = _nearest(kind, *picture(example))
+  truth, found = map(kind.picture, pair_of)
   return {
     'defense': entry['defense'],
     'verdict': verdict,
@@ -69,6 +73,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[in
     'by': by,
     'truth': data_uri(truth),
     'found': data_uri(found),
+    'pieces': [] if kind.marked is None else list(kind.marked(pair_of[1], pair_of[0])),
     'example': example,
   }
 

@@ -106,10 +106,11 @@ RESIDUAL = {'residual_peeling'}  # tests/attacks/test_residual_peeling.py
 LEARNED = {'lti'}  # tests/attacks/test_learned.py
 GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
 BAYES = {'bayes'}  # tests/attacks/test_bayes.py
+TEXTS = {'tag', 'lamp'}  # tests/attacks/test_text_attacks.py
 
 
 def test_every_attack_has_a_row():
-  others = CONVOLUTIONAL | TRANSFORMERS | RESIDUAL | LEARNED | GENERATIVE | BAYES
+  others = CONVOLUTIONAL | TRANSFORMERS | RESIDUAL | LEARNED | GENERATIVE | BAYES | TEXTS
   assert ROWS.keys() | others == ATTACKS.keys()
 
 

@@ -23,6 +23,27 @@ def squared_euclidean(simulated: Tree, observed: Tree, weights: Tree = None) -> 
   return trees.inner_product(difference, _weighted(difference, weights))
 
 
+def both_norms(simulated: Tree, observed: Tree, weights: Tree = None, *, alpha: float | jax.Array) -> jax.Array:
+  """Returns Σ_l w_l ‖a_l − b_l‖² + α √w_l ‖a_l − b_l‖₁ over the tensors (Deng et al. 2021, eq. 4).
+
+  The weights are those of a square: an entry that does not count has none in the sum of magnitudes either.
+  """
+  difference, _ = _both_weighted(trees.subtract(simulated, observed), observed, weights)
+  magnitudes = [jnp.sum(jnp.abs(x), dtype=jnp.float32) for x in jax.tree.leaves(difference)]
+  return trees.squared_norm(difference) + alpha * sum(magnitudes, jnp.float32(0))
+
+
+def mean_cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
+  """Returns the mean over the tensors of 1 − ⟨a, b⟩ / (‖a‖‖b‖), without those that are zero in the observed update.
+
+  It is the distance of LAMP (Balunović et al. 2022, section 4.1): small tensors count as much as large ones.
+  """
+  pairs = [jax.tree.leaves(one) for one in _both_weighted(simulated, observed, weights)]
+  apart = jnp.stack([trees.cosine_distance(a, b) for a, b in zip(*pairs, strict=True)])
+  counted = jnp.stack([jnp.any(b != 0) for b in pairs[1]]).astype(apart.dtype)
+  return jnp.sum(apart * counted) / jnp.maximum(jnp.sum(counted), 1)
+
+
 def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns 1 − ⟨a, b⟩ / (‖a‖‖b‖) over all tensors together (Geiping et al. 2020, eq. 4); 1 where either is zero."""
   return trees.cosine_distance(*_both_weighted(simulated, observed, weights))
@@ -82,6 +103,7 @@ def _none(noise: jax.Array, total: jax.Array) -> jax.Array:
 DISTANCES = {
   'squared_euclidean': Distance(squared_euclidean, trees.squared_norm, lambda noise, total: noise),
   'cosine': Distance(cosine, _one, _angle, direction=True),
+  'mean_cosine': Distance(mean_cosine, _one, _none),
   'dense_input': Distance(dense_input, _one, _none, single=True, layers=True),
   'prefix': Distance(None, lambda observed: jnp.float32(2), _none, single=True),
 }
@@ -204,6 +226,18 @@ class Comparison:
     floor = self.measure.floor(observation.noise, trees.squared_norm(observed))
     near = self.tolerance * self.measure.unit(observed)
     return ((observation.noise > 0) & (apart <= floor)) | ((self.tolerance > 0) & (apart <= near))
+
+  def without(self, observation: Observation, path: tuple[str, ...]) -> Observation:
+    """Returns the observation in which a parameter, by its path, has the weight 0; of no path it is the same."""
+    if not path:
+      return observation
+
+    def weight(where: tuple, leaf: jax.Array) -> jax.Array:
+      return jnp.full(leaf.shape, 0.0 if trees.path_names(where) == path else 1.0, jnp.float32)
+
+    left = jax.tree_util.tree_map_with_path(weight, observation.update)
+    weights = left if observation.weights is None else jax.tree.map(jnp.multiply, left, observation.weights)
+    return dataclasses.replace(observation, weights=weights)
 
   def thresholds(self, observation: Observation) -> Tree | None:
     """Returns the magnitude of each tensor of the update above which the share `partial` of its entries lies."""

@@ -13,6 +13,7 @@ from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.targets import CLASSES
+from gradleak.modalities import PLAIN, Relaxation
 from gradleak.priors import GENERATORS, Generator, as_generator
 from gradleak.threat import Observation
 
@@ -143,6 +144,7 @@ class Samples:
       client that conceals (`defenses.concealment`), whose eq. 10 is the mean loss over both, by linearity in the label.
     seeds: starts that are optimised together; the one with the smallest distance is kept.
     generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
+    relaxation: what is moved of samples that are whole numbers, see `Modality.relaxations`; '' for the usual one.
   """
 
   start: Any = 'normal'
@@ -150,6 +152,7 @@ class Samples:
   decoys: int = 0
   seeds: int = 1
   generator: Generator | str | None = None
+  relaxation: str = ''
 
   def __post_init__(self) -> None:
     errors.check_number('decoys', self.decoys, low=0, high=8, integer=True)
@@ -177,8 +180,22 @@ class Samples:
     """Returns the function of each seed's part, leaves [seeds, …]; of one seed without this axis."""
     return function(*given) if self.seeds == 1 else jax.vmap(function)(*given)
 
+  def check(self, client: Client) -> Relaxation:
+    """Returns what is moved of a client's samples; raises `UsageError` for settings that are of pixels alone."""
+    kind = client.modality
+    form = kind.relaxation(self.relaxation, client.model)
+    usual = {
+      'decoys': not self.decoys,
+      'generator': self.generator is None,
+      'start': isinstance(self.start, str) and self.start == 'normal',
+    }
+    for name, left_out in usual.items():
+      if form is not PLAIN and not left_out:
+        raise errors.UsageError(f'{name} is not defined on {kind.noun[1]}: leave it out')
+    return form
+
   def initial(
-    self, key: jax.Array, observation: Observation, labels: jax.Array, copies: int
+    self, key: jax.Array, observation: Observation, labels: jax.Array, copies: int, form: Relaxation = PLAIN
   ) -> tuple[Tree, Tree | None]:
     """Returns the first dummy images of each seed and epoch, or what makes them, and what stays as it is of that.
 
@@ -187,10 +204,16 @@ class Samples:
       observation: the `Observation`.
       labels: probabilities [N, classes].
       copies: dummy samples of each private one.
+      form: what is moved of a sample.
     """
-    every, shape = jnp.tile(labels, (copies, 1)), self.shape(observation, copies)
+    every = jnp.tile(labels, (copies, *[1] * (labels.ndim - 1)))
+    shape = form.shape(self.shape(observation, copies), observation.variables)
     keys = key if self.seeds == 1 else jax.random.split(key, self.seeds)
-    return self.each(lambda key: self.variables.init(key, shape, every, observation, self.seeds > 1), keys)
+    made, kept = self.each(lambda key: self.variables.init(key, shape, every, observation, self.seeds > 1), keys)
+    if form is not PLAIN:
+      scale = form.scale(observation.variables)
+      made = jax.tree.map(lambda leaf: leaf * jnp.asarray(scale, leaf.dtype), made)
+    return made, kept
 
   def hidden(self, key: jax.Array, label_key: jax.Array, observation: Observation, copies: int) -> dict[str, jax.Array]:
     """Returns the first logits of labels that are optimised, and the first decoys; streams apart from the images'."""
@@ -210,11 +233,16 @@ class Samples:
     pace = self.variables.pace**towards
     return {name: leaf if name == self.variables.name else pace * leaf for name, leaf in dummy.items()}
 
-  def images(self, dummy: dict, kept: Tree | None, observation: Observation, copies: int) -> jax.Array:
-    """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed."""
+  def images(
+    self, dummy: dict, kept: Tree | None, observation: Observation, copies: int, form: Relaxation = PLAIN
+  ) -> jax.Array:
+    """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed.
+
+    Of samples that are moved as something else, these are what the model takes.
+    """
     shape, learned = self.shape(observation, copies), observation.prepared
     apply = self.variables.apply
-    return self.each(lambda made, kept: apply(made, kept, shape, learned), dummy[self.variables.name], kept)
+    return self.each(lambda made, kept: form.apply(apply(made, kept, shape, learned)), dummy[self.variables.name], kept)
 
   def shape(self, observation: Observation, copies: int) -> tuple[int, ...]:
     """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""

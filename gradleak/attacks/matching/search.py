@@ -27,6 +27,7 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
+from gradleak.modalities import Relaxation
 from gradleak.models import model as models
 from gradleak.threat import Observation
 
@@ -99,12 +100,18 @@ class Matching:
       )
     if self.client is not None:
       check_modality(self.terms, self.client.modality)
+      self.samples.check(self.client)
       self.simulation.check(self.client)
       gradient = self.simulation.linear(self.client.share == 'gradient')
       if self.subsets is not None and not (gradient and self.client.loss == cross_entropy()):
         raise errors.UsageError(
           'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
         )
+
+  @functools.cached_property
+  def form(self) -> Relaxation:
+    """What is moved of a sample."""
+    return self.samples.check(self.client)
 
   @property
   def copies(self) -> int:
@@ -144,7 +151,7 @@ class Matching:
       place: of the surrogate model, or None.
       count: steps done.
     """
-    labels = jnp.tile(labels, (self.copies, 1))
+    labels = jnp.tile(labels, (self.copies, *[1] * (labels.ndim - 1)))
     if self.comparison.measure.between is None:
       layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
       apart = prefix.distance(self.client, layers, observation, images)
@@ -237,7 +244,7 @@ class Matching:
     """Returns (the dummy samples at their pace, their images, the labels, those of decoys behind them)."""
     dummy = self.samples.paced(dummy)
     labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
-    images = self.samples.images(dummy, state.latents, observation, self.copies)
+    images = self.samples.images(dummy, state.latents, observation, self.copies, self.form)
     if 'decoy_logits' in dummy:
       labels = jnp.concatenate([labels, self.client.loss.targets.relax(dummy['decoy_logits'])])
     return dummy, images, labels
@@ -247,7 +254,7 @@ class Matching:
     image_key, label_key = jax.random.split(key)
     given = starting_labels(self.client, observation)
     of_class = jnp.ones_like(given) if observation.knowledge.labels == 'optimised' else given
-    made, latents = self.samples.initial(image_key, observation, of_class, self.copies)
+    made, latents = self.samples.initial(image_key, observation, of_class, self.copies, self.form)
     dummy = {
       self.samples.variables.name: made,
       **self.samples.hidden(key, label_key, observation, self.copies),
@@ -260,6 +267,10 @@ class Matching:
       jnp.full((), -1, jnp.int32), self.comparison.thresholds(observation), latents,
     )  # fmt: skip
 
+  def compared(self, observation: Observation, thresholds: Tree | None) -> Observation:
+    """Returns the observation with weights of the entries that are compared, see `Comparison`."""
+    return self.comparison.compared(self.comparison.without(observation, self.form.silent), thresholds)
+
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
     """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
     arrived = self.comparison.arrived(state.best[2], observation)
@@ -268,7 +279,7 @@ class Matching:
 
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the state after one evaluation and update, and what is reported."""
-    observation = self.comparison.compared(observation, state.thresholds)
+    observation = self.compared(observation, state.thresholds)
     value_and_grad = jax.value_and_grad(self.searched, has_aux=True)
     (value, (objective, apart)), gradient = value_and_grad(state.dummy, state, observation)
     if self.sharpness is not None:
@@ -311,14 +322,14 @@ class Matching:
 
   def reconstruct(self, state: MatchState, observation: Observation) -> Reconstruction:
     """Returns the best dummy samples."""
-    observation = self.comparison.compared(observation, state.thresholds)
+    observation = self.compared(observation, state.thresholds)
     best, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
     dummy = self.samples.paced(best)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
     images = self.chosen(dummy, state, observation)
     return Reconstruction(
-      joined(images, self.copies) + lost,
+      self.form.decide(joined(images, self.copies) + lost, observation.variables),
       classes_of(self.client, dummy.get('logits', state.labels)),
       objective + lost,
       jnp.where(diverged, jnp.inf, apart),
@@ -328,7 +339,7 @@ class Matching:
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
     """Returns the images of the seed with the smallest distance."""
-    images = self.samples.images(dummy, state.latents, observation, self.copies)
+    images = self.samples.images(dummy, state.latents, observation, self.copies, self.form)
     if self.samples.seeds == 1:
       return images
     labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
@@ -342,7 +353,8 @@ class Matching:
     """
     if self.samples.decoys or self.simulation.match == 'surrogate':
       return jnp.full((), jnp.nan, jnp.float32)
-    observation = self.comparison.compared(observation, self.comparison.thresholds(observation))
+    observation = self.compared(observation, self.comparison.thresholds(observation))
+    images = self.form.relaxed(images, observation.variables)
     last = jnp.int32(self.steps - 1)
     objective = self.losses(observation, jnp.tile(images, (self.copies, *[1] * (images.ndim - 1))), labels, count=last)[
       0

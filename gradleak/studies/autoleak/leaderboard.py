@@ -23,6 +23,7 @@ from gradleak.core.storage import (
   sealed,
   write_atomically,
 )
+from gradleak.modalities import of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
@@ -140,7 +141,11 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
     return {}
   named = found.named(honest)
   lines = worst.lines(
-    rows, cases.worst_case(rows, named), lambda row: worst.pair(found.audits[row['stage']], row), named
+    rows,
+    cases.worst_case(rows, named),
+    lambda row: worst.pair(found.audits[row['stage']], row),
+    named,
+    of_config(found.config),
   )
   return {
     line['defense']: {

@@ -1,0 +1,234 @@
+"""Matching on texts: TAG, and LAMP with its discrete moves under a prior that is learned from public texts."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.attacks.base import Attack, Reconstruction, attack
+from gradleak.attacks.matching import Matching, MatchState, composed
+from gradleak.attacks.matching.distances import both_norms
+from gradleak.attacks.matching.optimizers import first_order
+from gradleak.attacks.presets import Preset, preset
+from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range
+from gradleak.core.trees import Tree
+from gradleak.federated import Client
+from gradleak.modalities.text import of_scenario, table
+from gradleak.priors import ngram
+from gradleak.threat import Observation
+
+TAG = 'Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding: TAG: Gradient Attack on Transformer-based Language Models. EMNLP Findings 2021.'  # fmt: skip  # noqa: E501
+LAMP = (
+  'Balunović, Dimitrov, Jovanović, Vechev: LAMP: Extracting Text from Gradients with Language Model Priors. NeurIPS '
+  '2022.'
+)
+RELAXATIONS = ('softmax', 'embeddings')
+_BURN_IN = 0.1  # share of the steps before the first move, as published
+Moved = Annotated[str, Choice(RELAXATIONS)]
+
+
+@preset(TAG)
+def tag(
+  *,
+  steps: int = 2500,
+  learning_rate: float = 0.1,
+  alpha: float = 0.01,
+  decay: str = 'constant',
+  layer_weighting: str = 'uniform',
+  relaxation: str = 'softmax',
+) -> Preset:
+  r"""TAG (Deng et al. 2021): the squared distance and α times the sum of magnitudes, by Adam; labels known.
+
+  Published searches move the embeddings of tokens, and the token with the nearest embedding is settled on
+  (`relaxation=embeddings`). By default probabilities of tokens are moved: the gradient of the table of embeddings is
+  then compared, too, and losses that predict tokens have their targets. Steps, rate and α are those of the runs by
+  LAMP's authors. The source lowers α from layer to layer; `layer_weighting` has weights of layers.
+
+  Formula:
+    \min_x \; \sum_l \lVert \nabla_l L(f_\theta(x), y) - g_l \rVert_2^2
+    + \alpha \lVert \nabla_l L(f_\theta(x), y) - g_l \rVert_1
+  """
+  distance = functools.partial(both_norms, alpha=alpha)
+  solver = first_order('adam', learning_rate, steps, decay=decay)
+  return Preset(solver, steps, {'distance': distance, 'layer_weighting': layer_weighting, 'relaxation': relaxation})
+
+
+class AlternatingState(NamedTuple):
+  """State of a search that alternates.
+
+  Attributes:
+    search: of the continuous steps.
+    key: `key_data` that the moves are drawn from.
+  """
+
+  search: MatchState
+  key: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(Matching):
+  """Matching whose steps are each followed by the best of a few discrete moves of the tokens of a sequence.
+
+  Attributes:
+    moves: that are tried after a step.
+    surprise: weight of −log P under the n-gram model, per token.
+    size: weight of ((mean norm of an embedding) − (that of the table's rows))², where embeddings are moved.
+    starts: random ones, of which the search begins with the best.
+  """
+
+  moves: int
+  surprise: float | jax.Array
+  size: float | jax.Array
+  starts: int
+
+  def losses(self, observation: Observation, images: jax.Array, *given: Any, **named: Any) -> tuple:
+    """Returns (objective, distance) of one seed, with the term of the embeddings' size."""
+    objective, apart = super().losses(observation, images, *given, **named)
+    if self.samples.relaxation != 'embeddings':
+      return objective, apart
+    rows = table(observation.variables, self.client.model)
+    sizes = [jnp.mean(jnp.sqrt(jnp.sum(jnp.square(x), axis=-1) + 1e-12)) for x in (images, rows)]
+    return objective + self.size * jnp.square(sizes[0] - sizes[1]), apart
+
+  def begin(self, key: jax.Array, observation: Observation) -> AlternatingState:
+    """Returns the state before the first step: the best of the random starts."""
+    keys = jax.random.split(key, self.starts)
+
+    def judged(key: jax.Array) -> jax.Array:
+      state = self.init(key, observation)
+      return self.evaluate(state.dummy, state, self.compared(observation, state.thresholds))[0]
+
+    objectives = jax.lax.map(judged, keys)
+    best = keys[jnp.argmin(jnp.where(jnp.isnan(objectives), jnp.inf, objectives))]
+    return AlternatingState(self.init(best, observation), jax.random.key_data(jax.random.fold_in(key, 1)))
+
+  def alternate(self, state: AlternatingState, observation: Observation) -> tuple[AlternatingState, dict]:
+    """Returns the state after a continuous step and the best of the moves, and what is reported."""
+    before = state.search.count
+    search, info = self.step(state.search, observation)
+    keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(state.key), before), self.moves)
+    name, seen = self.samples.variables.name, self.compared(observation, search.thresholds)
+    made = search.dummy[name]
+    chosen = self.settled(made, observation)
+    candidates = jnp.concatenate([made[None], jax.vmap(lambda key: moved(key, made, chosen, self.padding))(keys)])
+
+    def total(one: jax.Array) -> jax.Array:
+      objective, _ = self.evaluate({**search.dummy, name: one}, search, seen)
+      return objective + self.surprise * jnp.mean(ngram.surprise(observation.prepared, self.settled(one, observation)))
+
+    totals = jax.lax.map(total, candidates)
+    best = jnp.argmin(jnp.where(jnp.isnan(totals), jnp.inf, totals))
+    begun = (before >= int(_BURN_IN * self.steps)) & (search.diverged_step < 0) & ~info['finished']
+    kept = jnp.where(begun, candidates[best], made)
+    return AlternatingState(search._replace(dummy={**search.dummy, name: kept}), state.key), info
+
+  def settled(self, made: jax.Array, observation: Observation) -> jax.Array:
+    """Returns the tokens that what is moved would be settled on."""
+    return self.form.decide(self.form.apply(made), observation.variables)
+
+  @property
+  def padding(self) -> int:
+    """The token that fills short texts; −1 where there is none."""
+    block = self.client.model.first_block
+    return -1 if block is None or block.padding is None else block.padding
+
+  def end(self, state: AlternatingState, observation: Observation) -> Reconstruction:
+    """Returns the best dummy samples."""
+    return self.reconstruct(state.search, observation)
+
+
+def moved(key: jax.Array, made: jax.Array, tokens: jax.Array, padding: int) -> jax.Array:
+  """Returns dummy samples [N, T, …] with the tokens of one of them in another order.
+
+  Two tokens change places, or a token, a run of tokens or the beginning goes elsewhere, each as likely (Balunović et
+  al. 2022, section 4.2). Padding stays behind.
+
+  Args:
+    key: PRNG key.
+    made: what is moved of each token.
+    tokens: int [N, T], that they would be settled on.
+    padding: the token that fills short texts.
+  """
+  keys = jax.random.split(key, 6)
+  length = made.shape[1]
+  row = jax.random.randint(keys[0], (), 0, made.shape[0])
+  held = jnp.sum(tokens[row] != padding)
+
+  def place(key: jax.Array, most: jax.Array) -> jax.Array:
+    return jnp.minimum((jax.random.uniform(key) * most.astype(jnp.float32)).astype(jnp.int32), jnp.maximum(most - 1, 0))
+
+  i, j = place(keys[1], held), place(keys[2], held)
+  kind = jax.random.randint(keys[3], (), 0, 4)
+  start, stop = jnp.minimum(i, j), jnp.maximum(i, j) + 1
+  start = jnp.where(kind == 3, 0, jnp.where(kind == 1, i, start))
+  stop = jnp.where(kind == 1, i + 1, stop)
+  to = jnp.where(kind == 3, held - (stop - start), place(keys[4], held - (stop - start) + 1))
+  places = jnp.arange(length, dtype=jnp.int32)
+  inside = (places >= start) & (places < stop)
+  rest = places - jnp.where(places >= stop, stop - start, 0)
+  order = jnp.where(inside, to.astype(jnp.float32) - 0.75 + (places - start) / (2 * length), rest.astype(jnp.float32))
+  order = jnp.where(places >= held, places.astype(jnp.float32) + length, order)
+  run = jnp.argsort(order)
+  swap = jnp.where(places == i, j, jnp.where(places == j, i, places))
+  return made.at[row].set(made[row][jnp.where(kind == 0, swap, run)])
+
+
+def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Tree:
+  """Returns the n-gram model of the scenario's public texts."""
+  del key, settings, batch_size
+  return ngram.fitted(np.asarray(scenario.public[0]), of_scenario(scenario.settings).size)
+
+
+@attack(citation=LAMP, reads=('weights', 'noise', 'clip'), prepare=_learned)
+def lamp(
+  client: Client,
+  *,
+  steps: Count = 2000,
+  learning_rate: Annotated[float, Range(1e-12, finite=True)] = 0.1,
+  relaxation: Moved = 'softmax',
+  surprise: NonNegative = 0.2,
+  size: NonNegative = 1.0,
+  moves: Annotated[int, Range(1, 200)] = 3,
+  starts: Annotated[int, Range(1, 10_000)] = 500,
+  partial: Fraction | None = None,
+) -> Attack:
+  r"""LAMP (Balunović et al. 2022): continuous steps, and moves of tokens that a language model of public texts judges.
+
+  The distance is 1 − the cosine, averaged over the tensors. The source tries 200 moves after every 75th step, and ours
+  three after each one. Its language model is GPT-2; ours is a bigram model of the public texts, which a seed trains at
+  once. Moves are judged by the objective and `surprise` times the mean of −log P of a token. The published search moves
+  embeddings at a rate of 0.01; by default ours moves probabilities of tokens, see `tag`.
+
+  Formula:
+    \min_x \; \frac{1}{L} \sum_l 1 - \cos(\nabla_l L(f_\theta(x), y), g_l)
+    + \text{size} \cdot \left( \overline{\lVert x_t \rVert} - \overline{\lVert e_v \rVert} \right)^2
+
+    x \leftarrow \arg\min_{x' \in \{x\} \cup \text{moves}(x)} \; d(x') - \text{surprise} \cdot \frac{1}{T} \log P(x')
+
+  Args:
+    steps: of Adam, each followed by moves after the first tenth.
+    learning_rate: of its first step; it falls to zero along a cosine.
+    relaxation: what is moved: probabilities by a 'softmax', or 'embeddings'.
+    surprise: weight of the language model.
+    size: weight of how far the mean norm of the embeddings is from that of the table, where embeddings are moved.
+    moves: that are tried after a step.
+    starts: random starts, of which the best is taken.
+    partial: fraction of the largest entries of each tensor that are compared; None for all.
+
+  Raises:
+    UsageError: for a value out of range; in an audit, without public texts.
+  """
+  solver = first_order('adam', learning_rate, steps, decay='cosine')
+  given = {'distance': 'mean_cosine', 'relaxation': relaxation, 'partial': partial}
+  made = composed(client, solver, steps, given)
+  parts = {field.name: getattr(made, field.name) for field in dataclasses.fields(Matching)}
+  search = Alternating(**parts, moves=moves, surprise=surprise, size=size, starts=starts)
+  assumes = '' if client is None else search.simulation.in_words(client)
+  return Attack(
+    *(search.begin, search.alternate, search.end, search.objective), steps, 'known', auxiliary_data=True,
+    assumes=assumes,
+  )  # fmt: skip

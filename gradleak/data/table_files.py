@@ -1,0 +1,192 @@
+"""Tables from files, embedded ones, and columns in memory: a schema, splits, and classes."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradleak.core import errors
+from gradleak.data import tables
+
+_TEST = 0.3  # of the rows of one file are the split 'test'
+_SPLITS = ('test', 'train')
+_CLASSES = 100
+_KEYS = {'label': str, 'columns': dict, 'sensitive': list, 'names': list}  # of a file with a schema
+
+
+class Table(NamedTuple):
+  """A split of a table.
+
+  Attributes:
+    rows: float32 [N, D], encoded by the schema.
+    labels: int32 [N].
+    class_names: a name for each label.
+    schema: its columns.
+    notes: what was inferred, in sentences.
+  """
+
+  rows: np.ndarray
+  labels: np.ndarray
+  class_names: tuple[str, ...]
+  schema: tables.Schema
+  notes: tuple[str, ...] = ()
+
+
+def breast_cancer(split: str) -> Table:
+  """Returns scikit-learn's breast cancer (569 rows, 30 continuous columns: nuclei in images of a biopsy; 2 classes).
+
+  Source: Wolberg, Street, Mangasarian, "Breast Cancer Wisconsin (Diagnostic)", UCI 1995.
+
+  Raises:
+    UsageError: for an unknown split.
+  """
+  import sklearn.datasets
+
+  found = sklearn.datasets.load_breast_cancer()
+  columns = dict(zip(map(str, found.feature_names), found.data.T, strict=True))
+  classes = np.asarray([str(found.target_names[one]) for one in found.target])
+  return parted(columns, classes, split, 'breast_cancer')
+
+
+def diabetes(split: str) -> Table:
+  """Returns scikit-learn's diabetes: 442 rows, nine numbers and the sex; the class is whether it progresses fast.
+
+  The published target is a number, the progression after a year. Here it is one of two classes, below its median of
+  140.5 or above. Age, sex, body mass and blood pressure are marked as sensitive.
+
+  Source: Efron, Hastie, Johnstone, Tibshirani, "Least Angle Regression", Annals of Statistics 2004.
+
+  Raises:
+    UsageError: for an unknown split.
+  """
+  import sklearn.datasets
+
+  found = sklearn.datasets.load_diabetes(scaled=False)
+  names = ('age', 'sex', 'body mass index', 'blood pressure', 'total cholesterol', 'LDL', 'HDL', 'cholesterol / HDL',
+           'log triglycerides', 'blood sugar')  # fmt: skip
+  columns: dict[str, Any] = dict(zip(names, found.data.T, strict=True))
+  columns['sex'] = np.where(found.data[:, 1] == 1, 'one', 'other')  # the source does not say which is which
+  classes = np.where(found.target > np.median(found.target), 'fast', 'slow')
+  return parted(columns, classes, split, 'diabetes', sensitive=names[:4])
+
+
+EMBEDDED = {'breast_cancer': breast_cancer, 'diabetes': diabetes}
+
+
+def read(path: str, split: str, label: str | None = None, schema: str | None = None) -> Table:
+  """Returns a split of a CSV file with a line of headings.
+
+  'train' are seven tenths of the rows, in an order that is drawn once, and 'test' the others. Means, deviations and
+  shares are those of 'train'.
+
+  Args:
+    path: of the file; values are separated by commas, semicolons or tabs.
+    split: 'test' or 'train'.
+    label: the column of the class; that of the schema, or the last one by default.
+    schema: a JSON file with any of 'columns' ({name: kind, 'ignore' or {'kind', 'levels'}}), 'label', 'sensitive' (a
+      list of columns), and 'names' (headings, where the file has no line of them).
+
+  Raises:
+    UsageError: for a file that cannot be read, rows of differing lengths, an unknown label column, and as `infer` does.
+  """
+  known = {} if schema is None else _schema(schema)
+  header, lines = _lines(path, known.get('names'))
+  columns = {name: [line[place] for line in lines] for place, name in enumerate(header)}
+  chosen = known.get('label', header[-1]) if label is None else label
+  errors.check_choice(f'column for the label of {path}', chosen, columns)
+  classes = np.asarray(columns.pop(chosen))
+  made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
+  told = f'the label is {chosen!r}' + ('' if label or 'label' in known else ', the last column: --label names another')
+  return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields)))
+
+
+def parted(
+  columns: Mapping[str, Any],
+  classes: np.ndarray,
+  split: str,
+  name: str,
+  given: Mapping[str, Any] | None = None,
+  sensitive: Sequence[str] = (),
+) -> Table:
+  """Returns a split of columns: 'test' or 'train', drawn once for all.
+
+  Args:
+    columns: name -> values [N].
+    classes: the class of each row, texts [N].
+    split: 'test' or 'train'.
+    name: what messages call the table.
+    given, sensitive: as `tables.infer` takes them.
+
+  Raises:
+    UsageError: for an unknown split, a class that is missing, and as `tables.infer` does.
+  """
+  errors.check_choice(f'split of {name}', split, _SPLITS)
+  order = np.random.default_rng(0).permutation(len(classes))
+  held = max(1, round(_TEST * len(classes)))
+  chosen = {'test': order[:held], 'train': order[held:]}
+  if not len(chosen['train']):
+    raise errors.UsageError(f'the table {name} has {len(classes)} row: two or more are needed')
+  known = dict(given or {})
+  schema = tables.infer(columns, known, [int(place) for place in chosen['train']], sensitive)
+  labels, names = classes_of(classes)
+  of = chosen[split]
+  part = {key: [values[place] for place in of] for key, values in columns.items()}
+  return Table(schema.encode(part), labels[of], names, schema)
+
+
+def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Returns (labels, int32 [N]; the name of each), of texts or numbers in their order.
+
+  Raises:
+    UsageError: for a row without a class, fewer than two classes, or more than 100.
+  """
+  texts = [tables.text_of(one) for one in classes]
+  if (gap := next((row for row, text in enumerate(texts) if tables.is_gap(text)), None)) is not None:
+    raise errors.UsageError(f'row {gap} has no label')
+  distinct = set(texts)
+  if not 2 <= len(distinct) <= _CLASSES:
+    raise errors.UsageError(f'the column of the label has {len(distinct)} different values, expected 2 to {_CLASSES} classes')
+  numeric = all(tables.number_of(text) is not None for text in distinct)
+  names = tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
+  places = {name: place for place, name in enumerate(names)}
+  return np.asarray([places[text] for text in texts], np.int32), names
+
+
+def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
+  """Returns the headings and the rows of a CSV file."""
+  file = errors.check_path('the table', path, home=True)
+  try:
+    text = pathlib.Path(file).read_text('utf-8-sig')
+  except (OSError, UnicodeDecodeError) as error:
+    raise errors.UsageError(f'cannot read the table {path}: {error}') from error
+  first = text.partition('\n')[0]
+  delimiter = max(',;\t', key=first.count)
+  lines = [[cell.strip() for cell in line] for line in csv.reader(text.splitlines(), delimiter=delimiter) if line]
+  if not lines:
+    raise errors.UsageError(f'the table {path} is empty')
+  header = list(names) if names else lines.pop(0)
+  if len(set(header)) < len(header) or len(header) < 2:
+    raise errors.UsageError(f'the table {path} has the headings {", ".join(header)}: expected two or more, all different')
+  for number, line in enumerate(lines):
+    if len(line) != len(header):
+      raise errors.UsageError(f'row {number} of the table {path} has {len(line)} values, expected {len(header)}')
+  if len(lines) < 2:
+    raise errors.UsageError(f'the table {path} has {len(lines)} rows: two or more are needed')
+  return header, lines
+
+
+def _schema(path: str) -> dict[str, Any]:
+  """Returns what a JSON file says of columns; raises `UsageError` for other keys or types."""
+  file = errors.check_path('the schema', path, home=True)
+  try:
+    found = json.loads(pathlib.Path(file).read_text('utf-8'))
+  except (OSError, ValueError) as error:
+    raise errors.UsageError(f'cannot read the schema {path}: {error}') from error
+  errors.check_instance(f'the schema {path}', found, dict, f'an object with any of {", ".join(_KEYS)}')
+  for key, value in found.items():
+    errors.check_choice(f'key of the schema {path}', key, _KEYS)
+    errors.check_instance(f'{key} of the schema {path}', value, _KEYS[key], f'a {_KEYS[key].__name__}')
+  return found

@@ -1,0 +1,491 @@
+"""Tables: encoded rows, float [N, D] (`gradleak.data.tables`), judged by their cells."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors
+from gradleak.core.reuse import reusable
+from gradleak.data import check_labels
+from gradleak.data.tables import Schema, from_json
+from gradleak.metrics import label_scores
+from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
+
+RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et al. 2023)
+EXACT = 0.01  # standard deviations
+MOST = 1000  # candidates beside the original
+PERCENTILE = 99  # of the cells that two different rows have in common
+_PAIRS = 4096  # of different rows that calibrate the threshold
+_SLACK = 1e-3  # of an entry of a one-hot block
+_FAR = 2.0  # above the largest cost of a pair
+_DIVERGED = 'the trial diverged'
+_NO_KIND = 'the table has no such column, or the trial diverged'
+
+COLUMNS = (
+  Column('cells', NUMBER, '[0, 1]', 'Cells that are right: the category, or a value within 0.319 deviations.', _DIVERGED, (0, 1)),
+  Column('cells_exact', NUMBER, '[0, 1]', 'Cells that are exact: the category, or a value within 0.01.', _DIVERGED, (0, 1)),
+  Column('categories', NUMBER, '[0, 1]', 'Cells of categorical and binary columns that are right.', _NO_KIND, (0, 1)),
+  Column('numbers', NUMBER, '[0, 1]', 'Cells of continuous and ordinal columns that are right.', _NO_KIND, (0, 1)),
+  Column('rows_right', NUMBER, '[0, 1]', 'Rows of which all cells are right.', _DIVERGED, (0, 1)),
+  Column('trace', NUMBER, '[-1, 1]', 'Cosine of the cells less what is usual in their columns; a mean.', _DIVERGED, (-1, 1)),
+  Column('revealed_cells', NUMBER, '[0, 1]', 'Cells that are right of the rows that are exact.', 'no row is', (0, 1)),
+)  # fmt: skip
+
+
+# Sentences of the report that mean something else of rows than of images.
+WORDS: dict[str, str] = {
+  'meaning.exact': 'a whole row itself',
+  'meaning.recognisable': 'a row that is mostly right, and whose original is nearest to it',
+  'meaning.re-identified': 'no row that is right, but enough to find the original among others',
+  'meaning.above chance': 'more than nothing, but neither a right row nor an identity',
+  'meaning.unjudged': 'more than nothing, but no right row; identity was not judged: {needed} candidates are needed',
+  'done.recognisable': '{n:gives|give} rows away that are mostly right',
+  'done.above chance': '{n:leaves|leave} cells above chance',
+  'verdicts.exact': 'All cells of a private row are exact in one of the rows that the attack returned: equal categories, and '
+  'values within 0.01 standard deviations of the column.',
+  'verdicts.recognisable': 'Two tests hold. The original is the nearest of all candidates, {size:0} other real rows, by its '
+  'cells.{made} And more cells are right than 99 of 100 pairs of different candidates have in common.',
+  'verdicts.re-identified': 'The original is the nearest of all candidates, which happens to one attacker by chance in '
+  '{chance:significant} % of uploads, and the trace is three standard deviations above that of the control: an attacker '
+  'with a list of suspects learns who it is, although the row is not right.',
+  'verdicts.above chance': 'The share of right cells and the trace are beyond the control (its 95th percentile; three '
+  'standard deviations above its mean), and nothing more. The trace is the cosine of the cells less what is usual in '
+  'their columns.',
+  'verdicts.recovered': 'Exact or recognisable. The percentages beside the counts are exact (Clopper–Pearson) 95 % '
+  'intervals. “Not converged” marks runs at any of the four levels of which more steps may show more.{batches}',
+  'verdicts.batches': ' Of a batch, one row decides, where the control shows none. “Fully” counts the rows of a batch that '
+  'are exact.',
+  'verdicts.diverged': 'A value became NaN or infinite. The run counts as not recovered and enters no mean.',
+  'findings.fails': 'Even without a defense {none_of} recovered{above}: this setting proves nothing about any defense, '
+  'because the attacks show no row without one, too.',
+  'findings.reidentified': 'No row is recovered, but {unit} that are re-identified among the candidates: {counts:list}.',
+  'findings.seen': 'No row is recovered, but {unit} that are seen above chance: {counts:list}.',
+  'audit.slide': 'The first private row, and what the strongest attacker of each defense makes of its upload: right cells '
+  'are marked. Below that, of how many trials they recover a row.',
+  'audit.oracle': 'The right cells of the best start, chosen by comparison with the private rows, which no attacker can do. '
+  'Everything else on this page uses the start with the smallest matching distance.',
+  'audit.both': 'A non-adaptive attacker treats the upload as that of an undefended client. An adaptive one knows the '
+  'defense and its settings, and runs the adaptive attack named. Where one row stands for all adaptive attackers, it is '
+  'that of the strongest: the most runs recovered, then the most right cells.',
+  'autoleak.rankings': 'Originals that are re-identified: by the likelihood of the upload, given each candidate of a list; '
+  'and by what an attack reconstructs. Either decides the level. The last column has uploads of noise of which the '
+  'original is first: false matches. Where an upload says nothing, one in a list is first by chance.',
+  'scores.table': 'The share of cells that are right: a category that is equal, or a value within 0.319 standard deviations '
+  'of its column, as TabLeak (Vero et al. 2023) counts. Exact cells are within 0.01. Rows are matched to the private ones '
+  'first. Medians and commonest categories alone have some cells right, so compare with the column “without an upload”.',
+  'marked.samples': 'What the strongest attacker of each defense makes of the first private rows, cell by cell. What is '
+  'right has a tick and a colour; the columns that leak under most defenses come first. The last line counts them.',
+  'marked.parts': 'How often each column is right, over all rows, as the strongest attacker of each defense sees it. '
+  '“Without an upload” are the median and the commonest category. The columns that leak most come first.',
+  'marked.together': 'Of {total} private rows, the share of which at least so many {of} are right at once. One column that '
+  'is right may be luck, a whole record is not.',
+  'marked.sensitive': 'of the sensitive columns {names:names}',
+  'marked.all': 'of the {n} columns',
+}
+
+
+# Of programs, where flags are not given.
+DEFAULTS: dict[str, Any] = {
+  'model': 'mlp(widths=100-100)',
+  'init': 'default',
+  'attacks': 'fidel;peeling;spear;tableak(seeds=4,steps=300)',
+  'defenses': 'none;gaussian(stddev=0.05);prune(rate=0.9);clip_samples(norm=1)+gaussian(stddev=0.05);'
+  'fragmentation(ratio=0.4);graddefense(stddev=0.1);outpost',
+}
+
+
+class Gallery(NamedTuple):
+  """Rows among which an original is to be found.
+
+  Attributes:
+    cells: of different rows, [G, F].
+    places: what a row is known by -> its place among them.
+    threshold: the least share of right cells of a row that is recognised.
+  """
+
+  cells: np.ndarray
+  places: dict[bytes, int]
+  threshold: float
+
+
+@reusable(64)
+def table(schema: Schema) -> Modality:
+  """Returns the modality of rows that a schema encodes; equal schemas give the same object.
+
+  Args:
+    schema: a `gradleak.data.Schema`: `gradleak.data.load(…).settings` has one, and `of_config` makes its modality.
+  """
+  errors.check_instance('schema', schema, Schema, 'a gradleak.data.Schema')
+  of = {name: functools.partial(function, schema) for name, function in _OF_SCHEMA.items()}
+  return Modality(
+    name='table',
+    axis_names=('D',),
+    columns=COLUMNS,
+    score='cells',
+    correlation='trace',
+    likeness='cells',
+    oracle=('cells', 'cells_exact'),
+    shown=(Shown('cells', 'cells right'), Shown('cells_exact', 'cells exact')),
+    further=(
+      Shown('categories', 'categories\nright'),
+      Shown('numbers', 'numbers\nright'),
+      Shown('rows_right', 'whole rows\nright'),
+      Shown('trace', 'trace'),
+    ),
+    noun=('row', 'rows'),
+    usual=schema.usual,
+    sensitive=frozenset(schema.sensitive),
+    words=WORDS,
+    defaults=DEFAULTS,
+    relaxations={'plain': lambda model: PLAIN, 'cells': functools.partial(_cells, schema)},
+    remade=_remade,
+    **of,  # type: ignore[arg-type]
+  )
+
+
+def _remade(config: Mapping[str, Any]) -> Modality:
+  """Returns the modality of a result's settings."""
+  if 'schema' not in config:
+    raise errors.UsageError('the settings of this table have no schema')
+  return table(from_json(config['schema']))
+
+
+def check(schema: Schema, rows: Any) -> None:
+  """Raises `UsageError` for what are no encoded rows [N, D] of a schema; names the first row and its column."""
+  rows = errors.host_array('rows', rows)
+  if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.floating):
+    raise errors.UsageError(f'rows are {rows.dtype.name} of shape {rows.shape}, expected floats [N, D] of Schema.encode')
+  if rows.shape[1] != schema.width:
+    raise errors.UsageError(f'rows have {rows.shape[1]} entries, and those of the schema {schema.width}')
+  for field, place in zip(schema.fields, schema.places, strict=True):
+    block = rows[:, place]
+    wrong = ~np.isfinite(block).all(axis=1)
+    flags = block if not field.numeric else block[:, 1:]
+    wrong |= (np.minimum(np.abs(flags), np.abs(flags - 1)) > _SLACK).any(axis=1)
+    if not field.numeric:
+      wrong |= np.abs(flags.sum(axis=1) - 1) > _SLACK
+    if wrong.any():
+      row = int(np.argmax(wrong))
+      shown = ', '.join(f'{entry:g}' for entry in block[row])
+      kind = 'one number' if field.numeric else 'a single 1 among zeros'
+      raise errors.UsageError(f'row {row} has {shown} in the column {field.name!r}, expected {kind}')
+
+
+def evaluate(
+  schema: Schema,
+  found: Any,
+  truth: Any,
+  labels_hat: Any,
+  labels: Any,
+  *,
+  signed: bool = True,
+  blank: bool = True,
+  among: Gallery | Mapping[int, Gallery] | None = None,
+) -> dict[str, Any]:
+  """Returns the figures of one reconstructed batch, after matching its rows one-to-one with the private ones.
+
+  Args:
+    schema: of the rows.
+    found: float [K, D], in any order; entries may be whatever a search has made of them.
+    truth: float [N, D].
+    labels_hat: int [K], −1 for unknown; [0] if the attack gives no labels.
+    labels: int [N].
+    signed: whether a row must have the right sign to count as exact.
+    blank: whether a row of zeros is an answer; where it is none, no cell of it is right.
+    among: the `Gallery` that an original is to be found in, or one per label.
+
+  Returns:
+    The columns of a row, but those that an audit adds; see `modalities.base.Modality.evaluate`.
+  """
+  found, truth = (errors.host_array(name, rows) for name, rows in (('reconstructions', found), ('truth', truth)))
+  if found.ndim != 2 or found.shape[1:] != truth.shape[1:]:
+    raise errors.UsageError(f'reconstructions have shape {found.shape}, the truth {truth.shape}; expected [K, D], [N, D]')
+  labels, labels_hat = (errors.host_array(name, x) for name, x in (('labels', labels), ('labels_hat', labels_hat)))
+  check_labels(labels, len(truth))
+  finite = np.isfinite(found).all(axis=1)
+  answered = np.isfinite(found).any(axis=1) & (blank | found.any(axis=1))
+  cells, wanted = schema.cells(np.where(answered[:, np.newaxis], found, np.nan)), schema.cells(truth)
+  permutation = match(schema, cells, wanted)
+  paired = permutation >= 0
+  cells_of, of = cells[permutation[paired]], wanted[paired]
+  right, exact = (_right(schema, cells_of, of, within) for within in (RIGHT, EXACT))
+  diverged = not finite[permutation[paired]].all()
+  numeric = np.asarray([field.numeric for field in schema.fields])
+  whole = _exact_rows(schema, cells, wanted, found, signed)
+  shared = (right.sum(axis=1) / right.shape[1])[whole[paired]]
+  correct = counts = math.nan
+  if labels_hat.shape != (0,):
+    correct = float(np.mean(np.where(paired, labels_hat[permutation], -1) == labels))
+    counts = label_scores(labels_hat, labels).instances
+
+  def mean(values: np.ndarray) -> float:
+    return math.nan if diverged or not values.size else float(np.mean(values, dtype=np.float64))
+
+  return {
+    'cells': mean(right),
+    'cells_exact': mean(exact),
+    'categories': mean(right[:, ~numeric]),
+    'numbers': mean(right[:, numeric]),
+    'rows_right': mean(right.all(axis=1)),
+    'trace': mean(_traces(schema, cells_of, of)),
+    'revealed_cells': float(np.mean(shared)) if shared.size else math.nan,
+    'revealed': int(whole.sum()),
+    'flat': 0,
+    **({} if among is None else _identified(schema, cells_of, of, truth[paired], labels[paired], right, among)),
+    'label_correct': correct,
+    'label_counts_correct': counts,
+    'permutation': permutation.tolist(),
+  }
+
+
+def match(schema: Schema, cells: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns which of cells [K, F] is matched to each of the private ones [N, F], int [N]; −1 where too few are left.
+
+  By the least total `costs`, exact pairs first.
+  """
+  from scipy import optimize
+
+  cost = costs(schema, cells, wanted)
+  exact = np.stack([_right(schema, cells, np.broadcast_to(one, cells.shape), EXACT).all(axis=1) for one in wanted])
+  bonus = _FAR * min(cost.shape)
+  rows, matched = optimize.linear_sum_assignment(np.where(exact, cost - bonus, cost))
+  permutation = np.full(len(wanted), -1)
+  permutation[rows] = matched
+  return permutation
+
+
+def costs(schema: Schema, cells: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns how far cells [K, F] are from others [N, F], float [N, K]: a mean over the columns.
+
+  A category counts 0 or 1, a number its difference in deviations, 1 at most. So does a gap, and a cell without answer.
+  """
+  total = np.zeros((len(wanted), len(cells)))
+  for place, field in enumerate(schema.fields):
+    one, other = wanted[:, place, np.newaxis], cells[np.newaxis, :, place]
+    if field.numeric:
+      same = np.isinf(one) & np.isinf(other)
+      with np.errstate(invalid='ignore'):
+        apart = np.where(same, 0.0, np.minimum(np.abs(one - other), 1.0))
+      total += np.where(np.isnan(apart), 1.0, apart)
+    else:
+      total += one != other
+  return total / max(1, len(schema.fields))
+
+
+def _right(schema: Schema, cells: np.ndarray, wanted: np.ndarray, within: float) -> np.ndarray:
+  """Returns which cells are right, bool [N, F], of pairs [N, F]."""
+  with np.errstate(invalid='ignore'):
+    near = np.abs(cells - wanted) <= within + 1e-6  # of rounding in float32
+  numeric = np.asarray([field.numeric for field in schema.fields])
+  return np.where(numeric[np.newaxis] & np.isfinite(wanted), near, cells == wanted)
+
+
+def _exact_rows(
+  schema: Schema, cells: np.ndarray, wanted: np.ndarray, found: np.ndarray, signed: bool
+) -> np.ndarray:
+  """Returns which private rows any reconstruction has exactly, bool [N]; of either sign, where that is not known."""
+  of_sign = [cells] if signed else [cells, schema.cells(-found)]
+  exact = [_right(schema, one, np.broadcast_to(row, one.shape), EXACT).all(axis=1) for one in of_sign for row in wanted]
+  return np.asarray(exact).any(axis=1).reshape(len(of_sign), -1).any(axis=0)
+
+
+def _traces(schema: Schema, cells: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns the cosine of each pair, [N], of `_centred` cells; 0 where one of them has no length."""
+  one, other = _centred(schema, cells), _centred(schema, wanted)
+  norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+  return np.divide(np.sum(one * other, axis=1), norms, out=np.zeros(len(one)), where=norms > 1e-12)
+
+
+def _centred(schema: Schema, cells: np.ndarray) -> np.ndarray:
+  """Returns cells less what is usual in their columns, [N, …], so that each column weighs as much as another."""
+  parts = [np.zeros((len(cells), 0))]
+  for place, field in enumerate(schema.fields):
+    column = cells[:, place]
+    if field.numeric:
+      parts.append(np.where(np.isfinite(column), np.clip(column, -3, 3), 0.0)[:, np.newaxis])
+    else:
+      shares = np.asarray(field.shares)
+      known = np.isfinite(column)
+      chosen = np.eye(len(shares))[np.where(known, column, 0).astype(int)]
+      spread = math.sqrt(max(float(np.sum(shares * (1 - shares))), 1e-12))
+      parts.append(np.where(known[:, np.newaxis], chosen - shares[np.newaxis], 0.0) / spread)
+  return np.concatenate(parts, axis=1)
+
+
+def distinct(schema: Schema, rows: np.ndarray) -> list[int]:
+  """Returns the places of the first `MOST` + 1 rows whose cells differ."""
+  first: dict[bytes, int] = {}
+  for place, known in enumerate(_known_by(schema, rows)):
+    if len(first) > MOST:
+      break
+    first.setdefault(known, place)
+  return list(first.values())
+
+
+def gallery(schema: Schema, rows: Any, private: Any) -> Gallery:
+  """Returns the `Gallery` of the first `MOST` + 1 different rows.
+
+  A row is recognised if it has more cells right than 99 of 100 pairs of different rows have in common.
+
+  Args:
+    schema: of the rows.
+    rows: float [G, D], private ones among them or not; G may be 0.
+    private: float [N, D]; they calibrate the threshold where there are fewer than two rows.
+  """
+  rows, private = np.asarray(rows, np.float32), np.asarray(private, np.float32)
+  kept = rows.reshape(-1, schema.width)[np.asarray(distinct(schema, rows), int)]
+  cells = schema.cells(kept)
+  of = cells if len(cells) > 1 else schema.cells(private)
+  return Gallery(cells, {known: i for i, known in enumerate(_known_by(schema, kept))}, calibrated(schema, of))
+
+
+def calibrated(schema: Schema, cells: np.ndarray) -> float:
+  """Returns the share of right cells from which on a row is recognised; 1 where there are no two different rows."""
+  number = len(cells)
+  if number < 2:
+    return 1.0
+  first = np.arange(_PAIRS) % number
+  second = (first + np.random.default_rng(0).integers(1, number, _PAIRS)) % number
+  shared = _right(schema, cells[first], cells[second], RIGHT).mean(axis=1)
+  return float(min(1.0, np.percentile(shared, PERCENTILE) + 1e-9))
+
+
+def _known_by(schema: Schema, rows: np.ndarray) -> list[bytes]:
+  """Returns what tells each row from all that differ in a cell."""
+  cells = np.round(schema.cells(rows), 5) + 0.0
+  return [row.tobytes() for row in cells]
+
+
+def _identified(
+  schema: Schema,
+  cells: np.ndarray,
+  wanted: np.ndarray,
+  truth: np.ndarray,
+  labels: np.ndarray,
+  right: np.ndarray,
+  among: Gallery | Mapping[int, Gallery],
+) -> dict[str, int]:
+  """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs; ties count against the original."""
+  ranks, others, enough = [], [], []
+  for place, known in enumerate(_known_by(schema, truth)):
+    kind = among if isinstance(among, Gallery) else among[int(labels[place])]
+    own = costs(schema, cells[place : place + 1], wanted[place : place + 1])[0, 0]
+    apart = costs(schema, cells[place : place + 1], kind.cells)[:, 0]
+    itself = kind.places.get(known)
+    kept = np.delete(apart, itself) if itself is not None else apart[:MOST]
+    answered = np.isfinite(cells[place]) | np.isinf(cells[place])
+    ranks.append(1 + int(np.sum(kept <= own + 1e-9)) if answered.all() else 1 + len(kept))
+    others.append(len(kept))
+    enough.append(right[place].mean() >= kind.threshold)
+  first = np.asarray(ranks) == 1
+  return {
+    'rank': min(ranks),
+    'identified': int(first.sum()),
+    'recognised': int((first & np.asarray(enough)).sum()),
+    'candidates': min(others),
+  }
+
+
+def settle(schema: Schema, rows: jax.Array) -> jax.Array:
+  """Returns rows [N, D] in the range of their numbers, and the entries of blocks in [0, 1].
+
+  Blocks stay relaxed: a search that took the largest entry in every step would not move. `evaluate` takes it at last.
+  """
+  low, high = bounds(schema)
+  return jnp.clip(rows, jnp.asarray(low, rows.dtype).reshape(1, -1), jnp.asarray(high, rows.dtype).reshape(1, -1))
+
+
+def _cells(schema: Schema, model: Any) -> Relaxation:
+  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number."""
+  del model
+  low, high = (end.astype(np.float32).reshape(1, -1) for end in bounds(schema))
+  blocks = [(place, field) for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
+
+  def apply(free: jax.Array) -> jax.Array:
+    rows = low + (high - low) * jax.nn.sigmoid(free)
+    for place, _ in blocks:
+      rows = rows.at[..., place].set(jax.nn.softmax(free[..., place], axis=-1))
+    return rows
+
+  def decide(rows: jax.Array, variables: Any) -> jax.Array:
+    for place, field in blocks:
+      rows = rows.at[..., place].set(jax.nn.one_hot(rows[..., place].argmax(axis=-1), field.width, dtype=rows.dtype))
+    return rows
+
+  return Relaxation(lambda shape, variables: shape, apply, decide, lambda rows, variables: rows)
+
+
+def bounds(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the least and the largest of each entry of a row, [D]."""
+  low, high = np.zeros(schema.width), np.ones(schema.width)
+  for field, place in zip(schema.fields, schema.places, strict=True):
+    if field.numeric:
+      low[place.start], high[place.start] = ((end - field.mean) / field.std for end in (field.low, field.high))
+  return low, high
+
+
+def nearness(schema: Schema, found: Any, truth: Any) -> np.ndarray:
+  """Returns the share of right cells of pairs, float [N]; NaN for a row that is not finite."""
+  found = np.asarray(found)
+  right = _right(schema, schema.cells(found), schema.cells(np.asarray(truth)), RIGHT).mean(axis=1)
+  return np.where(np.isfinite(found).all(axis=1), right, np.nan)
+
+
+def marked(schema: Schema, row: np.ndarray, truth: np.ndarray | None = None) -> list[Piece]:
+  """Returns the cells of a row [D] as texts, each with whether it is right; of the private row itself without."""
+  cells = schema.cells(np.asarray(row)[np.newaxis])
+  texts = schema.texts(cells)[0]
+  right: Sequence[Any] = [None] * len(texts)
+  if truth is not None:
+    right = _right(schema, cells, schema.cells(np.asarray(truth)[np.newaxis]), RIGHT)[0].tolist()
+  return [Piece(text, one, field.name) for text, one, field in zip(texts, right, schema.fields, strict=True)]
+
+
+def picture(schema: Schema, row: np.ndarray) -> np.ndarray:
+  """Returns an image [H, W, 1] in [0, 1] of a row: a square per cell, from the least value to the largest."""
+  cells = schema.cells(np.asarray(row)[np.newaxis])[0]
+  shades = []
+  for cell, field in zip(cells, schema.fields, strict=True):
+    if field.numeric:
+      low, high = ((end - field.mean) / field.std for end in (field.low, field.high))
+      shades.append(0.5 if np.isinf(cell) else (cell - low) / max(high - low, 1e-12))
+    else:
+      shades.append(cell / max(len(field.levels) + field.gaps - 1, 1))
+  across = math.ceil(math.sqrt(max(1, len(shades))))
+  padded = np.full(across * math.ceil(max(1, len(shades)) / across), 1.0)
+  padded[: len(shades)] = shades
+  return padded.reshape(-1, across, 1)
+
+
+def shaped(schema: Schema, shape: Sequence[int]) -> str:
+  """Returns (D,) in words, such as '14 columns, encoded as 105 numbers'."""
+  (width,) = shape
+  number = len(schema.fields)
+  return f'{number} columns' + (f', encoded as {width} numbers' if width != number else '')
+
+
+def describe(schema: Schema, rows: np.ndarray) -> dict[str, Any]:
+  """Returns {'schema': …}, from which stored results remake the modality."""
+  del rows
+  return {'schema': schema.to_json()}
+
+
+_OF_SCHEMA = {
+  'check': check,
+  'evaluate': evaluate,
+  'distinct': distinct,
+  'gallery': gallery,
+  'settle': settle,
+  'nearness': nearness,
+  'marked': marked,
+  'picture': picture,
+  'shaped': shaped,
+  'describe': describe,
+}
+
+TABLE = modality(table(Schema(())))  # by whose columns rows are known; settings remake that of their schema

@@ -1,0 +1,121 @@
+"""Texts: the notes, tokenisers, and files of a user's own."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.data import notes, text, tokenisers
+
+LINES = ['The Knee hurts.', 'No fever, today', 'naïve café', 'knee pain']
+
+
+def test_notes_are_the_same_everywhere():
+  """A digest of the first ones, so that another version of Python, or a change of the grammar, is seen."""
+  first = '\n'.join(notes.note('test', index)[0] for index in range(50))
+  assert hashlib.sha256(first.encode()).hexdigest()[:16] == DIGEST
+  assert notes.note('train', 3) != notes.note('test', 3)
+
+
+DIGEST = '38e10f383daa9cbf'
+
+
+def test_notes_differ_and_have_known_words_alone():
+  found = {split: [notes.note(split, index)[0] for index in range(1001)] for split in notes.SPLITS}
+  assert all(len(set(one)) == 1001 for one in found.values()) and not set(found['test']) & set(found['train'])
+  known = set(notes.vocabulary())
+  assert all(set(tokenisers.words_of(note)) <= known for one in found.values() for note in one)
+  assert [notes.note('test', index)[1] for index in range(6)] == [0, 1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize('line', LINES)
+def test_bytes_come_back(line):
+  made = tokenisers.in_bytes()
+  assert made.decode(made.encode(line)) == line and made.size == 258
+  padded = made.batch([line], 40)[0]
+  assert made.decode(padded) == line and (padded[len(line.encode()) :] == made.pad).all()
+  assert made.decode(made.batch([line], 3)[0]) == line.encode()[:3].decode('utf-8', 'replace')
+
+
+def test_words_are_counted_and_others_are_one_token():
+  made = tokenisers.in_words(LINES, most=3)
+  assert made.pieces[:3] == ('[pad]', '[mask]', '[unknown]') and made.size == 6
+  assert 'knee' in made.pieces  # twice, all others once
+  assert made.decode(made.encode('KNEE zzz')) == 'knee [unknown]'
+  assert tokenisers.restored(json.loads(json.dumps(made.described()))) == made
+  with pytest.raises(gl.UsageError, match='text 1 is'):
+    made.batch(['knee', '  '], 4)
+  with pytest.raises(gl.UsageError, match='no words'):
+    tokenisers.in_words(['', ' '])
+
+
+def test_a_vocabulary_that_is_not_kept_shows_numbers():
+  made = tokenisers.Tokeniser('file', tuple(f'w{i}' for i in range(9)), 0, 1)
+  again = tokenisers.restored(made.described())
+  assert again.size == 9 and again.shown(4) == '#4' and again.pad == 0
+
+
+def test_arrays_of_texts(tmp_path):
+  data = gl.data.load('notes', limit=7, length=12)
+  assert data.images.shape == (7, 12) and data.images.dtype == np.int32 and data.num_classes == 5
+  assert data.known == {'vocabulary': data.settings['tokeniser']['size'], 'padding': 0, 'length': 12}
+  assert 'are cut' in data.notes[0]
+  assert len(gl.data.gallery('notes').images) == 1001
+  assert gl.data.load('notes', limit=2, tokeniser='bytes').images.shape == (2, 128)
+  with pytest.raises(gl.UsageError, match='2001 texts are asked for'):
+    gl.data.load('notes', limit=2001)
+  with pytest.raises(gl.UsageError, match='split of notes'):
+    gl.data.load('notes', 'validation')
+  with pytest.raises(gl.UsageError, match='no file'):
+    gl.data.load('notes', tokeniser=str(tmp_path / 'none.json'))
+
+
+@pytest.mark.parametrize(
+  'name, content',
+  [
+    ('a.tsv', 'pos\tgood film\nneg\tbad film\npos\tgreat\nneg\tdull\npos\tfine\n'),
+    ('a.tsv', 'sentence\tlabel\ngood film\tpos\nbad film\tneg\ngreat\tpos\ndull\tneg\nfine\tpos\n'),
+    ('a.csv', 'id,label,text\n1,pos,"good film"\n2,neg,bad film\n3,pos,great\n4,neg,dull\n5,pos,fine\n'),
+  ],
+)
+def test_files_with_labels(tmp_path, name, content):
+  path = tmp_path / name
+  path.write_text(content)
+  train, test = (text.read(f'text:{path}', split) for split in ('train', 'test'))
+  assert train.first(4) == ['good film', 'bad film', 'great', 'dull'] and test.first(1) == ['fine']
+  assert train.class_names == ('neg', 'pos') and train.labels.tolist() == [1, 0, 1, 0] and test.labels.tolist() == [1]
+  found = gl.data.load(f'text:{path}', 'test', length=3)
+  assert found.settings['tokeniser']['unknown'] == 2 and found.images[0, 0] == 2 and 'not in the vocabulary' in found.notes[0]
+
+
+def test_files_of_lines_and_folders(tmp_path):
+  (tmp_path / 'train.txt').write_text('\n'.join(LINES) + '\n\n')
+  (tmp_path / 'dev.txt').write_text(LINES[0])
+  assert text.read(f'text:{tmp_path}', 'train').size == 4
+  assert gl.data.load(f'text:{tmp_path}', 'dev', length=5).images.shape == (1, 5)
+  with pytest.raises(gl.UsageError, match=r"split of text.*did you mean|valid: dev, train"):
+    text.read(f'text:{tmp_path}', 'test')
+  with pytest.raises(gl.UsageError, match='no file'):
+    text.read('text:/nowhere/else', 'train')
+  (tmp_path / 'wide.csv').write_text('a,b,c\n1,2,3\n')
+  with pytest.raises(gl.UsageError, match='3 columns and none is called'):
+    text.read(f'text:{tmp_path / "wide.csv"}', 'train')
+  (tmp_path / 'short.tsv').write_text('text\tlabel\nonly\n')
+  with pytest.raises(gl.UsageError, match='row 2 of'):
+    text.read(f'text:{tmp_path / "short.tsv"}', 'train')
+
+
+def test_a_tokeniser_that_is_trained(tmp_path):
+  pytest.importorskip('tokenizers')
+  found = gl.data.load('notes', limit=4, tokeniser='bpe:400', length=64)
+  made = tokenisers.restored(found.settings['tokeniser'])
+  assert made.size == 400 and made.decode(found.images[0]) == notes.note('test', 0)[0]
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(made.source)
+  again = tokenisers.from_file(path)
+  assert again == made and again.encode('knee pain') == made.encode('knee pain')
+  path.write_text('{}')
+  with pytest.raises(gl.UsageError, match='no tokeniser'):
+    tokenisers.from_file(path)
