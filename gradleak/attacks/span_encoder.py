@@ -21,6 +21,7 @@ from gradleak.attacks.subspace import Span
 from gradleak.engine import parts
 from gradleak.models.model import FirstBlock
 
+POOL = 4  # candidates of a position that are kept for each sequence of the batch
 STEPS = 6  # of Gauss-Newton; the function is nearly linear
 
 
@@ -37,7 +38,7 @@ def encoded(
     most: sequences in the batch.
     rng: draws tokens.
   """
-  own = [_before_gap(block, first, one[:most], place) for place, one in enumerate(candidates)]
+  own = [_before_gap(block, first, one[: POOL * most], place) for place, one in enumerate(candidates)]
   places = np.concatenate([np.full(len(one), place) for place, one in enumerate(own)])
   if not len(places):
     return []
@@ -46,13 +47,17 @@ def encoded(
   known = _chance(block, span, rows, places, rng)
   level = math.log(FALSE / len(pool))
   found: dict[tuple[int, ...], Prefix] = {}
+  tried: set[tuple[int, ...]] = set()
   for place in range(len(own)):
     seeds = np.flatnonzero(places == place)
     for shares in _solved(block, span, rows, places, seeds) if len(seeds) else ():
-      picked = _rounded(shares, places, len(own))
-      sequence = tuple(int(pool[i]) for i in picked)
-      if not picked or sequence in found:
+      rounded = tuple(_rounded(shares, places, len(own)))
+      if not rounded or rounded in tried:
         continue
+      tried.add(rounded)
+      picked = _polished(block, span, rows, places, list(rounded))
+      tried.add(tuple(picked))
+      sequence = tuple(int(pool[i]) for i in picked)
       inputs = full(block, rows, picked)
       residual = span.residual(inputs)
       if known.log_p(residual).max() < level:
@@ -80,13 +85,45 @@ def _nothing(span: Span) -> np.ndarray:
 
 def full(block: Block, rows: Projected, picked: list[int]) -> np.ndarray:
   """Returns the MLP's inputs [T, d] of a sequence, given by the places of its vectors."""
-  heads = block.about.heads
-  query, key, value = (x[picked].reshape(len(picked), heads, -1) for x in (rows.query, rows.key, rows.value))
-  scores = np.einsum('qhd,khd->hqk', query, key) / math.sqrt(query.shape[-1])
-  shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-  shares /= shares.sum(axis=-1, keepdims=True)
-  attended = np.einsum('hqk,khd->qhd', shares, value).reshape(len(picked), -1)
-  return mixed(block, Projected(*(x[picked] for x in rows)), attended)
+  return several(block, rows, np.asarray(picked)[np.newaxis])[0]
+
+
+def _polished(block: Block, span: Span, rows: Projected, places: np.ndarray, picked: list[int]) -> list[int]:
+  """Returns the choice after exchanges of one token at a time, as long as the residuals of all positions fall.
+
+  Where a token stands at two positions, others are sums of right ones there, and their shares are left open.
+  """
+
+  def cost(choices: np.ndarray) -> np.ndarray:
+    residual = span.residual(several(block, rows, choices))
+    return np.log(np.maximum(residual, 1e-14)).sum(axis=1)
+
+  if not picked:
+    return picked
+  best = np.asarray(picked)
+  least, changed = float(cost(best[np.newaxis])[0]), True
+  while changed:
+    tried = np.asarray([[*best[:t], j, *best[t + 1 :]] for t in range(len(best)) for j in np.flatnonzero(places == t)])
+    costs = cost(tried)
+    changed = bool(costs.min() < least - 1e-3)
+    if changed:
+      least, best = float(costs.min()), tried[int(np.argmin(costs))]
+  return [int(i) for i in best]
+
+
+def several(block: Block, rows: Projected, choices: np.ndarray) -> np.ndarray:
+  """Returns the MLP's inputs [C, T, d] of sequences, given by the places of their vectors [C, T]."""
+  heads, count = block.about.heads, choices.shape[1]
+  found = []
+  for first in range(0, len(choices), 64):
+    own = choices[first : first + 64]
+    query, key, value = (x[own].reshape(*own.shape, heads, -1) for x in (rows.query, rows.key, rows.value))
+    scores = np.einsum('cqhd,ckhd->chqk', query, key, optimize=True) / math.sqrt(query.shape[-1])
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    attended = np.einsum('chqk,ckhd->cqhd', shares, value, optimize=True).reshape(len(own) * count, -1)
+    found.append(mixed(block, Projected(*(x[own].reshape(len(own) * count, -1) for x in rows)), attended))
+  return np.concatenate(found).reshape(*choices.shape, -1)
 
 
 def _chance(
