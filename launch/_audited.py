@@ -11,7 +11,16 @@ from gradleak.federated.earlier import RATE, earlier
 from launch import _program
 from launch._flags import NETWORK, Flags
 
-OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # how data are read
+OPTIONS = (
+  'data_dir',
+  'image_size',
+  'channels',
+  'largest_pixel',
+  'label',
+  'schema',
+  'tokeniser',
+  'length',
+)  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
 
@@ -26,9 +35,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
   """
   given = Flags()
   with _program.group('what is audited'):
-    given.shared(
-      *('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults
-    )
+    given.shared(*('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults)
     rounds = defaults.pop('rounds_before', 0)
     given.integer(
       'rounds_before', rounds, 'Rounds of training on the public images before; 0: nobody has taken part yet.'

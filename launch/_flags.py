@@ -35,7 +35,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'float', None, 'Value in the files that is 1, as 4095 for 12 bits; by default the largest of their type.'
   ),
   'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
-  'tokeniser': ('string', 'words', 'Of texts: words, bytes, bpe:SIZE (trained on the split train), or a tokenizer.json.'),
+  'tokeniser': ('string', 'words', 'Of texts: words, bytes, bpe:SIZE (trained on train), or a tokenizer.json.'),
   'length': ('integer', None, 'Of texts: tokens that are kept; 24 words, 128 bytes, or 32 of others by default.'),
   'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
@@ -81,7 +81,17 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
-OPTIONS = ('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length')  # of `gradleak.data.load`
+OPTIONS = (
+  'data_dir',
+  'limit',
+  'image_size',
+  'channels',
+  'largest_pixel',
+  'label',
+  'schema',
+  'tokeniser',
+  'length',
+)  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 

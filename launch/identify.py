@@ -38,7 +38,9 @@ def main(argv):
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(_GIVEN.model, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known)
+  model = gl.models.create(
+    _GIVEN.model, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known
+  )
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   found = gl.identify(
     key,

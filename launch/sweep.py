@@ -53,7 +53,9 @@ def main(argv):
   dataset, public = _audited.load(_GIVEN)
   audits = {}
   for name in names:
-    model = gl.models.create(name, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known)
+    model = gl.models.create(
+      name, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known
+    )
     for seed in seeds:
       key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
       audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)

@@ -34,8 +34,8 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
   """Returns what the attacker is granted; what it knows of the defense is in the evidence."""
   mode, rule = group.settings.labels, attack.label_rule
   made = attack(group.client)
-  if mode == 'auto':
-    mode = made.labels
+  if mode == 'auto' or group.client.loss.own:  # there are no labels where samples give their own targets
+    mode = 'unused' if group.client.loss.own else made.labels
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
   if mode == 'inferred':

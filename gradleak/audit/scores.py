@@ -163,6 +163,7 @@ def _met(group: Group, target: Target) -> dict:
 
 
 def _arranged(images: jax.Array, permutation: Any) -> np.ndarray:
-  """Returns the images [K, …] as they are matched to the truth, [N, …]; NaN where none is left for one."""
+  """Returns the images [K, …] as they are matched to the truth, [N, …]; NaN, or −1, where none is left for one."""
   matched = np.asarray(permutation).reshape(-1, *[1] * (images.ndim - 1)) >= 0
-  return np.where(matched, images[permutation], np.float32(np.nan))
+  none = np.int32(-1) if np.issubdtype(images.dtype, np.integer) else np.float32(np.nan)
+  return np.where(matched, images[permutation], none)

@@ -10,24 +10,104 @@ T = TypeVar('T')
 
 SPLITS = {'test': 2000, 'train': 8000}  # notes of each
 
-_NAMES = (
-  'abel ada alma amir anton bela boris cara celia cyril dalia daria dino edda egon elif emil enzo erika fadi faye '
-  'felix freya gina goran greta hanna hugo ida igor inga ivo jana jonas kaya kemal lara leon lina luca maja malik mara '
-  'milo nadia nils nora olga omar otto paula petra rafi rosa samir selma theo ute vera viktor wanda yara zeno'
-).split()
-_ADULTS = (
-  'diabetes,hypertension,asthma,smoker,former smoker,obesity,anaemia,penicillin allergy,kidney disease,'
-  'liver cirrhosis,depression,migraine,stroke in 2019,hip replacement,atrial fibrillation,gout,no medication,'
-  'lives alone,alcohol abuse,latex allergy'
-).split(',')
-_CHILDREN = 'asthma,eczema,born preterm,penicillin allergy,no medication,twin,heart murmur,iron deficiency'.split(',')
+_NAMES = [
+  'abel',
+  'ada',
+  'alma',
+  'amir',
+  'anton',
+  'bela',
+  'boris',
+  'cara',
+  'celia',
+  'cyril',
+  'dalia',
+  'daria',
+  'dino',
+  'edda',
+  'egon',
+  'elif',
+  'emil',
+  'enzo',
+  'erika',
+  'fadi',
+  'faye',
+  'felix',
+  'freya',
+  'gina',
+  'goran',
+  'greta',
+  'hanna',
+  'hugo',
+  'ida',
+  'igor',
+  'inga',
+  'ivo',
+  'jana',
+  'jonas',
+  'kaya',
+  'kemal',
+  'lara',
+  'leon',
+  'lina',
+  'luca',
+  'maja',
+  'malik',
+  'mara',
+  'milo',
+  'nadia',
+  'nils',
+  'nora',
+  'olga',
+  'omar',
+  'otto',
+  'paula',
+  'petra',
+  'rafi',
+  'rosa',
+  'samir',
+  'selma',
+  'theo',
+  'ute',
+  'vera',
+  'viktor',
+  'wanda',
+  'yara',
+  'zeno',
+]
+_ADULTS = [
+  'diabetes',
+  'hypertension',
+  'asthma',
+  'smoker',
+  'former smoker',
+  'obesity',
+  'anaemia',
+  'penicillin allergy',
+  'kidney disease',
+  'liver cirrhosis',
+  'depression',
+  'migraine',
+  'stroke in 2019',
+  'hip replacement',
+  'atrial fibrillation',
+  'gout',
+  'no medication',
+  'lives alone',
+  'alcohol abuse',
+  'latex allergy',
+]
+_CHILDREN = (
+  'asthma', 'eczema', 'born preterm', 'penicillin allergy', 'no medication', 'twin', 'heart murmur', 'iron deficiency',
+)  # fmt: skip
 # Department -> (complaints, findings, treatments).
 _DEPARTMENTS = {
   'cardiology': (
     'chest pain,palpitations,short of breath,leg swelling,syncope,cold sweat,pain in left arm,fatigue',
     'troponin raised,st elevation,sinus rhythm,systolic murmur,ejection fraction low,normal ecg,long qt,'
     'mitral leak on echo',
-    'start aspirin,urgent catheter,beta blocker,holter for one day,increase diuretic,pacemaker,statin,observe overnight',
+    'start aspirin,urgent catheter,beta blocker,holter for one day,increase diuretic,pacemaker,statin,'
+    'observe overnight',
   ),
   'neurology': (
     'headache,dizziness,weak right hand,seizure,double vision,memory loss,tremor at rest,numb left leg',
@@ -43,8 +123,7 @@ _DEPARTMENTS = {
   ),
   'paediatrics': (
     'fever,cough,ear pain,rash on trunk,vomiting,poor feeding,wheeze,crying at night',
-    'throat red,ear drum bulging,lungs clear,weight below curve,dehydrated,spots on palms,crackles on left,'
-    'well child',
+    'throat red,ear drum bulging,lungs clear,weight below curve,dehydrated,spots on palms,crackles on left,well child',
     'oral fluids,amoxicillin,paracetamol,vaccine given,salbutamol,admit for fluids,stool culture,recheck on monday',
   ),
   'psychiatry': (
@@ -96,7 +175,9 @@ def note(split: str, index: int) -> tuple[str, int]:
 
 def vocabulary() -> tuple[str, ...]:
   """Returns all words that a note may have, sorted."""
-  listed = ','.join([*_ADULTS, *_CHILDREN, *(text for texts in _DEPARTMENTS.values() for text in texts)]).replace(',', ' ')
+  listed = ','.join([*_ADULTS, *_CHILDREN, *(text for texts in _DEPARTMENTS.values() for text in texts)]).replace(
+    ',', ' '
+  )
   words = {word for text in _TEMPLATES for word in text.split() if not word.startswith('{')}
   words |= {*listed.split(), *_NAMES, *_UNITS, *map(str, range(1, 96)), 'boy', 'girl', 'man', 'woman'}
   return tuple(sorted(words))

@@ -494,7 +494,9 @@ def judged(
   found, score = [], _score_of_tokens(client)
   for first in range(0, len(images), batch_size):
     found.append(jax.device_get(score(variables, jnp.asarray(images[first : first + batch_size]))))
-  predicted, truth, counted, losses = (np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True))
+  predicted, truth, counted, losses = (
+    np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True)
+  )
   if not counted.any():
     raise errors.UsageError(f'the loss {client.loss} predicts nothing of these {client.modality.noun[1]}')
   return predicted[counted], truth[counted], float(losses.sum(dtype=np.float64) / counted.sum())

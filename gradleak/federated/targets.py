@@ -175,10 +175,12 @@ VALUES = Targets(
   lambda key, shape: jax.random.normal(key, shape),
 )
 
+
 def _of_samples(targets: Any, count: int, outputs: int) -> bool:
   if _integral(targets):
     return targets.shape == (count,)
-  return _floating(targets) and (targets.shape == (count, 1) or (targets.ndim > 2 and _like_outputs(targets, count, outputs)))
+  whole = targets.ndim > 2 and _like_outputs(targets, count, outputs)
+  return _floating(targets) and (targets.shape == (count, 1) or whole)
 
 
 def _check_known(targets: Any, outputs: int) -> None:

@@ -5,6 +5,7 @@ words of the decoded texts, in small letters and without punctuation, as in the 
 """
 
 import collections
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gradleak.metrics.labels import label_scores
 PERCENTILE = 99  # of the ROUGE-2 of two different texts
 _PAIRS = 4096  # of different texts, from which the percentile is taken
 _WORD = re.compile(r'\w+')
+_MARGIN = 4.0  # of a cosine, in standard deviations
 _TIE = 1e-3  # of the cost of a wrong token: shared tokens decide between equally wrong sequences
 
 
@@ -62,7 +64,7 @@ def rouge(found: Sequence, truth: Sequence, n: int) -> float:
 
 
 def rouge_l(found: Sequence, truth: Sequence) -> float:
-  """Returns ROUGE-L of two sequences, the F1 of their longest common subsequence (Lin 2004); 0 where either is empty."""
+  """Returns ROUGE-L of two sequences, the F1 of their longest common subsequence; 0 where either is empty."""
   lengths = [0] * (len(truth) + 1)
   for one in found:
     before = 0
@@ -150,22 +152,31 @@ def standings(
     special: tokens that stand for no text.
 
   Returns:
-    The rank, int [N]: 1 for the most similar; a candidate that is as similar as the original is ahead of it. And from 1
-    for the first to −1 for the last, float [N], where half of those as similar are ahead: 0 on average by chance.
+    The rank, int [N]: 1 for the most similar; a candidate that is as similar as the original is ahead of it. And the
+    normal score of the rank, float [N]: N(0, 1) where nothing is known of the original, since it is then one of the
+    candidates. Those as similar are put in an order that a digest of both texts draws. What the original is more
+    similar than all candidates, times `_MARGIN`, is added.
   """
+  from scipy import stats
+
   seen, own, candidates = _units(found, among, special), _units(truth, among, special), among.candidates(truth)
   itself = np.sum(seen * own, axis=1)
   others = seen @ among.units.T
-  apart = others - itself[:, np.newaxis]
-  counted = np.zeros(others.shape, bool)
   for row, (text, count) in enumerate(zip(truth, candidates, strict=True)):
     place = among.places.get(_known_by(text))
-    counted[row, slice(0, count) if place is None else slice(None)] = True
-    if place is not None:
-      counted[row, place] = False
-  ahead, level = (np.sum(counted & mask, axis=1) for mask in (apart > 1e-12, np.abs(apart) <= 1e-12))
-  ranks = np.where(itself > 0, 1 + ahead + level, 1 + candidates)
-  return ranks, 1 - 2 * (ahead + level / 2) / np.maximum(candidates, 1)
+    others[row, slice(count, None) if place is None else place] = -np.inf
+  apart = others - itself[:, np.newaxis]
+  ahead, level = np.sum(apart > 1e-12, axis=1), np.sum(np.abs(apart) <= 1e-12, axis=1)
+  drawn = [_share(one, other) for one, other in zip(found, truth, strict=True)]
+  scores = stats.norm.isf((ahead + np.asarray(drawn) * (level + 1)) / (candidates + 1))
+  margins = np.maximum(0.0, -apart.max(axis=1, initial=-1.0))
+  return np.where(itself > 0, 1 + ahead + level, 1 + candidates), scores + _MARGIN * margins
+
+
+def _share(found: np.ndarray, truth: np.ndarray) -> float:
+  """Returns a number in (0, 1) that a digest of two texts draws."""
+  digest = hashlib.sha256(_known_by(found) + _known_by(truth)).digest()
+  return (int.from_bytes(digest[:6], 'big') + 0.5) / 2**48
 
 
 def _units(texts: np.ndarray, among: Bags, special: Collection[int]) -> np.ndarray:
@@ -205,7 +216,7 @@ def evaluate(
 
   Returns:
     A dict of Python values, means over the N sequences; one without a reconstruction has 0. 'rouge1', 'rouge2' and
-    'rouge_l' are of words. 'standing' says where originals stand among the candidates, by their bags of tokens, see
+    'rouge_l' are of words. 'standing' is tanh of where originals stand among the candidates, by their bags of tokens, see
     `standings`; NaN without any. 'token_accuracy' is the share of the batch's
     tokens that are right, and 'type_accuracy' the same where each different token counts once, however frequent.
     'revealed' counts the sequences that are right throughout. The others are as of `gradleak.metrics.evaluate`.
@@ -277,7 +288,7 @@ def _identified(
   alike = [rouge(*pair, 2) > of.threshold for pair, of in zip(read, bags, strict=True)]
   first = [rank == 1 for rank, _ in placed]
   return {
-    'standing': _mean(standing for _, standing in placed),
+    'standing': _mean(np.tanh(standing) for _, standing in placed),
     'rank': int(min(rank for rank, _ in placed)),
     'identified': sum(first),
     'recognised': sum(one and other for one, other in zip(first, alike, strict=True)),

@@ -198,7 +198,9 @@ class Modality:
     moved = floats and self.relaxed_axes is not None and samples.ndim == 1 + self.relaxed_axes
     if not (fits or moved) or not samples.size:
       expected = f'{"integers" if self.integral else "floats"} [N, {", ".join(self.axis_names)}]'
-      raise errors.UsageError(f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1')
+      raise errors.UsageError(
+        f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1'
+      )
 
   @property
   def integral(self) -> bool:

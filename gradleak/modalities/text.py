@@ -1,4 +1,4 @@
-"""Texts: token ids int32 [N, T], padded behind; what a search moves are probabilities of tokens, or their embeddings."""
+"""Texts: token ids int32 [N, T], padded behind; a search moves probabilities of tokens, or their embeddings."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _SHARE = (0, 1)
 
 COLUMNS = (
   Column('rouge1', NUMBER, '[0, 1]', 'ROUGE-1, the F1 of shared words; mean over the batch.', _DIVERGED, _SHARE),
-  Column('rouge2', NUMBER, '[0, 1]', 'ROUGE-2, the F1 of shared pairs of words; mean over the batch.', _DIVERGED, _SHARE),
+  Column('rouge2', NUMBER, '[0, 1]', 'ROUGE-2, the F1 of shared pairs of words; a mean.', _DIVERGED, _SHARE),
   Column('rouge_l', NUMBER, '[0, 1]', 'ROUGE-L, the F1 of the longest common subsequence.', _DIVERGED, _SHARE),
   Column('token_accuracy', NUMBER, '[0, 1]', 'Share of the tokens that are right at their place.', _DIVERGED, _SHARE),
   Column('type_accuracy', NUMBER, '[0, 1]', 'The same, each different token counted once.', _DIVERGED, _SHARE),
@@ -30,7 +30,7 @@ COLUMNS = (
     'standing',
     NUMBER,
     '[-1, 1]',
-    'Where the original stands among the candidates by their bags of tokens: 1 first, −1 last, 0 by chance.',
+    'tanh of the normal score of where the original stands among the candidates, by bags of tokens; 0 by chance.',
     _DIVERGED,
     (-1, 1),
   ),
@@ -268,7 +268,7 @@ def _picture(made: Tokeniser, text: np.ndarray) -> np.ndarray:
   height = 16
   found = np.ones((height, len(text), 1))
   for place, token in enumerate(text.tolist()):
-    if 0 <= token and token not in made.special:
+    if token >= 0 and token not in made.special:
       found[height - 1 - int((height - 1) * token / made.size) :, place] = 0.25
   return found
 

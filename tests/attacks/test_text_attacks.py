@@ -25,7 +25,9 @@ def observed(scenario, number=1, first=0, **known):
   update = jax.jit(client.local_update)(None, scenario.variables, samples, labels).update
   encoded = client.loss.targets.encode(labels, client.num_classes, jnp.float32)
   knowledge = Knowledge(labels='known', label_inference='idlg')
-  return Observation(scenario.variables, update, encoded, knowledge, samples.shape, client.num_classes, **known), samples
+  return Observation(
+    scenario.variables, update, encoded, knowledge, samples.shape, client.num_classes, **known
+  ), samples
 
 
 def whole(attack, observation, key=KEY):
@@ -54,7 +56,9 @@ def test_tag_reads_a_note(scenario):
 def test_noise_in_place_of_an_upload_shows_nothing(scenario):
   observation, samples = observed(scenario)
   noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), observation.update)
-  found = whole(gl.attacks.tag(steps=60, decay='cosine')(scenario.client), dataclasses.replace(observation, update=noise))
+  found = whole(
+    gl.attacks.tag(steps=60, decay='cosine')(scenario.client), dataclasses.replace(observation, update=noise)
+  )
   assert (np.asarray(found.images) == np.asarray(samples)).mean() <= 0.3
 
 
@@ -69,7 +73,10 @@ def test_what_is_not_finite_is_no_token(scenario):
 def test_the_objective_is_zero_at_the_truth(relaxation):
   made = texts.scenario('cross_entropy', 'last', number=8)
   observation, samples = observed(made, 2)
-  for method in (gl.attacks.tag(relaxation=relaxation, steps=2), gl.attacks.lamp(relaxation=relaxation, steps=2, starts=1)):
+  for method in (
+    gl.attacks.tag(relaxation=relaxation, steps=2),
+    gl.attacks.lamp(relaxation=relaxation, steps=2, starts=1),
+  ):
     attack = method(made.client)
     at_truth = float(attack.objective(observation, samples, observation.labels))
     start = float(whole(attack, dataclasses.replace(observation, prepared=prior(made))).objective_start)
@@ -132,7 +139,9 @@ def test_moves_keep_the_tokens_of_a_sequence_and_the_padding(seed):
 def test_moves_are_of_all_kinds():
   tokens = jnp.arange(2, 10)[jnp.newaxis]
   made = tokens[..., jnp.newaxis].astype(jnp.float32)
-  found = {tuple(np.asarray(attacks.moved(jax.random.key(seed), made, tokens, 0))[0, :, 0].astype(int)) for seed in range(200)}
+  found = {
+    tuple(np.asarray(attacks.moved(jax.random.key(seed), made, tokens, 0))[0, :, 0].astype(int)) for seed in range(200)
+  }
   start = list(range(2, 10))
   assert any(sum(a != b for a, b in zip(one, start, strict=True)) == 2 for one in found)  # two change places
   assert any(one != tuple(start) and one == tuple(start[k:] + start[:k]) for one in found for k in range(3, 6))

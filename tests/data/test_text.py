@@ -87,7 +87,11 @@ def test_files_with_labels(tmp_path, name, content):
   assert train.first(4) == ['good film', 'bad film', 'great', 'dull'] and test.first(1) == ['fine']
   assert train.class_names == ('neg', 'pos') and train.labels.tolist() == [1, 0, 1, 0] and test.labels.tolist() == [1]
   found = gl.data.load(f'text:{path}', 'test', length=3)
-  assert found.settings['tokeniser']['unknown'] == 2 and found.images[0, 0] == 2 and 'not in the vocabulary' in found.notes[0]
+  assert (
+    found.settings['tokeniser']['unknown'] == 2
+    and found.images[0, 0] == 2
+    and 'not in the vocabulary' in found.notes[0]
+  )
 
 
 def test_files_of_lines_and_folders(tmp_path):
@@ -95,7 +99,7 @@ def test_files_of_lines_and_folders(tmp_path):
   (tmp_path / 'dev.txt').write_text(LINES[0])
   assert text.read(f'text:{tmp_path}', 'train').size == 4
   assert gl.data.load(f'text:{tmp_path}', 'dev', length=5).images.shape == (1, 5)
-  with pytest.raises(gl.UsageError, match=r"split of text.*did you mean|valid: dev, train"):
+  with pytest.raises(gl.UsageError, match=r'split of text.*did you mean|valid: dev, train'):
     text.read(f'text:{tmp_path}', 'test')
   with pytest.raises(gl.UsageError, match='no file'):
     text.read('text:/nowhere/else', 'train')

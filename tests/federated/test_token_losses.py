@@ -59,13 +59,17 @@ def test_masked_tokens_by_hand(kind):
   assert found == pytest.approx(np.mean(terms), rel=1e-5)
 
 
-@pytest.mark.parametrize('loss, head, kind', [('next_token', 'next', 'gpt'), ('masked_token(share=0.3)', 'masked', 'bert')])
+@pytest.mark.parametrize(
+  'loss, head, kind', [('next_token', 'next', 'gpt'), ('masked_token(share=0.3)', 'masked', 'bert')]
+)
 def test_one_hot_probabilities_give_the_gradient_of_ids(loss, head, kind):
   made = texts.scenario(loss, head, kind, number=8)
   samples = made.images[:2].copy()
   samples[0, 5:] = 0
   relaxed = jnp.asarray(texts.one_hot(samples, made.client.num_classes))
-  both = [made.client.gradient(made.variables, x, jnp.asarray(made.labels[:2])) for x in (jnp.asarray(samples), relaxed)]
+  both = [
+    made.client.gradient(made.variables, x, jnp.asarray(made.labels[:2])) for x in (jnp.asarray(samples), relaxed)
+  ]
   for a, b in zip(*map(jax.tree.leaves, both), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(a).max()) + 1e-9)
 
@@ -94,7 +98,9 @@ def test_a_mean_over_local_batches_counts_positions(scenario):
   samples = scenario.images[:2].copy()
   samples[0, 4:] = 0
   labels = jnp.asarray(scenario.labels[:2])
-  parts = [scenario.client.gradient(scenario.variables, jnp.asarray(samples[i : i + 1]), labels[i : i + 1]) for i in (0, 1)]
+  parts = [
+    scenario.client.gradient(scenario.variables, jnp.asarray(samples[i : i + 1]), labels[i : i + 1]) for i in (0, 1)
+  ]
   whole = scenario.client.gradient(scenario.variables, jnp.asarray(samples), labels)
   for a, b, c in zip(*map(jax.tree.leaves, (*parts, whole)), strict=True):
     np.testing.assert_allclose((3 * a + 9 * b) / 12, c, atol=1e-6)

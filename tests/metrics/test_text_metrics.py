@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.stats import kstest, norm
 
 from gradleak import UsageError
 from gradleak.metrics import text
@@ -20,9 +21,7 @@ def decode(tokens):
 def evaluate(found, truth, labels_hat=(), labels=None, among=None):
   found, truth = np.asarray(found), np.asarray(truth)
   labels = np.zeros(len(truth), int) if labels is None else labels
-  return text.evaluate(
-    found, truth, np.asarray(labels_hat, int), labels, special=SPECIAL, decode=decode, among=among
-  )
+  return text.evaluate(found, truth, np.asarray(labels_hat, int), labels, special=SPECIAL, decode=decode, among=among)
 
 
 def reference_rouge(found, truth, n):
@@ -56,7 +55,7 @@ def test_rouge_is_that_of_its_definition(seed):
 
 
 def test_known_values_of_rouge():
-  found, truth = 'the cat was found under the bed'.split(), 'the cat was under the bed'.split()
+  found, truth = ['the', 'cat', 'was', 'found', 'under', 'the', 'bed'], ['the', 'cat', 'was', 'under', 'the', 'bed']
   assert text.rouge(found, truth, 1) == pytest.approx(12 / 13)
   assert text.rouge(found, truth, 2) == pytest.approx(2 * 4 / 11)
   assert text.rouge_l(found, truth) == pytest.approx(12 / 13)
@@ -88,9 +87,7 @@ def test_sequences_are_paired_by_their_wrong_tokens():
   found[:, 0] = 9
   permutation = text.match(found, truth, SPECIAL)
   assert [order[place] for place in permutation] == [0, 1, 2, 3]
-  best = max(
-    itertools.permutations(range(4)), key=lambda p: sum((found[j] == truth[i]).sum() for i, j in enumerate(p))
-  )
+  best = max(itertools.permutations(range(4)), key=lambda p: sum((found[j] == truth[i]).sum() for i, j in enumerate(p)))
   pairs = [(found[j] == truth[i]).sum() for i, j in enumerate(permutation)]
   assert sum(pairs) == sum((found[j] == truth[i]).sum() for i, j in enumerate(best))
   assert text.match(found[:2], truth, SPECIAL).tolist().count(-1) == 2
@@ -108,22 +105,28 @@ def test_originals_stand_among_candidates():
   assert among.threshold == 0 and among.candidates(candidates[:2]).tolist() == [19, 19]
   bag = candidates[3][::-1].copy()  # the bag alone, in another order
   found = evaluate([bag], [candidates[3]], among=among)
-  assert found['rank'] == 1 and found['identified'] == 1 and found['standing'] == 1
+  assert found['rank'] == 1 and found['identified'] == 1
+  score = norm.isf(text._share(bag, candidates[3]) / 20) + 4 * 1  # no candidate has a token of it
+  assert found['standing'] == pytest.approx(np.tanh(score))
   assert found['recognised'] == 0  # no pair of words follows each other
   assert evaluate([candidates[3]], [candidates[3]], among=among)['recognised'] == 1
   other = evaluate([candidates[4]], [candidates[3]], among=among)
-  assert other['rank'] == 20 and other['standing'] == pytest.approx(1 - 2 * (1 + 18 / 2) / 19)
+  drawn = text._share(candidates[4], candidates[3])
+  assert other['rank'] == 20 and other['standing'] == pytest.approx(np.tanh(norm.isf((1 + 19 * drawn) / 20)))
   nothing = evaluate([[PAD] * 6], [candidates[3]], among={0: among})
-  assert nothing['standing'] == 0 and nothing['identified'] == 0
+  assert nothing['identified'] == 0 and nothing['rank'] == 20
   outside = np.arange(200, 206)[np.newaxis]
   assert among.candidates(outside).tolist() == [20]
 
 
-def test_by_chance_an_original_stands_in_the_middle():
-  candidates = np.stack([RNG.integers(2, 40, 8) for _ in range(200)])
+@pytest.mark.parametrize('tokens', [40, 400])
+def test_by_chance_the_score_is_normal(tokens):
+  """Also where most candidates have no token in common with a reconstruction, and are as similar as the original."""
+  candidates = np.stack([RNG.integers(2, tokens, 8) for _ in range(300)])
   among = text.gallery(candidates, candidates, SPECIAL, decode)
-  found = [evaluate([RNG.integers(2, 40, 8)], [one], among=among)['standing'] for one in candidates]
-  assert abs(np.mean(found)) < 0.12 and 0.4 < np.std(found) < 0.75
+  found = np.stack([RNG.integers(2, tokens, 8) for _ in range(300)])
+  _, scores = text.standings(found, candidates, among, SPECIAL)
+  assert kstest(scores, 'norm').pvalue > 0.01 and scores.max() < 4.2
 
 
 def test_the_threshold_is_of_different_texts():

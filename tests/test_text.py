@@ -1,0 +1,150 @@
+"""Texts run through audit, adaptive attackers, stored results and pages; clients of all kinds train on them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.audit import schema
+from gradleak.modalities import IMAGES, of_config, of_rows
+from tests import texts
+
+TAG = gl.attacks.tag(steps=120, decay='cosine')
+DEFENSES = [None, gl.defenses.gaussian(stddev=10.0), gl.defenses.prune(rate=0.5)]
+
+
+@pytest.fixture(scope='module')
+def scenario():
+  return texts.scenario()
+
+
+@pytest.fixture(scope='module')
+def result(scenario, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('notes')
+  found = gl.audit(jax.random.key(1), scenario, DEFENSES, [TAG], 3, controls=8, workdir=folder, progress='none')
+  return found, folder
+
+
+def test_notes_are_read_and_noise_hides_them(result):
+  found, _ = result
+  by = {defense: [row for row in found.rows if row['defense'] == defense] for defense in found.config['defenses']}
+  assert sum(row['success'] for row in by['none']) >= 2 and all(row['candidates'] == 160 for row in by['none'])
+  noisy = next(rows for name, rows in by.items() if name.startswith('gaussian'))
+  assert not any(row['success'] for row in noisy)
+  assert {row['adaptive'] for row in by['prune(rate=0.5)']} == {None, 'masked'}
+  assert found.truth.dtype == np.int32 and found.truth.shape == (3, 1, texts.LENGTH)
+  assert all(one.dtype == np.int32 for one in found.reconstructions.values())
+
+
+def test_rows_have_the_columns_of_texts(result):
+  found, _ = result
+  kind = of_config(found.config)
+  names = {column.name for column in schema.columns(kind)}
+  assert all(set(row) == names for row in [*found.rows, *found.controls])
+  assert {'rouge1', 'control_rouge1', 'oracle_rouge2', 'control_standing'} <= names and 'psnr' not in names
+  assert of_rows(found.rows).name == 'text' and of_rows([{'psnr': 1.0}]) is IMAGES
+  assert all(row['flat'] == 0 and row['labels'] == 'unused' for row in found.rows)
+
+
+def test_a_page_and_a_table_are_made_of_it(result, tmp_path):
+  found, folder = result
+  table = gl.report.terminal_table(found)
+  assert 'ROUGE-1' in table and 'texts' in table and 'PSNR' not in table and 'pixel' not in table
+  gl.report.write(found, tmp_path)
+  page = (tmp_path / 'report.html').read_text('utf-8')
+  assert 'class="piece right"' in page and 'token by token' in page and 'private picture' not in page
+  again = gl.load(folder)
+  assert again.config['modality'] == 'text' and of_config(again.config) is of_config(found.config)
+  assert np.array_equal(again.truth, found.truth)
+
+
+def test_an_interrupted_audit_goes_on(scenario, result, tmp_path):
+  """The same rows as at once, from the uploads and reconstructions that are kept as whole numbers."""
+  found, _ = result
+  for trials in (1, 3):
+    part = gl.audit(jax.random.key(1), scenario, DEFENSES, [TAG], 3, controls=8, workdir=tmp_path, progress='none')
+    assert [row['rouge1'] for row in part.rows] == [row['rouge1'] for row in found.rows], trials
+
+
+@pytest.mark.parametrize(
+  'head, loss', [('last', 'cross_entropy'), ('mean', 'cross_entropy'), ('masked', 'masked_token')]
+)
+@pytest.mark.parametrize('kind', ['gpt', 'bert', 'lstm'])
+def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
+  if (kind == 'bert') == (head == 'last') or (kind != 'bert' and head == 'masked'):
+    pytest.skip('no such head')
+  made = texts.scenario(loss, head, kind, number=4)
+  samples, labels = jnp.asarray(made.images), jnp.asarray(made.labels)
+  sent = jax.jit(made.client.local_update)(jax.random.key(0), made.variables, samples, labels)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sent.update))
+  assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(sent.update))
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 2},
+    {'share': 'delta', 'local_epochs': 2, 'local_batch_size': 3, 'optimizer': 'adam'},
+    {'precision': 'bfloat16'},
+    {'cohort': 2},
+    {'frozen': 'wte-wpe'},
+  ],
+)
+def test_local_training_of_texts(settings):
+  made = texts.scenario(number=4, **settings)
+  samples, labels = jnp.asarray(made.images), jnp.asarray(made.labels)
+  sent = jax.jit(made.client.local_update)(None, made.variables, samples, labels)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sent.update))
+  if 'frozen' in settings:
+    assert not np.asarray(sent.update['wte']['embedding']).any() and np.asarray(sent.update['ln_f']['scale']).any()
+  if settings == {'precision': 'bfloat16'}:
+    plain = dataclasses.replace(made.client, precision='float32').local_update(None, made.variables, samples, labels)
+    for a, b in zip(jax.tree.leaves(sent.update), jax.tree.leaves(plain.update), strict=True):
+      assert float(jnp.linalg.norm(a - b)) < 0.1 * float(jnp.linalg.norm(b)) + 1e-4
+
+
+def test_a_delta_of_texts_is_matched():
+  made = texts.scenario(number=101, share='delta', local_epochs=2, learning_rate=0.01)
+  method = gl.attacks.tag(steps=2)
+  found = gl.audit(jax.random.key(1), made, [None], [method], 1, controls=1, progress='none')
+  row = found.rows[0]
+  assert row['objective_at_truth'] < 1e-6 < row['objective_start']
+
+
+def test_defenses_of_pixels_and_attacks_on_them_are_refused(scenario):
+  for defense in (gl.defenses.soteria(rate=0.5), gl.defenses.concealment(), gl.defenses.ats()):
+    with pytest.raises(gl.UsageError, match='moves numbers such as pixels, and texts are whole ones'):
+      gl.audit(jax.random.key(1), scenario, [defense], [TAG], 1, controls=1, progress='none')
+  for attack, message in (
+    (gl.attacks.csdlg(), 'tv is not defined on texts'),
+    (gl.attacks.fidel(), 'text|dense'),
+    (gl.attacks.april(), 'images'),
+  ):
+    with pytest.raises(gl.UsageError, match=message):
+      gl.audit(jax.random.key(1), scenario, [None], [attack], 1, controls=1, progress='none')
+
+
+def test_a_scenario_of_other_samples_is_refused():
+  data = texts.notes(4)
+  model, _ = texts.network()
+  with pytest.raises(gl.UsageError, match='the samples: images have the shape'):
+    gl.scenario(model, data.images, data.labels, key=jax.random.key(0), loss='next_token')
+  with pytest.raises(gl.UsageError, match='the gallery is float32'):
+    texts.scenario(gallery=np.zeros((3, texts.LENGTH), np.float32))
+
+
+def test_accuracy_of_tokens_is_counted_by_hand(scenario):
+  from gradleak.federated import simulation
+
+  predicted, truth, loss = simulation.judged(scenario.client, scenario.variables, scenario.images, scenario.labels, 40)
+  images = scenario.images
+  logits = np.asarray(scenario.client.model.apply(scenario.variables, jnp.asarray(images), False, None)[0], np.float64)
+  counted = images[:, 1:] != 0
+  assert np.array_equal(truth, images[:, 1:][counted])
+  assert np.array_equal(predicted, logits[:, :-1].argmax(-1)[counted])
+  logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  own = np.take_along_axis(logs[:, :-1], images[:, 1:, np.newaxis], -1)[..., 0]
+  assert loss == pytest.approx(-own[counted].mean(), rel=1e-5)
