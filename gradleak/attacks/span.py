@@ -16,9 +16,12 @@ from gradleak.attacks import base, span_decoder, span_encoder, subspace
 from gradleak.attacks.span_decoder import Prefix
 from gradleak.attacks.subspace import Span
 from gradleak.core import errors, trees
+from gradleak.core.promotion import promoting
 from gradleak.federated import Client
 from gradleak.models.model import FirstBlock
 from gradleak.threat import Observation
+
+COMPLETE = 2.0  # what a complete batch leaves of the gradient at most, in units of its noise
 
 
 def tokens_of(table_gradient: Any, noise: float = 0.0) -> np.ndarray:
@@ -110,7 +113,7 @@ def sequences(about: FirstBlock, observation: Observation, rng: np.random.Genera
 
 def _complete(span: Span, found: list[Prefix]) -> bool:
   rows = np.concatenate([np.stack(one.inputs) for one in found])
-  return span.complete(span.added(rows, np.zeros((len(span.basis), 0))))
+  return span.left(span.added(rows, np.zeros((len(span.basis), 0)))) < COMPLETE
 
 
 def _span(kernels: list[Any], inputs: int, noise: float) -> Span | None:
@@ -172,6 +175,7 @@ def _linear(client: Client) -> bool:
   """Returns whether the first step of the local optimizer is along the gradient."""
   with jax.ensure_compile_time_eval():
     gradient, params = {'x': jnp.asarray([1e-3, -3e-3], jnp.float32)}, {'x': jnp.ones(2, jnp.float32)}
-    step = client.optimizer.update(gradient, client.optimizer.init(params), params)[0]['x']
+    optimizer = promoting(client.optimizer)
+    step = optimizer.update(gradient, optimizer.init(params), params)[0]['x']
     a, b = (float(x) for x in step)
   return math.isclose(b, -3 * a, rel_tol=1e-3, abs_tol=1e-12)

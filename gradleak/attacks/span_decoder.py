@@ -1,9 +1,9 @@
-"""The span attack on transformers of tokens."""
+"""How the span attack finds the tokens of each position, and puts the sequences of a decoder together."""
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,9 @@ CHUNK = 8192  # tokens that are tested at a time
 NULLS = 64  # tokens drawn at random, by which the residuals of wrong sequences are known
 BEAM = 4  # beginnings that are kept for each sequence of the batch
 TINY = 1e-300
+WRONG = 1000  # tokens of the vocabulary by which the residuals of wrong ones are known
+PENALTY = 3.0  # on a token of a sequence, in units of what one explains of noise
+ENDED = 10.0  # a sequence may have ended where the residual of all that could follow is so much larger
 ALIKE = 150.0  # the largest ratio of residuals of right vectors that is expected
 EXCHANGES = 4000  # of sequences that are tried, beyond which only similar ones are
 FALSE = 1.0  # expected number of wrong vectors that a check lets pass in all its tests
@@ -65,9 +68,6 @@ def block_of(about: FirstBlock, variables: Any, length: int) -> Block:
 def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[np.ndarray]:
   """Returns the tokens of each position whose input of the first block is in the span: the first check.
 
-  The input is γ(e + p − mean)/σ + β. Its coordinates are those of e and of p, up to the scalar σ: the tokens are taken
-  into the basis once for all positions.
-
   Args:
     block: the first block.
     span: of its inputs.
@@ -77,36 +77,52 @@ def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[n
   Returns:
     For each position tokens, those with the smallest residual first.
   """
-  length, features = block.positions.shape
-  basis = span.basis.astype(np.float32)
-  weights = span.weights.astype(np.float32)
-  p = (block.positions - block.positions.mean(axis=1, keepdims=True)).astype(np.float32)
-  moved = (p * block.scale) @ basis  # [T, d]
-  shift = (block.shift.astype(np.float32) @ basis) * weights
-  p_square, shifted = np.sum(moved * moved * weights, axis=1), np.float32(block.shift @ span.basis @ (shift))
-  residuals = np.empty((length, len(allowed)), np.float32)
-  for first in range(0, len(allowed), CHUNK):
-    e = block.table[allowed[first : first + CHUNK]].astype(np.float32)
-    e = e - e.mean(axis=1, keepdims=True)
-    b = (e * block.scale) @ basis
-    variance = (np.sum(e * e, 1)[:, None] + 2 * e @ p.T + np.sum(p * p, 1)) / features + block.epsilon
-    deviation = np.sqrt(variance)
-    square = np.sum(b * b * weights, 1)[:, None] + 2 * b @ (moved * weights).T + p_square
-    cross = (b @ shift)[:, None] + moved @ shift
-    norm = _norms(block, e, p, deviation)
-    found = (square / variance + 2 * cross / deviation + shifted) / norm
-    residuals[:, first : first + CHUNK] = found.T
-    parts.tell(min(first + CHUNK, len(allowed)), len(allowed), 'tokens')
-  level = math.log(FALSE / residuals.size)
+  every = residuals(block, span, allowed)
+  level = math.log(FALSE / every.size)
   found = []
-  for place, row in enumerate(np.maximum(residuals, 0)):
-    known = subspace.chance(row)
+  few = len(allowed) < WRONG  # of which many may be right
+  wrong = residuals(block, span, np.linspace(0, len(block.table) - 1, WRONG).astype(int)) if few else every
+  for place, row in enumerate(every):
+    known = subspace.chance(wrong[place])
     near = np.flatnonzero(known.log_p(row) < level + math.log(10))  # float32 decides roughly, float64 finally
     exact = span.residual(block.normalised(block.plain(allowed[near], np.full(len(near), place))))
     kept = known.log_p(exact) < level
     order = np.argsort(exact[kept], kind='stable')
     found.append(allowed[near[kept][order]][: _distinct(exact[kept][order], most)])
   return found
+
+
+def residuals(block: Block, span: Span, allowed: np.ndarray) -> np.ndarray:
+  """Returns the residuals of tokens at all positions, float32 [T, K].
+
+  The input is γ(e + p − mean)/σ + β. Its coordinates are those of e and of p, up to the scalar σ: the tokens are taken
+  into the basis once for all positions.
+  """
+  length, features = block.positions.shape
+  basis, weights = span.basis.astype(np.float32), span.weights.astype(np.float32)
+  p = (block.positions - block.positions.mean(axis=1, keepdims=True)).astype(np.float32)
+  moved = (p * block.scale.astype(np.float32)) @ basis
+  shift = block.shift.astype(np.float32) @ basis
+  found = np.empty((length, len(allowed)), np.float32)
+  for first in range(0, len(allowed), CHUNK):
+    e = block.table[allowed[first : first + CHUNK]].astype(np.float32)
+    e = e - e.mean(axis=1, keepdims=True)
+    variance = _squares(e, p, np.ones(features, np.float32)) / features + np.float32(block.epsilon)
+    coordinates = (e * block.scale.astype(np.float32)) @ basis
+    value, norm = (
+      _squares(coordinates, moved, one) / variance
+      + 2 * (coordinates @ (shift * one) + (moved @ (shift * one))[:, np.newaxis]) / np.sqrt(variance)
+      + np.sum(shift * shift * one)
+      for one in (weights, np.ones_like(weights))
+    )
+    found[:, first : first + CHUNK] = np.maximum(value, 0) / np.maximum(norm, 1e-30)
+    parts.tell(min(first + CHUNK, len(allowed)), len(allowed), 'tokens')
+  return found
+
+
+def _squares(e: np.ndarray, p: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """Returns the weighted squared norms of all sums of e [K, d] and p [T, d]: [T, K]."""
+  return np.sum(p * p * weights, axis=1)[:, np.newaxis] + 2 * (p * weights) @ e.T + np.sum(e * e * weights, axis=1)
 
 
 def _distinct(residuals: np.ndarray, most: int) -> int:
@@ -117,15 +133,6 @@ def _distinct(residuals: np.ndarray, most: int) -> int:
   if len(residuals) <= most:
     return len(residuals)
   return int(np.sum(residuals <= ALIKE * max(residuals[most - 1], TINY)))
-
-
-def _norms(block: Block, e: np.ndarray, p: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-  """Returns the squared norms of the LayerNorms [K, T] of centred e [K, d] and p [T, d]."""
-  scale2, both = np.square(block.scale), block.scale * block.shift
-  square = (e * e) @ scale2
-  square = square[:, None] + 2 * (e * scale2) @ p.T + (p * p) @ scale2
-  cross = (e @ both)[:, None] + p @ both
-  return square / deviation**2 + 2 * cross / deviation + block.shift @ block.shift
 
 
 class Projected(NamedTuple):
@@ -173,16 +180,19 @@ class Prefix(NamedTuple):
     rows: places of its positions among the vectors that are kept.
     inputs: of the MLP at its positions, each [d].
     regret: the largest log-ratio of a residual to the smallest of the tokens that could have stood there.
+    residual: of its last position.
   """
 
   tokens: tuple[int, ...] = ()
   rows: tuple[int, ...] = ()
   inputs: tuple[np.ndarray, ...] = ()
   regret: float = 0.0
+  residual: float = 0.0
 
-  def grown(self, token: int, row: int, inputs: np.ndarray, regret: float) -> 'Prefix':
+  def grown(self, token: int, row: int, inputs: np.ndarray, regret: float, residual: float) -> 'Prefix':
     """Returns it with one more token."""
-    return Prefix((*self.tokens, token), (*self.rows, row), (*self.inputs, inputs), max(self.regret, regret))
+    grown = (*self.tokens, token), (*self.rows, row), (*self.inputs, inputs)
+    return Prefix(*grown, max(self.regret, regret), max(residual, TINY))
 
 
 def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator) -> list[Prefix]:
@@ -207,16 +217,21 @@ def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, r
   growing, ended, width = [Prefix()], [], BEAM * most
   for place, own in enumerate(candidates):
     if not len(own):
+      ended, growing = ended + [one for one in growing if one.tokens], []
       break
     new = np.arange(starts[place], starts[place + 1])
     residual, inputs = _continued(block, span, rows, growing, new)
     known = subspace.chance(residual[:, len(own) :].ravel())
     passed = known.log_p(residual[:, : len(own)]) < level
-    ended += [one for one, goes_on in zip(growing, passed.any(axis=1), strict=True) if one.tokens and not goes_on]
     grown = []
-    for i, j in np.argwhere(passed):
-      regret = math.log(max(residual[i, j], TINY) / max(residual[i, : len(own)].min(), TINY))
-      grown.append(growing[i].grown(int(own[j]), int(new[j]), inputs[i, j], regret))
+    for i, one in enumerate(growing):
+      least = max(residual[i, : len(own)].min(), TINY)
+      rise = math.log(least / one.residual) if one.tokens else 0.0
+      if one.tokens and (not passed[i].any() or rise > math.log(ENDED)):
+        ended.append(one)
+      for j in np.flatnonzero(passed[i]):
+        regret = max(math.log(max(residual[i, j], TINY) / least), rise - math.log(ALIKE))
+        grown.append(one.grown(int(own[j]), int(new[j]), inputs[i, j], regret, residual[i, j]))
     growing = sorted(grown, key=lambda one: one.regret)[:width]
     growing = growing[: _distinct(np.exp([one.regret for one in growing]), most)]
     parts.tell(place + 1, len(candidates), 'positions')
@@ -231,6 +246,8 @@ def chosen(span: Span, found: list[Prefix], most: int) -> list[Prefix]:
   A wrong sequence that resembles a right one passes the test of the span. Of sets of sequences, the one with the least
   squares is the likeliest. Sequences are exchanged as long as that helps, in pairs where the squares are not noise yet. A sequence that explains no more than chance beyond the others is left out.
   """
+  if not found:
+    return []
   rows = [np.stack(one.inputs) for one in found]
   empty = np.zeros((len(span.basis), 0))
 
@@ -242,7 +259,7 @@ def chosen(span: Span, found: list[Prefix], most: int) -> list[Prefix]:
 
   taken = list(np.argsort([one.regret for one in found], kind='stable')[:most])
   for size in (1, 2):
-    if size == 1 or not span.complete(spanned(taken)):
+    if size == 1 or span.left(spanned(taken)) > 1 + math.sqrt(2 / span.outputs / len(span.basis)):
       taken = _exchanged(span, found, rows, taken, size, spanned)
   gains = [span.needed(span.gain(rows[i], spanned(j for j in taken if j != i)), len(rows[i])) for i in taken]
   order = np.argsort(-np.asarray(gains), kind='stable')
@@ -267,16 +284,21 @@ def _exchanged(
     same = [sum(a == b for a, b in zip(own, one.tokens, strict=False)) for one in found]
     return [j for j, count in enumerate(same) if j == i or (j not in taken and (not many or 2 * count >= len(own)))]
 
+  def worth(places: Sequence[int], given: np.ndarray) -> float:
+    """Returns what sequences explain beyond others, less what as many tokens explain of noise."""
+    own = np.concatenate([rows[i] for i in places])
+    return span.gain(own, given) - PENALTY * len(own) * span.outputs
+
   changed = True
   while changed:
     changed = False
     for out in itertools.combinations(range(len(taken)), size):
       old = [taken[i] for i in out]
       given = spanned(j for j in taken if j not in old)
-      own = span.gain(np.concatenate([rows[i] for i in old]), given)
+      own = worth(old, given)
       sets = [new for new in itertools.product(*map(options, old)) if len(set(new)) == size]
-      best = max(sets, key=lambda new: span.gain(np.concatenate([rows[i] for i in new]), given))
-      if span.gain(np.concatenate([rows[i] for i in best]), given) > own * (1 + 1e-9):
+      best = max(sets, key=lambda new: worth(new, given))
+      if worth(best, given) > own + 1e-9 * abs(own):
         for i, j in zip(out, best, strict=True):
           taken[i] = j
         changed = True

@@ -64,7 +64,7 @@ def encoded(
         found[sequence] = Prefix(sequence, tuple(picked), tuple(inputs), math.log(max(residual.max(), 1e-300)))
     parts.tell(place + 1, len(own), 'positions')
     best = chosen(span, list(found.values()), most) if len(found) >= most else []
-    if len(best) == most and span.complete(span.added(np.concatenate([one.inputs for one in best]), _nothing(span))):
+    if len(best) == most and span.left(span.added(np.concatenate([one.inputs for one in best]), _nothing(span))) < 1.5:
       return best
   return chosen(span, list(found.values()), most)
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.special
 
-_ROUNDING = ((16, 2.0**-9), (13, 2.0**-12))  # low bits of a float32 that bfloat16 and float16 lack -> their half-ulp
-_FLOAT32 = 2.0**-25
+_ROUNDING = ((16, 2.0**-8), (13, 2.0**-11))  # low bits of a float32 that bfloat16 and float16 lack -> half of an ulp of 1
+_FLOAT32 = 2.0**-24
 _TINY = 1e-300
+JUMP = 50.0  # of successive singular values, from the signal to rounding
 DEVIATIONS = 5.0  # beyond which squares are no noise
 
 
@@ -62,11 +63,10 @@ class Span(NamedTuple):
     left, values, _ = np.linalg.svd(x, full_matrices=False)
     return left[:, values > 1e-6]
 
-  def complete(self, given: np.ndarray) -> bool:
-    """Returns whether orthonormal columns explain the gradients up to noise, within one deviation of it."""
-    left = np.sum(np.square(self.side)) - np.sum(np.square(given.T @ self.side))
+  def left(self, given: np.ndarray) -> float:
+    """Returns what orthonormal columns leave of the gradients, in units of the noise that has to be left: 1 for all."""
     free = (len(self.basis) - given.shape[1]) * self.outputs
-    return bool(left - free < math.sqrt(2 * free))
+    return float((np.sum(np.square(self.side)) - np.sum(np.square(given.T @ self.side))) / max(free, 1))
 
   def needed(self, gain: float, count: int) -> float:
     """Returns by how many deviations a gain exceeds that of so many inputs that have no part in the gradient."""
@@ -78,7 +78,7 @@ def rounding(gradient: np.ndarray) -> float:
   """Returns the variance of the rounding of a gradient's entries, by the precision that all of them have."""
   bits = np.ascontiguousarray(gradient, np.float32).view(np.uint32)
   half = next((half for low, half in _ROUNDING if not np.any(bits & ((1 << low) - 1))), _FLOAT32)
-  return float(np.mean(np.square(gradient, dtype=np.float64))) * half**2 / 3
+  return float(np.mean(np.square(gradient, dtype=np.float64))) * half**2 / 6  # of numbers with any mantissa
 
 
 def span_of(gradients: Sequence[Any], inputs: int, noise: float = 0.0) -> Span | None:
@@ -112,13 +112,19 @@ def span_of(gradients: Sequence[Any], inputs: int, noise: float = 0.0) -> Span |
 
 
 def _floor(gradient: np.ndarray, inputs: int) -> float:
-  """Returns the variance of the noise by the singular values beyond the first `inputs`; 0 where there are none."""
+  """Returns the variance of the noise by the singular values beyond the first `inputs`; 0 where there are none.
+
+  Rounding is not white. Where fewer inputs end in a jump, as they do without noise, it is the largest of what follows.
+  """
   features, outputs = gradient.shape
   if min(features, outputs) <= inputs:
     return 0.0
   small = gradient if features <= outputs else gradient.T
   squared = np.linalg.svd(np.linalg.qr(small.T, mode='r'), compute_uv=False) ** 2
-  return float(squared[inputs:].sum() / ((features - inputs) * (outputs - inputs)))
+  mean = float(squared[inputs:].sum() / ((features - inputs) * (outputs - inputs)))
+  jumps = np.flatnonzero(squared[:inputs] > JUMP**2 * squared[1 : inputs + 1])
+  early = len(jumps) and jumps[-1] + 1 < inputs
+  return max(mean, float(squared[jumps[-1] + 1]) / outputs) if early else mean
 
 
 class Chance(NamedTuple):
