@@ -69,9 +69,12 @@ class Span(NamedTuple):
     return float((np.sum(np.square(self.side)) - np.sum(np.square(given.T @ self.side))) / max(free, 1))
 
   def needed(self, gain: float, count: int) -> float:
-    """Returns by how many deviations a gain exceeds that of so many inputs that have no part in the gradient."""
+    """Returns by how many deviations a gain exceeds that of so many inputs that have no part in the gradient.
+
+    Inputs that are computed in float32 miss a little of what they explain, and others pick it up.
+    """
     free = count * self.outputs
-    return (gain - free) / math.sqrt(2 * free)
+    return (gain - free - 2.0**-46 * float(np.sum(np.square(self.side)))) / math.sqrt(2 * free)
 
 
 def rounding(gradient: np.ndarray) -> float:
