@@ -6,6 +6,7 @@ from typing import Any
 from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 
+LONG = 16  # characters of a name that may be broken
 FEW, MANY = 2, 4  # columns that fit beside each other anywhere, and those that need small print
 _TABLE = re.compile(r'<table\b.*?</table>', re.S)
 
@@ -17,6 +18,9 @@ def labelled(table: str) -> str:
   if len(heads) <= FEW:
     return table
   soup.table['class'] = [*soup.table.get('class', []), 'stacked', *(['wide'] if len(heads) >= MANY else [])]
+  for code in soup.select('code'):
+    if len(code.get_text()) > LONG:
+      code['class'] = [*code.get('class', []), 'long']
   for row in soup.select('tbody tr'):
     for cell, head in zip(row.find_all(['td', 'th'], recursive=False), heads, strict=False):
       cell['data-label'] = head
@@ -30,7 +34,7 @@ def _process(app: Sphinx, page: str, template: str, context: dict[str, Any], tre
   if 'body' in context:
     context['body'] = _TABLE.sub(lambda found: labelled(found[0]), context['body'])
     if page.startswith(('results/', 'methods/')):
-      context['body'] = f'<div class="made">{context["body"]}</div>'
+      context['body'] = f'<div class="made {page.partition("/")[0]}">{context["body"]}</div>'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
