@@ -12,15 +12,15 @@ _TABLE = re.compile(r'<table\b.*?</table>', re.S)
 
 
 def labelled(table: str) -> str:
-  """Returns an HTML table whose cells know their headings; one of few columns stays as it is."""
+  """Returns an HTML table whose cells know their headings; one of few columns keeps its form."""
   soup = BeautifulSoup(table, 'html.parser')
   heads = [head.get_text(' ', strip=True) for head in soup.select('thead tr:last-child > *')]
-  if len(heads) <= FEW:
-    return table
-  soup.table['class'] = [*soup.table.get('class', []), 'stacked', *(['wide'] if len(heads) >= MANY else [])]
   for code in soup.select('code'):
     if len(code.get_text()) > LONG:
       code['class'] = [*code.get('class', []), 'long']
+  if len(heads) <= FEW:
+    return str(soup)
+  soup.table['class'] = [*soup.table.get('class', []), 'stacked', *(['wide'] if len(heads) >= MANY else [])]
   for row in soup.select('tbody tr'):
     for cell, head in zip(row.find_all(['td', 'th'], recursive=False), heads, strict=False):
       cell['data-label'] = head
