@@ -276,11 +276,14 @@ def test_the_explorer_has_both_attackers_of_each_choice(extensions):
 
 def test_cells_of_wide_tables_know_their_headings(extensions):
   labelled = extensions('narrow').labelled
-  row = '<tr><td>x</td><td></td><td><em>y</em></td><td>z</td></tr>'
+  row = '<tr><td>x</td><td></td><td><em>y</em></td><td><code>z</code></td></tr>'
   heads = ''.join(f'<th>{one}</th>' for one in ('a', 'b', 'c &amp; d', 'e'))
   text = labelled(f'<table class="t"><thead><tr>{heads}</tr></thead><tbody>{row}</tbody></table>')
   assert '<table class="t stacked wide">' in text and '<td class="empty" data-label="b">' in text
-  assert 'data-label="c &amp; d"' in text
+  assert 'data-label="c &amp; d"' in text and '<code>z</code>' in text
+  assert '<code class="long">zzz' in labelled(
+    f'<table><thead><tr>{heads}</tr></thead><tr><td><code>{"z" * 20}</code></td></tr></table>'
+  )
   few = '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>x</td></tr></tbody></table>'
   assert labelled(few) == few
 
