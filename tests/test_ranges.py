@@ -31,7 +31,7 @@ DEEP = {**RESNET, 'stem': 'cifar|imagenet'}
 VGG = {**RESNET, 'norm': 'none|batch?'}
 TOKENS = {
   'vocabulary': 'int [3, 1048576]', 'width': WIDTH, 'layers': 'int [1, 128]', 'padding': 'int? [0, inf)',
-  'dropout': FRACTION,
+  'dropout': 'float [0, 0.99]',
 }  # fmt: skip
 ATTENTION = {**TOKENS, 'heads': COUNT, 'length': 'int [1, 65536]'}
 VIT = {'patch': CHANNELS, 'depth': 'int [1, 128]', 'width': WIDTH, 'heads': WIDTH, 'pixels': 'unit|half|imagenet'}
@@ -219,6 +219,7 @@ TOGETHER = {
   *((f'vit_{size}', name) for size in ('tiny', 'small') for name in ('width', 'heads')),
   ('ft_transformer', 'width'),
   ('ft_transformer', 'heads'),
+  *((model, name) for model in ('gpt', 'bert', 'lstm') for name in ('vocabulary', 'width', 'heads', 'head')),
 }
 
 MODEL = gl.models.mlp(10, widths=2)

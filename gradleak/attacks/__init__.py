@@ -36,6 +36,7 @@ from gradleak.attacks.presets import (
   prefix,
 )
 from gradleak.attacks.residual_peeling import residual_peeling
+from gradleak.attacks.span import span
 from gradleak.attacks.spear import spear_attack as spear
 from gradleak.attacks.tableak import tableak
 from gradleak.attacks.text import lamp, tag
@@ -65,6 +66,7 @@ REGISTRY = {
   'peeling': peeling,
   'residual_peeling': residual_peeling,
   'spear': spear,
+  'span': span,
   'tableak': tableak,
   'linear': linear,
   'april': april,
@@ -109,6 +111,7 @@ __all__ = [
   'pnp',
   'prefix',
   'residual_peeling',
+  'span',
   'spear',
   'tag',
   'tableak',

@@ -273,6 +273,8 @@ def closed_form(
 def host_form(
   check: Callable[[Observation], Any],
   read: Callable[[Observation, np.ndarray], tuple[np.ndarray, np.ndarray | None]],
+  *,
+  blank: int | None = None,
 ) -> Attack:
   """Returns the `Attack` of a closed form that runs on the host, in NumPy.
 
@@ -282,13 +284,15 @@ def host_form(
     check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice.
     read: (`Observation` of NumPy arrays, key data uint32 [2]) -> (images [K, pixels], K ≤ N; labels int [K], or None if
       it finds none). Black images with the label −1 are appended where fewer than N are found.
+    blank: for samples of integers, what takes the place of black; None for samples of floats.
   """
 
   def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
     number, dtype = observation.image_shape[0], jax.tree.leaves(observation.update)[0].dtype
+    dtype = dtype if blank is None else np.dtype(np.int32)
     images, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
     missing, pixels = number - len(images), math.prod(observation.image_shape[1:])
-    images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0))).astype(dtype)
+    images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0)), constant_values=blank or 0).astype(dtype)
     images = images.reshape(number, *observation.image_shape[1:])
     labels = np.zeros(0) if labels is None else np.pad(labels, (0, missing), constant_values=-1)
     nothing, diverged = np.float32(0), np.int32(-1 if np.isfinite(images).all() else 0)

@@ -75,9 +75,9 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
   The entries are named as in published code. Residual networks: `conv1`, `bn1`, `layer1.0.conv1`, …,
   `layer2.0.shortcut.0` or torchvision's `layer2.0.downsample.0`. VGG: torchvision's `features.0`, …. Vision
   transformers: timm's `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.0.attn.qkv`, …. The last layer is `linear`,
-  `fc`, `classifier` or `head`. Networks of tokens: Hugging Face's `wte`, `h.0.attn.c_attn`, …, with or without
-  `transformer.`, and `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, …, with or without `bert.`;
-  heads that the model does not have are ignored. Common `PREFIXES` and entries `num_batches_tracked` are ignored.
+  `fc`, `classifier` or `head`. Networks of tokens have Hugging Face's names: `wte`, `h.0.attn.c_attn`, …,
+  and `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, …. Their prefixes, and heads that the model
+  does not have, are ignored. Common `PREFIXES` and entries `num_batches_tracked` are ignored.
   Convolutions [out, in, row, column] become [out, column·row·in], that of the patches [row·column·in, out], and dense
   weights are transposed.
 

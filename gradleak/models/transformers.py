@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from gradleak.core import errors
-from gradleak.core.settings import Choice, Count, Fraction, Range
+from gradleak.core.settings import Choice, Count, Range
 from gradleak.core.trees import Tree
 from gradleak.models import layers, repeated
 from gradleak.models.builtin import Width, builtin
@@ -38,6 +38,7 @@ Vocabulary = Annotated[int, Range(3, MAX_TOKENS)]
 Length = Annotated[int, Range(1, MAX_LENGTH)]
 Padding = Annotated[int | None, Range(0)]
 Depth = Annotated[int, Range(1, 128)]
+Dropped = Annotated[float, Range(0, 0.99)]
 
 
 def _drawn(initial: str, fan_in: int) -> Callable[..., jax.Array]:
@@ -153,7 +154,7 @@ class GptAttention(nn.Module):
       parts = jnp.split(Dense(3 * width, initial, name='c_attn')(x), 3, axis=-1)
     else:
       parts = [Dense(width, initial, name=name)(x) for name in 'qkv']
-    return Dense(width, initial, name='c_proj')(attention(*parts, self.shape.heads, seen))
+    return Dense(width, initial, name='c_proj')(attention(parts[0], parts[1], parts[2], self.shape.heads, seen))
 
 
 class GptMlp(nn.Module):
@@ -236,8 +237,8 @@ class BertSelf(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
-    parts = (Dense(self.shape.width, self.shape.initial, name=name)(x) for name in ('query', 'key', 'value'))
-    return attention(*parts, self.shape.heads, seen)
+    parts = [Dense(self.shape.width, self.shape.initial, name=name)(x) for name in ('query', 'key', 'value')]
+    return attention(parts[0], parts[1], parts[2], self.shape.heads, seen)
 
 
 class BertAdded(nn.Module):
@@ -534,7 +535,7 @@ def gpt(
   tied: bool = True,
   fused: bool = True,
   padding: Padding = 256,
-  dropout: Fraction = 0.0,
+  dropout: Dropped = 0.0,
 ) -> Model:
   """Returns a decoder shaped as GPT-2 (Radford et al. 2019): LayerNorm first, GELU by tanh, learned positions.
 
@@ -580,7 +581,7 @@ def bert(
   length: Length = 512,
   head: Annotated[str, Choice(BERT_HEADS)] = 'first',
   padding: Padding = 256,
-  dropout: Fraction = 0.0,
+  dropout: Dropped = 0.0,
 ) -> Model:
   """Returns an encoder shaped as BERT (Devlin et al. 2019): LayerNorm last, exact GELU, learned positions.
 
@@ -612,7 +613,7 @@ def lstm(
   layers: Depth = 1,
   head: Annotated[str, Choice(GPT_HEADS)] = 'last',
   padding: Padding = 256,
-  dropout: Fraction = 0.0,
+  dropout: Dropped = 0.0,
 ) -> Model:
   """Returns `layers` LSTMs (Hochreiter and Schmidhuber 1997) on embeddings of tokens, and a dense layer.
 

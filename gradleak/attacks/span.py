@@ -1,0 +1,181 @@
+"""The span attack on transformers of tokens (Petrov et al. 2024, DAGER, arXiv 2405.15586).
+
+Written from a description of the paper, with checks of its own: no tolerance is set, the second check reads the MLP of
+the first block in place of the next block, and sequences of encoders are solved for, not searched (`span_encoder`).
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from gradleak.attacks import base, span_decoder, span_encoder, subspace
+from gradleak.attacks.span_decoder import Prefix
+from gradleak.attacks.subspace import Span
+from gradleak.core import errors, trees
+from gradleak.core.promotion import promoting
+from gradleak.federated import Client
+from gradleak.models.model import FirstBlock
+from gradleak.threat import Observation
+
+COMPLETE = 2.0  # what a complete batch leaves of the gradient at most, in units of its noise
+
+
+def tokens_of(table_gradient: Any, noise: float = 0.0) -> np.ndarray:
+  """Returns the ids of tokens whose rows of the embeddings' gradient are not zero, or not noise alone, int [K].
+
+  Where embeddings are trained, this is the set of tokens that the batch holds, and no inference. With a head that is
+  tied to the embeddings, every row has a gradient, and the set is all tokens.
+
+  Args:
+    table_gradient: [V, d].
+    noise: known variance of the noise in each entry. It is also read from the rows themselves, of which most are of
+      tokens that do not occur.
+  """
+  squares = np.sum(np.square(np.asarray(table_gradient, np.float64)), axis=1)
+  width = np.shape(table_gradient)[1]
+  level = max(noise, float(np.median(squares)) / width)
+  if level == 0:
+    return np.flatnonzero(squares)
+  most = scipy.stats.chi2.isf(0.5 / len(squares), width)
+  return np.flatnonzero(squares > level * most)
+
+
+@base.attack(
+  citation='Petrov, Dimitrov, Baader, Müller, Vechev: DAGER: Exact Gradient Inversion for Large Language Models. '
+  'NeurIPS 2024.',
+  reads=('noise',),
+)
+def span(client: Client) -> base.Attack:
+  r"""The span attack (DAGER): texts from the subspace that the first block's gradients span, exactly and without a search.
+
+  The gradients of queries, keys and values are combinations of the layer's inputs. A token may stand at a position if
+  its input lies in their span. A sequence is right so far if the input of the block's MLP lies in the span of that
+  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Of the sequences found, those
+  are returned that explain the gradient together. The noise λ is known from the defense, or read from the directions
+  that fewer than d tokens cannot span: nothing is set by hand.
+
+  The number of tokens in the batch must be smaller than the width. It returns no labels. A token that only a target is,
+  the last one under `next_token`, has no gradient in the block and is not read.
+
+  Formula:
+    G = X^\top \Delta, \quad
+    r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2 \approx 0 \text{ if } x \text{ is a row of } X
+
+  Args:
+    client: the `Client` that is attacked.
+
+  Raises:
+    UsageError: when run, for a model without a first block that is known, one whose block is frozen or not shared,
+      adapters in place of its weights, and local optimizers whose update is no combination of gradients.
+  """
+
+  def check(observation: Observation) -> FirstBlock:
+    return _checked(client, observation)
+
+  def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
+    about = check(observation)
+    found = sequences(about, observation, np.random.default_rng(key.ravel()))
+    length, blank = observation.image_shape[1], about.padding or 0
+    texts = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
+    return np.asarray(texts, np.int32).reshape(len(texts), length), None
+
+  padding = 0 if client is None or client.model.first_block is None else client.model.first_block.padding or 0
+  return base.host_form(check, read, blank=padding)
+
+
+def sequences(about: FirstBlock, observation: Observation, rng: np.random.Generator) -> list[Prefix]:
+  """Returns the sequences that are found, the surest first: as many as the batch has, or fewer.
+
+  Where they explain the gradient up to its noise, and are fewer, the batch holds some of them more than once: the first
+  ones are repeated.
+  """
+  number, length = observation.image_shape[:2]
+  update, variables = observation.update, observation.variables
+  noise = _variance(observation)
+  kernels = [part for path in about.projections for part in _parts(about, trees.get(update, path))]
+  first, second = _span(kernels, number * length, noise), _span([trees.get(update, about.mlp)], number * length, noise)
+  if first is None or second is None:
+    return []
+  block = span_decoder.block_of(about, variables, length)
+  candidates = span_decoder.screened(block, first, _allowed(about, update, len(block.table), noise), number)
+  if about.causal:
+    found = span_decoder.decoded(block, second, candidates, number, rng)
+  else:
+    found = span_encoder.encoded(block, first, second, candidates, number, rng)
+  if found and len(found) < number and _complete(second, found):
+    found = [found[i % len(found)] for i in range(number)]
+  return found
+
+
+def _complete(span: Span, found: list[Prefix]) -> bool:
+  rows = np.concatenate([np.stack(one.inputs) for one in found])
+  return span.left(span.added(rows, np.zeros((len(span.basis), 0)))) < COMPLETE
+
+
+def _span(kernels: list[Any], inputs: int, noise: float) -> Span | None:
+  return subspace.span_of([np.asarray(kernel) for kernel in kernels], inputs, noise)
+
+
+def _parts(about: FirstBlock, kernel: Any) -> list[Any]:
+  """Returns the kernels of queries, keys and values apart, whose gradients differ in size."""
+  return np.split(np.asarray(kernel), 3, axis=1) if len(about.projections) == 1 else [kernel]
+
+
+def _variance(observation: Observation) -> float:
+  """Returns the known variance of the noise in each entry of the update."""
+  entries = sum(leaf.size for leaf in jax.tree.leaves(observation.update))
+  return float(observation.noise) / entries
+
+
+def _allowed(about: FirstBlock, update: Any, vocabulary: int, noise: float) -> np.ndarray:
+  """Returns the tokens that may occur: those with a gradient of their embedding, if any has one; never padding."""
+  try:
+    gradient = np.asarray(trees.get(update, about.table))
+  except (KeyError, TypeError):
+    gradient = np.zeros((0, 1))
+  known = tokens_of(gradient, noise) if np.any(gradient) else np.arange(vocabulary)
+  known = known if len(known) else np.arange(vocabulary)
+  return known[known != about.padding] if about.padding is not None else known
+
+
+def _checked(client: Client, observation: Observation) -> FirstBlock:
+  """Returns what is known of the first block; raises `UsageError` for what the attack cannot read."""
+  about = client.model.first_block
+  if about is None or not about.projections:
+    raise errors.UsageError(
+      f'the attack span reads the first block of a transformer of tokens, and the model is {client.model.name!r}: take '
+      'gpt or bert'
+    )
+  if about.adapters or about.mlp is None:
+    raise errors.UsageError(
+      f'the attack span reads the gradients of the first block, and {client.model.name!r} shares adapters of rank '
+      'r in their place, which span r directions'
+    )
+  with jax.ensure_compile_time_eval():
+    shared = client.shared_layers(observation.variables['params'], observation.image_shape[1:])
+    sent = [bool(np.all(trees.get(shared, path))) for path in (*about.projections, about.mlp)]
+  if not all(sent):
+    raise errors.UsageError(
+      'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client does '
+      'not share them: they are frozen or private'
+    )
+  if client.share == 'delta' and not _linear(client):
+    raise errors.UsageError(
+      'the attack span reads combinations of gradients, and the local optimizer sends none: adam, rmsprop and weight '
+      'decay change every entry by itself; attack a client with sgd'
+    )
+  return about
+
+
+def _linear(client: Client) -> bool:
+  """Returns whether the first step of the local optimizer is along the gradient."""
+  with jax.ensure_compile_time_eval():
+    gradient, params = {'x': jnp.asarray([1e-3, -3e-3], jnp.float32)}, {'x': jnp.ones(2, jnp.float32)}
+    optimizer = promoting(client.optimizer)
+    step = optimizer.update(gradient, optimizer.init(params), params)[0]['x']
+    a, b = (float(x) for x in step)
+  return math.isclose(b, -3 * a, rel_tol=1e-3, abs_tol=1e-12)
