@@ -196,7 +196,7 @@ DEFAULTS: dict[str, Any] = {
   'model': 'gpt(width=32,layers=1,heads=2)',
   'init': 'default',
   'loss': 'next_token',
-  'attacks': 'tag(decay=cosine)',
+  'attacks': 'span;tag(decay=cosine)',
   'steps': 300,
   'public': 1000,
   'defenses': 'none;gaussian(stddev=0.01);prune(rate=0.99);dpsgd(norm=0.1,noise=0.1);fragmentation(ratio=0.4);'
