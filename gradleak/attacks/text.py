@@ -21,7 +21,10 @@ from gradleak.modalities.text import of_scenario, table
 from gradleak.priors import ngram
 from gradleak.threat import Observation
 
-TAG = 'Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding: TAG: Gradient Attack on Transformer-based Language Models. EMNLP Findings 2021.'  # fmt: skip  # noqa: E501
+TAG = (
+  'Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding: TAG: Gradient Attack on Transformer-based Language Models. '
+  'Findings of EMNLP 2021.'
+)
 LAMP = (
   'Balunović, Dimitrov, Jovanović, Vechev: LAMP: Extracting Text from Gradients with Language Model Priors. NeurIPS '
   '2022.'
@@ -44,8 +47,8 @@ def tag(
   r"""TAG (Deng et al. 2021): the squared distance and α times the sum of magnitudes, by Adam; labels known.
 
   Published searches move the embeddings of tokens, and the token with the nearest embedding is settled on
-  (`relaxation=embeddings`). By default probabilities of tokens are moved: the gradient of the table of embeddings is
-  then compared, too, and losses that predict tokens have their targets. Steps, rate and α are those of the runs by
+  (`relaxation=embeddings`). By default probabilities of tokens are moved. The gradient of the table of embeddings is
+  then compared as well, and losses that predict tokens have their targets. Steps, rate and α are those of the runs by
   LAMP's authors. The source lowers α from layer to layer; `layer_weighting` has weights of layers.
 
   Formula:
@@ -120,15 +123,14 @@ class Alternating(Matching):
     keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(state.key), before), self.moves)
     name, seen = self.samples.variables.name, self.compared(observation, search.thresholds)
     made = search.dummy[name]
-    tokens = self.settled(made, observation)
+    tokens, model = self.settled(made, observation), observation.prepared
+    assert model is not None
     orders = jnp.concatenate([self.same(made)[None], jax.vmap(lambda key: order(key, tokens, self.padding))(keys)])
 
     def total(one: jax.Array) -> jax.Array:
       there = ordered(made, one)
       objective, _ = self.evaluate({**search.dummy, name: there}, search, seen)
-      return objective + self.surprise * jnp.mean(
-        ngram.surprise(observation.prepared, self.settled(there, observation))
-      )
+      return objective + self.surprise * jnp.mean(ngram.surprise(model, self.settled(there, observation)))
 
     totals = jax.lax.map(total, orders)
     gains = jnp.where(jnp.isnan(totals), -jnp.inf, totals[0] - totals)
@@ -224,7 +226,7 @@ def lamp(
   r"""LAMP (Balunović et al. 2022): continuous steps, and moves of tokens that a language model of public texts judges.
 
   The distance is 1 − the cosine, averaged over the tensors. After every 75th step the tokens of one text are put in
-  another order, the best that was tried since: the source tries 200 there, and ours three after each step. Its
+  another order, the best that was tried since. The source tries 200 there, and ours three after each step. Its
   language model is GPT-2; ours is a bigram model of the public texts, which is counted at once. Orders are judged by
   the objective and `surprise` times the mean of −log P of a token. The published search moves embeddings at a rate of
   0.01; by default ours moves probabilities of tokens, see `tag`.

@@ -68,6 +68,19 @@ def _nearest(held: _Held) -> np.ndarray:
   return held.public[[int(np.argmin(each)) for each in apart]]
 
 
+def _commonest(held: _Held) -> np.ndarray:
+  """Returns the commonest token of public texts at each place, for every private one."""
+  found = [np.bincount(column).argmax() for column in held.public.T]
+  return np.broadcast_to(np.asarray(found, held.private.dtype), held.private.shape)
+
+
+def _nearest_text(held: _Held) -> np.ndarray:
+  """Returns the public text with the most tokens in common with each private one, at any place."""
+  most = 1 + int(max(held.public.max(), held.private.max()))
+  counts = [np.stack([np.bincount(text, minlength=most) for text in texts]) for texts in (held.public, held.private)]
+  return held.public[[int(np.minimum(counts[0], one).sum(axis=1).argmax()) for one in counts[1]]]
+
+
 # Modality -> {name of an answer: (what makes it, whether it needs public samples)}.
 ANSWERS: dict[str, dict[str, tuple[Callable[[_Held], np.ndarray], bool]]] = {
   'images': {
@@ -79,6 +92,10 @@ ANSWERS: dict[str, dict[str, tuple[Callable[[_Held], np.ndarray], bool]]] = {
     'medians and commonest levels': (_usual, False),
     'class mean': (_class_mean, True),
     'nearest public row': (_nearest, True),
+  },
+  'text': {
+    'commonest token at each place': (_commonest, True),
+    'nearest public text': (_nearest_text, True),
   },
 }
 

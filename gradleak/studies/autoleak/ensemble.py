@@ -65,7 +65,7 @@ class Ranking(NamedTuple):
   skips: Callable[[Bound, Context, int], str] = anything
 
 
-# By the name of the modality; text has none yet.
+# By the name of the modality.
 ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   'images': (
     Ranking('likelihood'),
@@ -90,5 +90,14 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
     Stage('L-BFGS matching', (attacks.dga(steps=300),)),
     Stage('averaged rounds', (attacks.tableak(steps=500, seeds=8),), rounds=8, skips=repeats),
     Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
+  ),
+  'text': (
+    Ranking('likelihood'),
+    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Stage('closed forms', (attacks.span(),)),
+    Stage('matching', (attacks.tag(steps=300, decay='cosine'),)),
+    Stage('matching and moves', (attacks.lamp(steps=300, starts=20),)),
+    Stage('L-BFGS matching', (attacks.dga(steps=300),)),
+    Stage('averaged rounds', (attacks.tag(steps=300, decay='cosine'),), rounds=8, skips=repeats),
   ),
 }
