@@ -75,7 +75,8 @@ RANGES = {
   'attacks.separation.fast_ica': {'batch_size': COUNT, 'iterations': COUNT},
   'attacks.separation.nmf': {'batch_size': COUNT, 'iterations': COUNT},
   'attacks.spear.spear': {
-    'programs': COUNT, 'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]', 'rank': 'int? [1, inf)',
+    'programs': COUNT, 'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]',
+    'rank': 'int? [1, inf)',
   },
   'attacks.spear.spear_attack': {'submatrices': COUNT, 'programs': COUNT},
   'attacks.text.lamp': {

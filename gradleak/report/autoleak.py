@@ -165,7 +165,7 @@ def _baselines(found: AutoLeak) -> list[blocks.Section]:
     blocks.Row(
       [
         one['baseline'],
-        *(number(one[part], kind.shown[0].digits) for part in names.values()),
+        *(number(dict(one)[part], kind.shown[0].digits) for part in names.values()),
         *(
           blocks.Cell(f'{one[name]} of {one["trials"]}', [_interval(one[name], one['trials'])])
           for name in ('exact', 'recognisable', 'named')
