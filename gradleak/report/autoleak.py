@@ -1,7 +1,7 @@
 """What AutoLeak found: a page whose first screen says which defense failed, and how sure that is; and a table."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gradleak.audit.verdict import LEVELS
 from gradleak.core import statistics
@@ -157,15 +157,15 @@ def _baselines(found: AutoLeak) -> list[blocks.Section]:
     return []
   kind = of_rows(found.rows)
   titles = {one.column: one.title for one in kind.shown}
-  names = {kind.likeness: 'likeness', kind.score: 'score'}  # a column that is both stands once
-  names = {name: names[name] for name in (kind.score, kind.likeness)}
+  names: dict[str, Literal['likeness', 'score']] = {kind.score: 'score'}
+  names.setdefault(kind.likeness, 'likeness')  # a column that is both stands once
   columns = ['answer', *(titles.get(name, name) for name in names)]
   columns += [mark(level) for level in LEVELS[:3]]
   rows = [
     blocks.Row(
       [
         one['baseline'],
-        *(number(dict(one)[part], kind.shown[0].digits) for part in names.values()),
+        *(number(one[part], kind.shown[0].digits) for part in names.values()),
         *(
           blocks.Cell(f'{one[name]} of {one["trials"]}', [_interval(one[name], one['trials'])])
           for name in ('exact', 'recognisable', 'named')
