@@ -99,7 +99,7 @@ def residuals(block: Block, span: Span, allowed: np.ndarray) -> np.ndarray:
   into the basis once for all positions.
   """
   length, features = block.positions.shape
-  basis, weights = span.basis.astype(np.float32), span.weights.astype(np.float32)
+  basis, weights = span.directions.astype(np.float32), span.weights.astype(np.float32)
   p = (block.positions - block.positions.mean(axis=1, keepdims=True)).astype(np.float32)
   moved = (p * block.scale.astype(np.float32)) @ basis
   shift = block.shift.astype(np.float32) @ basis
@@ -193,6 +193,16 @@ class Prefix(NamedTuple):
     """Returns it with one more token."""
     grown = (*self.tokens, token), (*self.rows, row), (*self.inputs, inputs)
     return Prefix(*grown, max(self.regret, regret), max(residual, TINY))
+
+
+def likeliest(candidates: list[np.ndarray]) -> list[Prefix]:
+  """Returns the one sequence of a batch of one, of the likeliest tokens: where there is no second check."""
+  tokens: list[int] = []
+  for own in candidates:
+    if not len(own):
+      break
+    tokens.append(int(own[0]))
+  return [Prefix(tuple(tokens))] if tokens else []
 
 
 def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator) -> list[Prefix]:

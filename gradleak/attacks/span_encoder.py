@@ -158,7 +158,7 @@ def _linearised(about: FirstBlock) -> Callable:
 def _solved(block: Block, span: Span, rows: Projected, places: np.ndarray, seeds: np.ndarray) -> list[np.ndarray]:
   """Returns shares of all candidates [K] for each seed, with and without a sum of one at each position."""
   heads, count = block.about.heads, len(places)
-  side = (span.basis * np.sqrt(span.weights)).astype(np.float32)
+  side = (span.directions * np.sqrt(span.weights)).astype(np.float32)
   added = (rows.inputs if block.about.normalised_sum else rows.plain)[seeds].astype(np.float32)
   query, key = (x.reshape(len(x), heads, -1) for x in (rows.query[seeds], rows.key))
   scores = np.einsum('shd,khd->shk', query, key) / math.sqrt(query.shape[-1])
