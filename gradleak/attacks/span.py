@@ -1,7 +1,7 @@
 """The span attack on transformers of tokens (Petrov et al. 2024, DAGER, arXiv 2405.15586).
 
-Written from a description of the paper, with checks of its own: no tolerance is set, the second check reads the MLP of
-the first block in place of the next block, and sequences of encoders are solved for, not searched (`span_encoder`).
+Written from a description of the paper, with checks of its own. The test of the span has no tolerance to set. The second
+check reads the MLP of the first block in place of the next block. Sequences of encoders are solved for (`span_encoder`).
 """
 
 import math
@@ -51,21 +51,22 @@ def tokens_of(table_gradient: Any, noise: float = 0.0) -> np.ndarray:
   reads=('noise',),
 )
 def span(client: Client) -> base.Attack:
-  r"""The span attack (DAGER): texts from the subspace that the first block's gradients span, exactly and without a search.
+  r"""The span attack (DAGER): texts from the subspace that the gradients of the first block span, exactly.
 
   The gradients of queries, keys and values are combinations of the layer's inputs. A token may stand at a position if
   its input lies in their span. A sequence is right so far if the input of the block's MLP lies in the span of that
-  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Of the sequences found, those
-  are returned that explain the gradient together. The noise λ is known from the defense, or read from the directions
-  that fewer than d tokens cannot span: nothing is set by hand.
+  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Those are returned that
+  explain the gradient together. The noise λ is known from the defense, or read from the directions that fewer than d
+  tokens cannot span, so that the test has no tolerance.
 
-  The number of tokens in the batch must be smaller than the width. Of adapters of rank r on two of the three layers
-  (LoRA), it must be at most 2r, and in the first round, where B is zero, below r. It returns no labels. A token that only a target is,
-  the last one under `next_token`, has no gradient in the block and is not read.
+  The batch must hold fewer tokens than the width. With adapters of rank r on two of the three layers (LoRA) it may hold
+  2r tokens, and fewer than r in the first round, where B is zero. It returns no labels. The last token under
+  `next_token` is only a target: it has no gradient in the block and is not read.
 
   Formula:
-    G = X^\top \Delta, \quad
-    r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2 \approx 0 \text{ if } x \text{ is a row of } X
+    G = X^\top \Delta, \quad r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2
+
+    r(x) \approx 0 \text{ for each row } x \text{ of } X
 
   Args:
     client: the `Client` that is attacked.
@@ -92,8 +93,8 @@ def span(client: Client) -> base.Attack:
 def sequences(about: FirstBlock, observation: Observation, rng: np.random.Generator) -> list[Prefix]:
   """Returns the sequences that are found, the surest first: as many as the batch has, or fewer.
 
-  Where they explain the gradient up to its noise, and are fewer, the batch holds some of them more than once: the first
-  ones are repeated.
+  Fewer that explain the gradient up to its noise mean that the batch holds some of them more than once. The first ones
+  are then repeated.
   """
   number, length = observation.image_shape[:2]
   update, variables = observation.update, observation.variables
@@ -176,8 +177,8 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
     )
   if not about.second and observation.image_shape[0] > 1:
     raise errors.UsageError(
-      f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares none: '
-      'attack batches of one, or adapt a second block'
+      f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
+      'none: attack batches of one, or adapt a second block'
     )
   with jax.ensure_compile_time_eval():
     shared = client.shared_layers(observation.variables['params'], observation.image_shape[1:])
@@ -185,8 +186,8 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
     sent = [bool(np.all(leaf)) for path in paths for leaf in jax.tree.leaves(trees.get(shared, path))]
   if not all(sent):
     raise errors.UsageError(
-      'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client does '
-      'not share them: they are frozen or private'
+      'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '
+      'does not share them: they are frozen or private'
     )
   if client.share == 'delta' and not _linear(client):
     raise errors.UsageError(

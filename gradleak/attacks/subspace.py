@@ -13,7 +13,10 @@ import numpy as np
 import scipy.linalg
 import scipy.special
 
-_ROUNDING = ((16, 2.0**-8), (13, 2.0**-11))  # low bits of a float32 that bfloat16 and float16 lack -> half of an ulp of 1
+_ROUNDING = (
+  (16, 2.0**-8),
+  (13, 2.0**-11),
+)  # low bits of a float32 that bfloat16 and float16 lack -> half of an ulp of 1
 _FLOAT32 = 2.0**-24
 _TINY = 1e-300
 JUMP = 50.0  # of successive singular values, from the signal to rounding
