@@ -58,6 +58,7 @@ setup(
     'frame': ['pandas>=2,<4'],
     'gpu': ['jax[cuda13]>=0.10,<0.13'],
     'prepare': ['tensorflow-cpu>=2.16,<3'],
+    'text': ['tokenizers>=0.20,<1'],  # files of tokenisers; bytes and words need nothing
     'torch': ['torch>=2.13,<3'],  # networks of PyTorch as they are: models.from_torch
     'test': [
       'ipykernel>=7,<8',

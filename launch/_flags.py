@@ -37,7 +37,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'label': ('string', None, 'table:PATH: column of the class; by default the one of --schema, or the last.'),
   'tokeniser': ('string', 'words', 'Of texts: words, bytes, bpe:SIZE (trained on train), or a tokenizer.json.'),
   'length': ('integer', None, 'Of texts: tokens that are kept; 24 words, 128 bytes, or 32 of others by default.'),
-  'schema': ('string', None, 'table:PATH: JSON file with what is known of columns: kinds, levels, label, sensitive ones.'),
+  'schema': ('string', None, 'table:PATH: JSON file on columns: kinds, levels, the label, which are sensitive.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
   'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
   'model': (
@@ -120,7 +120,7 @@ class Flags:
   def fit(self, dataset: Any) -> None:
     """Lets flags that are not given have the defaults that suit the samples of a dataset, where these have their own.
 
-    A program whose list of defenses does not begin with none has it among no others, too.
+    A program whose own list of defenses does not begin with none takes them without it.
     """
     import gradleak as gl
 

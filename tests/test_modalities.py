@@ -9,7 +9,7 @@ import pytest
 import gradleak as gl
 from gradleak.adaptive import adaptive_attacks
 from gradleak.audit import schema
-from gradleak.modalities import IMAGES, REGISTRY, Column, Modality, modality, of_config, of_rows
+from gradleak.modalities import IMAGES, REGISTRY, TABLE, TEXT, Column, Modality, modality, of_config, of_rows
 from gradleak.studies.sweep import sweep
 from tests import circle
 
@@ -96,7 +96,7 @@ def test_two_modalities_have_two_names_and_two_scores():
     modality(other)
   with pytest.raises(gl.UsageError, match='for its score and its correlation'):
     Modality(**{**again, 'correlation': 'nearness'})
-  assert REGISTRY == {'images': IMAGES, 'circle': circle.CIRCLE}
+  assert REGISTRY == {'images': IMAGES, 'table': TABLE, 'text': TEXT, 'circle': circle.CIRCLE}
 
 
 def test_a_page_a_table_and_pictures_are_made_of_it(result, tmp_path):

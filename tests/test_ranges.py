@@ -62,6 +62,9 @@ RANGES = {
   'attacks.decoder.table_iv': {'steps': COUNT, 'batch_size': COUNT},
   'attacks.decoder.windows': {'context': NATURAL, 'hidden': NATURAL, 'steps': COUNT},
   'attacks.fidel.fidel': {'candidates': NATURAL},
+  'attacks.linear.linear': {'starts': COUNT, 'tolerance': FRACTION},
+  'attacks.linear.solve': {'starts': COUNT, 'tolerance': FRACTION},
+  'attacks.tableak.tableak': {'seeds': 'int [1, 64]', 'pooling': 'median|mean|best'},
   'attacks.labels.infer': {'rule': 'idlg|yin|bias_corrected|wainakh|ilrg|geng|rlu'},
   'attacks.peeling.peel': {'batch_size': COUNT, 'tolerance': FRACTION},
   'attacks.peeling.peeling': {'tolerance': FRACTION},
@@ -77,7 +80,7 @@ RANGES = {
   'attacks.spear.spear_attack': {'submatrices': COUNT},
   'attacks.text.lamp': {
     'steps': COUNT, 'learning_rate': 'float [1e-12, inf)', 'relaxation': 'softmax|embeddings', 'surprise': WEIGHT,
-    'size': WEIGHT, 'moves': 'int [1, 200]', 'starts': 'int [1, 10000]', 'partial': 'float? [0, 1]',
+    'size': WEIGHT, 'moves': 'int [1, 200]', 'every': COUNT, 'starts': 'int [1, 10000]', 'partial': 'float? [0, 1]',
   },
   'data.check_classes': {'num_classes': 'int? [1, 2147483648]'},
   'data.gallery': {'most': COUNT},
@@ -179,6 +182,13 @@ RANGES = {
   'models.small.lenet': SMALL,
   'models.small.lenet4': SMALL,
   'models.small.mlp': DENSE,
+  'models.tabular.ft_transformer': {
+    'width': WIDTH, 'heads': WIDTH, 'depth': 'int [1, 128]', 'dropout': 'float [0, 0.99]',
+  },
+  'models.tabular.resnet_mlp': {
+    'width': WIDTH, 'depth': 'int [1, 128]', 'factor': 'int [1, 16]', 'norm': 'batch|layer|identity',
+    'dropout': 'float [0, 0.99]',
+  },
   'models.transformers.bert': {**ATTENTION, 'head': 'first|mean|masked'},
   'models.transformers.gpt': {**ATTENTION, 'head': 'last|mean|next'},
   'models.transformers.lstm': {**TOKENS, 'head': 'last|mean|next'},
@@ -207,6 +217,8 @@ RANGES = {
 TOGETHER = {
   ('instahide', 'largest'),
   *((f'vit_{size}', name) for size in ('tiny', 'small') for name in ('width', 'heads')),
+  ('ft_transformer', 'width'),
+  ('ft_transformer', 'heads'),
   *((model, name) for model in ('gpt', 'bert', 'lstm') for name in ('vocabulary', 'width', 'heads', 'head')),
 }
 

@@ -18,6 +18,7 @@ from gradleak.attacks.decoded import fidel_decoder
 from gradleak.attacks.fidel import fidel
 from gradleak.attacks.generative import ggl, gias, gifd, pnp
 from gradleak.attacks.learned import lti
+from gradleak.attacks.linear import linear
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import (
@@ -67,6 +68,7 @@ REGISTRY = {
   'spear': spear,
   'span': span,
   'tableak': tableak,
+  'linear': linear,
   'april': april,
   'tag': tag,
   'lamp': lamp,
@@ -102,6 +104,7 @@ __all__ = [
   'labels',
   'ladder',
   'lamp',
+  'linear',
   'lti',
   'magia',
   'peeling',

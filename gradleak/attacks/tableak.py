@@ -21,7 +21,7 @@ from gradleak.threat import Observation
 
 CITATION = 'Vero, Balunović, Dimitrov, Vechev: TabLeak: Tabular Data Leakage in Federated Learning. ICML 2023.'
 RELAXED = 'cells'  # the relaxation of a modality that this attack searches in
-POOLINGS = ('median', 'mean', 'none')
+POOLINGS = ('median', 'mean', 'best')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pooled(Matching):
     """Returns the pooled rows [N, D], relaxed: entries of a block are the starts' shares of each level."""
     rows = self.samples.images(dummy, state.latents, observation, self.copies)
     best = super().chosen(dummy, state, observation)
-    if self.samples.seeds == 1 or self.pooling == 'none':
+    if self.samples.seeds == 1 or self.pooling == 'best':
       return best
     matched = jax.vmap(lambda one: one[order(best, one)])(rows)
     return jnp.median(matched, axis=0) if self.pooling == 'median' else jnp.mean(matched, axis=0)
@@ -59,14 +59,20 @@ def _relaxed(client: Client) -> Generator:
   """Returns what makes relaxed rows of free variables; raises `UsageError` for samples without categories."""
   kind = client.modality
   if RELAXED not in kind.relaxations:
-    raise errors.UsageError(f'tableak relaxes the cells of a table, and this client trains on {kind.noun[1]}: take csdlg')
+    raise errors.UsageError(
+      f'tableak relaxes the cells of a table, and this client trains on {kind.noun[1]}: take csdlg'
+    )
   relaxation = kind.relaxation(RELAXED, client.model)
 
   def init(key: jax.Array, shape: tuple[int, ...], learned: Tree = None) -> tuple[Tree, Tree]:
     del learned
     return jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0), None
 
-  return Generator(init, lambda free, kept, shape, learned=None: relaxation.apply(free))
+  def apply(free: Tree, kept: Tree, shape: tuple[int, ...], learned: Tree = None) -> jax.Array:
+    del kept, shape, learned
+    return relaxation.apply(free)
+
+  return Generator(init, apply)
 
 
 def _pooled(client: Client, made: tuple[Preset, str], further: Mapping[str, Any]) -> Attack:
@@ -94,10 +100,10 @@ def tableak(
   optimizer: str = 'adam',
   decay: str = 'constant',
 ) -> Any:
-  r"""TabLeak (Vero et al. 2023) on tables: categories relaxed by a softmax, numbers by a sigmoid, several starts pooled.
+  r"""TabLeak (Vero et al. 2023) on tables: a softmax for categories, a sigmoid for numbers, several starts pooled.
 
-  The defaults are those of the published code: cosine distance, Adam on the sign at a constant rate of 0.06, starts from
-  U(−1, 1), 30 of them, labels known. The rows of all starts are matched to those of the start with the least distance,
+  The defaults are those of the published code: cosine distance, Adam on the sign at a constant rate of 0.06, 30 starts
+  from U(−1, 1), labels known. The rows of all starts are matched to those of the start with the least distance,
   and the median of each entry is taken. What is returned are relaxed rows: where the starts agree, a block is nearly
   one-hot, and its entropy tells how sure a category is.
 
@@ -111,7 +117,7 @@ def tableak(
     steps: number of steps of each start.
     learning_rate: of the first step.
     seeds: starts that are pooled, all together in one trial.
-    pooling: 'median' as published, 'mean', or 'none' for the start with the least distance.
+    pooling: 'median' as published, 'mean', or 'best' for the start with the least distance.
     distance, gradient, optimizer, decay: as `csdlg` takes them.
 
   Raises:

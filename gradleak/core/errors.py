@@ -56,7 +56,7 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> UsageError:
 
 
 def check_image_batch(what: str, shape: Sequence[Any]) -> None:
-  """Raises `UsageError` unless samples have the shape of images, [N, H, W, C], for `what` is of images alone."""
+  """Raises `UsageError`, which names `what` is for images only, for samples of another shape than [N, H, W, C]."""
   if len(shape) != 4:
     raise UsageError(f'{what} is for images [N, H, W, C], and these samples are [{", ".join(map(str, shape))}]')
 

@@ -100,10 +100,10 @@ def load(
   """Returns a split of a dataset as a `Dataset`.
 
   Args:
-    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), `breast_cancer`, `diabetes`, `table:PATH` (a CSV
-      file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder with
-      one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or `cifar10:3.0.2`,
-      prepared by `launch/prepare_data.py`.
+    name: `faces`, `digits`, `folder:PATH` (images at PATH/split/label/), `breast_cancer`, `diabetes`, `table:PATH` (a
+      CSV file with headings), `notes` (synthetic patient notes), `text:PATH` (a file .txt, .tsv or .csv, or a folder
+      with one for each split), or a TFDS image-classification dataset such as `mnist`, `emnist/letters` or
+      `cifar10:3.0.2`, prepared by `launch/prepare_data.py`.
     split: `test`, `train`, or another split of the dataset; TFDS datasets also take slices (`train[:10%]`).
     data_dir: the folder of TFDS datasets (None: `~/tensorflow_datasets`); not used for others.
     limit: the number of images to return, the first ones; only these are decoded (None: all).
@@ -189,7 +189,9 @@ def table(
   classes = np.asarray(labels)
   lengths = {key: len(values) for key, values in found.items()}
   if wrong := [key for key, length in lengths.items() if length != len(classes)]:
-    raise errors.UsageError(f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, expected {len(classes)}, as labels')
+    raise errors.UsageError(
+      f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, expected {len(classes)}, as labels'
+    )
   return _first(name, split, table_files.parted(found, classes, split, name, given, sensitive), None)
 
 

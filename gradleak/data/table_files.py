@@ -148,7 +148,9 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     raise errors.UsageError(f'row {gap} has no label')
   distinct = set(texts)
   if not 2 <= len(distinct) <= _CLASSES:
-    raise errors.UsageError(f'the column of the label has {len(distinct)} different values, expected 2 to {_CLASSES} classes')
+    raise errors.UsageError(
+      f'the column of the label has {len(distinct)} different values, expected 2 to {_CLASSES} classes'
+    )
   numeric = all(tables.number_of(text) is not None for text in distinct)
   names = tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
   places = {name: place for place, name in enumerate(names)}
@@ -169,7 +171,9 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     raise errors.UsageError(f'the table {path} is empty')
   header = list(names) if names else lines.pop(0)
   if len(set(header)) < len(header) or len(header) < 2:
-    raise errors.UsageError(f'the table {path} has the headings {", ".join(header)}: expected two or more, all different')
+    raise errors.UsageError(
+      f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'
+    )
   for number, line in enumerate(lines):
     if len(line) != len(header):
       raise errors.UsageError(f'row {number} of the table {path} has {len(line)} values, expected {len(header)}')

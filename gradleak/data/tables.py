@@ -1,7 +1,7 @@
 """Tables: what their columns hold, and the rows of numbers that networks take.
 
-A row is encoded as float32 [D]. A continuous or ordinal column is one number, standardised by the rows that a schema was
-inferred from. A categorical or binary column is a one-hot block. Gaps are a further level of such a block, and for
+A row is encoded as float32 [D]. A continuous or ordinal column is one number, standardised by the rows that a schema
+was inferred from. A categorical or binary column is a one-hot block. Gaps are a further level of such a block, and for
 numbers a further column of 0 and 1.
 """
 
@@ -80,7 +80,9 @@ class Field(NamedTuple):
   def in_words(self) -> str:
     """Returns what it holds, as 'age: continuous, 17 to 90, whole numbers'."""
     listed = ', '.join(self.levels[:6]) + (', …' if len(self.levels) > 6 else '')
-    told = [f'{self.low:.4g} to {self.high:.4g}' if self.kind == CONTINUOUS else f'{len(self.levels)} levels ({listed})']
+    told = [
+      f'{self.low:.4g} to {self.high:.4g}' if self.kind == CONTINUOUS else f'{len(self.levels)} levels ({listed})'
+    ]
     told += ['whole numbers'] if self.kind == CONTINUOUS and self.step == 1 else []
     return f'{self.name}: {self.kind}, {", ".join(told)}{", with gaps" if self.gaps else ""}'
 
@@ -122,8 +124,8 @@ class Schema(NamedTuple):
       columns: name -> values, numbers or texts; others than those of the schema are not read.
 
     Raises:
-      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a gap
-        where there are none; names the first row.
+      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a
+        gap where there are none; names the first row.
     """
     for field in self.fields:
       if field.name not in columns:
@@ -142,8 +144,18 @@ class Schema(NamedTuple):
         found[place.start + int(np.argmax(field.shares))] = 1
     return found
 
+  @property
+  def moments(self) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the deviation of each entry of a row, float32 [D]; 0 and 1 of numbers, which are standardised."""
+    mean, std = np.zeros(self.width, np.float32), np.ones(self.width, np.float32)
+    for field, place in zip(self.fields, self.places, strict=True):
+      shares = np.asarray(field.shares, np.float32)
+      of = slice(place.stop - len(shares), place.stop)
+      mean[of], std[of] = shares, np.sqrt(shares * (1 - shares))
+    return mean, std
+
   def cells(self, rows: Any) -> np.ndarray:
-    """Returns the cells that encoded rows [N, D] stand for, float64 [N, F], whatever a search has made of them.
+    """Returns the cells that encoded rows [N, D] stand for, float64 [N, F]; a search may have moved their entries.
 
     A number is standardised; it is moved to the nearest one that the column may have. A category is the place of its
     level, the largest entry of its block, and gaps stand behind all levels. A gap among numbers is infinite. What is
@@ -153,10 +165,30 @@ class Schema(NamedTuple):
     found = [_cell(field, rows[:, place]) for field, place in zip(self.fields, self.places, strict=True)]
     return np.stack(found, axis=1) if found else np.zeros((len(rows), 0))
 
+  def certainty(self, rows: Any) -> np.ndarray:
+    """Returns how sure each category of rows [N, D] is, float64 [N, F]; NaN for numbers, of which a row does not tell.
+
+    It is 1 less the entropy of a block's entries, in units of the largest entropy. The entries are taken for shares, as
+    Vero et al. (2023) do of pooled starts.
+    """
+    rows = np.asarray(rows, np.float64)
+    found = np.full((len(rows), len(self.fields)), np.nan)
+    for number, (field, place) in enumerate(zip(self.fields, self.places, strict=True)):
+      block = np.clip(np.nan_to_num(rows[:, place]), 0, None)
+      total = block.sum(axis=1, keepdims=True)
+      if not field.numeric:
+        shares = np.divide(block, total, out=np.full_like(block, 1 / field.width), where=total > 0)
+        entropy = -np.sum(shares * np.log(np.maximum(shares, 1e-300)), axis=1)
+        found[:, number] = 1 - entropy / math.log(field.width)
+    return found
+
   def texts(self, cells: np.ndarray) -> list[list[str]]:
     """Returns cells [N, F] as people write them."""
     return [
-      ['–' if np.isnan(cell) else field.written(_plain(field, cell)) for field, cell in zip(self.fields, row, strict=True)]
+      [
+        '–' if np.isnan(cell) else field.written(_plain(field, cell))
+        for field, cell in zip(self.fields, row, strict=True)
+      ]
       for row in cells
     ]
 
@@ -164,10 +196,10 @@ class Schema(NamedTuple):
 def from_json(made: Mapping[str, Any]) -> Schema:
   """Returns the `Schema` of what `Schema.to_json` made; raises `UsageError` for anything else."""
   try:
-    fields = [
-      Field(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})
-      for one in made['columns']
-    ]
+    fields = []
+    for one in made['columns']:
+      plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
+      fields.append(Field(**plain))
     return Schema(tuple(fields), tuple(made['sensitive']))
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.UsageError(f'the schema of a table is not one that was written by gradleak: {error}') from error
@@ -187,12 +219,12 @@ def infer(
   Args:
     columns: name -> values, numbers or texts; None, NaN, '' and '?' are gaps.
     given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order.
-    fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all rows. None for all.
+    fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all. None for all.
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
-    UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what is
-      given of a column that is not there.
+    UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
+      is given of a column that is not there.
   """
   given = {} if given is None else given
   for name in [*given, *sensitive]:
@@ -231,7 +263,9 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
   if beyond := [level for level in distinct if level not in levels]:
     raise errors.UsageError(f'the column {name!r} has {beyond[0]!r}, which is none of its levels: {", ".join(levels)}')
   if kind == BINARY and len(levels) != 2:
-    raise errors.UsageError(f'the column {name!r} is to be binary and has {len(levels)} levels: {", ".join(levels[:8])}')
+    raise errors.UsageError(
+      f'the column {name!r} is to be binary and has {len(levels)} levels: {", ".join(levels[:8])}'
+    )
   if kind == ORDINAL:
     field = Field(name, kind, levels, gaps=gaps)
     by_level = dict(zip(levels, field.values.tolist(), strict=True))
@@ -250,8 +284,8 @@ def _kind(numbers: list[float | None] | None, distinct: int, held: int, name: st
     return ORDINAL if whole and distinct <= _FEW else CONTINUOUS
   if distinct > _MANY or distinct > 0.9 * held > 10:
     raise errors.UsageError(
-      f'the column {name!r} has {distinct} different texts in {held} rows: leave it out (kind "ignore"), or say that it '
-      'is categorical'
+      f'the column {name!r} has {distinct} different texts in {held} rows: leave it out (kind "ignore"), or say that '
+      'it is categorical'
     )
   return CATEGORICAL
 

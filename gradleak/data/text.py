@@ -55,9 +55,9 @@ def knows(name: str) -> bool:
 def read(name: str, split: str) -> Texts:
   """Returns a split of `notes` or of `text:PATH`.
 
-  PATH is a file, or a folder with a file for each split, such as train.tsv. Of a file alone every fifth text is in the
-  split test, all others are in train. Files .txt have a text in each line. Files .tsv and .csv have columns: of those
-  with a heading 'text' or 'sentence' the one, and 'label' the other; without headings a label and a text.
+  PATH is a file, or a folder with a file for each split, such as train.tsv. Every fifth text of a single file is in
+  the split test, and all others are in train. Files .txt have a text in each line. Files .tsv and .csv have columns
+  with the headings 'text' or 'sentence', and 'label'. Without headings they are a label and a text.
 
   Raises:
     UsageError: for a split that is not there, and a file that cannot be read so.
@@ -76,7 +76,7 @@ def read(name: str, split: str) -> Texts:
     errors.check_choice(f'split of {name}', split, ('test', 'train'))
     pairs = _pairs(path)
     known = {label for label, _ in pairs}
-    pairs = [one for place, one in enumerate(pairs) if (place % _TEST == _TEST - 1) == (split == 'test')]
+    pairs = tuple(one for place, one in enumerate(pairs) if (place % _TEST == _TEST - 1) == (split == 'test'))
   else:
     raise errors.UsageError(f'no file {str(path)!r}; {FILE}:PATH is a file .txt, .tsv or .csv, or a folder of them')
   if not pairs:

@@ -217,7 +217,8 @@ def from_json(source: str, where: str) -> Tokeniser:
       pieces.append(names[-1])
     numbers.append(len(pieces) - 1 if name is None else places[name])
   unknown = next((places[name] for name in ('[UNK]', '<unk>') if name in places), None)
-  return known(Tokeniser('file', tuple(pieces), *numbers, unknown, source))
+  pad, mask = numbers
+  return known(Tokeniser('file', tuple(pieces), pad, mask, unknown, source))
 
 
 def _library() -> Any:

@@ -41,7 +41,7 @@ def roughness(
   Raises:
     UsageError: for a σ that is no number, more images behind an upload than there are, or images that do not fit.
   """
-  images, labels = data.pair('images and labels', (images, labels))
+  images, labels = data.pair('images and labels', (images, labels), check=client.modality.check)
   errors.check_number('batch_size', batch_size, low=1, high=len(images), integer=True)
   for stddev in stddevs:
     errors.check_number('stddevs', stddev, low=0, finite=True)

@@ -216,9 +216,8 @@ def evaluate(
 
   Returns:
     A dict of Python values, means over the N sequences; one without a reconstruction has 0. 'rouge1', 'rouge2' and
-    'rouge_l' are of words. 'standing' is tanh of where originals stand among the candidates, by their bags of tokens, see
-    `standings`; NaN without any. 'token_accuracy' is the share of the batch's
-    tokens that are right, and 'type_accuracy' the same where each different token counts once, however frequent.
+    'rouge_l' are of words. 'standing' is tanh of where originals stand among the candidates (`standings`), NaN without
+    any. 'token_accuracy' is the share of the batch's tokens that are right, and 'type_accuracy' the same where each different token counts once, however frequent.
     'revealed' counts the sequences that are right throughout. The others are as of `gradleak.metrics.evaluate`.
 
   Raises:
@@ -279,7 +278,7 @@ def _accuracies(found: np.ndarray, truth: np.ndarray, special: Collection[int]) 
 def _identified(
   found: np.ndarray, truth: np.ndarray, bags: list, special: Collection[int], read: list[tuple[list, list]]
 ) -> dict[str, Any]:
-  """Returns 'standing', 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `gradleak.metrics.evaluate`."""
+  """Returns 'standing', 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
   placed = [
     [float(each[0]) for each in standings(one[np.newaxis], other[np.newaxis], of, special)]
     for one, other, of in zip(found, truth, bags, strict=True)

@@ -58,15 +58,17 @@ class Piece(NamedTuple):
     text: what stands there.
     right: whether it is what the private sample has; None where nothing is compared, as in the private sample itself.
     of: what it is a part of, such as a column; '' where parts follow each other as in a text.
+    sure: how sure the attacker can be of it, in [0, 1]; None where nothing tells.
   """
 
   text: str
   right: bool | None = None
   of: str = ''
+  sure: float | None = None
 
 
 class Relaxation(NamedTuple):
-  """What a search moves in place of samples, such as pixels as they are, or a number for each token that may stand there.
+  """What a search moves in place of samples: pixels as they are, or a number for each token that may stand there.
 
   Attributes:
     shape: (shape of the samples [N, …], variables of the model) -> the shape of what is moved.
@@ -115,6 +117,7 @@ class Modality:
     columns: those of its rows that others do not have.
     score: the column that grows with the likeness of a reconstruction; a run has to exceed its control.
     correlation: the column that tells a weak trace from none, in [-1, 1].
+    margin: by how much the score of an attack has to be lower than another's to be worse, in its unit.
     likeness: the column by which the example of a verdict is chosen.
     oracle: the columns of which the best start is recorded, as 'oracle_…'.
     shown: what tables show, the score first.
@@ -166,6 +169,7 @@ class Modality:
   copies: Mapping[str, Callable[[np.ndarray], np.ndarray]] = dataclasses.field(default_factory=dict)
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
   marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
+  margin: float = 0.0
   usual: Any = None
   sensitive: frozenset[str] = frozenset()
   words: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -121,6 +121,7 @@ IMAGES = modality(
     columns=COLUMNS,
     score='psnr',
     correlation='pearson',
+    margin=1.0,
     likeness='ssim',
     oracle=('psnr', 'ssim', 'mse_unclipped'),
     shown=(Shown('psnr', 'PSNR', 'dB', 1), Shown('ssim', 'SSIM')),

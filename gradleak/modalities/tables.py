@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +27,25 @@ _DIVERGED = 'the trial diverged'
 _NO_KIND = 'the table has no such column, or the trial diverged'
 
 COLUMNS = (
-  Column('cells', NUMBER, '[0, 1]', 'Cells that are right: the category, or a value within 0.319 deviations.', _DIVERGED, (0, 1)),
-  Column('cells_exact', NUMBER, '[0, 1]', 'Cells that are exact: the category, or a value within 0.01.', _DIVERGED, (0, 1)),
+  Column(
+    'cells',
+    NUMBER,
+    '[0, 1]',
+    'Cells that are right: the category, or a value within 0.319 deviations.',
+    _DIVERGED,
+    (0, 1),
+  ),
+  Column(
+    'cells_exact', NUMBER, '[0, 1]', 'Cells that are exact: the category, or a value within 0.01.', _DIVERGED, (0, 1)
+  ),
   Column('categories', NUMBER, '[0, 1]', 'Cells of categorical and binary columns that are right.', _NO_KIND, (0, 1)),
   Column('numbers', NUMBER, '[0, 1]', 'Cells of continuous and ordinal columns that are right.', _NO_KIND, (0, 1)),
   Column('rows_right', NUMBER, '[0, 1]', 'Rows of which all cells are right.', _DIVERGED, (0, 1)),
-  Column('trace', NUMBER, '[-1, 1]', 'Cosine of the cells less what is usual in their columns; a mean.', _DIVERGED, (-1, 1)),
+  Column(
+    'trace', NUMBER, '[-1, 1]', 'Cosine of the cells less what is usual in their columns; a mean.', _DIVERGED, (-1, 1)
+  ),
   Column('revealed_cells', NUMBER, '[0, 1]', 'Cells that are right of the rows that are exact.', 'no row is', (0, 1)),
-)  # fmt: skip
+)
 
 
 # Sentences of the report that mean something else of rows than of images.
@@ -46,50 +57,82 @@ WORDS: dict[str, str] = {
   'meaning.unjudged': 'more than nothing, but no right row; identity was not judged: {needed} candidates are needed',
   'done.recognisable': '{n:gives|give} rows away that are mostly right',
   'done.above chance': '{n:leaves|leave} cells above chance',
-  'verdicts.exact': 'All cells of a private row are exact in one of the rows that the attack returned: equal categories, and '
-  'values within 0.01 standard deviations of the column.',
-  'verdicts.recognisable': 'Two tests hold. The original is the nearest of all candidates, {size:0} other real rows, by its '
-  'cells.{made} And more cells are right than 99 of 100 pairs of different candidates have in common.',
-  'verdicts.re-identified': 'The original is the nearest of all candidates, which happens to one attacker by chance in '
-  '{chance:significant} % of uploads, and the trace is three standard deviations above that of the control: an attacker '
-  'with a list of suspects learns who it is, although the row is not right.',
-  'verdicts.above chance': 'The share of right cells and the trace are beyond the control (its 95th percentile; three '
-  'standard deviations above its mean), and nothing more. The trace is the cosine of the cells less what is usual in '
-  'their columns.',
-  'verdicts.recovered': 'Exact or recognisable. The percentages beside the counts are exact (Clopper–Pearson) 95 % '
-  'intervals. “Not converged” marks runs at any of the four levels of which more steps may show more.{batches}',
-  'verdicts.batches': ' Of a batch, one row decides, where the control shows none. “Fully” counts the rows of a batch that '
-  'are exact.',
+  'verdicts.exact': (
+    'All cells of a private row are exact in one of the rows that the attack returned: equal categories, and values '
+    'within 0.01 standard deviations of the column.'
+  ),
+  'verdicts.recognisable': (
+    'Two tests hold. The original is the nearest of all candidates, {size:0} other real rows, by its cells.{made} '
+    'And more cells are right than 99 of 100 pairs of different candidates have in common.'
+  ),
+  'verdicts.re-identified': (
+    'The original is the nearest of all candidates, which happens to one attacker by chance in {chance:significant} '
+    '% of uploads, and the trace is three standard deviations above that of the control: an attacker with a list of '
+    'suspects learns who it is, although the row is not right.'
+  ),
+  'verdicts.above chance': (
+    'The share of right cells and the trace are beyond the control (its 95th percentile; three standard deviations '
+    'above its mean), and nothing more. The trace is the cosine of the cells less what is usual in their columns.'
+  ),
+  'verdicts.recovered': (
+    'Exact or recognisable. The percentages beside the counts are exact (Clopper–Pearson) 95 % intervals. “Not '
+    'converged” marks runs at any of the four levels of which more steps may show more.{batches}'
+  ),
+  'verdicts.batches': (
+    'Of a batch, one row decides, where the control shows none. “Fully” counts the rows of a batch that are exact.'
+  ),
   'verdicts.diverged': 'A value became NaN or infinite. The run counts as not recovered and enters no mean.',
-  'findings.fails': 'Even without a defense {none_of} recovered{above}: this setting proves nothing about any defense, '
-  'because the attacks show no row without one, too.',
-  'findings.reidentified': 'No row is recovered, but {unit} that are re-identified among the candidates: {counts:list}.',
+  'findings.fails': (
+    'Even without a defense {none_of} recovered{above}: this setting proves nothing about any defense, because the '
+    'attacks show no row without one, too.'
+  ),
+  'findings.reidentified': (
+    'No row is recovered, but {unit} that are re-identified among the candidates: {counts:list}.'
+  ),
   'findings.seen': 'No row is recovered, but {unit} that are seen above chance: {counts:list}.',
-  'audit.slide': 'The first private row, and what the strongest attacker of each defense makes of its upload: right cells '
-  'are marked. Below that, of how many trials they recover a row.',
-  'audit.oracle': 'The right cells of the best start, chosen by comparison with the private rows, which no attacker can do. '
-  'Everything else on this page uses the start with the smallest matching distance.',
-  'audit.both': 'A non-adaptive attacker treats the upload as that of an undefended client. An adaptive one knows the '
-  'defense and its settings, and runs the adaptive attack named. Where one row stands for all adaptive attackers, it is '
-  'that of the strongest: the most runs recovered, then the most right cells.',
-  'autoleak.rankings': 'Originals that are re-identified: by the likelihood of the upload, given each candidate of a list; '
-  'and by what an attack reconstructs. Either decides the level. The last column has uploads of noise of which the '
-  'original is first: false matches. Where an upload says nothing, one in a list is first by chance.',
-  'scores.table': 'The share of cells that are right: a category that is equal, or a value within 0.319 standard deviations '
-  'of its column, as TabLeak (Vero et al. 2023) counts. Exact cells are within 0.01. Rows are matched to the private ones '
-  'first. Medians and commonest categories alone have some cells right, so compare with the column “without an upload”.',
-  'marked.samples': 'What the strongest attacker of each defense makes of the first private rows, cell by cell. What is '
-  'right has a tick and a colour; the columns that leak under most defenses come first. The last line counts them.',
-  'marked.parts': 'How often each column is right, over all rows, as the strongest attacker of each defense sees it. '
-  '“Without an upload” are the median and the commonest category. The columns that leak most come first.',
-  'marked.together': 'Of {total} private rows, the share of which at least so many {of} are right at once. One column that '
-  'is right may be luck, a whole record is not.',
+  'audit.slide': (
+    'The first private row, and what the strongest attacker of each defense makes of its upload: right cells are '
+    'marked. Below that, of how many trials they recover a row.'
+  ),
+  'audit.oracle': (
+    'The right cells of the best start, chosen by comparison with the private rows, which no attacker can do. '
+    'Everything else on this page uses the start with the smallest matching distance.'
+  ),
+  'audit.both': (
+    'A non-adaptive attacker treats the upload as that of an undefended client. An adaptive one knows the defense '
+    'and its settings, and runs the adaptive attack named. Where one row stands for all adaptive attackers, it is '
+    'that of the strongest: the most runs recovered, then the most right cells.'
+  ),
+  'autoleak.rankings': (
+    'Originals that are re-identified: by the likelihood of the upload, given each candidate of a list; and by what '
+    'an attack reconstructs. Either decides the level. The last column has uploads of noise of which the original is '
+    'first: false matches. Where an upload says nothing, one in a list is first by chance.'
+  ),
+  'scores.table': (
+    'The share of cells that are right: a category that is equal, or a value within 0.319 standard deviations of its '
+    'column, as TabLeak (Vero et al. 2023) counts. Exact cells are within 0.01. Rows are matched to the private ones '
+    'first. Medians and commonest categories alone have some cells right, so compare with the column “without an '
+    'upload”.'
+  ),
+  'marked.samples': (
+    'What the strongest attacker of each defense makes of the first private rows, cell by cell. What is right has a '
+    'tick and a colour. “Sure to” is what an attacker sees, too: one less the entropy of a relaxed category. The '
+    'columns that leak under most defenses come first, the surest of them before others. The last line counts them.'
+  ),
+  'marked.parts': (
+    'How often each column is right, over all rows, as the strongest attacker of each defense sees it. “Without an '
+    'upload” are the median and the commonest category. The columns that leak most come first.'
+  ),
+  'marked.together': (
+    'Of {total} private rows, the share of which at least so many {of} are right at once. One column that is right '
+    'may be luck, a whole record is not.'
+  ),
   'marked.sensitive': 'of the sensitive columns {names:names}',
   'marked.all': 'of the {n} columns',
 }
 
 
-# Of programs, where flags are not given.
+# What programs take where flags are not given.
 DEFAULTS: dict[str, Any] = {
   'model': 'mlp(widths=100-100)',
   'init': 'default',
@@ -128,6 +171,7 @@ def table(schema: Schema) -> Modality:
     columns=COLUMNS,
     score='cells',
     correlation='trace',
+    margin=0.05,
     likeness='cells',
     oracle=('cells', 'cells_exact'),
     shown=(Shown('cells', 'cells right'), Shown('cells_exact', 'cells exact')),
@@ -159,7 +203,9 @@ def check(schema: Schema, rows: Any) -> None:
   """Raises `UsageError` for what are no encoded rows [N, D] of a schema; names the first row and its column."""
   rows = errors.host_array('rows', rows)
   if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.floating):
-    raise errors.UsageError(f'rows are {rows.dtype.name} of shape {rows.shape}, expected floats [N, D] of Schema.encode')
+    raise errors.UsageError(
+      f'rows are {rows.dtype.name} of shape {rows.shape}, expected floats [N, D] of Schema.encode'
+    )
   if rows.shape[1] != schema.width:
     raise errors.UsageError(f'rows have {rows.shape[1]} entries, and those of the schema {schema.width}')
   for field, place in zip(schema.fields, schema.places, strict=True):
@@ -204,7 +250,9 @@ def evaluate(
   """
   found, truth = (errors.host_array(name, rows) for name, rows in (('reconstructions', found), ('truth', truth)))
   if found.ndim != 2 or found.shape[1:] != truth.shape[1:]:
-    raise errors.UsageError(f'reconstructions have shape {found.shape}, the truth {truth.shape}; expected [K, D], [N, D]')
+    raise errors.UsageError(
+      f'reconstructions have shape {found.shape}, the truth {truth.shape}; expected [K, D], [N, D]'
+    )
   labels, labels_hat = (errors.host_array(name, x) for name, x in (('labels', labels), ('labels_hat', labels_hat)))
   check_labels(labels, len(truth))
   finite = np.isfinite(found).all(axis=1)
@@ -231,7 +279,7 @@ def evaluate(
     'cells_exact': mean(exact),
     'categories': mean(right[:, ~numeric]),
     'numbers': mean(right[:, numeric]),
-    'rows_right': mean(right.all(axis=1)),
+    'rows_right': mean(np.asarray(right.all(axis=1))),
     'trace': mean(_traces(schema, cells_of, of)),
     'revealed_cells': float(np.mean(shared)) if shared.size else math.nan,
     'revealed': int(whole.sum()),
@@ -285,9 +333,7 @@ def _right(schema: Schema, cells: np.ndarray, wanted: np.ndarray, within: float)
   return np.where(numeric[np.newaxis] & np.isfinite(wanted), near, cells == wanted)
 
 
-def _exact_rows(
-  schema: Schema, cells: np.ndarray, wanted: np.ndarray, found: np.ndarray, signed: bool
-) -> np.ndarray:
+def _exact_rows(schema: Schema, cells: np.ndarray, wanted: np.ndarray, found: np.ndarray, signed: bool) -> np.ndarray:
   """Returns which private rows any reconstruction has exactly, bool [N]; of either sign, where that is not known."""
   of_sign = [cells] if signed else [cells, schema.cells(-found)]
   exact = [_right(schema, one, np.broadcast_to(row, one.shape), EXACT).all(axis=1) for one in of_sign for row in wanted]
@@ -379,7 +425,7 @@ def _identified(
     itself = kind.places.get(known)
     kept = np.delete(apart, itself) if itself is not None else apart[:MOST]
     answered = np.isfinite(cells[place]) | np.isinf(cells[place])
-    ranks.append(1 + int(np.sum(kept <= own + 1e-9)) if answered.all() else 1 + len(kept))
+    ranks.append(1 + int(np.sum(kept <= own + 1e-6)) if answered.all() else 1 + len(kept))
     others.append(len(kept))
     enough.append(right[place].mean() >= kind.threshold)
   first = np.asarray(ranks) == 1
@@ -401,15 +447,20 @@ def settle(schema: Schema, rows: jax.Array) -> jax.Array:
 
 
 def _cells(schema: Schema, model: Any) -> Relaxation:
-  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number."""
+  """Returns what a search moves in place of rows: a softmax for each block, a sigmoid in the range of each number.
+
+  The logits of a level with the share p are p + √(p(1 − p))·u, as in TabLeak's code: rare levels move more slowly.
+  """
   del model
   low, high = (end.astype(np.float32).reshape(1, -1) for end in bounds(schema))
   blocks = [(place, field) for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
 
   def apply(free: jax.Array) -> jax.Array:
     rows = low + (high - low) * jax.nn.sigmoid(free)
-    for place, _ in blocks:
-      rows = rows.at[..., place].set(jax.nn.softmax(free[..., place], axis=-1))
+    for place, field in blocks:
+      shares = np.asarray(field.shares, np.float32).reshape(1, -1)
+      logits = shares + np.sqrt(shares * (1 - shares)) * free[..., place]
+      rows = rows.at[..., place].set(jax.nn.softmax(logits, axis=-1))
     return rows
 
   def decide(rows: jax.Array, variables: Any) -> jax.Array:
@@ -443,7 +494,11 @@ def marked(schema: Schema, row: np.ndarray, truth: np.ndarray | None = None) -> 
   right: Sequence[Any] = [None] * len(texts)
   if truth is not None:
     right = _right(schema, cells, schema.cells(np.asarray(truth)[np.newaxis]), RIGHT)[0].tolist()
-  return [Piece(text, one, field.name) for text, one, field in zip(texts, right, schema.fields, strict=True)]
+  sure: Sequence[Any] = [None] * len(texts)
+  if truth is not None:
+    sure = [None if np.isnan(one) else float(one) for one in schema.certainty(np.asarray(row)[np.newaxis])[0]]
+  names = [field.name for field in schema.fields]
+  return [Piece(*one) for one in zip(texts, right, names, sure, strict=True)]
 
 
 def picture(schema: Schema, row: np.ndarray) -> np.ndarray:
@@ -475,7 +530,7 @@ def describe(schema: Schema, rows: np.ndarray) -> dict[str, Any]:
   return {'schema': schema.to_json()}
 
 
-_OF_SCHEMA = {
+_OF_SCHEMA: dict[str, Callable[..., Any]] = {
   'check': check,
   'evaluate': evaluate,
   'distinct': distinct,

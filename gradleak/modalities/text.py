@@ -191,12 +191,12 @@ def _as_probabilities(made: Tokeniser, samples: jax.Array) -> jax.Array:
   return samples
 
 
-# Of programs, where flags are not given.
+# Flags of programs that are not given have these values.
 DEFAULTS: dict[str, Any] = {
   'model': 'gpt(width=32,layers=1,heads=2)',
   'init': 'default',
   'loss': 'next_token',
-  'attacks': 'tag(decay=cosine)',
+  'attacks': 'span;tag(decay=cosine)',
   'steps': 300,
   'public': 1000,
   'defenses': 'none;gaussian(stddev=0.01);prune(rate=0.99);dpsgd(norm=0.1,noise=0.1);fragmentation(ratio=0.4);'
@@ -205,8 +205,8 @@ DEFAULTS: dict[str, Any] = {
 
 # Sentences of the report where texts are shown, not pictures.
 WORDS = {
-  'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. What '
-  'is right at its place is bold and has a colour. The last line counts it.',
+  'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. '
+  'What is right at its place is bold and has a colour. The last line counts it.',
 }
 
 
@@ -237,12 +237,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
       Shown('type_accuracy', 'tokens right,\neach kind once'),
       Shown('standing', 'standing by\nbag of tokens'),
     ),
-    nearness=lambda found, truth: np.asarray(
-      [
-        metrics.rouge(*(metrics.words(made.decode(one)) for one in pair), 1)
-        for pair in zip(np.asarray(found), np.asarray(truth), strict=True)
-      ]
-    ),
+    nearness=functools.partial(_nearness, made),
     picture=functools.partial(_picture, made),
     marked=functools.partial(_marked, made),
     remade=_remade,
@@ -260,6 +255,12 @@ def of_tokeniser(made: Tokeniser) -> Modality:
       'masked_token': lambda samples, **settings: hidden(made, samples, **settings),
     },
   )
+
+
+def _nearness(made: Tokeniser, found: Any, truth: Any) -> np.ndarray:
+  """Returns the ROUGE-1 of pairs, float [N]."""
+  read = [[metrics.words(made.decode(one)) for one in np.asarray(texts)] for texts in (found, truth)]
+  return np.asarray([metrics.rouge(one, other, 1) for one, other in zip(*read, strict=True)])
 
 
 def _picture(made: Tokeniser, text: np.ndarray) -> np.ndarray:

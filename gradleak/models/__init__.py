@@ -12,7 +12,7 @@ from gradleak.models.nnx_modules import from_nnx
 from gradleak.models.registry import REGISTRY, create
 from gradleak.models.resnet import resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, resnet152
 from gradleak.models.small import cnn, lenet, lenet4, mlp
-from gradleak.models.tabular import ft_transformer, logistic, resnet_mlp
+from gradleak.models.tabular import ft_transformer, logistic, resnet_mlp, standardised
 from gradleak.models.torch import from_torch
 from gradleak.models.transformers import bert, gpt, lstm
 from gradleak.models.vgg import vgg11, vgg16
@@ -51,6 +51,7 @@ __all__ = [
   'resnet101',
   'resnet152',
   'resnet_mlp',
+  'standardised',
   'vgg11',
   'vgg16',
   'vit_small',

@@ -1,21 +1,23 @@
-"""Networks for rows of tables [N, D]: logistic regression, a residual MLP and FT-Transformer (Gorishniy et al. 2021)."""
+"""Networks for rows of tables [N, D]: logistic regression, a residual MLP, FT-Transformer (Gorishniy et al. 2021)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from gradleak.core import errors
 from gradleak.core.settings import Choice, Range
+from gradleak.core.trees import Tree
 from gradleak.models import layers
 from gradleak.models.builtin import Width, builtin, parse_widths
-from gradleak.models.model import Model, from_flax
+from gradleak.models.model import Model, Normalisation, from_flax, wrapped
 from gradleak.models.small import Dropout
 from gradleak.models.vit import Attention
 
 CITATIONS = ('Gorishniy, Rubachev, Khrulkov, Babenko: Revisiting Deep Learning Models for Tabular Data. NeurIPS 2021.',)
-NORMS = ('batch', 'layer', 'none')
+NORMS = ('batch', 'layer', 'identity')
 Depth = Annotated[int, Range(1, 128)]
 
 
@@ -49,7 +51,7 @@ class ResidualMlp(nn.Module):
     def normed(x: jax.Array) -> jax.Array:
       if self.norm == 'batch':
         return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)(x)
-      return x if self.norm == 'none' else nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)
+      return x if self.norm == 'identity' else nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)
 
     x = layers.Dense(self.width, self.initial)(layers.flatten(rows))
     for _ in range(self.depth):
@@ -162,7 +164,7 @@ def resnet_mlp(
     width: features between the blocks.
     depth: number of blocks.
     factor: how many times as many features a block has inside.
-    norm: 'batch' as published, 'layer', or 'none'.
+    norm: 'batch' as published, 'layer', or 'identity' for none.
     dropout: rate behind each dense layer of a block.
   """
   del conv
@@ -204,3 +206,32 @@ def ft_transformer(
   blocks = parse_widths('ft_transformer(columns)', columns) if columns not in ('', ()) else ()
   module = FtTransformer(num_classes, init, blocks, width, heads, depth, dropout)
   return from_flax(module, axes=None)._replace(citations=CITATIONS)
+
+
+def standardised(model: Model, mean: Any, std: Any) -> Model:
+  """Returns a network that first takes each entry of a row less a mean, in units of a deviation.
+
+  One-hot entries are standardised in this way in TabLeak's experiments. Closed forms know of it and read the rows as
+  they are.
+
+  Args:
+    model: a network of rows.
+    mean, std: floats [D], such as those of `gradleak.data.Schema.moments`.
+
+  Raises:
+    UsageError: for anything but two rows of equal length, or a deviation that is not positive.
+  """
+  means, deviations = (
+    errors.host_array(name, x).astype(np.float32).ravel() for name, x in (('mean', mean), ('std', std))
+  )
+  if means.shape != deviations.shape or not (deviations > 0).all() or not np.isfinite(means).all():
+    raise errors.UsageError(
+      f'mean and std are {means.shape} and {deviations.shape}, expected as many positive deviations'
+    )
+
+  def given(variables: Tree, rows: jax.Array) -> tuple[Tree, jax.Array]:
+    return variables, (rows - means.astype(rows.dtype).reshape(1, -1)) / deviations.astype(rows.dtype).reshape(1, -1)
+
+  made = wrapped(model, f'standardised {model.name}', model.init, given, layers=model.layers, citations=model.citations)
+  known = Normalisation(tuple(map(float, means)), tuple(map(float, deviations)))
+  return made._replace(normalisation=known, axes=model.axes)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradleak.audit.result import AuditResult, check_result
 from gradleak.report import figures
+from gradleak.report.words import worded
 from gradleak.summary import cases
 
 _THEME_INK = figures.LINE  # replaced by the text colour of the page
@@ -82,7 +83,7 @@ def _panel(title: str, descents: Sequence[Descent], defenses: Sequence[str]) -> 
       truth = np.median(at_truth) if at_truth else 0.0
       if truth > 0:
         axes.axhline(truth, color=colour, **_AT_TRUTH)
-    handles.append(Line2D([], [], color=_THEME_INK, label='objective at the private images', **_AT_TRUTH))
+    handles.append(Line2D([], [], color=_THEME_INK, label=worded('objective at the private images'), **_AT_TRUTH))
     axes.set_xscale('symlog', linthresh=1)
     limits: tuple[Any, Any] = min(each.steps[0] for each in descents), max(each.steps[-1] for each in descents)
     axes.set_xlim(*limits)

@@ -8,7 +8,7 @@ from gradleak.modalities import Modality
 from gradleak.report import blocks, marked, wording
 from gradleak.report.formatting import percent_range
 from gradleak.report.html import code, image, mark, method, text
-from gradleak.report.words import said, texts, worded
+from gradleak.report.words import said, texts
 from gradleak.summary import worst
 
 # Verdict -> what it says of an image, in plain words; of other samples `said` has others.
@@ -86,10 +86,14 @@ def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, boun
   rows = []
   for line in told:
     example, others = line['example'], len(line['by']) - 1
-    pictures = marked.summary(line['pieces']) if line['pieces'] else text(
-      image(line['truth'], f'Private image of trial {example["trial"]}.'),
-      ' ',
-      image(line['found'], f'Its reconstruction by {example["attack"]}.'),
+    pictures = (
+      marked.summary(line['pieces'])
+      if line['pieces']
+      else text(
+        image(line['truth'], f'Private image of trial {example["trial"]}.'),
+        ' ',
+        image(line['found'], f'Its reconstruction by {example["attack"]}.'),
+      )
     )
     uploads = ' uploads' * (example.get('batch_size', 1) > 1)
     cells = [

@@ -3,7 +3,7 @@
 What is right is marked. A modality has a `marked` function for it, see `modalities.base.Piece`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from gradleak.modalities import Modality, Piece, of_config
 from gradleak.report import blocks, figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import minus, number, wrap
-from gradleak.report.html import code, mark, method, text, tagged
+from gradleak.report.html import method, tagged, text
 from gradleak.report.words import said, worded
 from gradleak.summary import cases
 
@@ -116,6 +116,11 @@ def _marked(piece: Piece) -> blocks.Html:
   return blocks.Html(f'<span class="piece {kind}">{text(piece.text)}</span>')
 
 
+def _sure(piece: Piece) -> str:
+  """Returns how sure the attacker is, where it is not quite sure."""
+  return '' if piece.sure is None or piece.sure > 0.995 else f'sure to {100 * piece.sure:.0f} %'
+
+
 def sections(result: AuditResult, published: Mapping[str, str]) -> list[blocks.Section]:
   """Returns the sections on single samples, on the parts that leak, and on how much of a sample is known."""
   found, truth = seen(result), private(result)
@@ -146,12 +151,19 @@ def _across(
   truth: Sequence[Piece], columns: Sequence[tuple[Seen, Sequence[Piece]]], published: Mapping[str, str]
 ) -> blocks.Table:
   """Returns a table with a line for each part, the parts that most defenses leak first."""
-  order = sorted(range(len(truth)), key=lambda i: (-sum(bool(of[i].right) for _, of in columns), i))
+
+  def first(i: int) -> tuple[float, float, int]:
+    sure = [piece.sure for piece in (of[i] for _, of in columns) if piece.sure is not None]
+    return -sum(bool(of[i].right) for _, of in columns), -float(np.mean(sure)) if sure else 0.0, i
+
+  order = sorted(range(len(truth)), key=first)
   heads: list[Any] = ['column', ('private', 'left private')]
   heads += [blocks.Column(str(published.get(one.defense) or one.defense), 'left seen') for one, _ in columns]
   rows = []
   for i in order:
-    cells = [blocks.Cell(text(_marked(of[i])), kind='right' if of[i].right else 'wrong') for _, of in columns]
+    cells = [
+      blocks.Cell(text(_marked(of[i])), [_sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns
+    ]
     rows.append(blocks.Row([truth[i].of, blocks.Cell(truth[i].text), *cells]))
   counts = [f'{sum(bool(p.right) for p in of)} of {len(of)}' for _, of in columns]
   by = [blocks.Cell(count, [one.case[0], *([f'adaptive: {one.case[2]}'] if len(one.case) > 2 else [])], 'sum')
@@ -206,7 +218,7 @@ def _together(
   total = sum(len(batch) for batch in found[0].pieces)
   levels = sorted({1, 2, 3, (len(chosen) + 1) // 2, len(chosen)} & set(range(1, len(chosen) + 1)))
   heads = ['defense', *(f'all {least}' if least == len(chosen) else f'{least} or more' for least in levels)]
-  lines = [(method(one.defense, published.get(one.defense)), one.pieces) for one in found]
+  lines: list[tuple[Any, Any]] = [(method(one.defense, published.get(one.defense)), one.pieces) for one in found]
   lines += [('without an upload', guess)] if guess else []
   rows = []
   for name, pieces in lines:
@@ -239,10 +251,9 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
   found, truth = seen(result)[:8], private(result)[0][0]
-  right = [sum(bool(one.pieces[0][0][i].right) for one in found) for i in range(len(truth))]
-  order = sorted(range(len(truth)), key=lambda i: (-right[i], i))[:PARTS] if truth[0].of else None
-  if order is None:
+  if not truth[0].of:
     return _running(found, truth, worst, size)
+  order = range(min(len(truth), PARTS))
   width, height = size
   left, top, foot = 2.6, 0.95, 0.75
   across, down = (width - left - 0.2) / (len(found) + 1), (height - top - foot) / max(len(order), 1)
@@ -250,11 +261,15 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
     axes = figure.add_axes((0, 0, 1, 1))
     for c, name in enumerate(['private', *(one.defense for one in found)]):
       for i, line in enumerate(reversed(wrap(name, max(8, int(across / 0.098)))[:3])):
-        axes.text(left + (c + 0.5) * across, top - 0.2 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold')
+        axes.text(
+          left + (c + 0.5) * across, top - 0.2 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold'
+        )
     for r, i in enumerate(order):
       middle = top + (r + 0.5) * down
       axes.text(left - 0.1, middle, _short(truth[i].of, 28), ha='right', va='center', fontsize=10)
-      axes.text(left + 0.5 * across, middle, _short(truth[i].text, int(across / 0.085)), ha='center', va='center', fontsize=10)
+      axes.text(
+        left + 0.5 * across, middle, _short(truth[i].text, int(across / 0.085)), ha='center', va='center', fontsize=10
+      )
       for c, one in enumerate(found):
         piece = one.pieces[0][0][i]
         style: dict[str, Any] = {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
@@ -300,7 +315,9 @@ def _running(
     for r, (name, count, pieces) in enumerate(lines):
       top = 0.5 + r * down
       for i, line in enumerate([*wrap(name, 28)[:2], *([f'recovered {count}'] if count else [])]):
-        axes.text(left - 0.2, top + 0.17 * i, line, ha='right', va='center', fontsize=10, weight='bold' if not i else None)
+        axes.text(
+          left - 0.2, top + 0.17 * i, line, ha='right', va='center', fontsize=10, weight='bold' if not i else None
+        )
       _flow(axes, pieces, left, top, width - 0.3, down)
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
@@ -316,7 +333,9 @@ def _flow(axes: Any, pieces: Sequence[Piece], left: float, top: float, end: floa
       x, y = left, y + 0.2
     if y > top + down - 0.15:
       return
-    style: dict[str, Any] = {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
+    style: dict[str, Any] = (
+      {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
+    )
     axes.text(x, y, piece.text, va='center', fontsize=9.5, family='DejaVu Sans Mono', **style)
     x += wide
 

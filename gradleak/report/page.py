@@ -433,7 +433,7 @@ def _curves(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
 
 def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
   """Returns what the attackers are granted; attackers and defenses of which the same is said stand together."""
-  alike = together((tuple(sentences), attack) for attack, sentences in result.threat_models.items())
+  alike = together((tuple(map(worded, sentences)), attack) for attack, sentences in result.threat_models.items())
   models = ''.join(
     f'<div>{html.rendered([blocks.Heading(code(*attacks)), blocks.Bullets(sentences)])}</div>'
     for sentences, attacks in alike.items()
@@ -446,7 +446,7 @@ def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
   if adaptive_attacks or (unmet and _adaptive(worst)):
     rounds = result.config.get('rounds', 1)
     terms = [
-      (code(*defenses), [text(code(adaptive), f': {does}') for adaptive, does in sentences])
+      (code(*defenses), [text(code(adaptive), f': {worded(does)}') for adaptive, does in sentences])
       for sentences, defenses in adaptive_attacks.items()
     ]
     parts += [
@@ -464,7 +464,7 @@ def _inspected(result: AuditResult) -> blocks.Section:
   """Returns what a client can see of the models that it is sent."""
 
   def told(sentences: Sequence[str] | None) -> Sequence[str]:
-    return [said('audit.unread')] if sentences is None else sentences or [said('audit.unsuspicious')]
+    return [said('audit.unread')] if sentences is None else [*map(worded, sentences)] or [said('audit.unsuspicious')]
 
   alike = together((tuple(told(sentences)), attack) for attack, sentences in result.inspections.items())
   return blocks.Section(

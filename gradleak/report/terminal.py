@@ -8,7 +8,7 @@ from gradleak.audit.result import AuditResult, check_result
 from gradleak.modalities import of_rows
 from gradleak.report import findings, wording
 from gradleak.report.formatting import aligned, count_range, listed, number, plus_minus, together
-from gradleak.report.words import speaking
+from gradleak.report.words import speaking, worded
 from gradleak.summary.cases import Summary, named, paired, summarise, worst_case
 
 
@@ -56,7 +56,8 @@ def _legend(
   ]
   said = together((adaptive, (sentence, defense)) for adaptive, sentence, defense in does if sentence)
   return [
-    f'adaptive: {adaptive}{f" under {listed(dict.fromkeys(of))}" if len(together(told)) > 1 else ""}: {sentence}'
+    f'adaptive: {adaptive}{f" under {listed(dict.fromkeys(of))}" if len(together(told)) > 1 else ""}: '
+    f'{worded(sentence)}'
     for adaptive, told in said.items()
     for sentence, of in together(told).items()
   ]

@@ -222,6 +222,11 @@ class Task:
     )
 
   @property
+  def context(self) -> Context:
+    """What defenses are made for."""
+    return Context(self.client, self.variables, np.shape(self.train[0])[1:], self.public)
+
+  @property
   def audit_settings(self) -> AuditSettings:
     """The settings of every audit."""
     return AuditSettings(steps=self.settings.steps, controls=self.settings.controls)
@@ -236,6 +241,23 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
   check_apply(model, variables, shape)
   check_parameters(model, variables)
   return variables
+
+
+def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given: Any) -> list[Any]:
+  """Returns pairs (samples, labels) that are checked; None for None."""
+  return [
+    None if pair is None else data.pair(name, pair, None, shape, modality.check, check) for name, pair in given.items()
+  ]
+
+
+def _drawn(attacks: Any, modality: Modality) -> Any:
+  """Returns the attacks; raises `UsageError` for any on samples whose score the page of a training does not draw."""
+  if attacks and modality is not IMAGES:
+    raise errors.UsageError(
+      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
+      'and call gradleak.audit for each defense'
+    )
+  return attacks
 
 
 def frontier(
@@ -295,9 +317,7 @@ def frontier(
   made = dataclasses.replace(local.client(model, outputs_shape(model, variables, shape)[-1]), modality=modality)
   heads.check_client(made, variables, shape)
   check = functools.partial(made.targets, outputs=outputs_shape(model, variables, shape))
-  train = data.pair('train', train, check=modality.check, check_targets=check)
-  test = data.pair('test', test, None, shape, modality.check, check)
-  public = None if public is None else data.pair('public', public, None, shape, modality.check, check)
+  train, test, public = _pairs(modality, shape, check, train=train, test=test, public=public)
   parts = _parts(key, simulation.decided(made.loss, train[1]), clients)
   identity = {
     **dataclasses.asdict(given),
@@ -312,11 +332,10 @@ def frontier(
     **({} if modality is IMAGES else {'modality': modality.name, **modality.describe(train[0])}),
   }
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
-  context = Context(made, variables, shape, public)
-  bound = [Labelled(label, bind(defense, context)) for label, defense in named_defenses(defenses)]
+  bound = [Labelled(label, bind(defense, task.context)) for label, defense in named_defenses(defenses)]
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
-  attacks = listed(() if attacks is None else attacks)
+  attacks = _drawn(listed(() if attacks is None else attacks), modality)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now

@@ -42,16 +42,16 @@ def lines(
   of = cases.grouped(rows, 'defense')
   return [
     {
-      **_line(entry, of[entry['defense'],], picture, set((named or {}).get(entry['defense'], ())), kind or of_rows(rows)),
+      **_line(
+        entry, of[entry['defense'],], picture, set((named or {}).get(entry['defense'], ())), kind or of_rows(rows)
+      ),
       **{name: told.get(entry['defense']) for name, told in more.items()},
     }
     for entry in worst
   ]
 
 
-def _line(
-  entry: dict, rows: list[dict], picture: Callable, named: Collection[int], kind: Modality
-) -> dict[str, Any]:
+def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[int], kind: Modality) -> dict[str, Any]:
   verdict, n = entry['verdict'], entry['n']
   at = [row for row in rows if row['verdict'] == verdict]
   by = cases.attackers(at)

@@ -107,10 +107,11 @@ LEARNED = {'lti'}  # tests/attacks/test_learned.py
 GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
 BAYES = {'bayes'}  # tests/attacks/test_bayes.py
 TEXTS = {'tag', 'lamp', 'span'}  # tests/attacks/test_text_attacks.py, tests/attacks/test_span.py
+TABLES = {'tableak', 'linear'}  # tests/test_tables.py
 
 
 def test_every_attack_has_a_row():
-  others = CONVOLUTIONAL | TRANSFORMERS | RESIDUAL | LEARNED | GENERATIVE | BAYES | TEXTS
+  others = CONVOLUTIONAL | TRANSFORMERS | RESIDUAL | LEARNED | GENERATIVE | BAYES | TEXTS | TABLES
   assert ROWS.keys() | others == ATTACKS.keys()
 
 

@@ -1,6 +1,7 @@
 """TAG and LAMP: what is moved of texts, the moves, and the n-gram model."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +128,7 @@ def test_the_mean_cosine_leaves_out_what_was_not_sent():
 def test_moves_keep_the_tokens_of_a_sequence_and_the_padding(seed):
   tokens = jnp.asarray([[5, 6, 7, 8, 9, 0, 0], [11, 12, 13, 14, 15, 16, 17]])
   made = jnp.stack([tokens, tokens * 2], axis=-1).astype(jnp.float32)
-  found = np.asarray(attacks.moved(jax.random.key(seed), made, tokens, 0))
+  found = np.asarray(attacks.ordered(made, attacks.order(jax.random.key(seed), tokens, 0)))
   assert np.array_equal(found[..., 1], 2 * found[..., 0])
   changed = [row for row in range(2) if not np.array_equal(found[row, :, 0], tokens[row])]
   assert len(changed) <= 1
@@ -140,7 +141,8 @@ def test_moves_are_of_all_kinds():
   tokens = jnp.arange(2, 10)[jnp.newaxis]
   made = tokens[..., jnp.newaxis].astype(jnp.float32)
   found = {
-    tuple(np.asarray(attacks.moved(jax.random.key(seed), made, tokens, 0))[0, :, 0].astype(int)) for seed in range(200)
+    tuple(np.asarray(attacks.ordered(made, attacks.order(jax.random.key(seed), tokens, 0)))[0, :, 0].astype(int))
+    for seed in range(200)
   }
   start = list(range(2, 10))
   assert any(sum(a != b for a, b in zip(one, start, strict=True)) == 2 for one in found)  # two change places
@@ -154,7 +156,7 @@ def reference(tokens, size, sequence):
   for line in tokens.tolist():
     for token in line:
       single[token] = single.get(token, 0) + 1
-    for a, b in zip(line, line[1:], strict=False):
+    for a, b in itertools.pairwise(line):
       pairs[a, b] = pairs.get((a, b), 0) + 1
       before[a] = before.get(a, 0) + 1
   total = sum(single.values()) + size
@@ -162,7 +164,7 @@ def reference(tokens, size, sequence):
   firsts = [line[0] for line in tokens.tolist()]
   k = ngram.STRENGTH
   found = np.log((firsts.count(sequence[0]) + k * alone[sequence[0]]) / (len(firsts) + k))
-  for a, b in zip(sequence, sequence[1:], strict=False):
+  for a, b in itertools.pairwise(sequence):
     found += np.log((pairs.get((a, b), 0) + k * alone[b]) / (before.get(a, 0) + k))
   return -found / len(sequence)
 
@@ -189,7 +191,7 @@ def test_pairs_of_a_large_vocabulary_share_places():
 def test_lamp_alternates(scenario):
   observation, samples = observed(scenario, prepared=None)
   observation = dataclasses.replace(observation, prepared=prior(scenario))
-  found = whole(gl.attacks.lamp(steps=120, starts=2, moves=2)(scenario.client), observation)
+  found = whole(gl.attacks.lamp(steps=120, starts=2, moves=2, every=20)(scenario.client), observation)
   assert (np.asarray(found.images) == np.asarray(samples)).mean() >= 0.5
   with pytest.raises(gl.UsageError, match='lamp'):
     gl.attacks.lamp(moves=0)

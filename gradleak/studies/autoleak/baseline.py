@@ -31,8 +31,12 @@ class Baseline(TypedDict):
 
 
 class _Held(NamedTuple):
-  """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones."""
+  """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones.
 
+  `usual` is `Modality.usual`.
+  """
+
+  usual: np.ndarray | None
   private: np.ndarray
   labels: np.ndarray
   public: np.ndarray
@@ -42,6 +46,11 @@ class _Held(NamedTuple):
 def _grey(held: _Held) -> np.ndarray:
   """Returns flat images of half the largest value."""
   return np.full_like(held.private, 0.5)
+
+
+def _usual(held: _Held) -> np.ndarray:
+  """Returns the answer that the columns alone give: their medians and commonest levels."""
+  return np.broadcast_to(np.asarray(held.usual, held.private.dtype), held.private.shape).copy()
 
 
 def _class_mean(held: _Held) -> np.ndarray:
@@ -59,13 +68,35 @@ def _nearest(held: _Held) -> np.ndarray:
   return held.public[[int(np.argmin(each)) for each in apart]]
 
 
+def _commonest(held: _Held) -> np.ndarray:
+  """Returns the commonest token of public texts at each place, for every private one."""
+  found = [np.bincount(column).argmax() for column in held.public.T]
+  return np.broadcast_to(np.asarray(found, held.private.dtype), held.private.shape)
+
+
+def _nearest_text(held: _Held) -> np.ndarray:
+  """Returns the public text with the most tokens in common with each private one, at any place."""
+  most = 1 + int(max(held.public.max(), held.private.max()))
+  counts = [np.stack([np.bincount(text, minlength=most) for text in texts]) for texts in (held.public, held.private)]
+  return held.public[[int(np.minimum(counts[0], one).sum(axis=1).argmax()) for one in counts[1]]]
+
+
 # Modality -> {name of an answer: (what makes it, whether it needs public samples)}.
 ANSWERS: dict[str, dict[str, tuple[Callable[[_Held], np.ndarray], bool]]] = {
   'images': {
     'grey image': (_grey, False),
     'class mean': (_class_mean, True),
     'nearest public image': (_nearest, True),
-  }
+  },
+  'table': {
+    'medians and commonest levels': (_usual, False),
+    'class mean': (_class_mean, True),
+    'nearest public row': (_nearest, True),
+  },
+  'text': {
+    'commonest token at each place': (_commonest, True),
+    'nearest public text': (_nearest_text, True),
+  },
 }
 
 
@@ -80,7 +111,7 @@ def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Base
   count, kind = num_trials * batch_size, scenario.client.modality
   images, labels = scenario.images[:count], scenario.classes[:count]
   public = scenario.public and (np.asarray(scenario.public[0]), classes_of(scenario.public[1], scenario.client))
-  held = _Held(images, labels, *(public or (images[:0], labels[:0])))
+  held = _Held(kind.usual, images, labels, *(public or (images[:0], labels[:0])))
   among = galleries(scenario, count)
   made: list[Baseline] = []
   for name, (answer, needs_public) in ANSWERS.get(kind.name, {}).items():

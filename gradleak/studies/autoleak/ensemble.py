@@ -65,7 +65,7 @@ class Ranking(NamedTuple):
   skips: Callable[[Bound, Context, int], str] = anything
 
 
-# By the name of the modality; tables and text have none yet.
+# By the name of the modality.
 ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   'images': (
     Ranking('likelihood'),
@@ -79,5 +79,25 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
     Stage('averaged rounds', (attacks.csdlg_fast(steps=500, tv=1e-6),), rounds=8, skips=repeats),
     Stage('known noise', (attacks.bayes(steps=300),), rounds=8, skips=known_noise),
     Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
-  )
+  ),
+  'table': (
+    Ranking('likelihood'),
+    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.spear(submatrices=100_000))),
+    Stage('residual peeling', (attacks.residual_peeling(),)),
+    Stage('relaxed matching', (attacks.tableak(steps=500, seeds=8),)),
+    Stage('matching', (attacks.csdlg_fast(steps=500, tv=0.0, start='normal'),)),
+    Stage('L-BFGS matching', (attacks.dga(steps=300),)),
+    Stage('averaged rounds', (attacks.tableak(steps=500, seeds=8),), rounds=8, skips=repeats),
+    Stage('malicious server', (servers.imprint(), servers.trap()), honest=False),
+  ),
+  'text': (
+    Ranking('likelihood'),
+    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Stage('closed forms', (attacks.span(),)),
+    Stage('matching', (attacks.tag(steps=300, decay='cosine'),)),
+    Stage('matching and moves', (attacks.lamp(steps=300, starts=20),)),
+    Stage('L-BFGS matching', (attacks.dga(steps=300),)),
+    Stage('averaged rounds', (attacks.tag(steps=300, decay='cosine'),), rounds=8, skips=repeats),
+  ),
 }

@@ -12,11 +12,11 @@ from gradleak.defenses.defense import Defense, bind
 from gradleak.federated import Client
 from gradleak.federated.roughness import roughness
 from gradleak.federated.scenario import Scenario
+from gradleak.modalities import of_rows as modality_of
 
 LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
 SMALLEST = 64  # entries of a tensor that is looked at
 MOVED = 1e-6  # relative fall of an objective that counts as none
-MARGIN = 1.0  # dB by which an attack is worse than its control
 UPLOADS = 8  # at most, of which it is asked how far noise on their images turns them
 NOISE = 0.01  # its standard deviation, in units of the pixels' range
 
@@ -94,7 +94,8 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
     found.append(f'{MASKED}: the objective of {", ".join(stuck)} never moved, so its gradient vanishes')
   weaker = [attack for attack, of in _by_attack(rows).items() if all(_weaker(each, controls) for each in _by_pool(of))]
   if weaker:
-    found.append(f'{WEAKER}: {", ".join(weaker)} {"is" if len(weaker) == 1 else "are"} nearer to the images on noise')
+    nearer = f'{"is" if len(weaker) == 1 else "are"} nearer to the {modality_of(rows).noun[1]} on noise'
+    found.append(f'{WEAKER}: {", ".join(weaker)} {nearer}')
   if random and not averaged:
     found.append(f'{UNAVERAGED}: it is random, and no attacker averaged several uploads')
   return found
@@ -116,9 +117,10 @@ def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batc
   size = min(UPLOADS, len(scenario.images) // batch_size) * batch_size
   samples = scenario.images[:size], scenario.labels[:size]
   turned = roughness(key, scenario.client, scenario.variables, *samples, stddevs=(NOISE,), batch_size=batch_size)
+  what = 'pixels' if scenario.client.modality.marked is None else scenario.client.modality.noun[1]
   return [
     f'{FAILS}: no honest-but-curious attacker recovers anything without a defense, where noise of {NOISE:g} on the '
-    f'pixels turns the update by a cosine distance of {turned[NOISE]:.2g}'
+    f'{what} turns the update by a cosine distance of {turned[NOISE]:.2g}'
   ]
 
 
@@ -132,15 +134,18 @@ def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:
 def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
   """Returns the rows of one attack by control pool: an adaptive attack that changes the attack has its own."""
   pools: dict[float | None, list[dict]] = {}
+  bound = modality_of(rows).controls[0]
   for row in rows:
-    pools.setdefault(row['control_psnr'], []).append(row)
+    pools.setdefault(row[bound], []).append(row)
   return list(pools.values())
 
 
 def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:
   """Returns whether rows are further from the images than the control runs of their pool."""
-  of = rows[0]['attack'], rows[0]['control_psnr']
-  return _mean(rows) + MARGIN < _mean([row for row in controls if (row['attack'], row['control_psnr']) == of])
+  kind = modality_of(rows)
+  bound = kind.controls[0]
+  of = rows[0]['attack'], rows[0][bound]
+  return _mean(rows) + kind.margin < _mean([row for row in controls if (row['attack'], row[bound]) == of])
 
 
 def _stuck(rows: Sequence[dict]) -> bool:
@@ -154,7 +159,8 @@ def _stuck(rows: Sequence[dict]) -> bool:
 
 
 def _mean(rows: Sequence[dict]) -> float:
-  values = [row['psnr'] for row in rows if row['psnr'] is not None]
+  score = modality_of(rows).score
+  values = [row[score] for row in rows if row[score] is not None]
   return float(np.mean(values)) if values else float('nan')
 
 

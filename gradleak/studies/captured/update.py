@@ -116,7 +116,7 @@ def read_weights(
   Raises:
     UsageError: as `read_update` does, and for values that are not finite.
   """
-  image_shape = check_image_shape(image_shape)
+  image_shape = check_image_shape(image_shape, check_model(model).axes)
   shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
   published = torch_weights.has_published_names(shapes['params']) and isinstance(path, str | os.PathLike)
   if published and not names:

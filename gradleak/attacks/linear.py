@@ -1,0 +1,138 @@
+"""The rows of a batch from the gradient of softmax regression, exactly: a network of one dense layer.
+
+The residuals are `δ_i = softmax(x_i W + b) − y_i`. The gradients are `G = Xᵀ Δ / B` and `g = Σ_i δ_i / B`. Δ has the
+rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R. Here R [B, in]
+is from the singular value decomposition of G, and A [B, B] is unknown. The gradients at known labels are as many
+equations as A has entries or more. They are solved by least squares from several starts. A solution that leaves only
+rounding errors is certified by that. More rows than classes less one leave a whole family of solutions: then there is
+no closed form. One row is the quotient of `fidel`, for any number of classes.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradleak.attacks import base
+from gradleak.attacks.fidel import image_layer
+from gradleak.core import errors, trees
+from gradleak.core.settings import Count, Fraction, ranged
+from gradleak.federated import Client
+from gradleak.models.model import require
+from gradleak.threat import Observation
+
+
+class Solved(NamedTuple):
+  """What was found.
+
+  Attributes:
+    rows: float64 [B, in], in the order of the labels, those of one label in any order; [0, in] without a certificate.
+    residual: the relative difference between their gradient and the given one.
+  """
+
+  rows: np.ndarray
+  residual: float
+
+
+@ranged
+def solve(
+  gradients: tuple[Any, Any],
+  layer: tuple[Any, Any],
+  labels: Any,
+  rng: np.random.Generator,
+  *,
+  starts: Count = 32,
+  tolerance: Fraction = 1e-4,
+) -> Solved:
+  """Returns the `Solved` rows of a batch.
+
+  Args:
+    gradients: of the mean cross-entropy: of the kernel [in, classes] and of the bias [classes].
+    layer: kernel and bias.
+    labels: probabilities [B, classes] of each row.
+    rng: draws the starts.
+    starts: at most so many.
+    tolerance: the largest relative difference of gradients that certifies a solution.
+
+  Raises:
+    UsageError: for more rows than classes less one.
+  """
+  from scipy import optimize
+
+  (gradient, shares), (kernel, bias), targets = (
+    tuple(np.asarray(x, np.float64) for x in gradients),
+    tuple(np.asarray(x, np.float64) for x in layer),
+    np.asarray(labels, np.float64),
+  )
+  number, classes = targets.shape
+  _check(number, classes)
+  left, values, right = np.linalg.svd(gradient, full_matrices=False)
+  span = (left[:, :number] * values[:number]).T * number  # R [B, in]
+  scale = np.concatenate([(values[:number, np.newaxis] * right[:number]).ravel(), shares])
+  projected, size = span @ kernel, max(float(np.linalg.norm(scale)), 1e-300)
+
+  def apart(mixing: np.ndarray) -> np.ndarray:
+    mixing = mixing.reshape(number, number)
+    logits = mixing @ projected + bias
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    residuals = odds / odds.sum(axis=1, keepdims=True) - targets
+    # G = Xᵀ Δ / B in the basis of its left singular vectors, whose lengths R has.
+    implied = values[:number, np.newaxis] * (mixing.T @ residuals)
+    return np.concatenate([implied.ravel(), residuals.mean(axis=0)]) - scale
+
+  best = Solved(np.zeros((0, len(gradient))), np.inf)
+  for _ in range(starts):
+    found = optimize.least_squares(apart, rng.normal(size=number**2), xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=200)
+    residual = float(np.linalg.norm(found.fun)) / size
+    if residual < best.residual:
+      best = Solved(found.x.reshape(number, number) @ span, residual)
+    if best.residual <= tolerance:
+      return best
+  return Solved(best.rows[:0], best.residual)
+
+
+def _check(number: int, classes: int) -> None:
+  if number >= classes:
+    raise errors.UsageError(
+      f'softmax regression on {classes} classes gives {number} rows away exactly only where they are at most '
+      f'{classes - 1}: take fidel for one row, or a matching attack'
+    )
+
+
+@base.attack(citation='After Geiping et al. 2020, proposition 3.1, for several rows.')
+def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) -> base.Attack:
+  r"""Softmax regression solved for all rows of a batch, where they are fewer than the classes: `solve`, on the host.
+
+  Formula:
+    \frac{\partial L}{\partial W} = \frac{1}{B} X^\top \Delta, \quad
+    \frac{\partial L}{\partial b} = \frac{1}{B} \sum_i \delta_i, \quad
+    \delta_i = \text{softmax}(x_i W + b) - y_i, \quad X = A R
+
+  Args:
+    client: the `Client` that is attacked; it must share the gradient of cross-entropy, of one dense layer.
+    starts, tolerance: as `solve` takes them.
+
+  Raises:
+    UsageError: when run, for another network, labels that are not known, or as many rows as classes or more.
+  """
+
+  def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    base.require_gradient('linear', observation)
+    client.loss.require_cross_entropy('linear')
+    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    if len(layers) != 1:
+      raise errors.UsageError(
+        f'the attack linear reads one dense layer, and {client.model.name} has {len(layers)} layers'
+      )
+    if observation.knowledge.labels not in ('known', 'inferred'):
+      raise errors.UsageError("the attack linear needs the labels: choose labels='known'")
+    _check(observation.image_shape[0], observation.num_classes)
+    return image_layer(layers, observation)
+
+  def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    both = observation.update, observation.variables['params']
+    gradients, layer = (tuple(trees.get(tree, path) for path in paths(observation)) for tree in both)
+    rng = np.random.default_rng(key.ravel())
+    found = solve(gradients, layer, observation.labels, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
+    return found.rows, np.asarray(observation.labels).argmax(axis=1)[: len(found.rows)]
+
+  return base.host_form(paths, read)._replace(labels='known')

@@ -1,0 +1,507 @@
+"""Tables: their columns, how rows are judged, and that audits, closed forms and TabLeak run on them."""
+
+import json
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.data import tables
+from gradleak.modalities import TABLE, of_config, of_rows, table
+from gradleak.modalities import tables as judged
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+COLUMNS = {
+  'age': [30, 41, 52, 63, 28, 39, 44, 57, 35, 61, 48, 26, 33],
+  'income': [1.5, 2.25, '?', 4.0, 1.0, 3.5, 2.0, 5.5, 1.75, 2.5, 3.25, 0.5, 2.75],
+  'stage': ['I', 'II', 'III', 'I', 'II', 'III', 'I', 'II', 'I', 'I', 'II', 'I', 'III'],
+  'job': [
+    'nurse',
+    'clerk',
+    '',
+    'clerk',
+    'nurse',
+    'smith',
+    'clerk',
+    'nurse',
+    'smith',
+    'clerk',
+    'nurse',
+    'clerk',
+    'clerk',
+  ],
+  'smoker': ['yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes'],
+  'children': [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 2, 3, 1],
+}
+KNOWN = {'stage': {'kind': 'ordinal', 'levels': ['I', 'II', 'III']}}
+
+
+@pytest.fixture(scope='module')
+def schema():
+  return tables.infer(COLUMNS, KNOWN, sensitive=['income'])
+
+
+@pytest.fixture(scope='module')
+def mixed():
+  """A mixed table of 300 rows, of which the class can be told."""
+  rng = np.random.default_rng(0)
+  kind = rng.integers(0, 4, 300)
+  columns = {
+    'kind': np.asarray(['a', 'b', 'c', 'd'])[kind],
+    'flag': np.where(rng.random(300) < 0.4, 'on', 'off'),
+    **{f'x{i}': rng.normal(kind * 0.2, 1.0) for i in range(6)},
+  }
+  return {split: gl.data.table(columns, kind % 2, split=split, name='mixed') for split in ('test', 'train')}
+
+
+@pytest.fixture(scope='module')
+def scenario(mixed):
+  test, train = mixed['test'], mixed['train']
+  model = gl.models.mlp(2, 'default', widths='100-100')
+  public, kind = (train.images[:40], train.labels[:40]), of_config(test.settings)
+  return gl.scenario(
+    model, test.images, test.labels, key=jax.random.key(0), modality=kind, public=public, dataset='mixed',
+    gallery=gl.data.Candidates(train.images, train.labels),
+  )  # fmt: skip
+
+
+def audit(scenario, attacks, trials=2, defenses=(None,), **settings):
+  settings = {'controls': 4, 'progress': 'none', **settings}
+  return gl.audit(jax.random.key(1), scenario, list(defenses), attacks, trials, **settings)
+
+
+def test_kinds_of_columns_are_inferred(schema):
+  found = {field.name: field for field in schema.fields}
+  assert {name: field.kind for name, field in found.items()} == {
+    'age': 'continuous', 'income': 'continuous', 'stage': 'ordinal', 'job': 'categorical', 'smoker': 'binary',
+    'children': 'ordinal',
+  }  # fmt: skip
+  assert found['job'].levels == ('clerk', 'nurse', 'smith') and found['job'].gaps and found['job'].width == 4
+  assert found['income'].gaps and found['income'].width == 2 and found['income'].step == 0
+  assert found['age'].step == 1 and found['age'].mean == pytest.approx(np.mean(COLUMNS['age']))
+  assert found['stage'].values.tolist() == [0, 1, 2] and found['children'].values.tolist() == [0, 1, 2, 3]
+  assert schema.width == 1 + 2 + 1 + 4 + 2 + 1 and sum(found['job'].shares) == pytest.approx(1)
+  assert tables.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+
+
+def test_rows_are_encoded_and_read_again(schema):
+  rows = schema.encode(COLUMNS)
+  assert rows.dtype == np.float32 and rows.shape == (13, schema.width)
+  table(schema).check(rows)
+  texts = schema.texts(schema.cells(rows))
+  assert texts[2] == ['52', 'missing', 'III', 'missing', 'no', '2']
+  assert texts[1] == ['41', '2.25', 'II', 'clerk', 'no', '1']
+  ages = (np.asarray(COLUMNS['age']) - np.mean(COLUMNS['age'])) / np.std(COLUMNS['age'])
+  np.testing.assert_allclose(rows[:, 0], ages, rtol=1e-5)
+  assert schema.texts(schema.cells(schema.usual[np.newaxis]))[0] == ['41', '2.375', 'II', 'clerk', 'no', '1']
+
+
+def test_cells_are_moved_to_what_a_column_may_have(schema):
+  row = schema.encode(COLUMNS)[:1].astype(float)
+  row[0, 0] += 0.2 / 11.8  # years
+  row[0, 3] += 0.3
+  row[0, 4:8] = [0.2, 0.9, 0.4, 0.1]
+  assert schema.texts(schema.cells(row))[0][:4] == ['30', '1.5', 'I', 'nurse']
+  row[0, 0], row[0, 2] = 100, 0.7
+  assert schema.texts(schema.cells(row))[0][:2] == ['63', 'missing']
+  row[0, 5] = np.nan
+  assert schema.texts(schema.cells(row))[0][3] == '–'
+
+
+@pytest.mark.parametrize(
+  ('columns', 'given', 'said'),
+  [
+    ({'a': ['', '?', 'NA']}, {}, "the column 'a' has no value at all"),
+    ({'a': [1, 1, 1]}, {}, "the column 'a' has one value only, '1'"),
+    ({'a': [f'name {i}' for i in range(30)]}, {}, '30 different texts in 30 rows'),
+    ({'a': ['x', 'y', 'z']}, {'a': 'continuous'}, "is to be continuous and has the value 'x'"),
+    ({'a': ['x', 'y', 'z']}, {'a': 'binary'}, 'is to be binary and has 3 levels'),
+    ({'a': ['x', 'y']}, {'a': {'kind': 'ordinal', 'levels': ['x', 'w']}}, "has 'y', which is none of its levels: x, w"),
+    ({'a': [1, 2, 3]}, {'b': 'ordinal'}, "unknown column 'b'"),
+    ({'a': [1, 2, 3]}, {'a': 'ordnal'}, "did you mean 'ordinal'"),
+    ({'a': [1, 2, 3]}, {'a': 'ignore'}, 'no column but its label'),
+  ],
+)
+def test_columns_that_cannot_be_are_refused(columns, given, said):
+  with pytest.raises(gl.UsageError, match=said):
+    tables.infer(columns, given)
+
+
+@pytest.mark.parametrize(
+  ('changed', 'said'),
+  [
+    ({'job': ['pilot']}, "row 0 has 'pilot' in the column 'job', which is none of the levels of the schema: clerk"),
+    ({'age': ['old']}, "row 0 has 'old' in the column 'age', expected a number"),
+    ({'age': [None]}, "row 0 has no value in the column 'age', which has no gaps"),
+    ({'stage': ['IV']}, 'none of the levels of the schema: I, II, III'),
+  ],
+)
+def test_values_beyond_a_schema_are_refused(schema, changed, said):
+  one = {name: values[:1] for name, values in COLUMNS.items()}
+  with pytest.raises(gl.UsageError, match=said):
+    schema.encode({**one, **changed})
+  with pytest.raises(gl.UsageError, match="the column 'age' is missing"):
+    schema.encode({'job': ['clerk']})
+
+
+def test_a_file_is_read_with_what_is_known_of_it(tmp_path):
+  lines = [
+    'id;age;job;ill',
+    *(f'{i};{20 + i % 37};{"nurse" if i % 3 else "clerk"};{"yes" if i % 2 else "no"}' for i in range(40)),
+  ]
+  (tmp_path / 'a.csv').write_text('\n'.join(lines))
+  (tmp_path / 'a.json').write_text(json.dumps({'columns': {'id': 'ignore'}, 'sensitive': ['age']}))
+  name, known = f'table:{tmp_path / "a.csv"}', str(tmp_path / 'a.json')
+  test, train = (gl.data.load(name, split, schema=known) for split in ('test', 'train'))
+  assert (len(test.images), len(train.images)) == (12, 28) and test.class_names == ('no', 'yes')
+  assert test.settings == train.settings and test.settings['schema']['sensitive'] == ['age']
+  assert test.notes[0] == "the label is 'ill', the last column: --label names another" and len(test.notes) == 3
+  other = gl.data.load(name, 'test', schema=known, label='job', limit=3)
+  assert other.class_names == ('clerk', 'nurse') and other.images.shape == (3, 3) and test.columns == (1, 2)
+  assert len(gl.data.gallery(name, schema=known).images) == 40
+  with pytest.raises(gl.UsageError, match=r"unknown column for the label of .* 'il'; did you mean 'ill'"):
+    gl.data.load(name, 'test', label='il')
+  with pytest.raises(gl.UsageError, match='image_size is of images'):
+    gl.data.load(name, 'test', image_size=3)
+  with pytest.raises(gl.UsageError, match='schema is of a table in a file'):
+    gl.data.load('faces', schema=known)
+  (tmp_path / 'b.csv').write_text('a,b\n1,2\n3\n')
+  with pytest.raises(gl.UsageError, match=r'row 1 of the table .* has 1 values, expected 2'):
+    gl.data.load(f'table:{tmp_path / "b.csv"}')
+  (tmp_path / 'c.json').write_text('{"colums": {}}')
+  with pytest.raises(gl.UsageError, match="did you mean 'columns'"):
+    gl.data.load(name, schema=str(tmp_path / 'c.json'))
+
+
+def test_frames_and_arrays_are_taken():
+  pandas = pytest.importorskip('pandas')
+  frame = pandas.DataFrame({**COLUMNS, 'ill': ['no', 'yes', *['no'] * 11]})
+  found = gl.data.table(frame, 'ill', split='train', given=KNOWN)
+  assert found.images.shape == (9, 11) and found.num_classes == 2
+  values = np.random.default_rng(0).normal(size=(10, 3))
+  assert gl.data.table(values, [0, 1] * 5, names=['a', 'b', 'c']).images.shape == (3, 3)
+  with pytest.raises(gl.UsageError, match='2 names for 3 columns'):
+    gl.data.table(values, [0, 1] * 5, names=['a', 'b'])
+  with pytest.raises(gl.UsageError, match='has 10 values, expected 9'):
+    gl.data.table(values, [0] * 9)
+  with pytest.raises(gl.UsageError, match='has 1 different values, expected 2 to 100'):
+    gl.data.table(values, [0] * 10)
+
+
+@pytest.mark.parametrize(('name', 'width', 'rows'), [('breast_cancer', 30, 569), ('diabetes', 11, 442)])
+def test_embedded_tables(name, width, rows):
+  test, train = (gl.data.load(name, split) for split in ('test', 'train'))
+  assert (
+    len(test.images) + len(train.images) == rows and test.images.shape[1] == width and test.settings == train.settings
+  )
+  assert not {one.tobytes() for one in test.images} & {one.tobytes() for one in train.images}
+  numeric = [i for i, field in enumerate(tables.from_json(test.settings['schema']).fields) if field.numeric]
+  np.testing.assert_allclose(train.images[:, numeric[:1]].mean(), 0, atol=1e-5)
+  np.testing.assert_allclose(train.images[:, 0].std(), 1, atol=1e-5)
+  with pytest.raises(gl.UsageError, match='unknown split'):
+    gl.data.load(name, 'tset')
+
+
+def reference(schema, found, truth, within):
+  """Returns the share of right cells of a pair by hand, from the texts and numbers of the columns."""
+  right = []
+  for field, place in zip(schema.fields, schema.places, strict=True):
+    a, b = found[place], truth[place]
+    if field.kind in ('categorical', 'binary'):
+      right.append(np.argmax(a) == np.argmax(b))
+    elif field.gaps and (a[1] > 0.5 or b[1] > 0.5):
+      right.append((a[1] > 0.5) == (b[1] > 0.5))
+    else:
+      value = np.clip(a[0] * field.std + field.mean, field.low, field.high)
+      if field.kind == 'ordinal':
+        value = min(field.values, key=lambda level: abs(level - value))
+      value = round(value) if field.step == 1 else value
+      right.append(abs(value - (b[0] * field.std + field.mean)) <= within * field.std + 1e-6)
+  return np.mean(right)
+
+
+def test_figures_are_those_of_a_reference(schema):
+  rows, rng = schema.encode(COLUMNS), np.random.default_rng(0)
+  truth = rows[:6]
+  found = truth + rng.normal(scale=0.2, size=truth.shape).astype(np.float32)
+  kind = table(schema)
+  figures = kind.evaluate(found[::-1], truth, np.zeros(0, int), np.zeros(6, int), among=kind.gallery(rows, truth))
+  assert figures['permutation'] == [5, 4, 3, 2, 1, 0]
+  for name, within in (('cells', 0.319), ('cells_exact', 0.01)):
+    assert figures[name] == pytest.approx(
+      np.mean([reference(schema, *pair, within) for pair in zip(found, truth, strict=True)])
+    )
+  np.testing.assert_allclose(kind.nearness(found, truth).mean(), figures['cells'])
+  assert figures['candidates'] == 12 and 0.3 < figures['trace'] <= 1 and math.isnan(figures['label_correct'])
+  assert figures['cells'] == pytest.approx((3 * figures['numbers'] * 4 / 3 + figures['categories'] * 2) / 6)
+
+
+def test_exact_rows_are_found_in_any_order_and_placeholders_are_no_answer(schema):
+  rows, kind = schema.encode(COLUMNS), table(schema)
+  among = kind.gallery(rows, rows[:4])
+  given = {'labels_hat': np.asarray([1, 0, 0]), 'labels': np.asarray([0, 0, 1, 1]), 'among': among}
+  figures = kind.evaluate(rows[[2, 0, 1]], rows[:4], **given)
+  assert figures['revealed'] == 3 and figures['permutation'] == [1, 2, 0, -1] and figures['identified'] == 3
+  assert figures['label_correct'] == 0.75 and figures['revealed_cells'] == 1
+  empty = np.concatenate([rows[:1], np.zeros_like(rows[:1])])
+  answered, blank = (
+    kind.evaluate(empty, rows[:2], np.zeros(0, int), given['labels'][:2], blank=b) for b in (False, True)
+  )
+  assert answered['cells'] == 0.5 and blank['cells'] > 0.5 and answered['revealed'] == 1
+  lost = kind.evaluate(rows[:2] * np.nan, rows[:2], np.zeros(0, int), given['labels'][:2], among=among)
+  assert math.isnan(lost['cells']) and not lost['revealed'] and lost['rank'] == 13 and not lost['identified']
+  assert kind.evaluate(-rows[:2], rows[:2], np.zeros(0, int), given['labels'][:2])['revealed'] == 0
+
+
+def test_candidates_that_are_as_near_as_the_original_are_ahead_of_it():
+  values = {'x': [0.5, 1.5, 2.5, 0.5, 1.5, 2.5], 'y': ['a', 'b', 'a', 'b', 'a', 'b']}
+  schema = tables.infer(values, {'x': 'continuous'})
+  rows, kind = schema.encode(values), table(schema)
+  between = (rows[:1] + rows[4:5]) / 2  # half a value from both, whose category is the same
+  figures = kind.evaluate(between, rows[:1], np.zeros(0, int), np.zeros(1, int), among=kind.gallery(rows, rows[:1]))
+  assert figures['rank'] == 2 and not figures['identified'] and figures['candidates'] == 5
+
+
+def test_noise_is_re_identified_by_chance_alone(mixed):
+  kind, rows = of_config(mixed['train'].settings), mixed['train'].images
+  among = kind.gallery(rows, rows[:1])
+  rng = np.random.default_rng(1)
+  guesses = rows[rng.permutation(len(rows))]
+  labels = np.zeros(1, int)
+  ranks = [
+    kind.evaluate(g[None], t[None], np.zeros(0, int), labels, among=among)['rank']
+    for g, t in zip(guesses, rows, strict=True)
+  ]
+  count = len(among.cells)
+  assert np.mean(np.asarray(ranks) == 1) < 0.03 and 0.35 < np.mean(ranks) / count < 0.65
+  traces = [
+    kind.evaluate(g[None], t[None], np.zeros(0, int), labels)['trace'] for g, t in zip(guesses, rows, strict=True)
+  ]
+  assert abs(np.mean(traces)) < 0.1
+
+
+def test_the_threshold_is_the_99th_percentile_of_different_rows(mixed):
+  kind, rows = of_config(mixed['train'].settings), mixed['train'].images
+  schema = tables.from_json(mixed['train'].settings['schema'])
+  cells = schema.cells(rows)
+  shared = [
+    judged._right(schema, cells[i : i + 1], cells[j : j + 1], 0.319).mean() for i in range(60) for j in range(i)
+  ]
+  assert kind.gallery(rows, rows[:1]).threshold == pytest.approx(np.percentile(shared, 99), abs=0.13)
+  assert kind.gallery(rows[:1], rows[:1]).threshold == 1
+  assert kind.distinct(np.concatenate([rows[:5], rows[:5]])) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_no_row_is_refused(schema):
+  rows, kind = schema.encode(COLUMNS), table(schema)
+  for place, value, said in ((0, np.nan, "row 3 has nan in the column 'age'"), (5, 0.5, "'job', expected a single 1")):
+    wrong = rows.copy()
+    wrong[3, place] = value
+    with pytest.raises(gl.UsageError, match=said):
+      kind.check(wrong)
+  with pytest.raises(gl.UsageError, match='rows have 10 entries, and those of the schema 11'):
+    kind.check(rows[:, :-1])
+
+
+def test_settings_remake_the_modality(schema, scenario):
+  kind = table(schema)
+  assert table(tables.from_json(schema.to_json())) is kind
+  assert of_config({'modality': 'table', 'schema': schema.to_json()}) is kind
+  assert of_config(scenario.settings) is scenario.client.modality and of_rows([{'cells': 1.0}]) is TABLE
+  with pytest.raises(gl.UsageError, match='no schema'):
+    of_config({'modality': 'table'})
+  with pytest.raises(gl.UsageError, match='not one that was written'):
+    of_config({'modality': 'table', 'schema': {'columns': [{'nme': 1}]}})
+
+
+def test_marked_cells_say_what_is_right(schema):
+  rows, kind = schema.encode(COLUMNS), table(schema)
+  pieces = kind.marked(rows[1], rows[0])
+  assert [(piece.of, piece.text, piece.right) for piece in pieces[:4]] == [
+    ('age', '41', False), ('income', '2.25', False), ('stage', 'II', False), ('job', 'clerk', False)
+  ]  # fmt: skip
+  assert all(piece.right for piece in kind.marked(rows[0], rows[0])) and kind.marked(rows[0], None)[0].right is None
+  assert kind.sensitive == {'income'} and kind.picture(rows[0]).shape == (2, 3, 1)
+
+
+def test_closed_forms_read_rows_behind_a_standardisation(mixed):
+  test = mixed['test']
+  schema = tables.from_json(test.settings['schema'])
+  mean, std = schema.moments
+  np.testing.assert_allclose(mixed['train'].images.mean(axis=0), mean, atol=0.02)
+  np.testing.assert_allclose(mixed['train'].images.std(axis=0), std, atol=0.02)
+  inner = gl.models.mlp(2, 'default', widths='100-100')
+  model = gl.models.standardised(inner, mean, std)
+  variables = inner.init(jax.random.key(0), (12,))
+  expected = inner.apply(variables, (test.images[:3] - mean[None]) / std[None], False, None)[0]
+  np.testing.assert_allclose(model.apply(variables, test.images[:3], False, None)[0], expected, rtol=1e-6)
+  scenario = gl.scenario(model, test.images, test.labels, variables=variables, modality=of_config(test.settings))
+  assert [row['revealed'] for row in audit(scenario, [gl.attacks.peeling()], batch_size=4).rows] == [4, 4]
+  with pytest.raises(gl.UsageError, match='expected as many positive deviations'):
+    gl.models.standardised(inner, mean, std[1:])
+
+
+def test_closed_forms_read_batches_exactly(scenario):
+  found = audit(scenario, [gl.attacks.peeling(), gl.attacks.spear()], batch_size=4)
+  by_attack = {row['attack']: [] for row in found.rows}
+  for row in found.rows:
+    by_attack[row['attack']].append(row['revealed'])
+  assert by_attack == {'peeling': [4, 4], 'spear': [4, 4]}
+  assert all(row['cells'] == 1 and row['verdict'] == 'exact' for row in found.rows)
+  assert found.config['modality'] == 'table' and found.truth.shape == (2, 4, 12)
+
+
+def test_tableak_beats_matching_without_relaxation(scenario):
+  attacks = [gl.attacks.tableak(steps=150, seeds=4), gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal')]
+  found = audit(scenario, attacks, batch_size=4)
+  means = {
+    name: np.mean([row['cells'] for row in found.rows if row['attack'].startswith(name)])
+    for name in ('tableak', 'csdlg')
+  }
+  assert means['tableak'] > 0.75 and means['tableak'] > means['csdlg'] + 0.05
+  assert np.mean([row['cells'] for row in found.controls]) < 0.5
+
+
+@pytest.mark.parametrize(('rows', 'classes'), [(1, 2), (3, 4), (6, 10)])
+def test_softmax_regression_is_solved_for_fewer_rows_than_classes(rows, classes):
+  from gradleak.attacks.linear import solve
+
+  rng = np.random.default_rng(rows)
+  x, labels = rng.normal(size=(rows, 12)), rng.integers(0, classes, rows)
+  kernel, bias = rng.uniform(-0.3, 0.3, (12, classes)), rng.uniform(-0.3, 0.3, classes)
+  odds = np.exp(x @ kernel + bias)
+  residuals = odds / odds.sum(axis=1, keepdims=True) - np.eye(classes)[labels]
+  gradients = (x.T @ residuals / rows).astype(np.float32), (residuals.mean(axis=0)).astype(np.float32)
+  found = solve(gradients, (kernel, bias), np.eye(classes)[labels], np.random.default_rng(0))
+  apart = np.abs(found.rows[np.newaxis] - x[:, np.newaxis]).max(axis=2)
+  assert found.residual < 1e-4 and apart.min(axis=1).max() < 0.02 and len(set(apart.argmin(axis=1))) == rows
+  noise = rng.normal(size=gradients[0].shape) * 0.02
+  assert (
+    not len(solve((gradients[0] + noise, gradients[1]), (kernel, bias), np.eye(classes)[labels], rng, starts=2).rows)
+    or rows == 1
+  )
+  with pytest.raises(gl.UsageError, match='only where they are at most'):
+    solve(gradients, (kernel, bias), np.eye(classes)[np.zeros(classes, int)], rng)
+
+
+def test_the_attack_on_regression_reads_batches(mixed):
+  values = np.random.default_rng(0).normal(size=(60, 5))
+  data = gl.data.table(values, np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.images, data.labels, **given)
+  rows = audit(scenario, [gl.attacks.linear()], batch_size=3).rows
+  assert [row['revealed'] for row in rows] == [3, 3] and all(row['label_correct'] == 1 for row in rows)
+  with pytest.raises(gl.UsageError, match='at most 4: take fidel'):
+    audit(scenario, [gl.attacks.linear()], batch_size=5)
+  test = mixed['test']
+  other = gl.scenario(gl.models.mlp(2), test.images, test.labels, key=given['key'], modality=of_config(test.settings))
+  with pytest.raises(gl.UsageError, match='reads one dense layer, and mlp has 4 layers'):
+    audit(other, [gl.attacks.linear()])
+
+
+def test_pooling_matches_rows_first():
+  from gradleak.attacks.tableak import order
+
+  rows = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+  places = np.random.default_rng(1).permutation(7)
+  assert order(rows, rows[places] + np.float32(0.01)).tolist() == np.argsort(places).tolist()
+
+
+def test_what_is_of_images_alone_is_refused(scenario):
+  for attack in (gl.attacks.cinet(), gl.attacks.ggl(), gl.attacks.lti(), gl.attacks.april()):
+    with pytest.raises(gl.UsageError, match=r'for images \[N, H, W, C\], and these samples are \['):
+      audit(scenario, [attack])
+  with pytest.raises(gl.UsageError, match='tv is not defined on rows'):
+    audit(scenario, [gl.attacks.csdlg()])
+  with pytest.raises(gl.UsageError, match='the defense ats is for images'):
+    audit(scenario, [gl.attacks.fidel()], defenses=[gl.defenses.ats()])
+  faces = gl.data.load('faces', limit=4)
+  with pytest.raises(gl.UsageError, match='tableak relaxes the cells of a table, and this client trains on images'):
+    other = gl.scenario(gl.models.mlp(2), faces.images, faces.labels, key=jax.random.key(0))
+    audit(other, [gl.attacks.tableak()])
+
+
+@pytest.mark.parametrize(
+  'spec',
+  [
+    'logistic',
+    *(
+      pytest.param(spec, marks=pytest.mark.slow)
+      for spec in ('resnet_mlp(width=8,norm=identity)', 'ft_transformer(width=8,heads=2,depth=1)')
+    ),
+  ],
+)
+def test_models_of_tables_train_and_leak(mixed, spec):
+  test = mixed['test']
+  model = gl.models.create(spec, 2, init='default', columns=test.columns)
+  kind = of_config(test.settings)
+  scenario = gl.scenario(model, test.images, test.labels, key=jax.random.key(0), modality=kind)
+  row = audit(scenario, [gl.attacks.dga(steps=120)], trials=1).rows[0]
+  assert row['cells'] > 0.7 and not row['diverged']
+
+
+def test_a_token_is_a_column():
+  model = gl.models.ft_transformer(2, 'default', columns=(1, 3), width=8, heads=2, depth=1)
+  variables = model.init(jax.random.key(0), (4,))
+  assert variables['params']['tokenizer']['kernel'].shape == (4, 8)
+  assert variables['params']['tokenizer']['bias'].shape == (3, 8)
+  with pytest.raises(gl.UsageError, match='has 2 columns of 4 entries, and rows have 5'):
+    model.init(jax.random.key(0), (5,))
+  with pytest.raises(gl.UsageError, match='expected a divisor of the width 9'):
+    gl.models.ft_transformer(2, width=9, heads=2)
+
+
+def test_the_page_shows_cells_bars_and_records(scenario, tmp_path):
+  found = audit(scenario, [gl.attacks.peeling()], defenses=[None, gl.defenses.gaussian(stddev=0.5)], batch_size=2)
+  gl.report.write(found, tmp_path)
+  page = (tmp_path / 'report.html').read_text('utf-8')
+  assert 'class="piece right"' in page and 'without an upload' in page and 'How much of one record' in page
+  assert 'All cells of a private row are exact' in page and not re.search(
+    r'[\s>][Ii]mages?\b', page.partition('id="granted"')[0].partition('</style>')[2]
+  )
+  assert (tmp_path / 'slide.png').stat().st_size > 1000 and not (tmp_path / 'grid.png').exists()
+  told = gl.report.terminal_table(found)
+  assert 'cells right' in told and 'PSNR' not in told and 'Images' not in told and 'control 0.00' in told
+
+
+def test_counts_of_records_by_hand():
+  from gradleak.modalities import Piece
+  from gradleak.report.marked import at_least, shares
+
+  batch = [[Piece('x', True, 'a'), Piece('y', False, 'b')], [Piece('x', True, 'a'), Piece('y', True, 'b')]]
+  assert shares([batch]) == {'a': (2, 2), 'b': (1, 2)}
+  assert at_least([batch], ['a', 'b']) == [2, 1] and at_least([batch], ['b']) == [1]
+
+
+def test_sentences_follow_the_samples():
+  from gradleak.report.words import about, said, worded
+
+  config = {'modality': 'table', 'schema': tables.infer({'a': [1, 2, 3]}).to_json()}
+  assert worded('An image and two images') == 'An image and two images'
+  with about(config):
+    assert worded('An image and two images') == 'A row and two rows'
+    assert 'whole row' in said('meaning.exact')
+  assert said('meaning.exact') == 'the image itself'
+
+
+def test_a_folder_is_read_again(scenario, tmp_path):
+  audit(scenario, [gl.attacks.peeling()], trials=1, workdir=tmp_path)
+  found = gl.load(tmp_path)
+  assert found.config['modality'] == 'table' and of_config(found.config) is scenario.client.modality
+
+
+def test_a_frontier_trains_on_rows(mixed, tmp_path):
+  train, test = ((mixed[split].images, mixed[split].labels) for split in ('train', 'test'))
+  model, kind = gl.models.mlp(2, 'default', widths=16), of_config(mixed['train'].settings)
+  with pytest.raises(gl.UsageError, match='the PSNR of attacks, which rows have not'):
+    gl.frontier(jax.random.key(0), model, train, test, [None], [gl.attacks.fidel()], clients=5, modality=kind)
+  found = gl.frontier(
+    jax.random.key(0), model, train, test, [None], clients=5, per_round=5, modality=kind, rounds=2, learning_rate=0.5,
+    workdir=tmp_path, progress='none',
+  )  # fmt: skip
+  gl.report.write(found, tmp_path)
+  assert found.trained and (tmp_path / 'training.html').exists()
