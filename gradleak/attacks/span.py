@@ -1,7 +1,8 @@
 """The span attack on transformers of tokens (Petrov et al. 2024, DAGER, arXiv 2405.15586).
 
-Written from a description of the paper, with checks of its own. The test of the span has no tolerance to set. The second
-check reads the MLP of the first block in place of the next block. Sequences of encoders are solved for (`span_encoder`).
+Written from a description of the paper, with checks of its own. The test of the span has no tolerance to set. The
+second check reads the MLP of the first block in place of the next block. Sequences of encoders are solved for
+(`span_encoder`).
 """
 
 import math
@@ -57,10 +58,10 @@ def span(client: Client) -> base.Attack:
   its input lies in their span. A sequence is right so far if the input of the block's MLP lies in the span of that
   layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Those are returned that
   explain the gradient together. The noise λ is known from the defense, or read from the directions that fewer than d
-  tokens cannot span, so that the test has no tolerance.
+  tokens cannot span: the test has no tolerance.
 
-  The batch must hold fewer tokens than the width. With adapters of rank r on two of the three layers (LoRA) it may hold
-  2r tokens, and fewer than r in the first round, where B is zero. It returns no labels. The last token under
+  The batch must hold fewer tokens than the width. Adapters of rank r on two of the three layers (LoRA) allow 2r tokens.
+  In the first round, where B is zero, they allow fewer than r. It returns no labels. The last token under
   `next_token` is only a target: it has no gradient in the block and is not read.
 
   Formula:

@@ -121,7 +121,7 @@ def span_of(gradients: Sequence[Any], inputs: int, noise: float = 0.0) -> Span |
   side = np.concatenate(whitened, axis=1)
   features, outputs = side.shape
   if outputs > features:  # the same singular vectors, of a smaller matrix
-    side = np.linalg.qr(side.T, mode='r').T
+    side = _triangle(side.T).T
   basis, values, _ = np.linalg.svd(side, full_matrices=True)
   signal = np.zeros(features)
   signal[: len(values)] = np.square(values) / outputs
@@ -149,11 +149,17 @@ def _floor(gradient: np.ndarray, inputs: int) -> float:
   if min(features, outputs) <= inputs:
     return 0.0
   small = gradient if features <= outputs else gradient.T
-  squared = np.linalg.svd(np.linalg.qr(small.T, mode='r'), compute_uv=False) ** 2
+  squared = np.linalg.svd(_triangle(small.T), compute_uv=False) ** 2
   mean = float(squared[inputs:].sum() / ((features - inputs) * (outputs - inputs)))
   jumps = np.flatnonzero(squared[:inputs] > JUMP**2 * squared[1 : inputs + 1])
   early = len(jumps) and jumps[-1] + 1 < inputs
   return max(mean, float(squared[jumps[-1] + 1]) / outputs) if early else mean
+
+
+def _triangle(matrix: np.ndarray) -> np.ndarray:
+  """Returns R of the decomposition QR."""
+  found: Any = np.linalg.qr(matrix, mode='r')
+  return found
 
 
 class Chance(NamedTuple):
