@@ -1,10 +1,12 @@
 """The span attack on transformers of tokens (Petrov et al. 2024, DAGER, arXiv 2405.15586).
 
-Written from a description of the paper, with checks of its own: no tolerance is set, the second check reads the MLP of
-the first block in place of the next block, and sequences of encoders are solved for, not searched (`span_encoder`).
+Written from a description of the paper, with checks of its own. The test of the span has no tolerance to set. The
+second check reads the MLP of the first block in place of the next block. Sequences of encoders are solved for
+(`span_encoder`).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,27 +52,29 @@ def tokens_of(table_gradient: Any, noise: float = 0.0) -> np.ndarray:
   reads=('noise',),
 )
 def span(client: Client) -> base.Attack:
-  r"""The span attack (DAGER): texts from the subspace that the first block's gradients span, exactly and without a search.
+  r"""The span attack (DAGER): texts from the subspace that the gradients of the first block span, exactly.
 
   The gradients of queries, keys and values are combinations of the layer's inputs. A token may stand at a position if
   its input lies in their span. A sequence is right so far if the input of the block's MLP lies in the span of that
-  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Of the sequences found, those
-  are returned that explain the gradient together. The noise λ is known from the defense, or read from the directions
-  that fewer than d tokens cannot span: nothing is set by hand.
+  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Those are returned that
+  explain the gradient together. The noise λ is known from the defense, or read from the directions that fewer than d
+  tokens cannot span: the test has no tolerance.
 
-  The number of tokens in the batch must be smaller than the width. It returns no labels. A token that only a target is,
-  the last one under `next_token`, has no gradient in the block and is not read.
+  The batch must hold fewer tokens than the width. Adapters of rank r on two of the three layers (LoRA) allow 2r tokens.
+  In the first round, where B is zero, they allow fewer than r. It returns no labels. The last token under
+  `next_token` is only a target: it has no gradient in the block and is not read.
 
   Formula:
-    G = X^\top \Delta, \quad
-    r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2 \approx 0 \text{ if } x \text{ is a row of } X
+    G = X^\top \Delta, \quad r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2
+
+    r(x) \approx 0 \text{ for each row } x \text{ of } X
 
   Args:
     client: the `Client` that is attacked.
 
   Raises:
     UsageError: when run, for a model without a first block that is known, one whose block is frozen or not shared,
-      adapters in place of its weights, and local optimizers whose update is no combination of gradients.
+      batches where no second layer is shared, and local optimizers whose update is no combination of gradients.
   """
 
   def check(observation: Observation) -> FirstBlock:
@@ -90,18 +94,21 @@ def span(client: Client) -> base.Attack:
 def sequences(about: FirstBlock, observation: Observation, rng: np.random.Generator) -> list[Prefix]:
   """Returns the sequences that are found, the surest first: as many as the batch has, or fewer.
 
-  Where they explain the gradient up to its noise, and are fewer, the batch holds some of them more than once: the first
-  ones are repeated.
+  Fewer that explain the gradient up to its noise mean that the batch holds some of them more than once. The first ones
+  are then repeated.
   """
   number, length = observation.image_shape[:2]
   update, variables = observation.update, observation.variables
   noise = _variance(observation)
-  kernels = [part for path in about.projections for part in _parts(about, trees.get(update, path))]
-  first, second = _span(kernels, number * length, noise), _span([trees.get(update, about.mlp)], number * length, noise)
-  if first is None or second is None:
+  most = number * length
+  first = _span(about, observation, about.projections, most, noise)
+  second = _span(about, observation, about.second, most, noise) if about.second else None
+  if first is None or (second is None and number > 1):
     return []
   block = span_decoder.block_of(about, variables, length)
   candidates = span_decoder.screened(block, first, _allowed(about, update, len(block.table), noise), number)
+  if second is None:
+    return span_decoder.likeliest(candidates)
   if about.causal:
     found = span_decoder.decoded(block, second, candidates, number, rng)
   else:
@@ -116,13 +123,32 @@ def _complete(span: Span, found: list[Prefix]) -> bool:
   return span.left(span.added(rows, np.zeros((len(span.basis), 0)))) < COMPLETE
 
 
-def _span(kernels: list[Any], inputs: int, noise: float) -> Span | None:
-  return subspace.span_of([np.asarray(kernel) for kernel in kernels], inputs, noise)
+def _span(
+  about: FirstBlock, observation: Observation, paths: Sequence[tuple[str, ...]], inputs: int, noise: float
+) -> Span | None:
+  """Returns the span of the inputs of kernels, or of their adapters.
+
+  The gradient of A in W + AB is a combination of inputs. It is zero in the first round, where B is. That of B is then a
+  combination of inputs times A.
+  """
+  found = [trees.get(observation.update, path) for path in paths]
+  if not about.adapters:
+    return subspace.span_of([part for one in found for part in _parts(about, one)], inputs, noise)
+  if any(np.any(one['a']) for one in found):
+    return subspace.span_of([np.asarray(one['a']) for one in found], inputs, noise)
+  if about.causal:  # the first token has no gradient in queries, since it attends to itself alone: values see all
+    paths, found = paths[-1:], found[-1:]
+  given = [np.asarray(trees.get(observation.variables['params'], path)['a'], np.float64) for path in paths]
+  spans = [subspace.span_of([np.asarray(one['b'])], inputs, noise) for one in found]
+  kept = [(span, a) for span, a in zip(spans, given, strict=True) if span is not None]
+  return subspace.beside(*zip(*kept, strict=True)) if kept else None
 
 
 def _parts(about: FirstBlock, kernel: Any) -> list[Any]:
   """Returns the kernels of queries, keys and values apart, whose gradients differ in size."""
-  return np.split(np.asarray(kernel), 3, axis=1) if len(about.projections) == 1 else [kernel]
+  kernel = np.asarray(kernel)
+  fused = len(about.projections) == 1 and kernel.shape[1] == 3 * kernel.shape[0]
+  return np.split(kernel, 3, axis=1) if fused else [kernel]
 
 
 def _variance(observation: Observation) -> float:
@@ -150,18 +176,19 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       f'the attack span reads the first block of a transformer of tokens, and the model is {client.model.name!r}: take '
       'gpt or bert'
     )
-  if about.adapters or about.mlp is None:
+  if not about.second and observation.image_shape[0] > 1:
     raise errors.UsageError(
-      f'the attack span reads the gradients of the first block, and {client.model.name!r} shares adapters of rank '
-      'r in their place, which span r directions'
+      f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
+      'none: attack batches of one, or adapt a second block'
     )
   with jax.ensure_compile_time_eval():
     shared = client.shared_layers(observation.variables['params'], observation.image_shape[1:])
-    sent = [bool(np.all(trees.get(shared, path))) for path in (*about.projections, about.mlp)]
+    paths = (*about.projections, *about.second)
+    sent = [bool(np.all(leaf)) for path in paths for leaf in jax.tree.leaves(trees.get(shared, path))]
   if not all(sent):
     raise errors.UsageError(
-      'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client does '
-      'not share them: they are frozen or private'
+      'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '
+      'does not share them: they are frozen or private'
     )
   if client.share == 'delta' and not _linear(client):
     raise errors.UsageError(

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks import subspace
 from gradleak.attacks.subspace import Span
-from gradleak.core import trees
 from gradleak.engine import parts
 from gradleak.models.model import FirstBlock
 
@@ -99,7 +97,7 @@ def residuals(block: Block, span: Span, allowed: np.ndarray) -> np.ndarray:
   into the basis once for all positions.
   """
   length, features = block.positions.shape
-  basis, weights = span.basis.astype(np.float32), span.weights.astype(np.float32)
+  basis, weights = span.directions.astype(np.float32), span.weights.astype(np.float32)
   p = (block.positions - block.positions.mean(axis=1, keepdims=True)).astype(np.float32)
   moved = (p * block.scale.astype(np.float32)) @ basis
   shift = block.shift.astype(np.float32) @ basis
@@ -132,7 +130,7 @@ def _distinct(residuals: np.ndarray, most: int) -> int:
   """
   if len(residuals) <= most:
     return len(residuals)
-  return int(np.sum(residuals <= ALIKE * max(residuals[most - 1], TINY)))
+  return int(np.sum(residuals <= ALIKE * max(float(residuals[most - 1]), TINY)))
 
 
 class Projected(NamedTuple):
@@ -195,11 +193,23 @@ class Prefix(NamedTuple):
     return Prefix(*grown, max(self.regret, regret), max(residual, TINY))
 
 
-def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator) -> list[Prefix]:
+def likeliest(candidates: list[np.ndarray]) -> list[Prefix]:
+  """Returns the one sequence of a batch of one, of the likeliest tokens: where there is no second check."""
+  tokens: list[int] = []
+  for own in candidates:
+    if not len(own):
+      break
+    tokens.append(int(own[0]))
+  return [Prefix(tuple(tokens))] if tokens else []
+
+
+def decoded(
+  block: Block, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator
+) -> list[Prefix]:
   """Returns the sequences of a decoder that are put together position by position: the second check.
 
-  A token continues a beginning if the input of the MLP at its position, which depends on all tokens before, lies in the
-  span of that layer's inputs. Of wrong continuations, those by tokens drawn at random, the residuals are known.
+  The input of the MLP at a position depends on all tokens before. A token continues a beginning if this input lies in
+  the span. Tokens drawn at random tell how large the residuals of wrong continuations are.
 
   Args:
     block: the first block.
@@ -243,8 +253,9 @@ def decoded(block: Block, span: Span, candidates: list[np.ndarray], most: int, r
 def chosen(span: Span, found: list[Prefix], most: int) -> list[Prefix]:
   """Returns at most so many of the sequences that were found: those that explain the gradient together.
 
-  A wrong sequence that resembles a right one passes the test of the span. Of sets of sequences, the one with the least
-  squares is the likeliest. Sequences are exchanged as long as that helps, in pairs where the squares are not noise yet. A sequence that explains no more than chance beyond the others is left out.
+  A wrong sequence that resembles a right one passes the test of the span. The set of sequences with the least squares
+  is the likeliest. Sequences are exchanged as long as that helps, in pairs where the squares are not noise yet. A
+  sequence that explains no more than chance beyond the others is left out.
   """
   if not found:
     return []
@@ -274,7 +285,7 @@ def _exchanged(
   size: int,
   spanned: Callable[[Iterable[int]], np.ndarray],
 ) -> list[int]:
-  """Returns the places of sequences after exchanges of `size` at a time, of many for similar ones alone."""
+  """Returns the places of sequences after exchanges of `size` at a time; of many, only similar ones are exchanged."""
 
   free = [j for j in range(len(found)) if j not in taken]
   many = math.comb(len(taken), size) * (len(free) + 1) ** size > EXCHANGES
@@ -305,7 +316,8 @@ def _exchanged(
   return taken
 
 
-def _continued(block: Block, span: Span, rows: Projected, growing: list[Prefix], new: np.ndarray
+def _continued(
+  block: Block, span: Span, rows: Projected, growing: list[Prefix], new: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the residuals [P, C] of P beginnings continued by the vectors at C places, and the MLP's inputs."""
   before = np.asarray([one.rows for one in growing], np.int64).reshape(len(growing), -1)

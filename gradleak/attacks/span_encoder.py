@@ -1,7 +1,7 @@
 """How the span attack puts sequences of an encoder together, whose tokens all attend to each other.
 
-What a token takes from attention is a mean of values of one token at each position. If a token is known, so are its
-scores, and the input of the MLP at its position is a smooth function of the shares π of the candidates. It lies in the
+What a token takes from attention is a mean of values of one token at each position. The scores of a known token are
+known. The input of the MLP at its position is then a smooth function of the shares π of the candidates. It lies in the
 span of the layer's inputs at the true choice. There are more equations, the directions outside of the span, than
 unknowns: Gauss-Newton steps solve them, without a search over choices.
 """
@@ -126,9 +126,7 @@ def several(block: Block, rows: Projected, choices: np.ndarray) -> np.ndarray:
   return np.concatenate(found).reshape(*choices.shape, -1)
 
 
-def _chance(
-  block: Block, span: Span, rows: Projected, places: np.ndarray, rng: np.random.Generator
-) -> subspace.Chance:
+def _chance(block: Block, span: Span, rows: Projected, places: np.ndarray, rng: np.random.Generator) -> subspace.Chance:
   """Returns the residuals of random tokens that attend to random candidates."""
   tokens = rng.integers(0, len(block.table), NULLS)
   drawn = projected(block, tokens, rng.choice(places, NULLS))
@@ -138,10 +136,14 @@ def _chance(
 
 @functools.lru_cache(maxsize=16)
 def _linearised(about: FirstBlock) -> Callable:
-  """Returns (variables, side [d, d], added [S, d], scores [S, H, K], values [K, H, d/H], π [S, K]) -> (values [S, d],
-  Jacobians [S, d, K]) of the weighted coordinates of the MLP's inputs."""
+  """Returns a function to weighted coordinates of the MLP's inputs [S, d] and their Jacobians in the shares [S, d, K].
 
-  def one(variables: Any, side: jax.Array, added: jax.Array, scores: jax.Array, values: jax.Array, share: jax.Array) -> Any:
+  Its arguments are variables, side [d, d], added [S, d], scores [S, H, K], values [K, H, d/H] and shares [S, K].
+  """
+
+  def one(
+    variables: Any, side: jax.Array, added: jax.Array, scores: jax.Array, values: jax.Array, share: jax.Array
+  ) -> Any:
     weights = scores * share[jnp.newaxis]
     total = jnp.sum(weights, axis=1, keepdims=True)
     attended = jnp.einsum('hk,khd->hd', weights / total, values).reshape(1, 1, -1)
@@ -158,7 +160,7 @@ def _linearised(about: FirstBlock) -> Callable:
 def _solved(block: Block, span: Span, rows: Projected, places: np.ndarray, seeds: np.ndarray) -> list[np.ndarray]:
   """Returns shares of all candidates [K] for each seed, with and without a sum of one at each position."""
   heads, count = block.about.heads, len(places)
-  side = (span.basis * np.sqrt(span.weights)).astype(np.float32)
+  side = (span.directions * np.sqrt(span.weights)).astype(np.float32)
   added = (rows.inputs if block.about.normalised_sum else rows.plain)[seeds].astype(np.float32)
   query, key = (x.reshape(len(x), heads, -1) for x in (rows.query[seeds], rows.key))
   scores = np.einsum('shd,khd->shk', query, key) / math.sqrt(query.shape[-1])

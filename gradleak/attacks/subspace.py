@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.special
 
-_ROUNDING = ((16, 2.0**-8), (13, 2.0**-11))  # low bits of a float32 that bfloat16 and float16 lack -> half of an ulp of 1
+_ROUNDING = (
+  (16, 2.0**-8),
+  (13, 2.0**-11),
+)  # low bits of a float32 that bfloat16 and float16 lack -> half of an ulp of 1
 _FLOAT32 = 2.0**-24
 _TINY = 1e-300
 JUMP = 50.0  # of successive singular values, from the signal to rounding
@@ -27,12 +31,23 @@ class Span(NamedTuple):
     weights: λ/(s² + λ) of each: 0 where the signal is far above the noise, 1 where there is only noise, [d].
     side: the gradients in units of their noise, in as few columns as directions, [d, d].
     outputs: how many columns they had.
+    change: [D, d], for layers whose input is this times the vectors that are tested; None where it is these.
   """
 
   basis: np.ndarray
   weights: np.ndarray
   side: np.ndarray
   outputs: int
+  change: np.ndarray | None = None
+
+  def _inputs(self, x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x if self.change is None else x @ self.change
+
+  @property
+  def directions(self) -> np.ndarray:
+    """The basis as vectors whose products with what is tested are its coordinates, [D, d]."""
+    return self.basis if self.change is None else self.change @ self.basis
 
   @property
   def rank(self) -> float:
@@ -41,7 +56,7 @@ class Span(NamedTuple):
 
   def residual(self, x: np.ndarray) -> np.ndarray:
     """Returns λ·xᵀ(GGᵀ + λI)⁻¹x / ‖x‖² of vectors [..., d], in [0, 1]; about 0 for inputs of the layer."""
-    x = np.asarray(x, np.float64)
+    x = self._inputs(x)
     return np.square(x @ self.basis) @ self.weights / np.maximum(np.sum(x * x, axis=-1), _TINY)
 
   def gain(self, x: np.ndarray, given: np.ndarray) -> float:
@@ -53,10 +68,9 @@ class Span(NamedTuple):
     """
     return float(np.sum(np.square(self.added(x, given).T @ self.side)))
 
-  @staticmethod
-  def added(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+  def added(self, x: np.ndarray, given: np.ndarray) -> np.ndarray:
     """Returns orthonormal columns for what inputs [K, d] add to the span of `given`."""
-    x = np.asarray(x, np.float64).T
+    x = self._inputs(x).T
     x = x / np.maximum(np.linalg.norm(x, axis=0), _TINY)
     for _ in range(2):  # once more, for what rounding leaves
       x = x - given @ (given.T @ x)
@@ -107,11 +121,23 @@ def span_of(gradients: Sequence[Any], inputs: int, noise: float = 0.0) -> Span |
   side = np.concatenate(whitened, axis=1)
   features, outputs = side.shape
   if outputs > features:  # the same singular vectors, of a smaller matrix
-    side = np.linalg.qr(side.T, mode='r').T
+    side = _triangle(side.T).T
   basis, values, _ = np.linalg.svd(side, full_matrices=True)
   signal = np.zeros(features)
   signal[: len(values)] = np.square(values) / outputs
   return Span(basis, 1 / (1 + np.maximum(signal - 1, 0)), side, outputs)
+
+
+def beside(spans: Sequence[Span], changes: Sequence[np.ndarray]) -> Span:
+  """Returns the `Span` of layers that take different linear functions of the same vectors.
+
+  Args:
+    spans: of each layer's inputs [d].
+    changes: what makes these of the vectors, [D, d].
+  """
+  basis, side = (scipy.linalg.block_diag(*(getattr(one, name) for one in spans)) for name in ('basis', 'side'))
+  weights = np.concatenate([one.weights for one in spans])
+  return Span(basis, weights, side, max(one.outputs for one in spans), np.concatenate(changes, axis=1))
 
 
 def _floor(gradient: np.ndarray, inputs: int) -> float:
@@ -123,11 +149,17 @@ def _floor(gradient: np.ndarray, inputs: int) -> float:
   if min(features, outputs) <= inputs:
     return 0.0
   small = gradient if features <= outputs else gradient.T
-  squared = np.linalg.svd(np.linalg.qr(small.T, mode='r'), compute_uv=False) ** 2
+  squared = np.linalg.svd(_triangle(small.T), compute_uv=False) ** 2
   mean = float(squared[inputs:].sum() / ((features - inputs) * (outputs - inputs)))
   jumps = np.flatnonzero(squared[:inputs] > JUMP**2 * squared[1 : inputs + 1])
   early = len(jumps) and jumps[-1] + 1 < inputs
   return max(mean, float(squared[jumps[-1] + 1]) / outputs) if early else mean
+
+
+def _triangle(matrix: np.ndarray) -> np.ndarray:
+  """Returns R of the decomposition QR."""
+  found: Any = np.linalg.qr(matrix, mode='r')
+  return found
 
 
 class Chance(NamedTuple):

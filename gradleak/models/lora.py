@@ -110,12 +110,14 @@ def _adapted_block(block: FirstBlock, merged: Callable[[Mapping], Tree], chosen:
   def has(path: tuple[str, ...]) -> bool:
     return not chosen or any(name in chosen for name in path[:-1])
 
+  second = tuple(path for path in block.second if has(path))
+  function = block.mixed if second else block.following
   return block._replace(
     projections=tuple(path for path in block.projections if has(path)),
-    mlp=block.mlp if block.mlp is not None and has(block.mlp) else None,
+    second=second or tuple(path for path in block.next_projections if has(path)),
     parts=lambda variables: block.parts(merged(variables)),
     tokens=lambda variables, x: block.tokens(merged(variables), x),
-    mixed=lambda variables, plain, attended: block.mixed(merged(variables), plain, attended),
+    mixed=lambda variables, plain, attended: function(merged(variables), plain, attended),
     adapters=True,
   )
 

@@ -89,12 +89,14 @@ class FirstBlock(NamedTuple):
     padding: the id of padding, which no position attends to; None for none.
     heads: of the attention.
     table: path of the table of embeddings in the parameters.
-    projections: paths of the kernels [d, …] of queries, keys and values.
-    mlp: path of the kernel [d, …] of the block's first dense layer after attention.
+    projections: paths of the kernels [d, …] of queries, keys and values, in this order.
+    second: paths of kernels [d, …] that take the same input after attention: that of the block's first dense layer.
+    next_projections: paths of the kernels of queries, keys and values of the next block; () where there is none.
     parts: variables -> (table [V, d], embeddings of positions [length, d], scale [d], shift [d] and epsilon of the
       LayerNorm).
     tokens: (variables, inputs [N, T, d]) -> queries, keys and values, each [N, T, d].
-    mixed: (variables, what attention is added to, attended values, both [N, T, d]) -> the input of `mlp`.
+    mixed: (variables, what attention is added to, attended values, both [N, T, d]) -> the input of `second`.
+    following: likewise -> the input of `next_projections`.
     normalised_sum: whether attention is added to the LayerNorm of e + p, and not to e + p.
     adapters: whether the paths of `projections` are those of LoRA's adapters, {'a': [d, r], 'b': [r, …]}.
   """
@@ -104,10 +106,12 @@ class FirstBlock(NamedTuple):
   heads: int
   table: tuple[str, ...]
   projections: tuple[tuple[str, ...], ...]
-  mlp: tuple[str, ...] | None
+  second: tuple[tuple[str, ...], ...]
+  next_projections: tuple[tuple[str, ...], ...]
   parts: Callable[[Tree], tuple]
   tokens: Callable[[Tree, jax.Array], tuple[jax.Array, ...]]
   mixed: Callable[[Tree, jax.Array, jax.Array], jax.Array]
+  following: Callable[[Tree, jax.Array, jax.Array], jax.Array]
   normalised_sum: bool
   adapters: bool = False
 

@@ -471,17 +471,26 @@ def _gpt_first(shape: Shape) -> FirstBlock:
     x = plain + _applied(Dense(shape.width, shape.initial), block['attn']['c_proj'], attended)
     return _applied(_norm('', 1e-5).clone(name=None), block['ln_2'], x)
 
+  def following(variables: Tree, plain: jax.Array, attended: jax.Array) -> jax.Array:
+    params = variables['params']
+    x = plain + _applied(Dense(shape.width, shape.initial), params['h_0']['attn']['c_proj'], attended)
+    x = x + _applied(GptMlp(shape), params['h_0']['mlp'], mixed(variables, plain, attended))
+    return _applied(_norm('', 1e-5).clone(name=None), params['h_1']['ln_1'], x)
+
   names = ('c_attn',) if shape.fused else ('q', 'k', 'v')
+  deep = shape.depth > 1
   return FirstBlock(
     causal=True,
     padding=shape.padding,
     heads=shape.heads,
     table=('wte', 'embedding'),
     projections=tuple(('h_0', 'attn', name, 'kernel') for name in names),
-    mlp=('h_0', 'mlp', 'c_fc', 'kernel'),
+    second=(('h_0', 'mlp', 'c_fc', 'kernel'),),
+    next_projections=tuple(('h_1', 'attn', name, 'kernel') for name in names) if deep else (),
     parts=parts,
     tokens=tokens,
     mixed=mixed,
+    following=following,
     normalised_sum=False,
   )
 
@@ -505,17 +514,26 @@ def _bert_first(shape: Shape) -> FirstBlock:
   def mixed(variables: Tree, plain: jax.Array, attended: jax.Array) -> jax.Array:
     return _applied(BertAdded(shape._replace(dropout=0.0)), attention_of(variables)['output'], attended, plain, False)
 
-  block = ('encoder', 'layer_0')
+  def following(variables: Tree, plain: jax.Array, attended: jax.Array) -> jax.Array:
+    own, x = variables['params']['encoder']['layer_0'], mixed(variables, plain, attended)
+    plain_shape = shape._replace(dropout=0.0)
+    wide = _applied(BertMlp(plain_shape, 4 * shape.width), own['intermediate'], x)
+    return _applied(BertAdded(plain_shape), own['output'], wide, x, False)
+
+  block, names = ('encoder', 'layer_0'), ('query', 'key', 'value')
+  after = [('encoder', 'layer_1', 'attention', 'self', name, 'kernel') for name in names]
   return FirstBlock(
     causal=False,
     padding=shape.padding,
     heads=shape.heads,
     table=('embeddings', 'word_embeddings', 'embedding'),
-    projections=tuple((*block, 'attention', 'self', name, 'kernel') for name in ('query', 'key', 'value')),
-    mlp=(*block, 'intermediate', 'dense', 'kernel'),
+    projections=tuple((*block, 'attention', 'self', name, 'kernel') for name in names),
+    second=((*block, 'intermediate', 'dense', 'kernel'),),
+    next_projections=tuple(after) if shape.depth > 1 else (),
     parts=parts,
     tokens=tokens,
     mixed=mixed,
+    following=following,
     normalised_sum=True,
   )
 

@@ -20,6 +20,7 @@ from gradleak.modalities import TEXT
 
 V, PAD = 300, 299
 GPT = f'gpt(vocabulary={V},width=64,layers=2,heads=4,length=32,padding={PAD})'
+ADAPTED = GPT.replace('padding', 'fused=False,padding') + '+lora(rank={},only=q-v)'
 BERT = f'bert(vocabulary={V},width=64,layers=2,heads=4,length=32,padding={PAD})'
 
 
@@ -117,6 +118,26 @@ def test_deltas_of_sgd_and_frozen_embeddings():
   assert right >= 0.7, f'{right:.2f} of the tokens after four local steps'
 
 
+def stirred(variables):
+  """Returns adapters after a first round: B is not zero."""
+  rng = np.random.default_rng(3)
+  moved = jax.tree.map(lambda x: x + 0.02 * jnp.asarray(rng.normal(size=x.shape), x.dtype), variables['params'])
+  return {**variables, 'params': moved}
+
+
+@pytest.mark.parametrize(('rank', 'number', 'length', 'first'), [(8, 1, 16, False), (8, 2, 8, False), (16, 1, 8, True)])
+def test_adapters_alone(rank, number, length, first):
+  """2r tokens, and in the first round fewer than r."""
+  spec = ADAPTED.replace('layers=2', 'layers=4,head=mean').format(rank)
+  model, variables = model_of(spec)
+  variables = variables if first else stirred(variables)
+  ids, labels = batch(number, length, seed=9)
+  client = Client(model, 2, modality=TEXT)
+  update = jax.jit(client.local_update)(None, variables, jnp.asarray(ids), jnp.asarray(labels)).update
+  observation = Observation(variables, update, jnp.zeros((number, 2)), Knowledge(labels='unused'), ids.shape, 2)
+  assert attacked(client, observation) == expected(ids)
+
+
 def test_noise_in_place_of_an_upload_shows_nothing():
   ids, labels = batch(2, 6)
 
@@ -132,7 +153,7 @@ def test_noise_in_place_of_an_upload_shows_nothing():
   ('spec', 'settings', 'message'),
   [
     (f'lstm(vocabulary={V},width=8,padding={PAD})', {}, "the model is 'lstm"),
-    (GPT.replace('padding', 'fused=False,padding') + '+lora(rank=2,only=q-v)', {}, 'shares adapters of rank'),
+    (ADAPTED.replace('layers=2', 'layers=1').format(2), {}, 'by the inputs of a second layer'),
     (GPT, {'frozen': ('h_0',)}, 'they are frozen or private'),
     (GPT, {'private': ('h_0/mlp/c_fc',)}, 'they are frozen or private'),
     (GPT, {'share': 'delta', 'optimizer': optax.adam(1e-3)}, 'the local optimizer sends none'),

@@ -275,7 +275,7 @@ def test_adapters_of_chosen_matrices_alone():
   assert {name for block in variables['params'].values() for name in block['attn']} == {'q', 'v'}
   assert model.takes_ids and model.axes == 1 and model.first_block.adapters
   assert model.first_block.projections == tuple(('h_0', 'attn', name, 'kernel') for name in 'qv')
-  assert model.first_block.mlp is None
+  assert model.first_block.second == tuple(('h_1', 'attn', name, 'kernel') for name in 'qv')
   base = models.create(GPT + ',fused=False)', 2)
   expected = jax.jit(base.apply)({'params': variables['base']}, jnp.asarray(IDS))[0]
   np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(IDS))[0], expected, atol=1e-6)
@@ -299,9 +299,10 @@ def test_the_first_block_is_that_of_the_network(spec):
   )
   attended = models.transformers.attention(*block.tokens(variables, x), block.heads, seen)
   mixed = block.mixed(variables, x if block.normalised_sum else plain, attended)
+  following = block.following(variables, x if block.normalised_sum else plain, attended)
   gradient = jax.grad(lambda params: jnp.sum(model.apply({'params': params}, ids)[0] ** 2))(variables['params'])
   assert trees.get(gradient, block.table).shape == (V, D)
-  for inputs, paths in ((x, block.projections), (mixed, (block.mlp,))):
+  for inputs, paths in ((x, block.projections), (mixed, block.second), (following, block.next_projections)):
     counted = np.asarray(inputs)[np.asarray(IDS != 10)].T  # [d, tokens]
     for path in paths:
       found = np.asarray(trees.get(gradient, path))
