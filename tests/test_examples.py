@@ -49,6 +49,16 @@ def test_an_attack_of_ones_own(capsys):
   assert min(undefended) > 60
 
 
+@pytest.mark.slow
+def test_a_table(capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  result, printed = run('table', capsys)
+  bare = [row for row in result.rows if (row['attack'], row['defense']) == ('peeling', 'none')]
+  assert [row['revealed'] for row in bare] == [4] * 4 and 'cells right' in printed
+  page = (tmp_path / 'results' / 'patients' / 'report.html').read_text('utf-8')
+  assert 'department' in page and 'sensitive columns' in page
+
+
 def test_the_example_of_pytorch_ends_with_a_sentence_where_that_is_missing(monkeypatch):
   found = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name, *rest: None if name == 'torch' else found(name, *rest))

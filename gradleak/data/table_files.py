@@ -1,6 +1,7 @@
 """Tables from files, embedded ones, and columns in memory: a schema, splits, and classes."""
 
 import csv
+import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,17 @@ def read(path: str, split: str, label: str | None = None, schema: str | None = N
   Raises:
     UsageError: for a file that cannot be read, rows of differing lengths, an unknown label column, and as `infer` does.
   """
+  files = [
+    errors.check_path(name, one, home=True) for name, one in (('the table', path), ('the schema', schema)) if one
+  ]
+  stamps = tuple((file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None for file in files)
+  return _read(path, split, label, schema, stamps)
+
+
+@functools.lru_cache(4)
+def _read(path: str, split: str, label: str | None, schema: str | None, stamps: tuple) -> Table:
+  """Returns what `read` does. Programs ask for the same files several times; `stamps` tell whether they changed."""
+  del stamps
   known = {} if schema is None else _schema(schema)
   header, lines = _lines(path, known.get('names'))
   columns = {name: [line[place] for line in lines] for place, name in enumerate(header)}
@@ -134,7 +146,10 @@ def parted(
   labels, names = classes_of(classes)
   of = chosen[split]
   part = {key: [values[place] for place in of] for key, values in columns.items()}
-  return Table(schema.encode(part), labels[of], names, schema)
+  rows, kept = schema.encode(part), labels[of]
+  for array in (rows, kept):
+    array.setflags(write=False)  # they may be shared
+  return Table(rows, kept, names, schema)
 
 
 def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

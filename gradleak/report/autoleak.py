@@ -130,8 +130,10 @@ def _rankings(found: AutoLeak) -> list[blocks.Section]:
     false = blocks.Cell(f'{len(one["alarms"])} of {one["controls"]}', [_interval(len(one['alarms']), one['controls'])])
     facts = f'{one["candidates"]:,}', str(one['rounds'])
     lines.append(blocks.Row([method(one['defense'], _published(found).get(one['defense'])), *facts, *cells, false]))
-  columns = ['defense', 'candidates\nbeside', 'uploads', 'by likelihood', 'by pictures']
-  columns += ['by likelihood\nalone', 'by pictures\nalone', 'noise']
+  kind = of_config(found.config)
+  seen = 'pictures' if kind.marked is None else kind.noun[1]
+  columns = ['defense', 'candidates\nbeside', 'uploads', 'by likelihood', f'by {seen}']
+  columns += ['by likelihood\nalone', f'by {seen}\nalone', 'noise']
   note = blocks.Text(said('autoleak.rankings'), 'note')
   return [blocks.Section('rankings', 'Re-identified by which', [note, blocks.Table(columns, [blocks.Body(lines)])])]
 
@@ -155,13 +157,15 @@ def _baselines(found: AutoLeak) -> list[blocks.Section]:
     return []
   kind = of_rows(found.rows)
   titles = {one.column: one.title for one in kind.shown}
-  columns = ['answer', *(titles.get(name, name) for name in (kind.score, kind.likeness))]
+  names = {kind.likeness: 'likeness', kind.score: 'score'}  # a column that is both stands once
+  names = {name: names[name] for name in (kind.score, kind.likeness)}
+  columns = ['answer', *(titles.get(name, name) for name in names)]
   columns += [mark(level) for level in LEVELS[:3]]
   rows = [
     blocks.Row(
       [
         one['baseline'],
-        *(number(one[name], kind.shown[0].digits) for name in ('score', 'likeness')),
+        *(number(one[part], kind.shown[0].digits) for part in names.values()),
         *(
           blocks.Cell(f'{one[name]} of {one["trials"]}', [_interval(one[name], one['trials'])])
           for name in ('exact', 'recognisable', 'named')

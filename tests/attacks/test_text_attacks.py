@@ -70,6 +70,7 @@ def test_what_is_not_finite_is_no_token(scenario):
   assert int(found.diverged_step) == 0 and (np.asarray(found.images) == -1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('relaxation', ['softmax', 'embeddings'])
 def test_the_objective_is_zero_at_the_truth(relaxation):
   made = texts.scenario('cross_entropy', 'last', number=8)
@@ -188,6 +189,7 @@ def test_pairs_of_a_large_vocabulary_share_places():
   assert model.pairs.size == 1 << 22 and seen < other - 2
 
 
+@pytest.mark.slow
 def test_lamp_alternates(scenario):
   observation, samples = observed(scenario, prepared=None)
   observation = dataclasses.replace(observation, prepared=prior(scenario))
