@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from gradleak.attacks import base, span_decoder, span_encoder, subspace
+from gradleak.attacks import base, span_decoder, span_encoder, span_targets, subspace
 from gradleak.attacks.span_decoder import Prefix
 from gradleak.attacks.subspace import Span
 from gradleak.core import errors, trees
@@ -62,7 +62,7 @@ def span(client: Client) -> base.Attack:
 
   The batch must hold fewer tokens than the width. Adapters of rank r on two of the three layers (LoRA) allow 2r tokens.
   In the first round, where B is zero, they allow fewer than r. It returns no labels. The last token under
-  `next_token` is only a target: it has no gradient in the block and is not read.
+  `next_token` is only a target. It is the one along whose logit what the gradient has beyond the others points.
 
   Formula:
     G = X^\top \Delta, \quad r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2
@@ -84,8 +84,12 @@ def span(client: Client) -> base.Attack:
     about = check(observation)
     found = sequences(about, observation, np.random.default_rng(key.ravel()))
     length, blank = observation.image_shape[1], about.padding or 0
-    texts = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
-    return np.asarray(texts, np.int32).reshape(len(texts), length), None
+    made = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
+    texts = np.asarray(made, np.int32).reshape(len(found), length)
+    if len(found) and about.causal and client.loss.own == 'next_token' and client.share == 'gradient':
+      mean = client.loss.settings.get('reduction', 'mean') == 'mean'
+      texts = span_targets.completed(client.model, observation, texts, [len(one.tokens) for one in found], mean)
+    return texts, None
 
   padding = 0 if client is None or client.model.first_block is None else client.model.first_block.padding or 0
   return base.host_form(check, read, blank=padding)
@@ -181,10 +185,13 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
       'none: attack batches of one, or adapt a second block'
     )
-  with jax.ensure_compile_time_eval():
-    shared = client.shared_layers(observation.variables['params'], observation.image_shape[1:])
-    paths = (*about.projections, *about.second)
-    sent = [bool(np.all(leaf)) for path in paths for leaf in jax.tree.leaves(trees.get(shared, path))]
+  held = {*client.frozen, *client.private}
+  layers = client.model.layers(observation.image_shape[1:]) if held and client.model.layers is not None else ()
+  kept = {path for layer in layers if layer.name in held for path in layer.paths}
+  sent = [
+    not held.intersection(path) and not any(one[: len(path)] == path for one in kept)
+    for path in (*about.projections, *about.second)
+  ]
   if not all(sent):
     raise errors.UsageError(
       'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '

@@ -1,5 +1,6 @@
 """Low-rank adapters: clients train and share only these (Hu et al., LoRA, ICLR 2022)."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -48,9 +49,7 @@ def lora(
   """
   scale = alpha / rank
   chosen = tuple(name for name in only.split('-') if name)
-
-  def adapted(path: tuple[str, ...], leaf: Any) -> bool:
-    return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
+  adapted = functools.partial(_is_adapted, chosen)
 
   def init(key: jax.Array, image_shape: ImageShape) -> Tree:
     given = model.init(jax.random.fold_in(key, 0), image_shape)
@@ -102,6 +101,11 @@ def lora(
   return made._replace(
     first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
   )
+
+
+def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bool:
+  """Returns whether a parameter at `path` is a matrix of a chosen module; of any where none is chosen."""
+  return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
 
 
 def _adapted_block(block: FirstBlock, merged: Callable[[Mapping], Tree], chosen: tuple[str, ...]) -> FirstBlock:

@@ -511,10 +511,13 @@ def from_flax(
       raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
     return inputs[-1]
 
+  return Model(name, init, apply, features, layers, normalisation=_pixels(mean, std), axes=axes, dtype=dtype)
+
+
+def _pixels(mean: Any, std: Any) -> Normalisation | None:
   given = () if mean is None or std is None else (mean, std)
   channels = [tuple(map(float, np.ravel(values))) for values in given]
-  normalised = Normalisation(*channels) if channels else None
-  return Model(name, init, apply, features, layers, normalisation=normalised, axes=axes, dtype=dtype)
+  return Normalisation(*channels) if channels else None
 
 
 def _linen_modes(module: nn.Module) -> Callable[[bool], tuple[nn.Module, dict[str, bool]]]:

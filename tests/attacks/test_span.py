@@ -16,7 +16,8 @@ from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import span_decoder, subspace
 from gradleak.attacks.span import sequences, tokens_of
 from gradleak.core import trees
-from gradleak.modalities import TEXT
+from gradleak.modalities import TEXT, of_config
+from tests import texts
 
 V, PAD = 300, 299
 GPT = f'gpt(vocabulary={V},width=64,layers=2,heads=4,length=32,padding={PAD})'
@@ -165,6 +166,27 @@ def test_what_it_cannot_read_is_refused_before_it_runs(spec, settings, message):
   attack = gl.attacks.span()(client)
   with pytest.raises(gl.UsageError, match=message):
     jax.eval_shape(attack.init, jax.random.key(0), observation)
+
+
+@pytest.mark.parametrize('frozen', ['', 'wte-wpe'])
+def test_the_last_token_under_a_loss_of_next_tokens(frozen):
+  """Three notes; all but the last tokens are in the span, and these are what is left of the gradient."""
+  data = texts.notes(8)
+  model, _ = texts.network('next', 'gpt', width=64, layers=2)
+  kind = of_config(data.settings)
+  made = gl.scenario(
+    model, data.images, data.labels, key=jax.random.key(0), modality=kind, loss='next_token', frozen=frozen
+  )
+  ids = np.asarray(made.images[:3])
+  update = jax.jit(made.client.local_update)(None, made.variables, jnp.asarray(ids), made.labels[:3]).update
+  labels = jnp.zeros((3, *ids.shape[1:], made.client.num_classes))
+  observation = Observation(
+    made.variables, update, labels, Knowledge(labels='unused'), ids.shape, made.client.num_classes
+  )
+  found, right = np.asarray(attacked(made.client, observation)), np.asarray(expected(ids))
+  held = right[:, 1:] != 0
+  assert (found == right)[:, :-1].all(), 'beginnings'
+  assert (found == right)[:, 1:][held].mean() >= 0.95
 
 
 # Statistics.
