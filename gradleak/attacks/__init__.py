@@ -113,7 +113,7 @@ __all__ = [
   'residual_peeling',
   'span',
   'spear',
-  'tag',
   'tableak',
+  'tag',
   'wrap',
 ]

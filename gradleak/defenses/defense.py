@@ -448,8 +448,7 @@ def bind(defense: Defense | None, context: Context) -> Bound:
   for stage in defense.stages:
     if kind.integral and (stage.traits.moves or (stage.traits.place == 'data' and not stage.foreign)):
       raise errors.UsageError(
-        f'the defense {stage.name} moves numbers such as pixels, and {kind.noun[1]} are tokens, whole ones: '
-        'leave it out'
+        f'the defense {stage.name} moves numbers such as pixels, and {kind.noun[1]} are whole ones: leave it out'
       )
   bound = Bound(
     defense,

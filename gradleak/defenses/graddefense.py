@@ -59,9 +59,8 @@ def sensitivity(
   """Returns the leakage risk of each layer, float32 [L]: mean over the samples of ‖∂g_l(x)/∂x‖_F (equations 1 and 2).
 
   g_l is the gradient of one sample's loss, computed as by the undefended client. BatchNorm runs on the statistics of
-  that one sample, unless its mode is 'eval'. For texts, x are the probabilities of tokens. Layers are the
-  model's where it offers them, else as `gradleak.core.trees.layer_numbers` finds them; l is the number that it gives
-  the layer.
+  that one sample, unless its mode is 'eval'. For texts, x are the probabilities of tokens. Layers are the model's where
+  it offers them, else as `gradleak.core.trees.layer_numbers` finds them; l is the number that it gives the layer.
 
   Args:
     client: the `Client`, used without its defenses.

@@ -218,7 +218,8 @@ def evaluate(
     A dict of Python values, means over the N sequences; one without a reconstruction has 0. 'rouge1', 'rouge2' and
     'rouge_l' are of words. 'standing' is tanh of where originals stand among the candidates (`standings`), NaN without
     any. 'token_accuracy' is the share of the batch's tokens that are right, and 'type_accuracy' the same where each
-    different token counts once, however frequent. 'revealed' counts the sequences that are right throughout. The others are as of `gradleak.metrics.evaluate`.
+    different token counts once, however frequent. 'revealed' counts the sequences that are right throughout. The
+    others are as of `gradleak.metrics.evaluate`.
 
   Raises:
     UsageError: if shapes or types do not fit.

@@ -244,9 +244,10 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
 
 
 def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given: Any) -> list[Any]:
-  """Returns pairs (samples, labels) that are checked; None for None."""
+  """Returns pairs (samples, labels) that are checked; None for public ones that are None."""
   return [
-    None if pair is None else data.pair(name, pair, None, shape, modality.check, check) for name, pair in given.items()
+    None if pair is None and name == 'public' else data.pair(name, pair, None, shape, modality.check, check)
+    for name, pair in given.items()
   ]
 
 

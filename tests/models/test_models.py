@@ -189,7 +189,7 @@ def test_images_too_small_for_the_pooling(spec, image_shape):
     (
       'lenett',
       {},
-      ["unknown model 'lenett'", "did you mean 'lenet'", 'convnet9, lenet, lenet4, mlp, resnet101'],
+      ["unknown model 'lenett'", "did you mean 'lenet'", 'lenet, lenet4, logistic, lstm, mlp, resnet101'],
     ),
     ('lenet(size=3)', {}, ["'size'", 'lenet', 'activation, width']),
     *((f'mlp(widths={widths})', {}, ['mlp(widths)', widths, '128-64']) for widths in ('64-', '0', '-3', '8x8', 'True')),
