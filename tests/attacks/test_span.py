@@ -13,7 +13,7 @@ import scipy.stats
 
 import gradleak as gl
 from gradleak import Client, Knowledge, Observation, models
-from gradleak.attacks import span_decoder, subspace
+from gradleak.attacks import span_decoder, span_encoder, subspace
 from gradleak.attacks.span import sequences, tokens_of
 from gradleak.core import trees
 from gradleak.modalities import TEXT, of_config
@@ -86,6 +86,21 @@ def test_queries_keys_and_values_apart_and_the_mean_of_tokens():
 def test_an_encoder_is_read_exactly(head):
   ids, labels = batch(2, 8, seed=2)
   assert attacked(*observed(BERT.replace('padding', f'head={head},padding'), ids, labels)) == expected(ids)
+
+
+def test_the_shares_of_candidates_are_solved_for():
+  """From the tokens of two sequences, without exchanges of single ones."""
+  ids, labels = batch(2, 8, seed=2)
+  client, observation = observed(BERT, ids, labels)
+  about = client.model.first_block
+  span = subspace.span_of([trees.get(observation.update, path) for path in about.second], 16)
+  block = span_decoder.block_of(about, observation.variables, 8)
+  places = np.repeat(np.arange(8), 2)
+  rows = span_decoder.projected(block, ids.T.ravel(), places)
+  shares = span_encoder._solved(block, span, rows, places, np.asarray([0, 1]))
+  for i, share in enumerate(shares):
+    np.testing.assert_allclose(share.reshape(8, 2)[:, i % 2], 1, atol=0.05)
+    np.testing.assert_allclose(share.reshape(8, 2)[:, 1 - i % 2], 0, atol=0.05)
 
 
 @pytest.mark.parametrize('spec', [GPT, BERT])
