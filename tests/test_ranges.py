@@ -84,7 +84,10 @@ RANGES = {
   },
   'data.check_classes': {'num_classes': 'int? [1, 2147483648]'},
   'data.gallery': {'most': COUNT},
-  'data.load': {'limit': 'int? [1, inf)', 'image_size': 'int? [1, 4096]', 'largest_pixel': 'float? [1e-06, inf)'},
+  'data.load': {
+    'limit': 'int? [1, inf)', 'image_size': 'int? [1, 4096]', 'largest_pixel': 'float? [1e-06, inf)',
+    'length': 'int? [1, 65536]',
+  },
   'data.partition.classes': {'number': COUNT, 'low': NATURAL},
   'data.partition.dirichlet': {'alpha': 'float [0.001, inf)', 'least': COUNT},
   'data.partition.iid': {'samples': NATURAL},
