@@ -134,7 +134,7 @@ def _drawn(
       seen, idle = seen | new, 0 if new else idle + 1
       if idle == _IDLE:
         break
-      yield rays.directions(rows, zeros[zeros.sum(axis=1) >= rows.shape[1] - 1])
+      yield rays.directions(rows, zeros[zeros.sum(axis=1) >= max(rows.shape[1] - 1, 1)])
   for _ in range(-(-submatrices // _ROUND)):
     yield _null_vectors(rows, rng)
 
