@@ -8,19 +8,10 @@ import jax
 import gradleak as gl
 from gradleak.core import errors
 from gradleak.federated.earlier import RATE, earlier
-from launch import _program
+from launch import _flags, _program
 from launch._flags import NETWORK, Flags
 
-OPTIONS = (
-  'data_dir',
-  'image_size',
-  'channels',
-  'largest_pixel',
-  'label',
-  'schema',
-  'tokeniser',
-  'length',
-)  # how data are read
+OPTIONS = tuple(name for name in _flags.OPTIONS if name != 'limit')  # how data are read
 # What the attacker's flags set; a program with attacks of its own has none of them.
 ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
 

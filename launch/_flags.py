@@ -82,15 +82,8 @@ SHARED: dict[str, tuple[str, Any, str]] = {
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
 OPTIONS = (
-  'data_dir',
-  'limit',
-  'image_size',
-  'channels',
-  'largest_pixel',
-  'label',
-  'schema',
-  'tokeniser',
-  'length',
+  *('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel'),
+  *('label', 'schema', 'tokeniser', 'length'),
 )  # of `gradleak.data.load`
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
