@@ -54,6 +54,9 @@ def tag(
   Formula:
     \min_x \; \sum_l \lVert \nabla_l L(f_\theta(x), y) - g_l \rVert_2^2
     + \alpha \lVert \nabla_l L(f_\theta(x), y) - g_l \rVert_1
+
+  Args:
+    alpha: weight of the sum of magnitudes.
   """
   distance = functools.partial(both_norms, alpha=alpha)
   solver = first_order('adam', learning_rate, steps, decay=decay)

@@ -286,7 +286,7 @@ def test_weights_that_do_not_fit_are_named(entries, tmp_path):
   assert 'not in the model: bn1.running_mean, ' in message(entries, small('group'))
   other = message({'body.0.weight': np.zeros(2, np.float32)}, small())
   assert other.endswith(f'and {32 - 4} more; not in the model: body.0.weight')
-  assert "and vision transformers, and the model is 'lenet'" in message(entries, models.create('lenet', 3))
+  assert "VGGs and transformers, and the model is 'lenet'" in message(entries, models.create('lenet', 3))
 
 
 @pytest.mark.slow
