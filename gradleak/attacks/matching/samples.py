@@ -181,7 +181,7 @@ class Samples:
     return function(*given) if self.seeds == 1 else jax.vmap(function)(*given)
 
   def check(self, client: Client) -> Relaxation:
-    """Returns what is moved of a client's samples; raises `UsageError` for settings that are of pixels alone."""
+    """Returns what is moved of a client's samples; raises `UsageError` for settings that only pixels have."""
     kind = client.modality
     form = kind.relaxation(self.relaxation, client.model)
     usual = {
@@ -238,7 +238,7 @@ class Samples:
   ) -> jax.Array:
     """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed.
 
-    Of samples that are moved as something else, these are what the model takes.
+    Where something else is moved, these are what the model takes.
     """
     shape, learned = self.shape(observation, copies), observation.prepared
     apply = self.variables.apply
