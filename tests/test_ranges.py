@@ -76,7 +76,7 @@ RANGES = {
   'attacks.separation.nmf': {'batch_size': COUNT, 'iterations': COUNT},
   'attacks.spear.spear': {
     'programs': COUNT, 'submatrices': COUNT, 'sparsity': FRACTION, 'tolerance': 'float? [0, 1]',
-    'rank': 'int? [1, inf)',
+    'rank': 'int? [1, inf)', 'batch_size': 'int? [1, inf)',
   },
   'attacks.spear.spear_attack': {'submatrices': COUNT, 'programs': COUNT},
   'attacks.text.lamp': {

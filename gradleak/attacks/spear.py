@@ -66,6 +66,7 @@ def spear(
   sparsity: Fraction = 0.3,
   tolerance: Annotated[float | None, Range(0, 1)] = None,
   rank: Annotated[int | None, Range(1)] = None,
+  batch_size: Annotated[int | None, Range(1)] = None,
 ) -> Separated:
   """Returns the `Separated` inputs of a dense layer with ReLU; none of a gradient that is not finite.
 
@@ -81,6 +82,7 @@ def spear(
     tolerance: magnitudes up to this count as zero, relative to 1; by default the root of the gradient's
       precision, or what rounding leaves of its least singular value.
     rank: B, if it is known; under noise the gradient itself has full rank.
+    batch_size: nothing is searched in a gradient of higher rank than this, which a defense has changed.
 
   Raises:
     UsageError: for a rank above the smaller side of the gradient.
@@ -95,7 +97,7 @@ def spear(
   left, values, right = np.linalg.svd(gradient.T, full_matrices=False)
   if rank is None or not values[0]:
     rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
-  if not rank or rank == min(gradient.shape):
+  if not rank or rank == min(gradient.shape) or rank > (batch_size or rank):
     return Separated(np.zeros((0, len(gradient))), 0.0, rank, 0)
   if tolerance is None:  # the vectors of the smallest values are rounded most
     tolerance = max(precision**0.5, _ROUNDING * precision * values[0] / values[rank - 1])
@@ -238,8 +240,9 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
     both = (observation.update, observation.variables['params'])
     four = [trees.get(tree, path) for tree in both for path in own]
     following = _following(require(client.model, 'layers')(observation.image_shape[1:]), own[0], observation)
-    found = spear(*four, rng, following=following, submatrices=submatrices, programs=programs)  # type: ignore[arg-type, misc]
-    return found.inputs[: observation.image_shape[0]], None
+    size = observation.image_shape[0]
+    given = {'submatrices': submatrices, 'programs': programs, 'batch_size': size}
+    return spear(*four, rng, following=following, **given).inputs[:size], None  # type: ignore[arg-type, misc]
 
   return base.host_form(paths, read)
 

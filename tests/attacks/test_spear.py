@@ -79,6 +79,12 @@ def test_what_cannot_be_separated_is_not(what):
   assert found.rank == {'nothing': 0, 'noise': 60, 'too many': 60}[what]
 
 
+def test_a_gradient_of_more_samples_than_there_are_is_not_searched():
+  inputs, layer = victim(4)
+  assert not len(spear(*layer, np.random.default_rng(0), batch_size=3).inputs)
+  assert furthest(spear(*layer, np.random.default_rng(0), batch_size=4), inputs) < 1e-9
+
+
 def test_a_known_batch_size_stands_a_little_noise():
   inputs, (gradient, *rest) = victim(4)
   noise = np.random.default_rng(1).normal(scale=1e-7 * np.median(np.abs(gradient)), size=gradient.shape)
