@@ -7,6 +7,8 @@ objective ends at an extreme ray, and often at one of H. No paper that we know h
 turns: random weights of all neurons, and few neurons that are to be active while random others are not.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 _ZERO = 1e-3  # activations up to this, relative to the mean one of the ray, count as zero
@@ -27,8 +29,13 @@ def basis(gradient: np.ndarray) -> np.ndarray:
   if not np.isfinite(gradient).all():
     return np.zeros((len(gradient), 0))
   left, values, _ = np.linalg.svd(gradient, full_matrices=False)
-  rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
-  return left[:, : rank if rank < min(gradient.shape) else 0]
+  found = rank(values, gradient.shape, precision)
+  return left[:, : found if found < min(gradient.shape) else 0]
+
+
+def rank(values: np.ndarray, shape: tuple[int, ...], precision: float) -> int:
+  """Returns how many singular values of a matrix are more than the rounding of its entries."""
+  return int(np.sum(values > values[0] * precision * max(shape)))
 
 
 def inactive(basis: np.ndarray, rng: np.random.Generator, programs: int) -> np.ndarray:
@@ -41,9 +48,9 @@ def inactive(basis: np.ndarray, rng: np.random.Generator, programs: int) -> np.n
   """
   from scipy import optimize
 
-  neurons, rank = basis.shape
+  neurons, size = basis.shape
   found = {}
-  for turn in range(programs if rank else 0):
+  for turn in range(programs if size else 0):
     cost, active = _objective(rng, neurons, turn % 2 == 0)
     solved = optimize.linprog(
       cost @ basis, -basis, np.full(neurons, _SLACK * active.mean()), [active @ basis], [active.mean()], (None, None)
@@ -52,7 +59,7 @@ def inactive(basis: np.ndarray, rng: np.random.Generator, programs: int) -> np.n
       continue
     values = basis @ solved.x
     zero = values <= _ZERO * np.mean(np.abs(values))
-    if np.sum(zero) >= _TIGHT * (rank - 1):
+    if np.sum(zero) >= _TIGHT * (size - 1):
       found[zero.tobytes()] = zero
   return np.array(list(found.values())).reshape(-1, neurons)
 
@@ -66,14 +73,14 @@ def _objective(rng: np.random.Generator, neurons: int, everywhere: bool) -> tupl
   return (rng.random(neurons) < _SHARE) + 1e-3, active
 
 
-def directions(rows: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+def directions(rows: np.ndarray, zeros: Sequence[np.ndarray]) -> np.ndarray:
   """Returns the unit vectors q [rays, rank] for which `rows @ q` is nearest to zero at the neurons of each ray.
 
   A neuron whose activation is tiny may count as zero by mistake. So the tenth that is furthest from zero is left out.
 
   Args:
     rows: of the layer before, [neurons, rank].
-    zeros: bool [rays, neurons].
+    zeros: of each ray, bool [neurons].
   """
 
   def nearest(chosen: np.ndarray) -> np.ndarray:

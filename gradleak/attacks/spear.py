@@ -96,7 +96,7 @@ def spear(
 
   left, values, right = np.linalg.svd(gradient.T, full_matrices=False)
   if rank is None or not values[0]:
-    rank = int(np.sum(values > values[0] * precision * max(gradient.shape)))
+    rank = rays.rank(values, gradient.shape, precision)
   if not rank or rank == min(gradient.shape) or rank > (batch_size or rank):
     return Separated(np.zeros((0, len(gradient))), 0.0, rank, 0)
   if tolerance is None:  # the vectors of the smallest values are rounded most
@@ -131,12 +131,13 @@ def _drawn(
     seen: set[bytes] = set()
     idle = 0
     for _ in range(-(-programs // _PROGRAMS) if basis.size else 0):
-      zeros = rays.inactive(basis, rng, _PROGRAMS)
-      new = {zero.tobytes() for zero in zeros} - seen
-      seen, idle = seen | new, 0 if new else idle + 1
+      new = [zero for zero in rays.inactive(basis, rng, _PROGRAMS) if zero.tobytes() not in seen]
+      seen |= {zero.tobytes() for zero in new}
+      idle = 0 if new else idle + 1
       if idle == _IDLE:
         break
-      yield rays.directions(rows, zeros[zeros.sum(axis=1) >= max(rows.shape[1] - 1, 1)])
+      if new:  # else the same directions would be judged once more
+        yield rays.directions(rows, [zero for zero in new if zero.sum() >= max(rows.shape[1] - 1, 1)])
   for _ in range(-(-submatrices // _ROUND)):
     yield _null_vectors(rows, rng)
 

@@ -81,11 +81,7 @@ def _pooled(client: Client, made: tuple[Preset, str], further: Mapping[str, Any]
   settings = {**base.settings, **further, **({} if client is None else {'generator': _relaxed(client)})}
   matching = composed(client, base.solver, base.steps, settings)
   own = {field.name: getattr(matching, field.name) for field in dataclasses.fields(matching)}
-  found = Pooled(**own, pooling=pooling)
-  return Attack(
-    *(found.init, found.step, found.reconstruct, found.objective), base.steps, base.labels,
-    assumes='' if client is None else found.simulation.in_words(client),
-  )  # fmt: skip
+  return Pooled(**own, pooling=pooling).attack(base.labels)
 
 
 @preset(CITATION, without=('generator', 'start', 'box', 'group', 'decoys'), make=_pooled)

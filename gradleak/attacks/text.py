@@ -259,8 +259,5 @@ def lamp(
   made = composed(client, solver, steps, given)
   parts = {field.name: getattr(made, field.name) for field in dataclasses.fields(Matching)}
   search = Alternating(**parts, moves=moves, every=every, surprise=surprise, size=size, starts=starts)
-  assumes = '' if client is None else search.simulation.in_words(client)
-  return Attack(
-    *(search.begin, search.alternate, search.end, search.objective), steps, 'known', auxiliary_data=True,
-    assumes=assumes,
-  )  # fmt: skip
+  attack_of = search.attack('known')
+  return attack_of._replace(init=search.begin, step=search.alternate, reconstruct=search.end, auxiliary_data=True)

@@ -17,7 +17,7 @@ from gradleak.core import errors
 from gradleak.core.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.assignment import match
 from gradleak.metrics.identification import Gallery, distinct, gallery, ranks
-from gradleak.metrics.labels import LabelScores, label_scores
+from gradleak.metrics.labels import LabelScores, label_scores, of_matched
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
 from gradleak.metrics.revealed import FULLY, LEVEL, fully_revealed
@@ -119,10 +119,6 @@ def evaluate(
   shown = blank | pairs[0].any(axis=(1, 2, 3))
   fully = (values['pearson'] >= FULLY) | (values['mse_unclipped'] <= LEVEL**2) & shown
   seen = {} if among is None else _identified(*pairs, labels[matched], values['ssim'], among)
-  correct = counts_correct = math.nan
-  if labelled:
-    correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
-    counts_correct = label_scores(labels_hat, labels).instances
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
     'pearson': _mean_correlation(values['pearson'], values['mse']),
@@ -130,8 +126,7 @@ def evaluate(
     'revealed_psnr': float(np.mean(values['psnr'][fully], dtype=np.float64)) if fully.any() else math.nan,
     'flat': int(np.sum(np.std(truth, axis=(1, 2, 3), dtype=np.float64) <= LEVEL)),
     **seen,
-    'label_correct': correct,
-    'label_counts_correct': counts_correct,
+    **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
 

@@ -14,7 +14,7 @@ original from the threshold of SSIM on. The threshold is calibrated on the galle
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ MOST = 1000  # candidates beside the original
 LARGEST = 64  # pixels on a side that are compared
 RIDGE = 0.1  # of the mean variance of a principal component
 THUMBNAIL = 0.4  # of the side
-PERCENTILE = 99  # of the SSIM of two different images
+PERCENTILE = 99  # of what two different samples have in common, such as their SSIM
 _THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a threshold, and pairs compared at once
 
 
@@ -72,13 +72,24 @@ def distinct(images: np.ndarray) -> list[int]:
   Some images deviate from their mean by at most one level of 8 bits. Their correlation means nothing, and any two of
   them are alike.
   """
+  return firsts(_known_by(image) if image.std(dtype=np.float64) > LEVEL else None for image in images)
+
+
+def firsts(known: Iterable[bytes | None]) -> list[int]:
+  """Returns the places of the first `MOST` + 1 samples that differ, by what each is known by; None is left out."""
   first: dict[bytes, int] = {}
-  for place, image in enumerate(images):
+  for place, one in enumerate(known):
     if len(first) > MOST:
       break
-    if image.std(dtype=np.float64) > LEVEL:
-      first.setdefault(_known_by(image), place)
+    if one is not None:
+      first.setdefault(one, place)
   return list(first.values())
+
+
+def different(number: int, pairs: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the places of both members of pairs of different samples, int [pairs]; a second one is drawn."""
+  first = np.arange(pairs) % number
+  return first, (first + np.random.default_rng(0).integers(1, number, pairs)) % number  # neighbours may be alike
 
 
 def gallery(images: Any, private: Any) -> Gallery:
@@ -127,8 +138,7 @@ def calibrated(images: Any) -> float:
   if number < 2:
     return threshold
   pairs = _CHUNK * max(2, min(_PAIRS, _PAIRS * LARGEST**2 // math.prod(images.shape[1:3])) // _CHUNK)
-  first = np.arange(pairs) % number
-  second = (first + np.random.default_rng(0).integers(1, number, pairs)) % number  # neighbours may be of one class
+  first, second = different(number, pairs)
   return max(threshold, float(np.percentile(_ssim(images[second], images[first]), PERCENTILE)))
 
 

@@ -23,6 +23,21 @@ class LabelScores(NamedTuple):
   precision: float
 
 
+def of_matched(labels_hat: np.ndarray, labels: np.ndarray, permutation: np.ndarray) -> dict[str, float]:
+  """Returns 'label_correct' and 'label_counts_correct' of a batch that is matched, see `metrics.evaluate`.
+
+  Args:
+    labels_hat: integers [K], −1 for unknown; [0] if the attack gives none, and then both are NaN.
+    labels: integers [N].
+    permutation: integers [N]: sample i is matched to reconstruction `permutation[i]`; −1 for none.
+  """
+  correct = counts = math.nan
+  if labels_hat.shape != (0,):
+    correct = float(np.mean(np.where(permutation >= 0, labels_hat[permutation], -1) == labels))
+    counts = label_scores(labels_hat, labels).instances
+  return {'label_correct': correct, 'label_counts_correct': counts}
+
+
 def label_scores(found: Any, truth: Any) -> LabelScores:
   """Returns the `LabelScores` of labels found, in any order; runs on the host.
 

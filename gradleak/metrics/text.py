@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.metrics.identification import MOST
-from gradleak.metrics.labels import label_scores
+from gradleak.metrics.identification import MOST, PERCENTILE, different
+from gradleak.metrics.labels import of_matched
 
-PERCENTILE = 99  # of the ROUGE-2 of two different texts
 _PAIRS = 4096  # of different texts, from which the percentile is taken
 _WORD = re.compile(r'\w+')
 _MARGIN = 4.0  # of a cosine, in standard deviations
@@ -136,9 +135,8 @@ def calibrated(texts: np.ndarray, decode: Callable[[Any], str]) -> float:
   if len(texts) < 2:
     return 1.0
   read = [words(decode(text)) for text in texts]
-  first = np.arange(_PAIRS) % len(texts)
-  second = (first + np.random.default_rng(0).integers(1, len(texts), _PAIRS)) % len(texts)
-  return float(np.percentile([rouge(read[a], read[b], 2) for a, b in zip(first, second, strict=True)], PERCENTILE))
+  pairs = zip(*different(len(texts), _PAIRS), strict=True)
+  return float(np.percentile([rouge(read[a], read[b], 2) for a, b in pairs], PERCENTILE))
 
 
 def standings(
@@ -237,10 +235,6 @@ def evaluate(
   bags = _of_each(among, labels)
   read = [(words(decode(one)), words(decode(other))) for one, other in zip(paired, truth, strict=True)]
   seen = {} if among is None else _identified(paired, truth, bags, special, read)
-  correct = counts_correct = float('nan')
-  if labels_hat.size:
-    correct = float(np.mean(np.where(matched, labels_hat[permutation], -1) == labels))
-    counts_correct = label_scores(labels_hat, labels).instances
   right, types = _accuracies(paired, truth, special)
   return {
     'rouge1': _mean(rouge(*pair, 1) for pair in read),
@@ -252,8 +246,7 @@ def evaluate(
     'revealed': int(exact(paired, truth, special).sum()),
     'flat': 0,
     **seen,
-    'label_correct': correct,
-    'label_counts_correct': counts_correct,
+    **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
 

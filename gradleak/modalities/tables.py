@@ -13,13 +13,12 @@ from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.data import check_labels
 from gradleak.data.tables import Schema, from_json
-from gradleak.metrics import label_scores
+from gradleak.metrics.identification import MOST, PERCENTILE, different, firsts
+from gradleak.metrics.labels import of_matched
 from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
 
 RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et al. 2023)
 EXACT = 0.01  # standard deviations
-MOST = 1000  # candidates beside the original
-PERCENTILE = 99  # of the cells that two different rows have in common
 _PAIRS = 4096  # of different rows that calibrate the threshold
 _SLACK = 1e-3  # of an entry of a one-hot block
 _FAR = 2.0  # above the largest cost of a pair
@@ -266,10 +265,6 @@ def evaluate(
   numeric = np.asarray([field.numeric for field in schema.fields])
   whole = _exact_rows(schema, cells, wanted, found, signed)
   shared = (right.sum(axis=1) / right.shape[1])[whole[paired]]
-  correct = counts = math.nan
-  if labels_hat.shape != (0,):
-    correct = float(np.mean(np.where(paired, labels_hat[permutation], -1) == labels))
-    counts = label_scores(labels_hat, labels).instances
 
   def mean(values: np.ndarray) -> float:
     return math.nan if diverged or not values.size else float(np.mean(values, dtype=np.float64))
@@ -285,8 +280,7 @@ def evaluate(
     'revealed': int(whole.sum()),
     'flat': 0,
     **({} if among is None else _identified(schema, cells_of, of, truth[paired], labels[paired], right, among)),
-    'label_correct': correct,
-    'label_counts_correct': counts,
+    **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
 
@@ -365,12 +359,7 @@ def _centred(schema: Schema, cells: np.ndarray) -> np.ndarray:
 
 def distinct(schema: Schema, rows: np.ndarray) -> list[int]:
   """Returns the places of the first `MOST` + 1 rows whose cells differ."""
-  first: dict[bytes, int] = {}
-  for place, known in enumerate(_known_by(schema, rows)):
-    if len(first) > MOST:
-      break
-    first.setdefault(known, place)
-  return list(first.values())
+  return firsts(_known_by(schema, rows))
 
 
 def gallery(schema: Schema, rows: Any, private: Any) -> Gallery:
@@ -392,11 +381,9 @@ def gallery(schema: Schema, rows: Any, private: Any) -> Gallery:
 
 def calibrated(schema: Schema, cells: np.ndarray) -> float:
   """Returns the share of right cells from which on a row is recognised; 1 where there are no two different rows."""
-  number = len(cells)
-  if number < 2:
+  if len(cells) < 2:
     return 1.0
-  first = np.arange(_PAIRS) % number
-  second = (first + np.random.default_rng(0).integers(1, number, _PAIRS)) % number
+  first, second = different(len(cells), _PAIRS)
   shared = _right(schema, cells[first], cells[second], RIGHT).mean(axis=1)
   return float(min(1.0, np.percentile(shared, PERCENTILE) + 1e-9))
 

@@ -1,7 +1,7 @@
 """Texts: token ids int32 [N, T], padded behind; a search moves probabilities of tokens, or their embeddings."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from gradleak.data import tokenisers
 from gradleak.data.text import MODALITY
 from gradleak.data.tokenisers import Tokeniser
 from gradleak.metrics import text as metrics
-from gradleak.metrics.identification import MOST
+from gradleak.metrics.identification import firsts
 from gradleak.modalities.base import NUMBER, Column, Modality, Piece, Relaxation, Shown, modality
 from gradleak.models import Model
 
@@ -102,11 +102,7 @@ def _check(made: Tokeniser, samples: Any) -> None:
 
 
 def _distinct(samples: np.ndarray) -> list[int]:
-  first: dict[bytes, int] = {}
-  for place, text in enumerate(samples):
-    if len(first) <= MOST:
-      first.setdefault(np.ascontiguousarray(text).tobytes(), place)
-  return list(first.values())
+  return firsts(np.ascontiguousarray(text).tobytes() for text in samples)
 
 
 def _marked(made: Tokeniser, text: np.ndarray, truth: np.ndarray | None) -> list[Piece]:
@@ -287,8 +283,3 @@ def of_scenario(settings: Mapping[str, Any]) -> Tokeniser:
 
 
 TEXT = modality(of_tokeniser(tokenisers.in_bytes()))
-
-
-def decoded(made: Tokeniser, samples: Sequence) -> list[str]:
-  """Returns the texts of token ids [N, T]."""
-  return [made.decode(one) for one in samples]

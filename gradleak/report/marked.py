@@ -20,6 +20,7 @@ from gradleak.summary import cases
 
 SHOWN = 3  # private samples on the page
 PARTS = 16  # of one sample in a picture
+MOST = 8  # defenses in one picture
 RIGHT = '#a3210a'
 _FEW = 6  # parts of a sample in one line
 _OPEN = 1
@@ -250,7 +251,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   worst = {entry['defense']: entry for entry in cases.worst_case(result.rows)}
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
-  found, truth = seen(result)[:8], private(result)[0][0]
+  found, truth = seen(result)[:MOST], private(result)[0][0]
   if not truth[0].of:
     return _running(found, truth, worst, size)
   order = range(min(len(truth), PARTS))

@@ -13,7 +13,6 @@ from gradleak.summary import cases
 from gradleak.summary.shown import pixels_of
 
 WIDTH, HEIGHT = 12.8, 7.2  # inches
-MOST = 8  # defenses in one picture
 _TILES = 4  # images of a cell, two by two
 _ROWS = ('private', 'server ignores\nthe defense', 'server knows\nthe defense')
 
@@ -37,7 +36,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
   truth, shown = pictures.select(result, _TILES)
-  columns, summaries = list(worst)[:MOST], cases.summarise(result.rows)
+  columns, summaries = list(worst)[: marked.MOST], cases.summarise(result.rows)
   left, top, gap, foot = 1.5, 0.95, 0.16, 1.25 if costs else 0.95
   side = min((WIDTH - left - gap * len(columns)) / len(columns), (HEIGHT - top - foot - 2 * gap) / len(_ROWS))
   left += (WIDTH - left - (side + gap) * len(columns)) / 2

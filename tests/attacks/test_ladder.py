@@ -145,3 +145,10 @@ def test_signs_are_no_plain_gradients(seen):
     with pytest.raises(gl.UsageError, match=r'plain gradients|mean gradient'):
       made = attacks.csdlg(match='sign', steps=2, **settings)(client)
       jax.eval_shape(lambda made=made: made.step(made.init(KEY, observation), observation))
+
+
+@pytest.mark.parametrize('make', [gl.attacks.csdlg, gl.attacks.ladder])
+def test_a_start_from_public_data_is_declared(make):
+  client = gl.Client(gl.models.create('mlp(widths=4)', 3), num_classes=3)
+  assert make(start='class_average')(client).auxiliary_data
+  assert not make()(client).auxiliary_data

@@ -112,9 +112,8 @@ class Ladder:
 
   def attack(self, labels: str) -> Attack:
     """Returns the `Attack`; `labels` is the mode that it was published with."""
-    one = self.rung(self.lowest)
-    client = one.client
-    return Attack(
-      *(self.init, self.step, self.reconstruct, self.objective), one.steps, labels, one.samples.auxiliary,
-      assumes='' if client is None else one.simulation.in_words(client),
-    )  # fmt: skip
+    return (
+      self.rung(self.lowest)
+      .attack(labels)
+      ._replace(init=self.init, step=self.step, reconstruct=self.reconstruct, objective=self.objective)
+    )

@@ -249,6 +249,14 @@ class Matching:
       labels = jnp.concatenate([labels, self.client.loss.targets.relax(dummy['decoy_logits'])])
     return dummy, images, labels
 
+  def attack(self, labels: str) -> Attack:
+    """Returns the `Attack`; `labels` is the mode that it was published with."""
+    return Attack(
+      *(self.init, self.step, self.reconstruct, self.objective), self.steps, labels,
+      self.samples.auxiliary or any(one.needs == 'class_means' for _, one in self.terms),
+      assumes='' if self.client is None else self.simulation.in_words(self.client),
+    )  # fmt: skip
+
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
     image_key, label_key = jax.random.split(key)
@@ -431,12 +439,7 @@ def gradient_matching(client: Client, optimizer: optax.GradientTransformation, n
     UsageError: for an unknown setting or word, or a value out of range.
   """
   labels = given.pop('labels', 'known')
-  matching = composed(client, optimizer, num_steps, given)
-  return Attack(
-    *(matching.init, matching.step, matching.reconstruct, matching.objective), num_steps, labels,
-    matching.samples.auxiliary or any(one.needs == 'class_means' for _, one in matching.terms),
-    assumes='' if client is None else matching.simulation.in_words(client),
-  )  # fmt: skip
+  return composed(client, optimizer, num_steps, given).attack(labels)
 
 
 gradient_matching.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
